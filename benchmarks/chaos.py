@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/chaos.py [--drafter-kills 200] [--engine-kills 20] [--verifier-kills 20]
 
-Exits with 1 where a request failed, a text differs from the undisturbed one, KV blocks do not add up, or a channel's
-file is left over.
+`longest_silence_s` is how long a stream was silent when the drafter of its engine, which ran 64 of them, was killed or
+stopped. Exits with 1 where a request failed, a text differs from the undisturbed one, KV blocks do not add up, or a
+channel's file is left over.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import ray
 from engine_watch import FULL_SHARE, EngineWatch, acceptance
-from killer import KILLED, KINDS, Kill, Killer, NoVictim, Recovery, longest_wait_s, met, recoveries, schedule
+from killer import HUNG, KILLED, KINDS, Kill, Killer, NoVictim, Recovery, longest_wait_s, met, recoveries, schedule
 from local_engine import add_model_options, chosen_pair, quiet
 from report import Report, Table, machine_facts, middle, model_facts
 from servers import App, wingbeat_apps
@@ -49,6 +50,7 @@ class Plan(NamedTuple):
     num_replicas: int
     budget_s: float
     seed: int
+    concurrency: int = CONCURRENCY
 
 
 @dataclass
@@ -70,6 +72,11 @@ class Run:
         """What came of the kills of a kind."""
         return [one for kill, one in zip(self.kills, self.recoveries, strict=True) if kill.kind == kind]
 
+    @property
+    def longest_silence_s(self) -> float | None:
+        """Behind a kill, of the stream under way that waited longest for its next piece; None without one."""
+        return max((one.pause_s for one in self.recoveries if one.pause_s is not None), default=None)
+
     def figures(self) -> dict[str, Any]:
         """For the JSON file."""
         pairs = zip(self.kills, self.recoveries, strict=True)
@@ -79,6 +86,7 @@ class Run:
             "differences": self.comparison.differences,
             "errors": self.errors,
             "killing_s": self.killing_s,
+            "longest_silence_s": self.longest_silence_s,
             "undisturbed_acceptance": self.undisturbed_acceptance,
             "undisturbed_pauses_s": self.undisturbed_pauses_s,
             "met": met(self.kills, self.load),
@@ -93,13 +101,15 @@ def request_bodies(prompts: list[Prompt], tokens: int) -> list[dict[str, Any]]:
     return mixed_bodies(texts, tokens, MODEL_NAME)
 
 
-async def known_answers(app: App, bodies: list[dict[str, Any]], watch: EngineWatch, run: Run) -> dict[int, Answer]:
+async def known_answers(
+    app: App, bodies: list[dict[str, Any]], watch: EngineWatch, run: Run, concurrency: int
+) -> dict[int, Answer]:
     """Send everything twice, undisturbed; notes acceptance and the pauses that streams have anyway.
 
     Raises:
         SystemExit: a request failed, or was answered in two ways: its answer says nothing of a failure.
     """
-    load = SteadyLoad(app.url, bodies, CONCURRENCY)
+    load = SteadyLoad(app.url, bodies, concurrency)
     started = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
@@ -121,13 +131,13 @@ async def known_answers(app: App, bodies: list[dict[str, Any]], watch: EngineWat
 
 async def disturb(app: App, bodies: list[dict[str, Any]], kinds: list[str], plan: Plan) -> Run:
     """Learn the answers, kill, and hold every answer against the one it should be."""
-    watch, load = EngineWatch(app.name), SteadyLoad(app.url, bodies, CONCURRENCY)
+    watch, load = EngineWatch(app.name), SteadyLoad(app.url, bodies, plan.concurrency)
     run = Run(load)
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch.run())
         while len(watch.latest()) < plan.num_replicas:
             await asyncio.sleep(0.1)
-        answers = await known_answers(app, bodies, watch, run)
+        answers = await known_answers(app, bodies, watch, run, plan.concurrency)
         killer = Killer(watch, load, random.Random(plan.seed), run.undisturbed_acceptance, plan.num_replicas)
         loading = tasks.create_task(load.run())
         started = time.perf_counter()
@@ -207,6 +217,29 @@ def beside_table(found: dict[str, Run]) -> Table:
     return Table("Two drafters of one verifier", columns, rows, note)
 
 
+def crowd_table(run: Run, num_streams: int) -> Table:
+    """What streams notice of a drafter's end where all of them share its engine."""
+    rows = [("none", f"{len(run.undisturbed_pauses_s)}", seconds(run.undisturbed_pauses_s), "-", "-")]
+    for kind in (KILLED, HUNG):
+        done = run.of_kind(kind)
+        columns = [[getattr(one, name) for one in done] for name in ("pause_s", "noticed_s", "attached_s")]
+        rows.append((kind, f"{len(done)}", *(seconds(column) for column in columns)))
+    columns = ("event", "times", "silence", "noticed after", "drafter is back")
+    note = "Seconds from the event: median / 95th percentile / maximum. Silence: of the stream that waited longest."
+    return Table(f"A drafter that ends under {num_streams} streams of one engine", columns, rows, note)
+
+
+def crowd(args: argparse.Namespace, bodies: list[dict[str, Any]], settings: dict[str, Any]) -> Run:
+    """As many streams as an engine runs, all of whose requests draft, with its drafters killed and stopped."""
+    number = args.streams
+    limits = {"max_num_seqs": number, "num_kv_blocks": number * LIMITS["num_kv_blocks"] // LIMITS["max_num_seqs"]}
+    streamed = [body | {"stream": True, "n": 1} for body in bodies]
+    bodies = [streamed[index % len(streamed)] | {"seed": index} for index in range(max(number, len(streamed)))]
+    kinds = [KILLED, HUNG] * args.stream_kills
+    config = AppConfig(num_replicas=1, drafter_back_off_s=0, **settings | limits)
+    return disturbed(config, bodies, kinds, Plan(1, args.budget_s, args.seed, number))
+
+
 def run(args: argparse.Namespace) -> Report:
     """Disturb an application of two replicas, and one of a single replica by a series."""
     pair = chosen_pair(args)
@@ -217,27 +250,32 @@ def run(args: argparse.Namespace) -> Report:
     shipped = AppConfig(num_replicas=1, **settings)
     hurried = AppConfig(num_replicas=NUM_REPLICAS, drafter_back_off_s=0, **settings)
     kinds = schedule(args.drafter_kills, args.engine_kills, args.verifier_kills, random.Random(args.seed))
-    many = disturbed(hurried, bodies, kinds, Plan(NUM_REPLICAS, args.budget_s, args.seed))
-    runs = {"kills": many}
-    tables = [cost_table(many)]
+    runs: dict[str, Run] = {}
+    tables = []
+    if kinds:
+        runs["kills"] = disturbed(hurried, bodies, kinds, Plan(NUM_REPLICAS, args.budget_s, args.seed))
+        tables.append(cost_table(runs["kills"]))
     if args.series:
         runs["series"] = disturbed(shipped, bodies, [KILLED] * args.series, Plan(1, args.budget_s, args.seed))
         tables.append(series_table(runs["series"]))
-    if args.beside is not None:
+    if kinds and args.beside is not None:
         other = AppConfig(num_replicas=NUM_REPLICAS, drafter_back_off_s=0, **settings | {"drafter": str(args.beside)})
         killed = [KILLED] * kinds.count(KILLED)
         runs["beside"] = disturbed(other, bodies, killed, Plan(NUM_REPLICAS, args.budget_s, args.seed))
-        tables.append(beside_table({Path(pair.drafter).name: many, args.beside.name: runs["beside"]}))
+        tables.append(beside_table({Path(pair.drafter).name: runs["kills"], args.beside.name: runs["beside"]}))
+    if args.stream_kills:
+        runs["crowd"] = crowd(args, bodies, settings)
+        tables.append(crowd_table(runs["crowd"], args.streams))
     facts = {**machine_facts(), **model_facts(*pair)}
+    if args.stream_kills:
+        facts["longest_silence_s"] = f"{runs['crowd'].longest_silence_s:.2f} under {args.streams} streams of one engine"
     facts["workload"] = (
         f"{CONCURRENCY} clients; {describe(prompts)}, and joined ones; {args.max_tokens // 2} to "
         f"{3 * args.max_tokens // 2} tokens; streamed or not, greedy or sampled, 1 to 4 choices"
     )
     facts["server"] = f"{NUM_REPLICAS} replicas of {LIMITS}, full chains in every round"
-    facts["kills"] = (
-        f"{len(many.kills)} of {len(kinds)} in {many.killing_s:.0f} s; under way at them: {met_facts(many)}"
-    )
     for name, one in runs.items():
+        facts[f"kills, {name}"] = f"{len(one.kills)} in {one.killing_s:.0f} s; under way at them: {met_facts(one)}"
         facts[f"outcome, {name}"] = (
             f"{one.comparison.num_requests} requests, {len(one.comparison.failures)} failed, "
             f"{len(one.comparison.differences)} with another text; {'; '.join(one.errors) or 'no other error'}"
@@ -265,11 +303,19 @@ def main() -> None:
     parser.add_argument("--verifier-kills", type=int, help="20 by default; of replicas, with their engines")
     parser.add_argument("--series", type=int, help="kills of one drafter after the other with pauses; 6 by default")
     parser.add_argument("--beside", type=Path, help="another drafter's folder, whose processes are killed afterwards")
+    parser.add_argument("--streams", type=int, default=64, help="of one engine whose drafters are killed and stopped")
+    parser.add_argument("--stream-kills", type=int, help="so many of each beneath these streams; 8 by default")
     parser.add_argument("--budget-s", type=float, default=1500.0, help="no kill begins later")
     parser.add_argument("--max-tokens", type=int, help="of a choice, on average; 160 by default")
     parser.add_argument("--seed", type=int, default=7, help="of the kills' order and times")
     args = parser.parse_args()
-    defaults = {"drafter_kills": (200, 4), "engine_kills": (20, 1), "verifier_kills": (20, 1), "series": (6, 0)}
+    defaults = {
+        "drafter_kills": (200, 4),
+        "engine_kills": (20, 1),
+        "verifier_kills": (20, 1),
+        "series": (6, 0),
+        "stream_kills": (8, 1),
+    }
     for name, (full, quick_one) in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, quick_one if args.quick else full)

@@ -137,8 +137,8 @@ def test_what_is_awaited_needs_a_limit_around_it(body: str, is_found: bool):
     assert bool(in_source(f"async def f():\n{indented}", "a.py")) == is_found
 
 
-OF_A_FILE = re.compile(r"`([\w/]+\.py): (\w+)` (\d+)")
-OF_A_SETTING = re.compile(r"`(\w+_s)` (\d+)")
+OF_A_FILE = re.compile(r"`([\w/]+\.py): (\w+)` (\d+(?:\.\d+)?)")
+OF_A_SETTING = re.compile(r"`(\w+_s)` (\d+(?:\.\d+)?)")
 
 
 def limits_in_the_docs() -> list[str]:

@@ -9,7 +9,7 @@ from wingbeat.deployments.metrics.families import counter, gauge, histogram
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, figure, in_labels, rows
 
-DRAFTER_STATES = ("attached", "lost", "none")
+DRAFTER_STATES = ("attached", "late", "lost", "none")
 
 
 def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:

@@ -8,6 +8,7 @@ const REASONS = {
   idle: "there was nothing to draft from yet, or no room for more",
   no_drafter: "the server has no drafter now",
   drafter_lost: "the drafter was lost and has not been replaced yet",
+  drafter_late: "the drafter has not answered in time",
   not_asked: "plain decoding was asked for",
   no_room: "the KV cache had no room for a draft tree",
   not_usable: "no draft came that was worth verifying",

@@ -122,7 +122,7 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
     num_tokens = _NUM_TOKENS if engine.config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
     requests = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, num_tokens, engine.config.max_model_len)
     test, started = SelfTest(0, 0, 0.0, SpeculationMetrics()), time.perf_counter()
-    with engine.policy.fixed():  # what pays is not the question here
+    with engine.policy.fixed(), engine.drafting.waits.unbounded():  # neither what pays nor haste is the question here
         for turn in range(_NUM_TURNS):
             texts = requests[turn::_NUM_TURNS]
             written = _write(engine, texts, test.metrics)

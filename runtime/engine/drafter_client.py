@@ -18,6 +18,7 @@ from torch import Tensor
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_context import RecordedContexts, advance, begin_following, with_replays
+from wingbeat.runtime.engine.drafter_waits import DrafterWaits
 from wingbeat.runtime.engine.outcome_writer import (
     DeferredPairs,
     OutcomeWriter,
@@ -41,15 +42,14 @@ from wingbeat.runtime.speculation.policy import HOLD, DraftPlan, Reason
 
 logger = logging.getLogger(__name__)
 
-FIRST_REPLY_S = 60.0
-"""Silence allowed before a drafter's first answer where it may have to compile its kernels for that."""
-
 
 class DrafterState(StrEnum):
     """Whether rounds are drafted."""
 
     NONE = "none"
     ATTACHED = "attached"
+    LATE = "late"
+    """Alive, and has not answered in time: the engine decodes plainly until it does, or is lost."""
     LOST = "lost"
     """Dead or silent: the engine decodes plainly until another drafter is attached."""
 
@@ -93,9 +93,10 @@ class DrafterClient(RoundObserver):
         # With one round in flight nothing is unknown of a sequence when it comes to be followed.
         self._hands_over_late = self._on_cpu and not config.overlap
         self._end: VerifierEnd | None = None
+        self._late_end: VerifierEnd | None = None
+        self.waits = DrafterWaits(config.drafter_timeout_s, self._on_cpu)
         self._incarnation = 0
         self._round = 0
-        self._heard = False
         self._stateless = False
         """Whether the drafter keeps nothing per position, so that there is no context to complete."""
         self._asked: list[Sequence] = []
@@ -108,7 +109,8 @@ class DrafterClient(RoundObserver):
 
         No round may be in flight: the history handed over would lack its tokens.
         """
-        self._end, self._incarnation, self._heard = end, end.incarnation, False
+        self._end, self._late_end, self._incarnation = end, None, end.incarnation
+        self.waits.attached()
         self._stateless = not end.spec.keeps_context
         self.slots.forget_published()
         self._deferred = DeferredPairs(end.spec, self.slots)
@@ -116,16 +118,36 @@ class DrafterClient(RoundObserver):
         for seq in running:
             self.admit(seq)
 
-    @property
-    def patience_s(self) -> float:
-        """Silence after which the drafter counts as stuck."""
-        least_s = 0.0 if self._heard or self._on_cpu else FIRST_REPLY_S
-        return max(self.config.drafter_timeout_s, least_s)
-
     def detach(self) -> None:
         """Decode plainly from the next round on."""
-        self._end = None
+        self._end = self._late_end = None
         self.state = DrafterState.NONE
+
+    def returned(self) -> VerifierEnd | None:
+        """The end of a late drafter whose answer is there by now: it may be attached again. None for others.
+
+        Lets go of a late drafter that died, or whose patience is over.
+        """
+        end = self._late_end
+        if end is None:
+            return None
+        if end.incarnation == self._incarnation and self.waits.late_reply(end, self._round):
+            return end
+        if self.waits.is_over or self._is_gone(end):
+            self.lose()
+        return None
+
+    def _is_gone(self, end: VerifierEnd) -> bool:
+        return end.incarnation != self._incarnation or not end.peer_alive()
+
+    def _missed(self) -> None:
+        """The drafter has not answered within the bound of a wait."""
+        end = self._end
+        if self._is_gone(end) or self.waits.is_over:
+            return self.lose()
+        logger.debug("drafter incarnation %d is late: decoding plainly until it answers", self._incarnation)
+        self.detach()
+        self._late_end, self.state = end, DrafterState.LATE
 
     def admit(self, seq: Sequence) -> None:
         """Decide whether the drafter is told of a sequence, and hand over its tokens, on a host only if it is."""
@@ -158,7 +180,7 @@ class DrafterClient(RoundObserver):
 
     @torch.inference_mode()
     def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> Trees:
-        """Wait for the trees asked for in the last round.
+        """Wait for the trees asked for in the last round, as long as the bound of a wait is.
 
         Args:
             rows: the plan's decodes on the device.
@@ -168,11 +190,10 @@ class DrafterClient(RoundObserver):
         """
         if self._end is None or not any(plan.with_trees()):
             return None
-        reply = self._end.wait_reply(self._round, self.patience_s)
+        reply = self.waits.reply(self._end, self._round)
         if reply is None or self._end.incarnation != self._incarnation:
-            self.lose()
+            self._missed()
             return None
-        self._heard = True
         self._clock.drafted(DrafterFigures.read(reply.header), lambda: [seq.request.request_id for seq in self._asked])
         return self._inbox.collect(reply, rows)
 
@@ -196,9 +217,9 @@ class DrafterClient(RoundObserver):
             if not draft.levels and self._defer(plan, flight):
                 self._ask(proposals, draft)
                 return
-        outcome = self._end.acquire_outcome(self.patience_s)
+        outcome = self.waits.acquire(self._end)
         if outcome is None:
-            self.lose()
+            self._missed()
             return
         writer = OutcomeWriter(outcome, self._tell_inputs)
         if not self._stateless:
@@ -335,9 +356,10 @@ class DrafterClient(RoundObserver):
 
     def lose(self) -> None:
         """Let go of the drafter, if there is one, until another one is attached."""
-        if self._end is None:
+        end = self._end or self._late_end
+        if end is None:
             return
-        why = "is silent or was in a failed round" if self._end.peer_alive() else "is gone"
+        why = "is silent or was in a failed round" if end.peer_alive() else "is gone"
         logger.warning("drafter incarnation %d %s: decoding plainly", self._incarnation, why)
         self.detach()
         self.state = DrafterState.LOST

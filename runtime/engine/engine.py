@@ -117,7 +117,8 @@ class Engine:
         """Draft through this end from the next round on; running sequences join once their context stands."""
         self._settle(leave=0)
         self.runner.prepare_trees()
-        self.policy.calibrate(end, self.drafting.patience_s)
+        if not self.scheduler.running:  # rows of nobody are used, and streams would wait
+            self.policy.calibrate(end, self.drafting.waits.patience_s)
         self.drafting.attach(end, self.scheduler.running)
         self._num_attached += 1
 
@@ -155,6 +156,9 @@ class Engine:
         if self._in_flight and all(seq.masker is not None for seq in self.scheduler.running):
             # What may come next depends on tokens that are still on their way, and nobody else could run meanwhile.
             self._settle(leave=0)
+        if (end := self.drafting.returned()) is not None:
+            self._settle(leave=0)
+            self.drafting.attach(end, self.scheduler.running)
         with self.clock.schedule:
             plan = self._schedule()
             if not (plan.decodes or plan.chunks):

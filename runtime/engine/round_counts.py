@@ -23,6 +23,8 @@ class NoTree(StrEnum):
     """The token came with its prompt, before anything could be drafted."""
     NO_DRAFTER = "no_drafter"
     DRAFTER_LOST = "drafter_lost"
+    DRAFTER_LATE = "drafter_late"
+    """It has not answered in time."""
     NOT_ASKED = "not_asked"
     """Every request asks for plain decoding."""
     NO_ROOM = "no_room"
@@ -31,13 +33,20 @@ class NoTree(StrEnum):
     """Trees were asked for, and none came that belonged to the round and was worth verifying."""
 
 
+WITHOUT_DRAFTER = {
+    DrafterState.NONE: NoTree.NO_DRAFTER,
+    DrafterState.LATE: NoTree.DRAFTER_LATE,
+    DrafterState.LOST: NoTree.DRAFTER_LOST,
+}
+
+
 def plain_reason(drafting: DrafterClient, plan: SchedulerOutput, seqs: list[Sequence]) -> str:
     """Why these decodes of the round being launched, should they verify no tree, verify none.
 
     A plain word: it is sent to processes that have no use for this module.
     """
     if drafting.state is not DrafterState.ATTACHED:
-        reason = NoTree.DRAFTER_LOST if drafting.state is DrafterState.LOST else NoTree.NO_DRAFTER
+        reason = WITHOUT_DRAFTER[drafting.state]
     elif not any(seq.request.params.speculation for seq in seqs):
         reason = NoTree.NOT_ASKED
     elif any(seq.draft.tree_requested and seq not in plan.without_room for seq in seqs):

@@ -97,7 +97,11 @@ def test_every_contestant_takes_its_turns(tmp_path):
 
 @pytest.mark.ray
 def test_no_kill_costs_a_request_or_a_text(tmp_path):
-    run = quick_run("chaos.py", tmp_path / "chaos.json")["kills"]
+    runs = quick_run("chaos.py", tmp_path / "chaos.json", "--streams", "8")
+    crowd, run = runs["crowd"], runs["kills"]
+    assert crowd["failures"] == crowd["differences"] == crowd["errors"] == []
+    assert sorted(kill["kind"] for kill in crowd["kills"]) == ["drafter hangs", "drafter killed"]
+    assert 0 < crowd["longest_silence_s"] < 2
     assert run["failures"] == run["differences"] == run["errors"] == []
     kinds = [kill["kind"] for kill in run["kills"]]
     assert sorted(kinds) == ["drafter hangs"] + 3 * ["drafter killed"] + ["engine killed", "replica killed"]

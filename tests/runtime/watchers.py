@@ -146,3 +146,29 @@ class FailingEnd:
 
     def wait_reply(self, round_number, timeout_s):
         return None if self._fails("wait") else self._end.wait_reply(round_number, timeout_s)
+
+
+class SilentEnd:
+    """A verifier's end whose drafter does not answer for a while; keeps how long it was asked to wait."""
+
+    def __init__(self, end):
+        self._end = end
+        self.silent: set[str] = set()
+        """Calls that find nothing, `wait_reply` and `acquire_outcome`; while there are some, no answer is there."""
+        self.alive = True
+        self.waited: list[float] = []
+
+    def __getattr__(self, name):
+        return getattr(self._end, name)
+
+    def peer_alive(self):
+        return self.alive and self._end.peer_alive()
+
+    def acquire_outcome(self, timeout_s):
+        self.waited.append(timeout_s)
+        return None if "acquire_outcome" in self.silent else self._end.acquire_outcome(timeout_s)
+
+    def wait_reply(self, round_number, timeout_s):
+        self.waited.append(timeout_s)
+        silent = "wait_reply" in self.silent or (self.silent and timeout_s == 0)
+        return None if silent else self._end.wait_reply(round_number, timeout_s)

@@ -38,6 +38,7 @@ records both its events; and the verifier reads that once the events are finishe
 
 import logging
 import os
+import time
 import weakref
 from dataclasses import dataclass, replace
 
@@ -110,6 +111,7 @@ class CudaIpcChannel:
     def __init__(self, name: str, segment: Segment, mapping: _Mapping) -> None:
         self.name = name
         self._segment, self._replies = segment, DrafterEvents(mapping.runtime, mapping.device, segment.words)
+        self._tried, self._tried_until = 0, 0.0
         mapping = self._mapping = replace(mapping, reply_ready=self._replies)
         self.verifier_end = VerifierSide(mapping.memory(segment), Doorbell(Bell(segment.words, Word.REPLIED)))
         pid = os.getpid()
@@ -124,17 +126,29 @@ class CudaIpcChannel:
 
         self.verifier_end.on_close = close
 
-    def try_drafter(self, timeout_s: float = TRIAL_TIMEOUT_S) -> None:
+    def try_drafter(self, timeout_s: float = TRIAL_TIMEOUT_S, wait_s: float = TRIAL_TIMEOUT_S) -> bool:
         """Open the events of the drafter that is attached, and see what it wrote into the block when it attached.
+
+        Args:
+            timeout_s: for its marks to arrive, from the first call on.
+            wait_s: longest wait of this call.
+
+        Returns:
+            False where its marks are not there and have time left: call again.
 
         Raises:
             ChannelError: its marks or its writes do not arrive here.
         """
-        details = self._segment.header.details
-        expected = _answer(bytes.fromhex(details["pattern"]), self.verifier_end.incarnation)
+        details, incarnation = self._segment.header.details, self.verifier_end.incarnation
+        expected, now = _answer(bytes.fromhex(details["pattern"]), incarnation), time.monotonic()
+        if self._tried != incarnation:
+            self._tried, self._tried_until = incarnation, now + timeout_s
         try:
             self._replies.open()
-            marked = poll(lambda: all(self._replies.finished(parity) for parity in PAIR), timeout_s)
+            limit_s = min(wait_s, self._tried_until - now)
+            marked = poll(lambda: all(self._replies.finished(parity) for parity in PAIR), limit_s)
+            if not marked and time.monotonic() < self._tried_until:
+                return False
             found = bytes(self._mapping.patterns(self._segment.header.spec)[1].cpu().numpy())
         except RuntimeError as error:
             reason = f"the verifier cannot open the drafter's events: {_one_line(error)}"
@@ -142,6 +156,7 @@ class CudaIpcChannel:
         if not marked or found != expected:
             what = "wrote is not there" if marked else "marked as done stays undone"
             raise ChannelError(f"channel {self.name!r}: what the drafter {what} for the verifier's {details['device']}")
+        return True
 
     @classmethod
     def create(

@@ -210,7 +210,8 @@ class DrafterSupervisor:
 
     async def _attach_once(self) -> None:
         self.pid = await self._drafter.attach(self._channel_name, self._next_incarnation)
-        await self._call("attach_drafter")
+        while not await self._call("attach_drafter"):
+            await self._sleep(POLL_S)
 
     def _next_incarnation(self) -> int:
         self.incarnation += 1

@@ -102,14 +102,19 @@ class EngineCalls:
         """Keep what names stand for, as `Catalog.changes` says; ends once what is there is written."""
         return self._keepers[kind].keep(entries) if kind in self._keepers else None
 
-    def attach_drafter(self) -> None:
+    def attach_drafter(self) -> bool:
         """Draft from the next round on, with the drafter that has attached to the channel.
 
+        Returns:
+            False where what it writes has not arrived here yet: call again.
+
         Raises:
-            ChannelError: what it writes does not arrive here.
+            ChannelError: it does not arrive here.
         """
-        self._channel.try_drafter()
-        self._engine.attach_drafter(self._channel.verifier_end)
+        reached = self._channel.try_drafter()
+        if reached:
+            self._engine.attach_drafter(self._channel.verifier_end)
+        return reached
 
     def fall_back(self, reason: str) -> "ChannelName | None":
         """Where drafters are to attach now that the channel does not carry; None where they have no other."""
@@ -135,10 +140,15 @@ class EngineCalls:
         )
 
     def drafter_is_lost(self) -> bool:
-        """Whether there is no drafter; an idle engine exchanges no rounds and learns of its death here."""
-        if self._engine.drafter_state == "attached" and not self._channel.verifier_end.peer_alive():
+        """Whether there is no drafter; an idle engine exchanges no rounds and learns of its death here.
+
+        One that is late is there: the engine lets go of it in time.
+        """
+        has_drafter = self._engine.drafter_state in ("attached", "late")
+        if has_drafter and not self._channel.verifier_end.peer_alive():
             self._engine.detach_drafter()
-        return self._engine.drafter_state != "attached"
+            return True
+        return not has_drafter
 
     def check_drafter(self) -> dict[str, Any] | None:
         """Try the drafter on short texts: the results, where they are of Wingbeat's own test.

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 GPU_MEMORY: ChannelKind = "cuda_ipc"
 OWN_DEVICE = torch.device("cuda", 0)
 """`wingbeat.cluster.placement.claim_devices` puts a process's own GPU first."""
+TRIAL_WAIT_S = 0.05
+"""Of one call for a drafter's marks."""
 
 
 class PairChannel:
@@ -76,12 +78,14 @@ class PairChannel:
         """The engine's end, until host memory takes over."""
         return self._channel.verifier_end
 
-    def try_drafter(self) -> None:
-        """See that a drafter which has attached is really reached. Raises ChannelError."""
+    def try_drafter(self) -> bool:
+        """See that a drafter which has attached is really reached; False where that is not seen yet.
+
+        Streams wait meanwhile, which is why no call takes long. Raises ChannelError.
+        """
         if self.problem is not None and not self._said:
             self._say()
-        if self._in_gpu_memory:
-            self._channel.try_drafter()
+        return not self._in_gpu_memory or self._channel.try_drafter(wait_s=TRIAL_WAIT_S)
 
     def _device_channel(self) -> Any:
         """The kind of channel through the memory of a GPU; None where the part is gone and host memory will do."""

@@ -104,7 +104,8 @@ def test_hits_on_blocks_of_the_incarnation_before_are_replayed(ref, taps, rig):
 @pytest.mark.parametrize("what", ["acquire", "wait"])
 @pytest.mark.parametrize("after", [0, 5])
 def test_losing_the_drafter_costs_no_request(ref, taps, rig, what, after, alive):
-    one = rig(ContextDrafter(ref, taps), lambda end: FailingEnd(end, what, after, alive))
+    drafter = ContextDrafter(ref, taps)
+    one = rig(drafter, lambda end: FailingEnd(end, what, after, alive), drafter_timeout_s=1e-9)
     run = Run(one.engine, ref.prompts, greedy_params(SHORT))
     for _ in range(after + 4):
         one.step(run)

@@ -214,15 +214,19 @@ def test_what_a_hanging_device_still_uses_stays_mapped(pair: Pair):
 
 
 def test_each_drafters_writes_and_marks_are_seen_by_the_verifier_before_it_drafts(pair: Pair):
-    pair.channel.try_drafter()
-    pair.attach(2)
-    pair.channel.try_drafter()
+    assert pair.channel.try_drafter()
     pair.machine.busy = True
+    pair.attach(2)
+    assert not pair.channel.try_drafter(wait_s=0.0), "nobody's stream waits for it"
+    pair.machine.busy = False
     pair.attach(3)
+    assert pair.channel.try_drafter(wait_s=0.0)
+    pair.machine.busy = True
+    pair.attach(4)
     with pytest.raises(ChannelError, match=r"what the drafter marked as done stays undone for the verifier's cuda:0"):
         pair.channel.try_drafter(SHORT_S)
     pair.machine.busy = False
-    pair.attach(4)
+    pair.attach(5)
     pair.verifier_cuda.fail = "carry"
     with pytest.raises(ChannelError, match="what the drafter wrote is not there for the verifier's cuda:0") as refusal:
         pair.channel.try_drafter()

@@ -31,7 +31,10 @@ class FakeCalls:
             if self.world.engine_is_full:
                 raise MemoryError("no room for it")
             return None
-        return {"attach_drafter": None, "drafter_is_lost": self.world.time.now >= self.world.dies_at}[name]
+        if name == "attach_drafter":
+            self.world.num_asked += 1
+            return self.world.num_asked > self.world.num_unreached
+        return {"drafter_is_lost": self.world.time.now >= self.world.dies_at}[name]
 
 
 class FakeTime:
@@ -96,6 +99,8 @@ class World:
         self.renewals: list[float | None] = []
         """Lives of the processes that a drafter's host can begin after the first one."""
         self.num_renewed = 0
+        self.num_asked = self.num_unreached = 0
+        """How often the engine was asked to draft, and how often of these a drafter's marks were not there yet."""
         self.ends_at = float("inf")
         self.incarnations: list[int] = []
         self.unreachable, self.other_channel = "", None
@@ -144,6 +149,14 @@ def pauses(*lives_s: float | None) -> list[float]:
 
 def test_a_drafter_that_never_starts_is_tried_less_and_less_often_however_long_that_goes_on():
     assert pauses(*[CANNOT_START] * 12) == [0, 1, 2, 4, 8, 16, *[30] * 7]
+
+
+def test_a_drafter_whose_marks_are_not_there_yet_is_asked_for_again_between_rounds():
+    world = World()
+    world.num_unreached = 3
+    asyncio.run(world.supervisor.start(FakeDrafter(world, 1.0)))
+    assert (world.num_asked, world.incarnations) == (4, [1])
+    assert world.time.sleeps == [POLL_S] * 3
 
 
 def test_drafters_that_start_and_die_young_are_one_series_with_those_that_do_not_start():
