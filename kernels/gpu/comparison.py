@@ -22,6 +22,7 @@ from wingbeat.kernels.sampling.noise import gumbel_noise, noise_bits
 from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.kernels.sampling.reference import choose_tokens, process_logits
 from wingbeat.kernels.tree.candidates import top_candidates
+from wingbeat.kernels.tree.forced import Draws, forced_walk
 from wingbeat.kernels.tree.reference import ancestor_words, path_token_ids, walk_tree
 from wingbeat.kernels.tree.table import TreeTable
 
@@ -175,6 +176,14 @@ def _walk(device: torch.device, shape: Shape) -> list[Tensor]:
     return list(walk_tree(_TOKENS.to(device), _PARENTS.to(device), valid, chosen, 6))
 
 
+def _forced(device: torch.device, shape: Shape) -> list[Tensor]:
+    valid, limits = torch.tensor([_NUM_NODES, 9], device=device), torch.tensor([1 << 23, 1 << 22, 0], device=device)
+    slots, roots = torch.tensor([2, 0], device=device), torch.tensor([9, 2**20], device=device)
+    draws = Draws(limits.to(torch.int32), torch.tensor([5, 6, -(2**40)], device=device), slots, roots)
+    chosen = (_TOKENS + 1).to(device)
+    return list(forced_walk(_TOKENS.to(device), _PARENTS.to(device), valid, chosen, draws, 6))
+
+
 def _grow(device: torch.device, shape: Shape) -> list[Tensor]:
     table, outs = TreeTable(_NUM_REQS, 4, 3, device), []
     for level in range(3):
@@ -243,6 +252,7 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "ancestors": _ancestors,
     "path_token_ids": _paths,
     "walk_tree": _walk,
+    "forced_walk": _forced,
     "grow_tree": _grow,
     "top_candidates": _candidates,
     "noise": _noise,

@@ -7,6 +7,7 @@ kernels = {
     **dict.fromkeys(("add_rms_norm", "rotate_and_store", "silu_mul"), "wingbeat.kernels.gpu.layer"),
     "fp8_linear": "wingbeat.kernels.gpu.fp8",
     **dict.fromkeys(("ancestors", "path_token_ids", "walk_tree"), "wingbeat.kernels.gpu.tree.walk"),
+    "forced_walk": "wingbeat.kernels.gpu.tree.forced",
     "grow_tree": "wingbeat.kernels.gpu.tree.table",
     "top_candidates": "wingbeat.kernels.gpu.tree.candidates",
     "noise": "wingbeat.kernels.gpu.sampling.noise",

@@ -216,7 +216,7 @@ class PathAcceptance:
         self.max_depth = config.speculation.max_path - 1
         self.forcer: AcceptanceForcer | None = None
         if config.forced_acceptance is not None:
-            self.forcer = AcceptanceForcer(config.forced_acceptance, self.max_depth, slots.device)
+            self.forcer = AcceptanceForcer(config.forced_acceptance, self.max_depth, slots.epochs)
 
     def accept(self, decodes: Decodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
         """Walk the trees along the target's choices; KV and slot state follow the accepted paths.
@@ -234,10 +234,11 @@ class PathAcceptance:
         tree = decodes.tree
         num_reqs, num_nodes = tree.token_ids.shape
         longest = min(self.max_depth + 1, num_nodes)
-        walked, targets = tree.token_ids, chosen.view(num_reqs, num_nodes)
-        if self.forcer is not None:
-            walked, targets = self.forcer.apply(tree, targets, self.slots.epochs[decodes.slots], decodes.roots)
-        walk = walk_tree(walked, tree.parents, tree.num_valid, targets, longest)
+        targets = chosen.view(num_reqs, num_nodes)
+        if self.forcer is None:
+            walk = walk_tree(tree.token_ids, tree.parents, tree.num_valid, targets, longest)
+        else:
+            walk = self.forcer.walk(tree, targets, decodes.slots, decodes.roots, longest)
         # A walk is no longer than its tree: the tokens are padded to the width that the drafter's buffers have.
         token_ids = pad(walk.token_ids, (0, self.max_depth + 1 - longest))
         self._compact(decodes, walk.nodes, walk.num_tokens)
@@ -254,7 +255,7 @@ class PathAcceptance:
             tree.num_valid,
             walk.nodes,
             path_taps,
-            tree_token_ids=walked,
+            tree_token_ids=tree.token_ids,
             tree_parents=tree.parents,
         )
 

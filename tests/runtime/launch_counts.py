@@ -3,8 +3,11 @@
 As a program (`python -m tests.runtime.launch_counts`) it prints the table of `docs/benchmarks.md`.
 """
 
+import os
 import sys
 from collections import Counter
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import Gemma3TextConfig, Qwen3MoeConfig
@@ -27,7 +30,7 @@ from tests.runtime.gpu_world import (
     serve,
     verifier,
 )
-from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
 from wingbeat.runtime.engine.engine import Engine
@@ -63,6 +66,8 @@ LIMITS: dict[str, int] = {
     "verification of a tree beside its layers, greedy": 118,
     "verification of a tree beside its layers, sampled": 145,
     "verification of a tree beside its layers, altered": 182,
+    "forced acceptance of a chain over its own, greedy": 0,
+    "forced acceptance of a tree over its own, greedy": 0,
     "level of a chain": 16,
     "level of a tree": 20,
     "draft of one level, chain": 99,
@@ -126,7 +131,10 @@ def _verifier_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[
     for (stage, choosing), total in one.items():
         what = "decoding" if stage == Stage.BASE_DECODING else f"verification of a {name}"
         found[f"{what} beside its layers, {choosing}"] = total - per_layer
-    return found
+    with patch.dict(os.environ, {BENCHMARK_VARIABLE: "1"}):
+        forced = captured(gpu, shape, verifier(1), forced_acceptance=ForcedAcceptance.flat(0.8))
+    key = (Stage.BASE_VERIFICATION, Choosing.GREEDY)
+    return found | {f"forced acceptance of a {name} over its own, greedy": forced[key] - one[key]}
 
 
 def _other_layers(gpu: FakeGpu) -> dict[str, int]:
@@ -146,10 +154,12 @@ def _other_layers(gpu: FakeGpu) -> dict[str, int]:
     return found
 
 
-def captured(gpu: FakeGpu, shape: SpeculationConfig, loaded: LoadedModel) -> dict[tuple[Stage, Choosing], int]:
+def captured(
+    gpu: FakeGpu, shape: SpeculationConfig, loaded: LoadedModel, **more: Any
+) -> dict[tuple[Stage, Choosing], int]:
     """Launches of a verifier's rounds at batch 1: of a forward pass, and of a choice behind it."""
     device = FakeGraphDevice(gpu)
-    engine = Engine(loaded, engine_config(shape, 1), DrafterNeeds((0,)), device)
+    engine = Engine(loaded, engine_config(shape, 1, **more), DrafterNeeds((0,)), device)
     engine.runner.prepare_trees()
     found: dict[tuple[Stage, Choosing], int] = {}
     stages = [stage for stage, _ in engine.runner.graphs.stats.captured]

@@ -40,7 +40,7 @@ def row_keys(seed, position):
 
 
 @triton.jit
-def _noise_bits(key_1, key_2, token_ids):
+def noise_bits(key_1, key_2, token_ids):
     word = _triple32(token_ids.to(tl.uint32) ^ _TOKEN_LANE) ^ key_1
     word = (word ^ (word >> 17)) * _MULTIPLIER_1
     word = ((word ^ (word >> 11)) + key_2) * _MULTIPLIER_2
@@ -51,7 +51,7 @@ def _noise_bits(key_1, key_2, token_ids):
 @triton.jit
 def gumbel(key_1, key_2, token_ids):
     """Standard Gumbel noise of a row's keys at integer token ids; see `noise.gumbel_noise`."""
-    uniform = (_noise_bits(key_1, key_2, token_ids).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    uniform = (noise_bits(key_1, key_2, token_ids).to(tl.float32) + 0.5) * 1.1920928955078125e-07
     return -tl.log(-tl.log(uniform))
 
 
@@ -67,7 +67,7 @@ def _noise_kernel(
     ids = tl.load(token_ids + (first if OWN else 0) + at, mask=mask, other=0)
     to = out + first + at
     if BITS:
-        tl.store(to, _noise_bits(key_1, key_2, ids), mask=mask)
+        tl.store(to, noise_bits(key_1, key_2, ids), mask=mask)
     else:
         tl.store(to, gumbel(key_1, key_2, ids), mask=mask)
 

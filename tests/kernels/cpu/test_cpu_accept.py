@@ -72,7 +72,7 @@ def test_a_decree_is_followed_as_the_reference_follows_it(rates, shape):
     num_valid = torch.tensor([rng.randrange(1, num_nodes + 1) for _ in range(NUM_REQS)])
     slots, epochs = torch.tensor(rng.sample(range(NUM_SLOTS), NUM_REQS)), torch.arange(NUM_SLOTS) * 977 + 3
     roots = torch.arange(NUM_REQS) * 31 + 5
-    forcer = AcceptanceForcer(ForcedAcceptance(rates), depth, torch.device("cpu"))
+    forcer = AcceptanceForcer(ForcedAcceptance(rates), depth, epochs)
     lens, last = torch.zeros(NUM_SLOTS, dtype=torch.int64), torch.zeros(NUM_SLOTS, dtype=torch.int64)
 
     found = (
@@ -93,8 +93,7 @@ def test_a_decree_is_followed_as_the_reference_follows_it(rates, shape):
     )
 
     tree = TokenTree(tokens, parents, torch.zeros_like(tokens), torch.zeros(tokens.shape), num_valid)
-    forced = forcer.apply(tree, targets, epochs[slots], roots)
-    walk = walk_tree(forced.token_ids, parents, num_valid, forced.target_token_ids, depth + 1)
+    walk = forcer.walk(tree, targets, slots, roots, depth + 1)
     assert torch.equal(found.nodes, walk.nodes)
     assert torch.equal(found.num_tokens, walk.num_tokens)
     assert torch.equal(found.token_ids, walk.token_ids)

@@ -11,7 +11,7 @@ from tests.runtime.models import CHAIN, NUM_TOKENS, TREE, Run, eagle_drafter, en
 from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import right_chain, right_tree, tree_tensors
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.kernels.tree.reference import walk_tree
+from wingbeat.kernels.tree.forced import Draws, drawn_lengths
 from wingbeat.runtime.config import EngineConfig, ForcedAcceptance
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
@@ -24,8 +24,10 @@ def benchmark_mode(monkeypatch):
     monkeypatch.setenv("WINGBEAT_BENCHMARK", "1")
 
 
-def forcer(profile, depth=DEPTH):
-    return AcceptanceForcer(profile, depth, torch.device("cpu"))
+def drawn(profile, epochs, positions):
+    """Levels accepted at each epoch and position."""
+    forcer = AcceptanceForcer(profile, DEPTH, epochs)
+    return drawn_lengths(Draws(forcer.limits, epochs, torch.arange(len(epochs)), positions))
 
 
 def mean_length(profile, max_depth):
@@ -62,15 +64,15 @@ def test_a_length_below_the_bonus_token_is_refused():
 def test_drawn_lengths_follow_the_profile(profile):
     count = 40_000
     epochs = torch.arange(count) // 200 + 1
-    lengths = 1 + forcer(profile).lengths(epochs, torch.arange(count) % 200).double()
+    lengths = 1 + drawn(profile, epochs, torch.arange(count) % 200).double()
     # The mean of n draws of standard deviation s lies within 5 s / sqrt(n) but for one in a million seeds.
     assert abs(lengths.mean().item() - mean_length(profile, DEPTH)) < 5 * lengths.std().item() / count**0.5 + 1e-6
 
 
 def test_a_fixed_length_is_never_a_whole_token_off():
-    lengths = forcer(ForcedAcceptance.length(3.9)).lengths(torch.ones(500, dtype=torch.int64), torch.arange(500))
+    lengths = drawn(ForcedAcceptance.length(3.9), torch.ones(500, dtype=torch.int64), torch.arange(500))
     assert set(lengths.tolist()) == {2, 3}
-    assert set(forcer(ForcedAcceptance.length(4)).lengths(torch.arange(99), torch.arange(99)).tolist()) == {3}
+    assert set(drawn(ForcedAcceptance.length(4), torch.arange(99), torch.arange(99)).tolist()) == {3}
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 6])
@@ -81,9 +83,8 @@ def test_the_walk_ends_where_it_is_told_to(length):
     tree = tree_tensors([1, 2, 3, 4], plans, 16)
     targets = torch.full((4, 16), 40)
     targets[0, :4] = torch.tensor([5, 6, 7, 8])
-    forced = forcer(ForcedAcceptance.length(length))
-    token_ids, chosen = forced.apply(tree, targets, torch.arange(4), torch.arange(4))
-    walk = walk_tree(token_ids, tree.parents, tree.num_valid, chosen, DEPTH + 1)
+    forcer = AcceptanceForcer(ForcedAcceptance.length(length), DEPTH, torch.arange(4))
+    walk = forcer.walk(tree, targets, torch.arange(4), torch.arange(4), DEPTH + 1)
     assert walk.num_tokens.tolist() == [min(length, most) for most in (5, 2, 1, 2)]
     for row, count in enumerate(walk.num_tokens.tolist()):
         nodes = walk.nodes[row, :count].tolist()
