@@ -26,6 +26,7 @@ The command and HTTP:
 
 - `add_commands(app)`: commands of `wingbeat`, see `cli.main`.
 - `words_of_serve(args, settings)`: the words of `wingbeat serve` as options of these settings, and lines about others.
+- `speculative_settings(said, beside)`: settings for a `speculative_config` of vLLM's, the others given.
 - `hint(option, write)`: what to use in the place of an option that there is not, its settings as `write` has them.
 - `head_findings(folder, target)`: of a head of the part's kind, what `inspect` prints, parameters, and numbers in its
   KV per token.

@@ -150,6 +150,8 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"{test['acceptance_length']:.2f} tokens per draft",
             )
         )
+    if report["forced_acceptance"] is not None:
+        facts.append(("acceptance", f"forced to {report['forced_acceptance']}: no text is the model's"))
     if report["num_kv_tokens"]:
         facts.append(("KV cache", f"{report['num_kv_tokens']:,} tokens"))
     facts.append(("longest", f"{report['max_model_len']:,} tokens, prompt and answer"))

@@ -220,6 +220,9 @@ class ForcedAcceptance:
         certain = int(num_tokens - 1.0)
         return cls((*[1.0] * certain, num_tokens - 1.0 - certain, 0.0))
 
+    def __str__(self) -> str:
+        return ",".join(f"{rate:g}" for rate in self.rates)
+
     def rate(self, depth: int) -> float:
         """Of a node at `depth`, from 1."""
         return self.rates[min(depth, len(self.rates)) - 1]
@@ -325,6 +328,7 @@ class EngineConfig(SettingsOfParts):
         asked = {
             Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
+            Feature.FORCED_ACCEPTANCE: (self.forced_acceptance is not None, "forced_acceptance is given"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
         }
         return {feature: said for feature, (is_asked, said) in asked.items() if is_asked}

@@ -19,6 +19,7 @@ class Feature(StrEnum):
     DRAFTER_IN_ENGINE = "`drafter_place` `engine`"
     DRAFTER_SHARE = "`num_gpus_per_drafter`"
     DRAFTER_WITHOUT_SHARE = "`num_gpus_per_drafter` 0"
+    FORCED_ACCEPTANCE = "`forced_acceptance`"
     FP8_DRAFTER = "`drafter_weights` `fp8`"
     FP8_KV = "`kv_cache_dtype` `fp8`"
     INT8 = "`dtype` `int8`"
@@ -71,6 +72,8 @@ REFUSED_TOGETHER = (
     Refusal(_F.CUDA_GRAPHS, _F.CPU, "it has none", "leave it out"),
     Refusal(_F.DETERMINISTIC, _F.ENGINE_DIR, "its products depend on the rows beside"),
     Refusal(_F.DETERMINISTIC, _F.FP8_KV, "torch's operations attend to such KV", "use auto"),
+    Refusal(_F.FORCED_ACCEPTANCE, _F.DETERMINISTIC, "it draws what is accepted, and texts with drafts are others"),
+    Refusal(_F.FORCED_ACCEPTANCE, _F.NO_DRAFTER, "nothing is drafted that could be accepted"),
     Refusal(_F.FP8_KV, _F.ENGINE_DIR, "its engines round no KV", "use auto"),
     Refusal(_F.INT8, _F.CUDA, "the CPU's kernels alone read such weights", "use device cpu"),
     Refusal(_F.INT8, _F.ENGINE_DIR, "its engines hold the weights that they were built with", "leave dtype out"),

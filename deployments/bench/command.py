@@ -1,10 +1,12 @@
 """`wingbeat bench`: the same prompts with and without speculation, interleaved in one run, in process."""
 
 import json
+import os
 import statistics
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.deployments.bench.comparison import compare
+from wingbeat.deployments.bench.golden import golden_length
 from wingbeat.deployments.bench.options import BenchConfig
 from wingbeat.deployments.bench.passes import Passes, params_of, report_of, run_pass, run_questions, tokenizer_of
 from wingbeat.deployments.bench.questions import read_questions
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 def bench_command(config: BenchConfig, as_json: bool, open_engine: OpenEngine) -> None:
     """Run and print the comparison; raises UserError where the engine or the prompts cannot be used."""
+    os.environ |= config.environment()  # of engines here and in processes of their own
     if config.compares():
         found, shown = compare(config)
     elif config.dataset is not None:
@@ -28,6 +31,10 @@ def bench_command(config: BenchConfig, as_json: bool, open_engine: OpenEngine) -
         llm = open_engine(config, config.batch_size[0])
         report = run_bench(llm, config, _encode(llm, config))
         found, shown = report.as_dict(), tables(report, config)
+    if config.golden is not None:
+        length = golden_length(config.golden, config.draft_steps)
+        found |= {"golden": length._asdict()}
+        shown[0].caption = f"length of {length.head}: {length.workload}; {length.source}"
     if as_json:
         print(json.dumps(found))
     else:

@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from wingbeat.deployments.bench.golden import golden_length, golden_settings
 from wingbeat.deployments.bench.questions import SPECBENCH, evenly
 from wingbeat.deployments.cli.options import build_config
 from wingbeat.deployments.local.engine import LocalConfig
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
+from wingbeat.deployments.options.panel_titles import MEASURING
+from wingbeat.deployments.parts import first
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 
@@ -30,6 +33,8 @@ LOADS = (1, 4, 16)
 
 class BenchConfig(BenchmarkOptions, LocalConfig):
     """Options of `wingbeat bench`."""
+
+    measures = True
 
     drafter: tuple[str, ...] = Field(
         ("auto",),
@@ -57,7 +62,34 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
     )
     repeat: int = Field(3, ge=1, description="Passes over the prompts per mode; medians are shown.")
     temperature: float = Field(0.0, ge=0, le=100, description="0 takes the most likely token.")
+    golden: str | None = Field(
+        None,
+        description="Force a published acceptance length, by the name of its model: 'gpt-oss-120b', 'minimax-m3', "
+        "'deepseek-v4-pro', 'qwen3.8-27b' and others; draft_steps says how many tokens are drafted. Weights of the "
+        "right shape will do: the text is not the model's.",
+        json_schema_extra={"panel": MEASURING},
+    )
+    speculative_config: str | None = Field(
+        None,
+        description="vLLM's, as JSON: drafter, drafted tokens, a synthetic acceptance length or rates.",
+        json_schema_extra={"panel": MEASURING},
+    )
     seed: int = Field(0, ge=-(2**63), lt=2**63, description="Of the sampling noise.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_of_others(cls, given: Any) -> Any:
+        """Settings in the place of a published length and of vLLM's words, which may not say another thing."""
+        found = dict(given)
+        for name, read in (("golden", _golden), ("speculative_config", _of_vllm)):
+            if given.get(name) is None:
+                continue
+            for setting, value in read(given[name], found).items():
+                there = found.get(setting)
+                if there is not None and str(there) != str(value):  # a command line has text
+                    raise ValueError(f"{name} is {given[name]} and {setting} is {there}: leave one out")
+                found[setting] = value
+        return found
 
     @model_validator(mode="after")
     def _check_prompts(self) -> Self:
@@ -84,7 +116,9 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         Raises:
             UserError: a drafter does not suit the other options.
         """
-        given = {"dataset": None if self.prompts else SPECBENCH} | self.model_dump(exclude_unset=True)
+        # Those two stand for settings that are among the others by now.
+        others = self.model_dump(exclude_unset=True, exclude={"golden", "speculative_config"})
+        given = {"dataset": None if self.prompts else SPECBENCH} | others
         loads = self.batch_size if "batch_size" in self.model_fields_set or not self.compares() else LOADS
         pairs = [(load, drafter) for load in loads for drafter in self.drafter]
         runs = [
@@ -96,6 +130,18 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         """The prompts."""
         texts = PROMPTS if self.prompts is None else self.prompts.read_text(encoding="utf-8").splitlines()
         return evenly([text for text in texts if text.strip()], self.num_prompts)
+
+
+def _golden(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    steps = given.get("draft_steps")
+    return golden_settings(golden_length(name, None if steps is None else int(steps)))
+
+
+def _of_vllm(said: str, given: dict[str, Any]) -> dict[str, Any]:
+    settings = first("speculative_settings", said, given)
+    if settings is None:
+        raise ValueError("speculative_config is given: this installation comes without vLLM's words")
+    return settings | ({"drafter": (settings["drafter"],)} if "drafter" in settings else {})
 
 
 class AskedOnce(BenchConfig):

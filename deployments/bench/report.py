@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wingbeat.deployments.bench.options import BenchConfig
+from wingbeat.runtime.config import ForcedAcceptance
 from wingbeat.runtime.metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def tables(report: Report, config: BenchConfig) -> "list[Table]":
     length = f"{report.metrics.acceptance_length:.2f}"
     same = "same tokens in both" if report.same_tokens else "[red]tokens differ[/red]"
     if config.forced_acceptance is not None:
-        same = f"acceptance forced to {config.forced_acceptance}: the text is not the model's"
+        same = f"acceptance forced to {ForcedAcceptance(config.forced_acceptance)}: the text is not the model's"
     most = "" if config.dataset is None else "at most "
     title = f"{report.num_prompts} prompts x {most}{config.max_tokens} tokens, batch {config.batch_size[0]}, {same}"
     speed = Table("", "tokens/s", "ms/token", "acceptance length", "ratio", title=title)

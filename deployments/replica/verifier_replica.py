@@ -229,6 +229,7 @@ class Verifier(LiveReplica):
             "channel": self._channel if life is None else life.channel_of(self._channel),
             "drafter_place": None if life is None else life.drafter_place,
             "self_test": None if life is None else life.self_test,
+            "forced_acceptance": config.forced_acceptance,
         }
 
     async def check_integrity(self, *, engine_id: str | None = None) -> None:

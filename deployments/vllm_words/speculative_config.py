@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused
+from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused, translate
 from wingbeat.runtime.config import ForcedAcceptance
 
 PLACE = "speculative_config"
@@ -102,7 +102,10 @@ def _length(name: str, length: Any, given: Given) -> dict[str, Any]:
     _only_synthetic(given)
     if isinstance(length, bool) or not isinstance(length, int | float):
         raise ValueError("must be a number from 1 on, the tokens of a round with the verifier's own")
-    return _forced(ForcedAcceptance.length(length).rates)
+    drafted = given.get(f"{PLACE}.num_speculative_tokens")
+    if isinstance(drafted, int) and length > drafted + 1:
+        raise ValueError(f"must be at most {drafted + 1}, the drafted tokens and the verifier's own")
+    return _forced(ForcedAcceptance.length(length).rates, given)
 
 
 def _rates(name: str, rates: Any, given: Given) -> dict[str, Any]:
@@ -111,12 +114,17 @@ def _rates(name: str, rates: Any, given: Given) -> dict[str, Any]:
     fits = isinstance(rates, list) and rates and all(isinstance(rate, int | float) for rate in rates)
     if not fits or not all(1 >= one >= next_one >= 0 for one, next_one in zip([1, *rates], rates, strict=False)):
         raise ValueError("must be a list of rates from 0 to 1, none above the one before it")
+    drafted = given.get(f"{PLACE}.num_speculative_tokens")
+    if isinstance(drafted, int) and len(rates) != drafted:
+        raise ValueError(f"must be {drafted} rates, one for each of num_speculative_tokens")
     given_above = [rate / above if above else 0.0 for above, rate in zip([1, *rates], rates, strict=False)]
-    return _forced((*given_above, 0.0))
+    return _forced((*given_above, 0.0), given)
 
 
-def _forced(rates: tuple[float, ...]) -> dict[str, Any]:
-    return {"forced_acceptance": ",".join(f"{rate:.12g}" for rate in rates)}
+def _forced(rates: tuple[float, ...], given: Given) -> dict[str, Any]:
+    """Acceptance of these rates by chains of one length, as the length is that of vLLM's alone."""
+    chains = {} if given.get(f"{PLACE}.speculative_token_tree") is not None else {"draft_top_k": 1}
+    return {"forced_acceptance": ",".join(f"{rate:.12g}" for rate in rates), "adaptive": False, **chains}
 
 
 def _only_synthetic(given: Given) -> None:
@@ -153,8 +161,12 @@ _FIELDS = {
         "synthetic: {forced_acceptance}, by one of the next two; for others tokens are those of plain decoding",
         _method_of_acceptance,
     ),
-    "synthetic_acceptance_length": becomes("{forced_acceptance} of that length, for benchmarks alone", _length),
-    "synthetic_acceptance_rates": becomes("{forced_acceptance} of those rates, for benchmarks alone", _rates),
+    "synthetic_acceptance_length": becomes(
+        "{forced_acceptance} of that length, with {adaptive} false and {draft_top_k} 1: for benchmarks alone", _length
+    ),
+    "synthetic_acceptance_rates": becomes(
+        "{forced_acceptance} of those rates, with {adaptive} false and {draft_top_k} 1: for benchmarks alone", _rates
+    ),
     "speculative_token_tree": becomes("{draft_top_k}, the same paths; num_speculative_tokens is then left out", _tree),
     "use_heterogeneous_vocab": refused("a drafter has its verifier's tokens, or a head's part of them"),
     "draft_load_config": refused("files are read as they are"),
@@ -165,5 +177,19 @@ _FIELDS = {
     "suffix_decoding_max_spec_factor": _SUFFIX,
     "suffix_decoding_min_token_prob": _SUFFIX,
 }
+
+
+def settings_of(said: Any, beside: Given) -> dict[str, Any]:
+    """Settings of a command that stand for a `speculative_config`, an object or its JSON.
+
+    Args:
+        beside: settings that the command was given.
+
+    Raises:
+        ValueError: a field is not served, or contradicts another one; one line that names it.
+    """
+    return translate(flat({PLACE: said}), SPECULATIVE, str, (), beside=beside).settings
+
+
 SPECULATIVE: dict[str, Row] = {f"{PLACE}.{name}": row for name, row in _FIELDS.items()}
 """Fields of vLLM's `speculative_config`, as `flat` names them."""

@@ -42,7 +42,7 @@ def forced_walk(
     """Walk first children; the arguments beside `draws` are those of `reference.walk_tree`."""
     if kernels := choice.compiled("forced_walk", token_ids):
         return kernels.forced_walk(token_ids, parents, num_valid, target_token_ids, draws, max_path)
-    num_reqs, num_nodes = token_ids.shape
+    num_nodes = token_ids.shape[1]
     index = torch.arange(num_nodes, device=token_ids.device)
     counts = (index > 0) & (index < num_valid[:, None])
     first_child = torch.full_like(parents, num_nodes)

@@ -97,6 +97,9 @@ class Engine:
             ValueError: it can never run (empty or too long a prompt, token ids outside the vocabulary).
         """
         request = self.rules.applied(request)
+        grammar_asked = request.params.grammar
+        if grammar_asked is not None and self.config.forced_acceptance is not None:
+            raise ValueError(f"{grammar_asked.field} is given: this engine draws what it accepts (forced_acceptance)")
         self.loaded.check(request, self.config.max_num_batched_tokens)
         self.scheduler.add(request, masker_of(request, grammar))
         self.requests.arrived(request)

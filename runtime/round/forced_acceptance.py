@@ -4,6 +4,8 @@ Every kernel of a round runs as ever, but for the walk: along the first child of
 drawn.
 """
 
+import logging
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,8 @@ from wingbeat.kernels.tree.forced import NOISE_BITS, Draws, forced_walk
 from wingbeat.kernels.tree.results import WalkResult
 from wingbeat.runtime.config import ForcedAcceptance
 from wingbeat.runtime.protocol.messages import TokenTree
+
+logger = logging.getLogger(__name__)
 
 
 class AcceptanceForcer:
@@ -26,6 +30,7 @@ class AcceptanceForcer:
         self.limits = torch.tensor(limits, dtype=torch.int32, device=epochs.device)
         """[max_depth]: a level is accepted where its random bits are below."""
         self._epochs = epochs
+        logger.warning("forced_acceptance %s: what is accepted is drawn, and no text is the model's", profile)
 
     def walk(self, tree: TokenTree, targets: Tensor, slots: Tensor, roots: Tensor, max_path: int) -> WalkResult:
         """`tree.reference.walk_tree` of these lengths.

@@ -15,6 +15,7 @@ REPORT = {
     "device": "cpu",
     "max_model_len": 2048,
     "num_kv_tokens": 43664,
+    "forced_acceptance": None,
     "self_test": {"first_position": 0.8312, "acceptance_length": 4.314},
 }
 

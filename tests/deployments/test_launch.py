@@ -10,12 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.deployments.fake_ray import REPORT
 from tests.ports import free_port
 from wingbeat.deployments import cluster_room, head_watch, launch
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import DoorError, bind
 from wingbeat.deployments.launch import ServedApplication, StartError, serve_until_stopped
 from wingbeat.deployments.router import warn_if_open
+from wingbeat.deployments.start_up import ready_facts
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
@@ -279,6 +281,12 @@ def test_the_last_block_says_where_what_and_how_to_try_it(fake_ray, monkeypatch,
     assert json.loads(words[-1])["model"] == "wingbeat-demo"
     assert "Bearer $WINGBEAT_API_KEY" in command
     assert "secret" not in shown
+
+
+def test_the_last_block_says_that_no_text_is_the_models():
+    facts = dict(ready_facts([REPORT | {"forced_acceptance": (1.0, 0.24)}], "/logs"))
+    assert facts["acceptance"] == "forced to (1.0, 0.24): no text is the model's"
+    assert "acceptance" not in dict(ready_facts([REPORT], "/logs"))
 
 
 KILLED = (

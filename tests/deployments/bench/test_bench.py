@@ -1,6 +1,7 @@
 """`wingbeat bench`: the same prompts by plain and by speculative decoding."""
 
 import json
+import os
 import re
 
 import pytest
@@ -26,17 +27,13 @@ def test_the_tables_show_ratio_and_positions(wingbeat):  # noqa: F811
     assert all(word in got.out for word in ("speculative", "ratio", "2.50", "Acceptance per position", "0.500"))
 
 
-def test_forced_acceptance_is_for_benchmarks_and_is_shown(wingbeat, monkeypatch):  # noqa: F811
+def test_forced_acceptance_is_shown_and_a_benchmark_needs_no_variable(wingbeat, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("WINGBEAT_BENCHMARK", "0")
     options = ("--repeat", "1", "--max-tokens", "8", "--forced-acceptance", "0.9,0.8")
-    monkeypatch.delenv("WINGBEAT_BENCHMARK", raising=False)
-    refused = wingbeat("bench", *options, llm=FakeLLM())
-    assert refused.code != 0
-    assert "--forced-acceptance" in refused.err
-    assert "set WINGBEAT_BENCHMARK=1" in " ".join(refused.err.split())
-    monkeypatch.setenv("WINGBEAT_BENCHMARK", "1")
     got = wingbeat("bench", *options, llm=FakeLLM())
     assert got.code == 0
     assert "not the model's" in " ".join(got.out.split())
+    assert os.environ["WINGBEAT_BENCHMARK"] == "1", "engines look there"
 
 
 def test_prompts_come_from_a_file(wingbeat, tmp_path):  # noqa: F811

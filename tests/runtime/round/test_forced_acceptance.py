@@ -15,6 +15,7 @@ from wingbeat.kernels.tree.forced import Draws, drawn_lengths
 from wingbeat.runtime.config import EngineConfig, ForcedAcceptance
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
+from wingbeat.runtime.scheduling.request import GrammarSpec, Request
 
 DEPTH = 7
 
@@ -41,7 +42,7 @@ def test_refused_without_the_variable(monkeypatch, value):
     monkeypatch.delenv("WINGBEAT_BENCHMARK", raising=False)
     if value is not None:
         monkeypatch.setenv("WINGBEAT_BENCHMARK", value)
-    with pytest.raises(ValueError, match=r"forced_acceptance is ForcedAcceptance\(.*set WINGBEAT_BENCHMARK=1"):
+    with pytest.raises(ValueError, match=r"forced_acceptance is 0\.79: .*set WINGBEAT_BENCHMARK=1"):
         EngineConfig(forced_acceptance=ForcedAcceptance.flat(0.79))
 
 
@@ -119,6 +120,18 @@ def test_an_engine_accepts_by_the_profile_and_says_so(benchmark_mode, shape, gra
     assert stats.forced_acceptance == profile
     assert stats.speculation.as_dict()["forced_acceptance"] is True
     assert all(output.metrics.as_dict()["forced_acceptance"] is True for output in run.last.values())
+
+
+def test_an_engine_that_draws_says_so_at_its_start_and_takes_no_grammar(benchmark_mode, caplog):
+    ref = reference("llama")
+    config = engine_config(CHAIN, forced_acceptance=ForcedAcceptance.length(2.5))
+    engine = build_engine(ref.loaded, config, eagle_drafter(ref.loaded, CHAIN), InProcessChannel)
+    [line] = {record.message for record in caplog.records if "forced" in record.message}
+    assert line == "forced_acceptance 1,0.5,0: what is accepted is drawn, and no text is the model's"
+    params = greedy_params(8, grammar=GrammarSpec("regex", "a+", "structured_outputs.regex"))
+    with pytest.raises(ValueError, match=r"^structured_outputs.regex is given: this engine draws what it accepts"):
+        engine.add_request(Request("one", tuple(ref.prompts[0]), params))
+    engine.model.remove_taps()
 
 
 @pytest.mark.slow

@@ -1,0 +1,65 @@
+"""Published acceptance lengths by name, at which speed is measured with any weights of the right shape."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wingbeat.runtime.config import ForcedAcceptance
+
+_FILE = Path(__file__).parent / "data" / "golden_lengths.json"
+USUAL_TOKENS = 7
+"""Drafted where nobody says how many, and a length of so many is published."""
+
+
+class GoldenLength(NamedTuple):
+    """One published length."""
+
+    name: str
+    num_speculative_tokens: int
+    acceptance_length: float
+    """Tokens of a round, the verifier's own included."""
+    head: str
+    workload: str
+    source: str
+
+
+def published(name: str) -> dict[int, GoldenLength]:
+    """The lengths of a name, by the number of drafted tokens.
+
+    Raises:
+        ValueError: there is no such name; one line that lists those there are.
+    """
+    table = json.loads(_FILE.read_text(encoding="utf-8"))
+    if name not in table:
+        raise ValueError(f"golden is {name!r}: use one of {', '.join(table)}")
+    return {
+        int(number): GoldenLength(name, int(number), length, row["head"], row["workload"], row["source"])
+        for row in table[name]
+        for number, length in row["lengths"].items()
+    }
+
+
+def golden_length(name: str, num_tokens: int | None = None) -> GoldenLength:
+    """The length for so many drafted tokens; None takes `USUAL_TOKENS`, or as many as there is a length for.
+
+    Raises:
+        ValueError: nobody has published one.
+    """
+    lengths = published(name)
+    if num_tokens is None:
+        num_tokens = USUAL_TOKENS if USUAL_TOKENS in lengths else max(lengths)
+    if num_tokens not in lengths:
+        counts = ", ".join(map(str, sorted(lengths)))
+        raise ValueError(f"golden is {name!r} and draft_steps is {num_tokens}: lengths are published for {counts}")
+    return lengths[num_tokens]
+
+
+def golden_settings(length: GoldenLength) -> dict[str, Any]:
+    """Settings of an engine whose rounds have this length: chains, all of one depth."""
+    rates = ForcedAcceptance.length(length.acceptance_length).rates
+    return {
+        "forced_acceptance": rates,
+        "draft_steps": length.num_speculative_tokens,
+        "draft_top_k": 1,
+        "adaptive": False,
+    }
