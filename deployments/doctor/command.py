@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
@@ -10,13 +11,17 @@ from wingbeat.deployments.doctor.examination import Finding, Part, Verdict, exam
 from wingbeat.deployments.doctor.gpu import gpu_parts
 from wingbeat.deployments.doctor.machine import machine_parts
 from wingbeat.deployments.doctor.options import DoctorConfig
+from wingbeat.deployments.doctor.rounds import round_estimate
 from wingbeat.deployments.local.engine import OpenEngine
 from wingbeat.runtime.checks.bounded_step import StepTimeout
 from wingbeat.runtime.checks.driver import sees_gpu
 from wingbeat.runtime.scheduling.request import SamplingParams
 
+if TYPE_CHECKING:
+    from wingbeat.runtime.llm import LLM
+
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red"}
-_LOAD_S, _NUM_TOKENS = 1800.0, 16
+_LOAD_S, _ROUND_S, _NUM_TOKENS = 1800.0, 300.0, 16
 
 
 def doctor_command(config: DoctorConfig, as_json: bool, open_engine: OpenEngine) -> int:
@@ -39,7 +44,15 @@ def _parts(config: DoctorConfig, open_engine: OpenEngine) -> Iterator[Part]:
         return
     yield from gpu_parts(seen)
     if config.load:
-        yield Part("model", _LOAD_S, lambda: _written(config, open_engine))
+        opened: list[LLM] = []
+
+        def open_once(settings: DoctorConfig, most: int) -> "LLM":
+            opened.append(open_engine(settings, most))
+            return opened[0]
+
+        yield Part("model", _LOAD_S, lambda: _written(config, open_once))
+        if opened and config.engine_dir is None:  # an engine's file does not tell what it reads
+            yield Part("round", _ROUND_S, lambda: (Verdict.OK, round_estimate(opened[0]).sentence()))
 
 
 def _shown(findings: Iterable[Finding], as_json: bool) -> Iterator[Finding]:

@@ -64,10 +64,13 @@ def test_this_machine_is_examined_and_the_demo_pair_writes(capsys):
     found = {part["part"]: part for part in json.loads(out)}
     assert code == 0
     assert list(found) == [
-        name for name in ("versions", "processor", "memory", "CPU kernels", "GPU", "model") if not is_gone(name)
+        name
+        for name in ("versions", "processor", "memory", "CPU kernels", "GPU", "model", "round")
+        if not is_gone(name)
     ]
     assert "wingbeat" in found["versions"]["detail"]
     assert "16 tokens written, drafter accepted" in found["model"]["detail"]
+    assert "cpu's copy rate of " in found["round"]["detail"]
 
 
 def test_little_shared_memory_is_told_with_the_option_of_containers(monkeypatch):
