@@ -1,8 +1,9 @@
 """Verifier and drafter in one process, for scripts, tests and the command line: no server, no Ray."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -70,6 +71,7 @@ class LLM:
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
         engine_dir: engines that run in the place of the weights.
         fp8_drafter: round the weights of an EAGLE head to eight bits.
+        drafter_settings: of its kind, by name, as `wingbeat.runtime.drafters.drafter_kind.DrafterKind.settings`.
 
     Raises:
         ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; one line that says why.
@@ -88,6 +90,7 @@ class LLM:
         allow_bad_drafter: bool = False,
         engine_dir: Path | None = None,
         fp8_drafter: bool = False,
+        drafter_settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         torch.set_num_threads(threads or 1)
         if device == "auto":
@@ -103,6 +106,7 @@ class LLM:
             allow_bad_drafter=allow_bad_drafter,
             engine_dir=engine_dir,
             fp8_drafter=fp8_drafter,
+            drafter_settings=drafter_settings,
             eight_bits=dtype == INT8,
             tries_bfloat16=dtype == "auto" and device == "cpu" and stored == "bfloat16",
         )

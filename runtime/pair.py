@@ -5,9 +5,10 @@ What only the verifier needs is imported by `engine_of_pair`: a drafter's proces
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -50,6 +51,8 @@ class PairSettings(NamedTuple):
     most_threads: int | None = None
     """On CPUs, as many threads at most, tried once the verifier is loaded; None leaves torch's number."""
     fp8_drafter: bool = False
+    drafter_settings: Mapping[str, Any] = MappingProxyType({})
+    """Of the drafter's kind, `DrafterKind.settings`, those that are given."""
     """Round the weights of an EAGLE head to eight bits."""
     eight_bits: bool = False
     """Round the verifier's linear layers to eight bits, for the CPU."""
@@ -70,6 +73,7 @@ class PairSettings(NamedTuple):
         allow_bad_drafter: bool,
         engine_dir: Path | None,
         fp8_drafter: bool,
+        drafter_settings: Mapping[str, Any],
         tries_bfloat16: bool,
         eight_bits: bool,
         tests_drafter: bool = True,
@@ -78,6 +82,7 @@ class PairSettings(NamedTuple):
 
         Args:
             dtype: its name in torch.
+            drafter_settings: of its kind, `DrafterKind.settings`, that are given.
             threads: on CPUs; 0 tries as many as this process may use.
         """
         return cls(
@@ -90,6 +95,7 @@ class PairSettings(NamedTuple):
             engine_dir=engine_dir,
             most_threads=None if threads else len(os.sched_getaffinity(0)),
             fp8_drafter=fp8_drafter,
+            drafter_settings=drafter_settings,
             tries_bfloat16=tries_bfloat16,
             eight_bits=eight_bits,
         )
@@ -150,7 +156,8 @@ def _drafter(settings: PairSettings, device: str | torch.device, lender: Lender 
     lender = lender if settings.drafter.has_weights else None
     target, config = TargetDescription.from_checkpoint(settings.model, lender), settings.engine
     _choose_kernels(settings, torch.device(device))
-    options = DrafterOptions(settings.dtype, device, config.may_capture, settings.fp8_drafter)
+    given = settings.drafter_settings
+    options = DrafterOptions(settings.dtype, device, config.may_capture, settings.fp8_drafter, given)
     drafter = load_drafter(settings.drafter.source, target, config.speculation, options)
     if drafter is not None:
         drafter.warn_of_long_context(config.max_model_len)

@@ -114,8 +114,16 @@ FEATURES = {
         ("runtime/latent_heads", "tests/runtime/latent_heads"),
         words=("latent", "latent-grids", "eagle3_latent", "MLA"),
     ),
-    "ngram": Feature(("runtime/ngram", "tests/runtime/ngram"), words=("ngram",)),
-    "suffix": Feature(("runtime/suffix", "tests/runtime/suffix"), words=("suffix",)),
+    "ngram": Feature(
+        ("runtime/ngram", "tests/runtime/ngram"), words=("ngram", "prompt_lookup_max", "prompt_lookup_min")
+    ),
+    "suffix": Feature(
+        ("runtime/suffix", "tests/runtime/suffix"),
+        words=(
+            *("suffix", "suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
+            *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
+        ),
+    ),
     "embeddings": Feature(
         (
             *("deployments/embeddings", "runtime/pooling"),

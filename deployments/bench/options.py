@@ -8,13 +8,13 @@ from pydantic import Field, model_validator
 
 from wingbeat.deployments.bench.golden import golden_length, golden_settings
 from wingbeat.deployments.bench.questions import SPECBENCH, evenly
-from wingbeat.deployments.cli.options import build_config
+from wingbeat.deployments.cli.options import UserError, build_config
 from wingbeat.deployments.local.engine import LocalConfig
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.panel_titles import MEASURING
 from wingbeat.deployments.parts import first
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
+from wingbeat.runtime.drafters.choice import KIND_OF_SETTING, DrafterChoice, parse_drafter
 
 PROMPTS = (
     "def read_config(path):\n    ",
@@ -122,9 +122,24 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         loads = self.batch_size if "batch_size" in self.model_fields_set or not self.compares() else LOADS
         pairs = [(load, drafter) for load in loads for drafter in self.drafter]
         runs = [
-            given | {"batch_size": (load,), "drafter": (drafter,), "price_per_hour": None} for load, drafter in pairs
+            self._told(drafter, given) | {"batch_size": (load,), "drafter": (drafter,), "price_per_hour": None}
+            for load, drafter in pairs
         ]
         return [build_config(AskedOnce, one) for one in runs]
+
+    def drafter_settings(self) -> dict[str, Any]:
+        """As for one drafter; of several, each has its own in its own run."""
+        return super().drafter_settings() if len(self.drafter) == 1 else {}
+
+    def _told(self, drafter: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Without settings of other kinds of drafters, where several are compared."""
+        if len(self.drafter) == 1 or not KIND_OF_SETTING.keys() & given.keys():
+            return given
+        try:
+            kind = parse_drafter(drafter, self.model).kind
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        return {name: value for name, value in given.items() if KIND_OF_SETTING.get(name, kind) == kind}
 
     def texts(self) -> list[str]:
         """The prompts."""

@@ -57,6 +57,7 @@ class LocalConfig(ModelOptions):
             "allow_bad_drafter": self.allow_bad_drafter,
             "engine_dir": self.engine_dir,
             "fp8_drafter": self.drafter_weights == "fp8",
+            "drafter_settings": self.drafter_settings(),
         }
 
 

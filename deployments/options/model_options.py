@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 
+from wingbeat.deployments.options.panel_titles import DRAFTING
 from wingbeat.deployments.options.words import with_nothing_by_word
 from wingbeat.deployments.parts import hooks, merged
 from wingbeat.runtime import parts as runtime_parts
@@ -22,7 +23,14 @@ from wingbeat.runtime.config import (
 )
 from wingbeat.runtime.config_fields import dtype_name
 from wingbeat.runtime.demo import demo_pair
-from wingbeat.runtime.drafters.choice import TEXT_DRAFTERS, DrafterChoice, parse_drafter
+from wingbeat.runtime.drafters.choice import (
+    KIND_OF_SETTING,
+    KINDS,
+    TEXT_DRAFTERS,
+    DrafterChoice,
+    check_settings,
+    parse_drafter,
+)
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.parts import runs_engines
@@ -141,12 +149,26 @@ class LoadOptions(ModelFolder):
         return stored_dtype(self.model_dir(with_weights=False)) == "bfloat16"
 
 
+def _of_drafters() -> dict[str, Any]:
+    """Fields of the settings that kinds of drafters have."""
+    panel = {"panel": DRAFTING}
+    return {
+        one.name: (
+            one.number | None,
+            Field(None, ge=one.least, le=one.most, description=one.description, json_schema_extra=panel),
+        )
+        for kind in KINDS.values()
+        for one in kind.settings
+    }
+
+
 ModelSettings = create_model(
     "ModelSettings",
     __base__=LoadOptions,
     **merged("model_settings"),
+    **_of_drafters(),
 )
-"""Settings of a model, those of parts among them."""
+"""Settings of a model, those of parts and of kinds of drafters among them."""
 
 
 class ModelOptions(ModelSettings):
@@ -231,7 +253,7 @@ class ModelOptions(ModelSettings):
 
     @model_validator(mode="after")
     def _check_drafter(self) -> Self:
-        self.choice()
+        check_settings(self.choice(), self.drafter_settings())
         SpeculationConfig.default("cpu", **self._tree())
         return self
 
@@ -255,6 +277,11 @@ class ModelOptions(ModelSettings):
     def num_threads(self) -> int:
         """On CPUs; 0 where start-up tries how many pay."""
         return self.threads or 0
+
+    def drafter_settings(self) -> dict[str, Any]:
+        """Settings of the drafter's kind that are given."""
+        found = {name: getattr(self, name) for name in KIND_OF_SETTING}
+        return {name: value for name, value in found.items() if value is not None}
 
     def choice(self) -> DrafterChoice:
         """The drafter, `auto` resolved."""

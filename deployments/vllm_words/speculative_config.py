@@ -7,6 +7,7 @@ from typing import Any
 
 from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused, translate
 from wingbeat.runtime.config import ForcedAcceptance
+from wingbeat.runtime.drafters.choice import KINDS
 
 PLACE = "speculative_config"
 _BY_FOLDER = "{drafter} is the folder, or the name on the hub, in `model`; its files tell the kind"
@@ -134,9 +135,17 @@ def _only_synthetic(given: Given) -> None:
         raise ValueError("synthetic_acceptance_length and synthetic_acceptance_rates are both given: leave one out")
 
 
+def _of_kind(kind: str, setting: str) -> Row:
+    """A setting of one kind of drafter, which says nothing of others."""
+
+    def read(name: str, value: Any, given: Given) -> dict[str, Any]:
+        method = _method(given).removesuffix("_gpu") or str(given.get(f"{PLACE}.model")).strip("[]")
+        return {setting: value} if method == kind else {}
+
+    return becomes(f"{{{setting}}}, of {{drafter}} `{kind}`; nothing for others", read)
+
+
 _SYNTHETIC = ("synthetic_acceptance_length", "synthetic_acceptance_rates")
-_NGRAM = left_out("the last 4, 3 and 2 tokens are looked up, in this order")
-_SUFFIX = left_out("the draft's shape alone bounds what is matched")
 _AS_VERIFIER = left_out("a drafter runs as its verifier does")
 _FIELDS = {
     "method": becomes("{drafter}, by the table of methods", _drafter),
@@ -170,12 +179,7 @@ _FIELDS = {
     "speculative_token_tree": becomes("{draft_top_k}, the same paths; num_speculative_tokens is then left out", _tree),
     "use_heterogeneous_vocab": refused("a drafter has its verifier's tokens, or a head's part of them"),
     "draft_load_config": refused("files are read as they are"),
-    "prompt_lookup_max": _NGRAM,
-    "prompt_lookup_min": _NGRAM,
-    "suffix_decoding_max_tree_depth": _SUFFIX,
-    "suffix_decoding_max_cached_requests": _SUFFIX,
-    "suffix_decoding_max_spec_factor": _SUFFIX,
-    "suffix_decoding_min_token_prob": _SUFFIX,
+    **{one.name: _of_kind(kind.name, one.name) for kind in KINDS.values() for one in kind.settings},
 }
 
 

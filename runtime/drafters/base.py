@@ -2,8 +2,8 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -144,6 +144,8 @@ class DrafterOptions:
     """On CUDA, capture the passes of kinds with weights."""
     fp8_weights: bool = False
     """Round the weights of an EAGLE head's products to eight bits."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the kind, `DrafterKind.settings`, that are given."""
 
 
 class Drafter(ABC):

@@ -1,9 +1,10 @@
 """What the word a user gives for a drafter means: the one place that decides it. Loads no model and no torch."""
 
 import re
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wingbeat.kernels.parts import load_function
 from wingbeat.runtime.demo import DEMO_FOLDER
@@ -34,6 +35,20 @@ ALLOWED = f"{', '.join(map(repr, NAMES))}, the folder of {_FOLDERS}, {_OTHERS}"
 CHECKPOINT = "checkpoint"
 """The kind of a folder, whose content tells heads from a draft model."""
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+
+KIND_OF_SETTING = {setting.name: kind.name for kind in KINDS.values() for setting in kind.settings}
+"""By the name of a setting, the one kind of drafter that has it."""
+
+
+def check_settings(choice: "DrafterChoice", given: Mapping[str, Any]) -> None:
+    """Raises ValueError, one line, where settings are of another kind of drafter, or contradict one another."""
+    for name, value in given.items():
+        if (of := KIND_OF_SETTING[name]) != choice.kind:
+            raise ValueError(f"{name} is {value} and drafter is {choice.label}: only {of} has that; leave one out")
+    kind = KINDS.get(choice.kind)
+    if given and kind is not None and kind.check_settings is not None:
+        load_function(kind.check_settings)(given)
 
 
 class DrafterChoice(NamedTuple):

@@ -3,6 +3,16 @@
 from typing import NamedTuple
 
 
+class DrafterSetting(NamedTuple):
+    """A setting of one kind of drafter, by vLLM's name; not given, the kind is as it is best."""
+
+    name: str
+    number: type[int] | type[float]
+    least: float
+    most: float
+    description: str
+
+
 class DrafterKind(NamedTuple):
     """A kind of drafter. Functions are paths, `module:function`, imported where they are called.
 
@@ -33,5 +43,8 @@ class DrafterKind(NamedTuple):
     """Whether it continues earlier text, and so ranks no candidates."""
     remembers: bool = False
     """Whether its drafts may come from other requests' texts."""
+    settings: tuple[DrafterSetting, ...] = ()
+    check_settings: str | None = None
+    """The function (settings that are given, by name), which raises ValueError where they contradict one another."""
     is_fallback: bool = False
     """Whether `auto` is this kind where nothing better is known; it drafts for any model."""

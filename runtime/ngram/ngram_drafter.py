@@ -9,6 +9,7 @@ from torch import Tensor
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterOptions
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.ngram.lookup_window import LookupWindow, lookup_window
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 
 SCORE_BY_MATCH = -0.5
@@ -18,10 +19,8 @@ SCORE_BY_MATCH = -0.5
 class NgramDrafter(Drafter):
     """Chains copied from the sequence's own history."""
 
-    ngrams = (4, 3, 2)
-    """Lengths of the suffixes that are looked up, in this order."""
-
-    def __init__(self, speculation: SpeculationConfig) -> None:
+    def __init__(self, speculation: SpeculationConfig, window: LookupWindow = LookupWindow()) -> None:
+        self.window = window
         self.num_nodes = speculation.num_nodes
         self.chain = speculation.max_path - 1
 
@@ -54,22 +53,20 @@ class NgramDrafter(Drafter):
 
     def _latest_match(self, history: Tensor, lens: Tensor) -> Tensor:
         """Position after the latest earlier occurrence of the longest known suffix [num_reqs]; 0 where none is."""
-        width = history.shape[1]
-        columns = torch.arange(width, device=history.device)
+        columns = torch.arange(history.shape[1], device=history.device)
+        same = columns < lens[:, None]
         after = torch.zeros_like(lens)
-        for ngram in self.ngrams:
-            same = (columns >= ngram) & (columns < lens[:, None])
-            for back in range(ngram):
-                suffix = history.gather(1, (lens - 1 - back).clamp_min(0)[:, None])
-                same &= history.roll(back + 1, dims=1) == suffix
-            same &= (lens > ngram)[:, None]
-            latest = torch.where(same, columns, 0).amax(dim=1)
-            after = torch.where(after > 0, after, latest)
+        for length in range(1, self.window.longest + 1):
+            suffix = history.gather(1, (lens - length).clamp_min(0)[:, None])
+            same &= (history.roll(length, dims=1) == suffix) & (columns >= length) & (lens > length)[:, None]
+            if length >= self.window.shortest:
+                latest = torch.where(same, columns, 0).amax(dim=1)
+                after = torch.where(latest > 0, latest, after)
         return after
 
 
 def build_ngram(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> NgramDrafter:
-    """For `wingbeat.runtime.drafters.registry`; the trees' shape is all that it needs."""
-    return NgramDrafter(speculation)
+    """For `wingbeat.runtime.drafters.registry`."""
+    return NgramDrafter(speculation, lookup_window(options.settings))

@@ -222,6 +222,7 @@ def _engine(config: ExtractConfig, folder: Path) -> Engine:
         allow_bad_drafter=False,
         engine_dir=None,
         fp8_drafter=False,
+        drafter_settings={},
         tries_bfloat16=False,
         eight_bits=False,
     )

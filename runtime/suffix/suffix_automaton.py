@@ -35,6 +35,8 @@ class Follower(NamedTuple):
     token_id: int
     probability: float
     """Estimated; those of all followers sum to less than 1."""
+    share: float
+    """Of the times that the context was followed: how often by this token."""
     cursor: Cursor
     """The context and this token."""
 
@@ -131,7 +133,10 @@ class SuffixAutomaton:
         if len(following) > MAX_FOLLOWERS:
             total = max(total, count[state])
         scale = 1.0 / (total + len(following) / length)
-        return [Follower(token_id, seen * scale, self._capped(to, length + 1)) for seen, token_id, to in counted[:most]]
+        return [
+            Follower(token_id, seen * scale, seen / total, self._capped(to, length + 1))
+            for seen, token_id, to in counted[:most]
+        ]
 
     def _append(self, last: int, token_id: int) -> int:
         """The state of a whole text, one token longer."""

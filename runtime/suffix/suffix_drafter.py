@@ -26,8 +26,34 @@ MIN_PROBABILITY = 0.01
 TAIL_TOKENS = 8
 """Tokens before an output, or before a part of it, that go with it to the shared texts, so that its beginning is
 matched too."""
+_PREFIX = "suffix_decoding_"
 _LEAST_SCORE = log(MIN_PROBABILITY)
 _START, _NOWHERE = Text(), Cursor()
+
+
+class SuffixLimits(NamedTuple):
+    """Bounds of what is matched, remembered and drafted, of which None is as the drafter is best by itself."""
+
+    max_tree_depth: int | None = None
+    """Tokens of a context and of the draft behind it, together."""
+    max_cached_requests: int | None = None
+    """Requests whose outputs are remembered; 0 has none."""
+    max_spec_factor: float | None = None
+    """Levels for each token of a context."""
+    min_token_prob: float | None = None
+    """Share of the times that a context occurred by which a draft's tokens followed."""
+
+    def levels(self, context_length: int) -> int:
+        """Most levels of a draft behind a context of this length, or an end of it, which has matched too."""
+        factor = LEVELS_PER_TOKEN if self.max_spec_factor is None else self.max_spec_factor
+        if self.max_tree_depth is None:
+            return _levels(context_length, factor)
+        lengths = range(1, min(context_length, self.max_tree_depth - 1) + 1)
+        return max((min(_levels(length, factor), self.max_tree_depth - length) for length in lengths), default=0)
+
+
+def _levels(context_length: int, factor: float) -> int:
+    return int(context_length * factor + 1e-6)
 
 
 class _Match(NamedTuple):
@@ -54,6 +80,8 @@ class _Request:
     """Of the shared texts that the next two are places of."""
     shared: Text = _START
     older: Cursor = _NOWHERE
+    counted_in: int = -1
+    """Generation whose younger automaton counts this request."""
 
     def begins(self, history: Tensor, length: int) -> bool:
         """Whether the known tokens may be the first of a history: another verifier may have taken over the slot, and
@@ -68,18 +96,23 @@ class _SharedTexts:
     An automaton cannot forget: there is a younger one that grows, and when it is full it takes the place of the older.
     """
 
-    def __init__(self, max_tokens: int) -> None:
-        self.max_tokens = max_tokens
+    def __init__(self, max_tokens: int, max_requests: int | None) -> None:
+        self.max_tokens = 0 if max_requests == 0 else max_tokens
+        self._max_requests = max_requests
         self.younger, self.older = SuffixAutomaton(), SuffixAutomaton()
-        self.generation = 0
+        self.generation = self.num_requests = 0
 
     def extend(self, request: _Request, token_id: int) -> None:
         """Append a token to a request's output."""
         if not self.max_tokens:
             return
-        if self.younger.num_tokens >= self.max_tokens // 2:
-            self.younger, self.older = SuffixAutomaton(), self.younger
-            self.generation += 1
+        is_new, most = request.counted_in != self.generation, self._max_requests
+        is_full = is_new and most is not None and self.num_requests >= max(most // 2, 1)
+        if is_full or self.younger.num_tokens >= self.max_tokens // 2:
+            self.younger, self.older = SuffixAutomaton(), SuffixAutomaton() if most == 1 else self.younger
+            self.generation, self.num_requests, is_new = self.generation + 1, 0, True
+        self.num_requests += is_new
+        request.counted_in = self.generation
         self._join(request)
         self._append(request, token_id)
 
@@ -112,15 +145,20 @@ class SuffixDrafter(Drafter):
             draft from their own text alone.
         max_tokens_per_pass: most tokens taken in per pass: a long prompt is taken in over several, and its request
             drafts nothing meanwhile, rather than that all others wait for it.
+        limits: beside the trees' shape.
     """
 
     def __init__(
-        self, speculation: SpeculationConfig, max_shared_tokens: int = 1 << 17, max_tokens_per_pass: int = 1024
+        self,
+        speculation: SpeculationConfig,
+        max_shared_tokens: int = 1 << 17,
+        max_tokens_per_pass: int = 1024,
+        limits: SuffixLimits = SuffixLimits(),
     ) -> None:
-        self.speculation = speculation
+        self.speculation, self.limits = speculation, limits
         self.max_tokens_per_pass = max_tokens_per_pass
         self._requests: dict[int, _Request] = {}
-        self._shared = _SharedTexts(max_shared_tokens)
+        self._shared = _SharedTexts(max_shared_tokens, limits.max_cached_requests)
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """Requests are kept by slot as they come; see `Drafter.resize`."""
@@ -186,24 +224,25 @@ class SuffixDrafter(Drafter):
         if match is None:
             return []
         automaton, top_k = match.automaton, self.speculation.draft_top_k
-        depth_limit = min(levels, max(int(match.cursor.length * LEVELS_PER_TOKEN), 1))
+        depth_limit = min(levels, self.limits.levels(match.cursor.length))
+        least_share = self.limits.min_token_prob
         heap: list[tuple[float, int, _Node]] = []
         nodes: list[_Node] = []
-        num_seen, parent, depth, score = 0, 0, 0, 0.0
+        num_seen, parent, depth, score, share = 0, 0, 0, 0.0, 1.0
         # Everything hangs on the first token: shorter contexts may have a say there.
-        followers = automaton.continuations(match.cursor, top_k)
+        followers = automaton.continuations(match.cursor, top_k) if depth_limit else []
         while True:
             for follower in followers:
-                child_score = score + log(follower.probability)
-                if child_score >= _LEAST_SCORE:
+                child_score, child_share = score + log(follower.probability), share * follower.share
+                if child_score >= _LEAST_SCORE if least_share is None else child_share >= least_share:
                     num_seen += 1
-                    child = _Node(follower.token_id, parent, depth + 1, child_score, follower.cursor)
+                    child = _Node(follower.token_id, parent, depth + 1, child_score, child_share, follower.cursor)
                     heapq.heappush(heap, (-child_score, num_seen, child))
             if not heap or len(nodes) == self.speculation.num_nodes - 1:
                 return nodes
             node = heapq.heappop(heap)[2]
             nodes.append(node)
-            parent, depth, score = len(nodes), node.depth, node.score
+            parent, depth, score, share = len(nodes), node.depth, node.score, node.share
             followers = automaton.longest_followers(node.cursor, top_k) if depth < depth_limit else []
 
 
@@ -212,6 +251,7 @@ class _Node(NamedTuple):
     parent: int
     depth: int
     score: float
+    share: float
     cursor: Cursor
 
 
@@ -249,5 +289,6 @@ def _context_length(match: _Match) -> int:
 def build_suffix(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> SuffixDrafter:
-    """For `wingbeat.runtime.drafters.registry`; the trees' shape is all that it needs."""
-    return SuffixDrafter(speculation)
+    """For `wingbeat.runtime.drafters.registry`."""
+    given = {name.removeprefix(_PREFIX): value for name, value in options.settings.items()}
+    return SuffixDrafter(speculation, limits=SuffixLimits(**given))

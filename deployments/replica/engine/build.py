@@ -139,6 +139,7 @@ def pair_settings(config: AppConfig) -> PairSettings:
         allow_bad_drafter=config.allow_bad_drafter or bool(first("keeps_weak_head", config)),
         engine_dir=config.engine_dir,
         fp8_drafter=config.drafter_weights == "fp8",
+        drafter_settings=config.drafter_settings(),
         eight_bits=config.rounds_weights(),
         tries_bfloat16=config.tries_bfloat16(),
         tests_drafter=config.drafter_factory is None,

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from tests.deployments.local.test_generate import FakeLLM, wingbeat  # noqa: F401
+from tests.needs import needs
 from wingbeat.deployments.bench.options import PROMPTS, BenchConfig
-from wingbeat.deployments.cli.options import option_name
+from wingbeat.deployments.cli.options import UserError, build_config, option_name
 from wingbeat.runtime.config import SpeculationConfig
 
 
@@ -34,6 +35,15 @@ def test_forced_acceptance_is_shown_and_a_benchmark_needs_no_variable(wingbeat, 
     assert got.code == 0
     assert "not the model's" in " ".join(got.out.split())
     assert os.environ["WINGBEAT_BENCHMARK"] == "1", "engines look there"
+
+
+@needs("suffix")
+def test_of_several_drafters_each_is_told_its_own_settings():
+    name = "suffix_decoding_max_spec_factor"
+    config = build_config(BenchConfig, {"drafter": ["none", "suffix"], name: 1.5, "batch_size": [1]})
+    assert [one.drafter_settings() for one in config.alone()] == [{}, {name: 1.5}]
+    with pytest.raises(UserError, match=f"{name} is 1.5 and drafter is none: only suffix has that"):
+        build_config(BenchConfig, {"drafter": ["none"], name: 1.5})
 
 
 def test_prompts_come_from_a_file(wingbeat, tmp_path):  # noqa: F811

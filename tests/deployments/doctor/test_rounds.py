@@ -50,7 +50,9 @@ def test_the_demos_rounds_are_estimated_and_measured():
     found = round_estimate(llm)
     assert [rate.device for rate in found.rates] == ["cpu"]
     held, embedding = llm.engine.loaded.weights_bytes, llm.engine.model.model.get_input_embeddings().weight.nbytes
-    assert held - embedding <= found.num_bytes + 4096 <= held + 4096, "the embedding may be packed as output matrix alone"
+    assert held - embedding <= found.num_bytes + 4096 <= held + 4096, (
+        "the embedding may be packed as output matrix alone"
+    )
     assert 0 < found.measured_s < 5
     assert found.sentence().startswith("a plain round reads ")
 

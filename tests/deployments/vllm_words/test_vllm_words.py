@@ -103,7 +103,11 @@ def test_a_script_of_vllm_serves_the_same_model():
         (f"""--speculative-config '{{"model": "{HEAD}"}}'""", (HEAD, None)),
         (f"""--speculative-config={json.dumps({"method": "draft_model", "model": HEAD})!r}""", (HEAD, None)),
         (f"""--speculative-config='{{"method": "dflash", "model": "{HEAD}"}}'""", (HEAD, None)),
-        ("""--speculative-config '{"model": "[ngram]", "prompt_lookup_max": 4}'""", ("ngram", None)),
+        ("""--speculative-config '{"model": "[ngram]"}'""", ("ngram", None)),
+        (
+            f"""--speculative-config '{{"model": "{HEAD}", "method": "eagle3", "prompt_lookup_max": 4}}'""",
+            (HEAD, None),
+        ),
         (
             """--speculative-config '{"method": "eagle", "model": "org/head", "revision": "v2"}'""",
             ("org/head@v2", None),
@@ -158,6 +162,35 @@ def test_what_is_not_served_is_refused_by_its_name(words: str, line: str, capsys
     assert ended.value.code == 2
     assert line in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "settings"),
+    [
+        ({"method": "ngram", "prompt_lookup_max": 5}, {"prompt_lookup_max": 5}),
+        ({"model": "ngram", "prompt_lookup_min": 3}, {"prompt_lookup_min": 3}),
+        (
+            {
+                "method": "suffix",
+                "suffix_decoding_max_tree_depth": 24,
+                "suffix_decoding_max_cached_requests": 0,
+                "suffix_decoding_max_spec_factor": 1.5,
+                "suffix_decoding_min_token_prob": 0.1,
+            },
+            {
+                "suffix_decoding_max_tree_depth": 24,
+                "suffix_decoding_max_cached_requests": 0,
+                "suffix_decoding_max_spec_factor": 1.5,
+                "suffix_decoding_min_token_prob": 0.1,
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_settings_of_drafters_that_copy_have_vllms_names(said, settings):
+    found, notes = settings_of(f"{MODEL} --speculative-config '{json.dumps(said)}'")
+    assert {name: found[name] for name in settings} == settings
+    assert not notes
 
 
 @pytest.mark.parametrize(
