@@ -151,7 +151,7 @@ class LoadOptions(ModelFolder):
 
 def _of_drafters() -> dict[str, Any]:
     """Fields of the settings that kinds of drafters have."""
-    panel = {"panel": DRAFTING}
+    panel: dict[str, Any] = {"panel": DRAFTING}
     return {
         one.name: (
             one.number | None,
