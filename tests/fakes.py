@@ -150,6 +150,9 @@ class FakeEngine:
     def detach_drafter(self) -> None:
         self.drafter_state = "none"
 
+    def look_for_late_drafter(self) -> None:
+        """None is ever late here."""
+
 
 def _runs_alone(request: Request, done: int) -> bool:
     return request.alone and done - len(request.output_token_ids) <= ALONE_TOKENS

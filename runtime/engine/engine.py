@@ -125,6 +125,12 @@ class Engine:
         self.drafting.attach(end, self.scheduler.running)
         self._num_attached += 1
 
+    def look_for_late_drafter(self) -> None:
+        """Draft with a late drafter again, if its answer is there, or let go of it, if its patience is over."""
+        if (end := self.drafting.returned()) is not None:
+            self._settle(leave=0)
+            self.drafting.attach(end, self.scheduler.running)
+
     def observe(self, observer: RoundObserver | None) -> None:
         """Show this observer the rounds from the next one on, in place of the last one shown them; None ends that."""
         self._settle(leave=0)
@@ -159,9 +165,7 @@ class Engine:
         if self._in_flight and all(seq.masker is not None for seq in self.scheduler.running):
             # What may come next depends on tokens that are still on their way, and nobody else could run meanwhile.
             self._settle(leave=0)
-        if (end := self.drafting.returned()) is not None:
-            self._settle(leave=0)
-            self.drafting.attach(end, self.scheduler.running)
+        self.look_for_late_drafter()
         with self.clock.schedule:
             plan = self._schedule()
             if not (plan.decodes or plan.chunks):

@@ -11,6 +11,8 @@ import pytest
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 NUM_STREAMS = 8
 BACK_WITHIN_S = 30.0
+PAUSE_S = 1.5
+"""Less than the application's patience with a drafter."""
 PROBE = "import os\nimport sys\n\n\ndef main(argv=None):\n    "
 
 
@@ -56,6 +58,24 @@ def read_all(app, disturb=lambda: None) -> list[tuple[str, str | None]]:
 @pytest.fixture(scope="module")
 def undisturbed(demo_app) -> list[tuple[str, str | None]]:
     return read_all(demo_app)
+
+
+def test_a_drafter_that_stands_still_for_a_while_costs_plain_rounds_and_goes_on(demo_app, undisturbed, until):
+    before = demo_app.engine()
+
+    def pause() -> None:
+        os.kill(before["drafter_pid"], signal.SIGSTOP)
+        try:
+            until(lambda: demo_app.engine()["drafter_state"] == "late", PAUSE_S)
+        finally:
+            os.kill(before["drafter_pid"], signal.SIGCONT)
+
+    assert read_all(demo_app, pause) == undisturbed
+    until(lambda: demo_app.engine()["drafter_state"] == "attached")
+    after = demo_app.engine()
+    assert after["drafter_incarnation"] == before["drafter_incarnation"]
+    assert after["drafter_pid"] == before["drafter_pid"]
+    demo_app.check_integrity()
 
 
 def test_streams_are_unharmed_and_speculation_returns(demo_app, undisturbed, until, process_exists):

@@ -142,8 +142,10 @@ class EngineCalls:
     def drafter_is_lost(self) -> bool:
         """Whether there is no drafter; an idle engine exchanges no rounds and learns of its death here.
 
-        One that is late is there: the engine lets go of it in time.
+        One that is late is there, until its patience is over.
         """
+        if self._engine.drafter_state == "late":
+            self._engine.look_for_late_drafter()
         has_drafter = self._engine.drafter_state in ("attached", "late")
         if has_drafter and not self._channel.verifier_end.peer_alive():
             self._engine.detach_drafter()

@@ -47,7 +47,7 @@ class ServedEngine(Protocol):
     """
 
     drafter_state: str
-    """`none`, `attached` or `lost`."""
+    """`none`, `attached`, `late` or `lost`."""
     tell_round: Callable[[int, list[str]], None]
     """Set by the loop, called by the engine before each round: the round's tokens, and the ids of its requests."""
 
@@ -61,6 +61,7 @@ class ServedEngine(Protocol):
     def reset_prefix_cache(self) -> None: ...
     def attach_drafter(self, end: "VerifierEnd") -> None: ...
     def detach_drafter(self) -> None: ...
+    def look_for_late_drafter(self) -> None: ...
 
 
 def own_engine(engine: Any) -> Any:

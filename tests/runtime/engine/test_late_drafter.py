@@ -85,6 +85,22 @@ def test_a_late_drafter_is_lost_once_its_patience_is_over(ref, taps, rigs):
     assert one.engine.drafter_state == "attached"
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_idle_engine_looks_for_a_late_drafter_too(ref, taps, rigs, answers):
+    one, end, _, clock = new_rig(rigs, ref, taps)
+    run = Run(one.engine, ref.prompts[:2], greedy_params(SHORT))
+    end.silent = {"wait_reply"}
+    one.finish(run)
+    one.engine.look_for_late_drafter()
+    assert one.engine.drafter_state == "late"
+    if answers:
+        end.silent = set()
+    else:
+        clock.now += TIMEOUT_S
+    one.engine.look_for_late_drafter()
+    assert one.engine.drafter_state == ("attached" if answers else "lost")
+
+
 @pytest.mark.parametrize("how", ["dies", "is detached", "is replaced"])
 def test_a_late_drafter_may_go(ref, taps, rigs, how):
     one, end, _, _ = new_rig(rigs, ref, taps)
