@@ -218,7 +218,7 @@ def beside_table(found: dict[str, Run]) -> Table:
 
 
 def crowd_table(run: Run, num_streams: int) -> Table:
-    """What streams notice of a drafter's end where all of them share its engine."""
+    """Silence of streams that share one engine, behind the end of its drafter."""
     rows = [("none", f"{len(run.undisturbed_pauses_s)}", seconds(run.undisturbed_pauses_s), "-", "-")]
     for kind in (KILLED, HUNG):
         done = run.of_kind(kind)

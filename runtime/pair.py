@@ -52,7 +52,7 @@ class PairSettings(NamedTuple):
     """On CPUs, as many threads at most, tried once the verifier is loaded; None leaves torch's number."""
     fp8_drafter: bool = False
     drafter_settings: Mapping[str, Any] = MappingProxyType({})
-    """Of the drafter's kind, `DrafterKind.settings`, those that are given."""
+    """Settings of the drafter's kind, `DrafterKind.settings`, that are given."""
     """Round the weights of an EAGLE head to eight bits."""
     eight_bits: bool = False
     """Round the verifier's linear layers to eight bits, for the CPU."""

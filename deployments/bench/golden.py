@@ -12,7 +12,7 @@ USUAL_TOKENS = 7
 
 
 class GoldenLength(NamedTuple):
-    """One published length."""
+    """A published length."""
 
     name: str
     num_speculative_tokens: int

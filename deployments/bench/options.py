@@ -116,7 +116,7 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         Raises:
             UserError: a drafter does not suit the other options.
         """
-        # Those two stand for settings that are among the others by now.
+        # The settings that these two stand for are among the others by now.
         others = self.model_dump(exclude_unset=True, exclude={"golden", "speculative_config"})
         given = {"dataset": None if self.prompts else SPECBENCH} | others
         loads = self.batch_size if "batch_size" in self.model_fields_set or not self.compares() else LOADS

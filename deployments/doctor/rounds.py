@@ -1,6 +1,6 @@
-"""What a round of a model should take by the memory it reads, beside what one takes here.
+"""Expected time of a model's round, by the memory it reads, beside the measured one.
 
-One sequence's plain round reads every weight once, at the rate of a copy; its KV and the host's part come on top.
+A plain round of one sequence reads every weight once, at the rate of a copy; its KV and the host's part come on top.
 """
 
 import statistics
@@ -22,12 +22,12 @@ NUM_TOKENS = 40
 """Written plainly, of which the first ones pay for what is made once."""
 FIRST_TOKENS = 8
 LEAST_BYTES, MOST_BYTES = 1 << 20, 1 << 30
-"""Of a copy: as large as the weights are, as small ones stay in a processor's caches."""
+"""Bounds of a copy's size, which is that of the weights: small ones stay in a processor's caches."""
 COPIES = 7
 
 
 class CopyRate(NamedTuple):
-    """Of one device's memory."""
+    """Rate of copies within one device's memory."""
 
     device: str
     bytes_per_s: float
@@ -40,7 +40,7 @@ class RoundEstimate(NamedTuple):
     num_bytes: int
     """Read in each of them."""
     rates: tuple[CopyRate, ...]
-    """Of the device that the model runs on, then of other cards."""
+    """The device that the model runs on comes first, then other cards."""
     measured_s: float
 
     def expected_s(self, rate: CopyRate) -> float:

@@ -17,7 +17,7 @@ NOISE_BITS = 23
 
 
 class Draws(NamedTuple):
-    """What lengths are drawn by: (epoch, position) alone, so that replays of a CUDA graph draw anew."""
+    """Source of drawn lengths: (epoch, position) alone, so that replays of a CUDA graph draw anew."""
 
     limits: Tensor
     """int32 [max_depth]: a level is accepted where its random bits are below."""

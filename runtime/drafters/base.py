@@ -145,7 +145,7 @@ class DrafterOptions:
     fp8_weights: bool = False
     """Round the weights of an EAGLE head's products to eight bits."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Those of the kind, `DrafterKind.settings`, that are given."""
+    """Settings of the kind, `DrafterKind.settings`, that are given."""
 
 
 class Drafter(ABC):

@@ -16,7 +16,7 @@ LEAST_S = 0.15
 """Bound of a wait for a drafter that usually answers sooner."""
 TIMES_USUAL = 2.0
 WEIGHT = 1 / 8
-"""Of the latest answer, in the average of how long answers are waited for."""
+"""Share of the latest answer in the average time that answers are waited for."""
 FIRST_REPLY_S = 60.0
 """Patience before a drafter's first answer where it may have to compile its kernels for that."""
 

@@ -24,7 +24,7 @@ class NoTree(StrEnum):
     NO_DRAFTER = "no_drafter"
     DRAFTER_LOST = "drafter_lost"
     DRAFTER_LATE = "drafter_late"
-    """It has not answered in time."""
+    """The drafter has not answered in time."""
     NOT_ASKED = "not_asked"
     """Every request asks for plain decoding."""
     NO_ROOM = "no_room"

@@ -36,7 +36,7 @@ class Follower(NamedTuple):
     probability: float
     """Estimated; those of all followers sum to less than 1."""
     share: float
-    """Of the times that the context was followed: how often by this token."""
+    """Share of the context's followed occurrences that this token followed."""
     cursor: Cursor
     """The context and this token."""
 

@@ -23,7 +23,7 @@ GPU_MEMORY: ChannelKind = "cuda_ipc"
 OWN_DEVICE = torch.device("cuda", 0)
 """`wingbeat.cluster.placement.claim_devices` puts a process's own GPU first."""
 TRIAL_WAIT_S = 0.05
-"""Of one call for a drafter's marks."""
+"""Longest wait of one call for a drafter's marks."""
 
 
 class PairChannel:

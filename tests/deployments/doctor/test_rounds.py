@@ -1,4 +1,4 @@
-"""What a round should take by the bytes that it reads, beside what it takes."""
+"""A round's expected time, by the bytes that it reads, beside the measured one."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What vLLM's `suffix_decoding_...` bound: match and draft together, remembered requests, levels, shares."""
+"""Bounds by vLLM's `suffix_decoding_...`: match and draft together, remembered requests, levels, shares."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_context_and_draft_have_a_depth_together(matched, depth):
     ("least", "expected"), [(0.0, [3, 5]), (0.5, [3, 5]), (0.51, [3]), (0.75, [3]), (0.8, []), (1.0, [])]
 )
 def test_a_path_that_followed_more_rarely_is_not_drafted(least, expected):
-    """Of four times 3 followed in three, and 5 behind it in two: shares of 0.75 and 0.5."""
+    """3 followed in three of four times, and 5 behind it in two: shares of 0.75 and 0.5."""
     history = [1, 2, 3, 5, 90, 1, 2, 3, 5, 91, 1, 2, 3, 6, 92, 1, 2, 4, 93, 1, 2]
     speculation = SpeculationConfig(draft_steps=2, draft_top_k=1, verify_tree_size=3)
     assert slots(speculation, min_token_prob=least).drafted(0, history) == expected
@@ -68,7 +68,7 @@ def test_trees_are_bounded_by_shares_too():
 
 
 def remembered(one, count):
-    """Which of so many requests' outputs are drafted from, the first ones first."""
+    """Whether each of so many requests' outputs is drafted from, the first ones first."""
     for index in range(count):
         first = 1000 * (index + 1)
         one.drafted(0, OPENING, begin=True)
