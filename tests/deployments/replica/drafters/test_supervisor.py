@@ -100,7 +100,7 @@ class World:
         """Lives of the processes that a drafter's host can begin after the first one."""
         self.num_renewed = 0
         self.num_asked = self.num_unreached = 0
-        """Number of times that the engine was asked to draft, and of those at which the drafter's marks were not there."""
+        """Times that the engine was asked to draft, and those at which the drafter's marks were not there."""
         self.ends_at = float("inf")
         self.incarnations: list[int] = []
         self.unreachable, self.other_channel = "", None
