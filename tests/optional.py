@@ -259,6 +259,7 @@ FEATURES = {
             "benchmarks/gpu/_alike_costs.py",
         ),
         needs=("gpu_kernels",),
+        words=("alike_product",),
     ),
     "named_models": Feature(
         (

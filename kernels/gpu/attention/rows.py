@@ -240,9 +240,13 @@ def attend_rows(
             context, num_new, None if ALIKE else window, max_keys, most_splits, least_keys, BLOCK_KEYS
         )
         # Past the end where a window or a row tile of a chunk sees fewer keys.
-        low = split * per_split if ALIKE else begin + split * per_split
-        high = tl.minimum(low + per_split, end)
-        low = tl.maximum(low, begin)
+        if ALIKE:
+            low = split * per_split
+            high = tl.minimum(low + per_split, end)
+            high = tl.where(high <= begin, low, high)
+        else:
+            low = begin + split * per_split
+            high = tl.minimum(low + per_split, end)
     bare = shared // BLOCK_KEYS * BLOCK_KEYS  # tiles before it need no mask
 
     key_dims = tl.arange(0, BLOCK_KEY_DIM)

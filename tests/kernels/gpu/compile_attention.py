@@ -17,7 +17,7 @@ from wingbeat.kernels.gpu import kv as triton_kv_cache
 from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits
 from wingbeat.kernels.gpu.attention.kernel import tree_attention_kernel
 from wingbeat.kernels.gpu.attention.splits import merge_splits_kernel
-from wingbeat.kernels.gpu.attention.tiles import TileConfig, device_tiles, tile_config
+from wingbeat.kernels.gpu.attention.tiles import TileConfig, device_tiles, fixed_tile, tile_config
 
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float8_e4m3fn: "*fp8e4nv"}
 BF16 = torch.bfloat16
@@ -63,6 +63,7 @@ class Compiler:
         fp8: bool = False,
         sinks: bool = False,
         split: bool = True,
+        alike: bool = False,
     ) -> None:
         """One variant of the attention kernel."""
         cache = TYPES[torch.float8_e4m3fn] if fp8 else TYPES[dtype]
@@ -92,13 +93,21 @@ class Compiler:
             "BLOCK_KEYS": config.block_keys,
             "TAIL_KEYS": min(config.block_keys, 64),
             "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+            "ALIKE": alike,
         }
         scalars = {
             "logit_scale": "fp32",
             "softcap": "fp32" if softcap else None,
             "window": "i32" if window else None,
         }
-        given = {"causal": causal, "window": window, "softcap": softcap, "fp8 cache": fp8, "sinks": sinks}
+        given = {
+            "causal": causal,
+            "window": window,
+            "softcap": softcap,
+            "fp8 cache": fp8,
+            "sinks": sinks,
+            "alike": alike,
+        }
         words = [str(dtype).removeprefix("torch."), f"dim {max(dims)}", f"{config.block_rows} rows"]
         words += [word for word, used in given.items() if used] + ([] if split else ["whole"])
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
@@ -135,6 +144,9 @@ class Compiler:
             for dim in (64, 128, 256):
                 for config in device_tiles(dtype, dim, self.limits):
                     self._tile(dtype, (dim, dim), config)
+        for dim in (64, 128, 256):
+            for window in (False, True):
+                self.attention(BF16, (dim, dim), fixed_tile(BF16, dim, self.limits), window=window, alike=True)
         half, rows = torch.float16, 128 if self.limits.has_warpgroups else 64
         for dims in ((80, 80), (112, 112), (192, 128), (256, 256)):
             self.attention(half, dims, tile_config(half, max(dims), rows, self.limits))
