@@ -21,8 +21,8 @@ SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448
 SPILLED_BYTES = {"tree_attention": 160, "scale": 8, "delta_rule": 104, "packed_product": 16, "alike_product": 16}
 """Of a thread, at most; 0 for the rest. 160 bytes of 256 threads are 40 KiB of the L1 cache; half of the height would
 read each tile of keys twice. Most of them are of the stores behind all tiles: results go to one of two places. The
-delta rule and packed products spill so many on 12.0 by Triton 3.9, and fewer elsewhere; products of float32 in which rows
-are alike on 8.6."""
+delta rule and packed products spill so many on 12.0 by Triton 3.9, and fewer elsewhere; products of float32 in which
+rows are alike do on 8.6."""
 _GEMMA_2 = "bfloat16, dim 256, 64 rows, window, softcap, sinks"
 _GEMMA_2_SPILLED_BYTES = 200
 """Of 128 threads, likewise 25 KiB."""
