@@ -13,16 +13,27 @@ from torch import Tensor
 from wingbeat.kernels import choice
 from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
-from wingbeat.kernels.kv.reference import move_kv, store_kv
+from wingbeat.kernels.kv.reference import move_kv, slot_mapping, store_kv
 from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
-from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
+from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, rotations, silu_mul
 from wingbeat.kernels.parts import hooks, merged_of
+from wingbeat.kernels.round.reference import (
+    DraftedFor,
+    PathShape,
+    SlotColumns,
+    TreeRules,
+    WalkedTrees,
+    check_trees,
+    place_nodes,
+    settle_paths,
+)
 from wingbeat.kernels.sampling.history import count_tokens
 from wingbeat.kernels.sampling.noise import gumbel_noise, noise_bits
 from wingbeat.kernels.sampling.processors import Histories
-from wingbeat.kernels.sampling.reference import choose_tokens, process_logits
+from wingbeat.kernels.sampling.reference import best_tokens, choose_tokens, process_logits
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.reference import ancestor_words, path_token_ids, walk_tree
+from wingbeat.kernels.tree.results import GrownTree
 from wingbeat.kernels.tree.table import TreeTable
 
 FP8_CAPABILITY = (8, 9)
@@ -151,6 +162,11 @@ def _rotate(device: torch.device, shape: Shape) -> list[Tensor]:
     return [query, keys.float(), values.float()]
 
 
+def _rotations(device: torch.device, shape: Shape) -> list[Tensor]:
+    positions, frequencies = torch.tensor([[0, 9, 131_071]], device=device), 0.9 ** torch.arange(32.0, device=device)
+    return [part for n in (1, 2) for part in rotations(positions, frequencies, 1.2, shape.dtype, halves=n)]
+
+
 def _silu(device: torch.device, shape: Shape) -> list[Tensor]:
     return [silu_mul(random_numbers(10, 5, 2 * 384, dtype=shape.dtype).to(device))]
 
@@ -173,6 +189,51 @@ def _walk(device: torch.device, shape: Shape) -> list[Tensor]:
     valid = torch.tensor([_NUM_NODES, 9], device=device)
     chosen = (_TOKENS + 1).to(device)
     return list(walk_tree(_TOKENS.to(device), _PARENTS.to(device), valid, chosen, 6))
+
+
+_SLOTS = (1, 0)
+
+
+def _state(device: torch.device) -> SlotColumns:
+    tables = torch.arange(1, 1 + 3 * _NUM_NODES).view(3, _NUM_NODES)
+    columns = (torch.tensor([40, 17, 1]), torch.tensor([3, 3, 3]), torch.tensor([5, 6, 0]), tables)
+    return SlotColumns(*(part.to(device) for part in columns))
+
+
+def _trees(device: torch.device) -> GrownTree:
+    depths = torch.tensor([[0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4, 5]] * _NUM_REQS)
+    parts = (_TOKENS, _PARENTS, depths, -depths.float(), torch.tensor([_NUM_NODES, 9]))
+    return GrownTree(*(part.clone().to(device) for part in parts))
+
+
+def _check(device: torch.device, shape: Shape) -> list[Tensor]:
+    state, trees = _state(device), _trees(device)
+    trees.depths[0, 3] = 2
+    grown = DraftedFor(*(part[:2] for part in (state.epochs, state.committed_lens)))
+    slots, wanted = torch.tensor(_SLOTS, device=device), torch.ones(2, dtype=torch.bool, device=device)
+    return list(check_trees(trees, grown, slots, wanted, state, TreeRules(99, chains=False)))
+
+
+def _place(device: torch.device, shape: Shape) -> list[Tensor]:
+    given = torch.tensor(_SLOTS, device=device), _state(device)
+    return [part for tree in (None, _trees(device)) for part in place_nodes(*given, tree, 41, shape.block_size)[:4]]
+
+
+def _settle(device: torch.device, shape: Shape) -> list[Tensor]:
+    state, trees, slots = _state(device), _trees(device), torch.tensor(_SLOTS, device=device)
+    walked = WalkedTrees(
+        slots, state.committed_lens[slots] - 1, trees, (_TOKENS + 1).flatten().to(device), trees.depths
+    )
+    settled = settle_paths(walked, state, PathShape(6, 99, shape.block_size, moves=True))
+    return [*settled, *state]
+
+
+def _addresses(device: torch.device, shape: Shape) -> list[Tensor]:
+    positions = torch.tensor([[-1, 0, 99], [17, 1000, 16]], device=device)
+    counted = positions % 2 == 1
+    return [
+        slot_mapping(_state(device).block_tables[:2], positions, shape.block_size, each) for each in (None, counted)
+    ]
 
 
 def _grow(device: torch.device, shape: Shape) -> list[Tensor]:
@@ -216,7 +277,7 @@ def _choose(device: torch.device, shape: Shape) -> list[Tensor]:
     logits = _spread(15, num_rows, 5000).to(device)
     rows = [row.to(device) for row in rows]
     drafted = process_logits(16 * logits, *rows[:4], listed_only=True)
-    return [choose_tokens(logits, *rows, any_sampled=True, any_filtered=True), drafted]
+    return [choose_tokens(logits, *rows, any_sampled=True, any_filtered=True), best_tokens(logits), drafted]
 
 
 def _count(device: torch.device, shape: Shape) -> list[Tensor]:
@@ -236,13 +297,18 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "attention": _attention,
     "store_kv": _store,
     "move_kv": _move,
+    "slot_mapping": _addresses,
     "add_rms_norm": _norm,
+    "rotations": _rotations,
     "rotate_and_store": _rotate,
     "silu_mul": _silu,
     "fp8_linear": _fp8,
     "ancestors": _ancestors,
     "path_token_ids": _paths,
     "walk_tree": _walk,
+    "check_trees": _check,
+    "place_nodes": _place,
+    "settle_paths": _settle,
     "grow_tree": _grow,
     "top_candidates": _candidates,
     "noise": _noise,

@@ -9,6 +9,8 @@ from wingbeat.kernels.gpu.kv import stored_as
 from wingbeat.kernels.layer.reference import MOST_HIDDEN
 
 _ROPE_TILE = 1024
+_ANGLE_TILE = 256
+_QUARTER = tl.constexpr(1.5707963267948966)
 _ACTIVATION_TILE = 1024
 
 
@@ -83,6 +85,63 @@ def _normed(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
     if weight_low.dtype == dtype:  # rounded before the weight, too
         low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     return (low * weight_low.to(tl.float32)).to(dtype), (high * weight_high.to(tl.float32)).to(dtype)
+
+
+@triton.jit(do_not_specialize=["count", "scale"])
+def _rotations_kernel(
+    position_ptr,  # int64 [count / width]
+    frequency_ptr,  # float32 [size]
+    cos_ptr,  # [count]
+    sin_ptr,  # [count]
+    scale,
+    count,
+    size,
+    width,
+    TILE: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = at < count
+    position = tl.load(position_ptr + at // width, mask=inside, other=0).to(tl.float32)
+    angle = position * tl.load(frequency_ptr + at % size, mask=inside, other=0.0)
+    # Quarters of a turn are taken off in double precision: near a million turns the rest is still exact.
+    quarters = tl.floor(angle * 0.6366197723675814 + 0.5)
+    rest = (angle.to(tl.float64) - quarters.to(tl.float64) * _QUARTER).to(tl.float32)
+    square = rest * rest
+    # Cephes' polynomials, off by a rounding on the half of a quarter to both sides.
+    sine = ((-1.9515295891e-4 * square + 8.3321608736e-3) * square - 1.6666654611e-1) * square * rest + rest
+    cosine = (2.443315711809948e-5 * square - 1.388731625493765e-3) * square + 4.166664568298827e-2
+    cosine = cosine * square * square - 0.5 * square + 1.0
+    turn = quarters.to(tl.int32) & 3
+    swapped = (turn & 1) != 0
+    cos, sin = tl.where(swapped, sine, cosine), tl.where(swapped, cosine, sine)
+    cos, sin = tl.where((turn == 1) | (turn == 2), -cos, cos), tl.where(turn >= 2, -sin, sin)
+    tl.store(cos_ptr + at, (cos * scale).to(cos_ptr.dtype.element_ty), mask=inside)
+    tl.store(sin_ptr + at, (sin * scale).to(sin_ptr.dtype.element_ty), mask=inside)
+
+
+def rotations(
+    positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype, halves: int
+) -> tuple[Tensor, Tensor]:
+    """See `wingbeat.kernels.layer.reference.rotations`."""
+    width = halves * len(frequencies)
+    cos, sin = (torch.empty(*positions.shape, width, dtype=dtype, device=positions.device) for _ in range(2))
+    if cos.numel():
+        with torch.cuda.device_of(positions):
+            _rotations_kernel[(triton.cdiv(cos.numel(), _ANGLE_TILE),)](
+                positions.contiguous(),
+                frequencies,
+                cos,
+                sin,
+                scale,
+                cos.numel(),
+                len(frequencies),
+                width,
+                TILE=_ANGLE_TILE,
+                num_warps=4,
+                # A fused multiply-add would round an angle once where torch rounds it twice.
+                enable_fp_fusion=False,
+            )
+    return cos, sin
 
 
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr"])

@@ -41,6 +41,24 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(rows, weight.shape, weight, eps)
 
 
+def rotations(
+    positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype, halves: int = 2
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions' angles, [..., halves * n] each.
+
+    Args:
+        positions: int64 [...].
+        frequencies: float32 [n].
+        scale: both are multiplied by it, before they are rounded.
+        halves: times that the frequencies are repeated, 1 or 2.
+    """
+    if kernels := choice.compiled("rotations", positions):
+        return kernels.rotations(positions, frequencies, scale, dtype, halves)
+    angles = positions.unsqueeze(-1).to(torch.float32) * frequencies
+    cos, sin = ((wave * scale).to(dtype) for wave in (angles.cos(), angles.sin()))
+    return (cos, sin) if halves == 1 else (torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1))
+
+
 def rotate_and_store(
     qkv: Tensor,
     cos: Tensor,

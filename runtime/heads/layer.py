@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.layer.reference import add_rms_norm, rms_norm, silu_mul
+from wingbeat.kernels.layer.reference import add_rms_norm, rms_norm, rotations, silu_mul
 from wingbeat.runtime.heads.contract import Attend, DraftHead, Rotary
 from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate
 
@@ -169,8 +169,8 @@ class DecoderHead(DraftHead):
 
     def rotary(self, position_ids: Tensor) -> Rotary:
         # signed_inv_freq is (-f, f); cos is even and sin odd, so of rotate_half only the swap of the halves is left.
-        angles = position_ids.unsqueeze(-1).unsqueeze(-1) * self.signed_inv_freq
-        return self._factors(angles)
+        cos, sin = rotations(position_ids, self.signed_inv_freq, self._rope_scale, self.dtype, halves=1)
+        return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
     def rotary_in_grids(self, axes: Tensor) -> Rotary:
         if not self.config.mrope_section:

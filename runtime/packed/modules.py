@@ -99,7 +99,9 @@ class PackedLinear(WeightHolder, PackableLinear):
 
     def product(self, rows: Tensor) -> Tensor:
         """See `PackableLinear.product`."""
-        out = rows.new_empty(len(rows), self.out_features, dtype=torch.float32 if self.wide else rows.dtype)
+        out = self.into
+        if out is None:
+            out = rows.new_empty(len(rows), self.out_features, dtype=torch.float32 if self.wide else rows.dtype)
         return packed_product(rows, self.held, self.bias, out)
 
     def add_product(self, total: Tensor, rows: Tensor) -> Tensor:

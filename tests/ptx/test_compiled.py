@@ -32,6 +32,12 @@ KERNELS = {
     "_search_kernel",
     "_filter_kernel",
     "_merge_kernel",
+    "_best_kernel",
+    "_rotations_kernel",
+    "_slot_mapping_kernel",
+    "_check_kernel",
+    "_place_kernel",
+    "_settle_kernel",
     "_share_kernel",
     "_merge_shares_kernel",
     "_level_kernel",
@@ -45,6 +51,8 @@ KERNELS = {
 FP8 = {"_fp8_linear_kernel"}
 SMALL = (
     "(counts_what_its_reference and 13-1) or "
+    "angles_are or addresses_are or best_tokens or (trees_are_believed and sound-trees) or (nodes_lie and 6)"
+    " or (paths_are_settled and 9-4 and move) or "
     "splits_without_keys or strided_rows or longer_than_a_program_move or chain_of_moves or noise_has or walks_are"
     " or masks_and_paths or word_has_bits or gated_activation or norm_of_a_sum or queries_keys_and_values or row_of_nan"
     " or longer_than_a_program_are_stored or without_any_token or (kernels_of_gpus and one-1)"

@@ -5,6 +5,7 @@ gives its numbers; any other one runs as transformers wrote it. Products of one 
 q, k and v, and those of gate and up, are joined, and what the model has under their names are views of that.
 """
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from functools import cache
@@ -124,6 +125,8 @@ def fuse(
     for module in model.modules():
         if "_ops" not in vars(module):
             _fuse_norm(module, swap.ops)
+            if isinstance(swap, OpsSwap):
+                _fuse_rotary(module, swap.ops)
     num_fused = len(layers) - sum(left.values())
     reasons = "; ".join(f"{count} are not: {reason}" for reason, count in left.items())
     logger.info("%d of %d decoder layers are fused%s", num_fused, len(layers), f"; {reasons}" if reasons else "")
@@ -268,6 +271,48 @@ def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:
     if not _alike(module(rows), expected):
         module.__class__ = kind
         del module.__dict__["_ops"], module.__dict__["_wide"]
+
+
+_STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Their frequencies stay, however long a context is."""
+
+
+class FusedRotary(nn.Module):
+    """The angles of positions in one step; of each type of layer where the module's own forward takes one."""
+
+    _ops: LayerOps
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+        """Positions [1, num_tokens] -> cosines and sines [1, num_tokens, dim]."""
+        if torch.compiler.is_compiling():
+            return super().forward(x, position_ids, *(() if layer_type is None else (layer_type,)))
+        own = "" if layer_type is None else f"{layer_type}_"
+        scale = getattr(self, f"{own}attention_scaling")
+        return self._ops.rotations(position_ids, getattr(self, f"{own}inv_freq"), scale, x.dtype)
+
+
+def _fuse_rotary(module: nn.Module, ops: LayerOps) -> None:
+    kind, types = type(module), getattr(module, "rope_type", None)
+    if not kind.__name__.endswith("RotaryEmbedding") or types is None:
+        return
+    by_layer = isinstance(types, dict)
+    names = list(inspect.signature(kind.forward).parameters)[1:]
+    if names != ["x", "position_ids", *(["layer_type"] if by_layer else [])]:
+        return
+    layers = [(name,) for name in types] if by_layer else [()]
+    device = next(module.buffers()).device
+    positions = torch.tensor([[0, 1, 77, 4095]], device=device)
+    if not _STATIC_ROPE_TYPES.issuperset(types.values() if by_layer else [types]):
+        return
+    like = torch.zeros(1, device=device)
+    expected = [part for layer in layers for part in module(like, positions, *layer)]
+    module.__class__ = _fused_class(kind, FusedRotary)
+    module.__dict__["_ops"] = ops
+    found = [part for layer in layers for part in module(like, positions, *layer)]
+    alike = all(ours.shape == theirs.shape for ours, theirs in zip(found, expected, strict=True))
+    if not alike or not all(torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True)):
+        module.__class__ = kind
+        del module.__dict__["_ops"]
 
 
 @cache

@@ -39,6 +39,7 @@ class LayerOps(NamedTuple):
     """Steps of a decoder layer on one type of device, with the signatures of `wingbeat.kernels.layer.reference`."""
 
     add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]] = reference.add_rms_norm
+    rotations: Callable[..., tuple[Tensor, Tensor]] = reference.rotations
     rotate_and_store: Callable[..., Tensor] = reference.rotate_and_store
     silu_mul: Callable[[Tensor], Tensor] = reference.silu_mul
 

@@ -45,6 +45,8 @@ class PackableLinear(Packable, nn.Linear):
 
     wide = False
     """Then products by the packed weight leave as float32."""
+    into: Tensor | None = None
+    """Where they go then, [num_rows, out]; None makes room."""
 
     def product(self, rows: Tensor) -> Tensor:
         """[num_rows, in] -> [num_rows, out], without what others add to the layer's output."""
@@ -105,11 +107,14 @@ class WideLinear(nn.Linear):
     """A frozen linear layer on a GPU whose products leave as float32, in which they are summed anyway."""
 
     wide = True
+    into: Tensor | None = None
+    """See `PackableLinear.into`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> float32 [..., out]"""
+        rows, given = input.reshape(-1, input.shape[-1]), {} if self.into is None else {"out": self.into}
         # What transformers does to logits behind it, such as caps and scales, then is in float32, too.
-        out = torch.mm(input.reshape(-1, input.shape[-1]), self.weight.t(), out_dtype=torch.float32)
+        out = torch.mm(rows, self.weight.t(), out_dtype=torch.float32, **given)
         return (out if self.bias is None else out.add_(self.bias)).view(*input.shape[:-1], self.out_features)
 
 
@@ -129,6 +134,7 @@ def widen_logits(model: nn.Module) -> bool:
         head.wide = True
     else:
         head.__class__ = WideLinear
+    head.into = head.weight.new_empty(_MANY_ROWS, head.out_features, dtype=torch.float32)
     try:
         head(head.weight.new_zeros(_MANY_ROWS, head.in_features))
     except RuntimeError as error:  # NotImplementedError is one
@@ -138,4 +144,6 @@ def widen_logits(model: nn.Module) -> bool:
             head.__class__ = nn.Linear
         logger.info("logits stay in %s: %s", head.weight.dtype, str(error).splitlines()[0])
         return False
+    finally:
+        head.into = None
     return True

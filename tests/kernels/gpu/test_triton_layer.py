@@ -113,6 +113,18 @@ def test_queries_keys_and_values_go_where_the_references_go(num_heads, num_kv_he
         same(query.cpu(), theirs)
 
 
+@pytest.mark.parametrize("halves", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_angles_are_the_references(halves, dtype, poisoned_memory):
+    """As far as the longest contexts, where an argument of thousands of turns has to be brought down exactly."""
+    positions = torch.tensor([[0, 1, 77], [4095, 131_071, 1_048_575]], device=DEVICE)
+    frequencies = 500_000.0 ** -torch.arange(0, 1, 1 / 24, device=DEVICE)
+    signed = torch.cat([-frequencies, frequencies]) if halves == 1 else frequencies
+    expected = reference.rotations(positions.cpu(), signed.cpu(), 1.1, dtype, halves)
+    for ours, theirs in zip(kernels.rotations(positions, signed, 1.1, dtype, halves), expected, strict=True):
+        close(ours.cpu(), theirs)
+
+
 def test_keys_and_values_of_an_fp8_cache_are_saturated():
     """Numbers that e4m3 has: Triton's interpreter rounds others wrongly."""
     fp8 = torch.float8_e4m3fn
