@@ -14,7 +14,7 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 from wingbeat.kernels.kv.reference import move_kv, slot_mapping, store_kv
-from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
+from wingbeat.kernels.layer.experts import Routes, grouped_product
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, rotations, silu_mul
 from wingbeat.kernels.parts import hooks, merged_of
 from wingbeat.kernels.round.reference import (
@@ -63,8 +63,6 @@ def differences(device: torch.device, shape: Shape) -> list[Difference]:
     without_fp8 = device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY
     shape = shape._replace(fp8_cache=shape.fp8_cache and not without_fp8)
     for name, run in CASES.items():
-        if name == "fp8_linear" and without_fp8:
-            continue
         try:
             ours, expected = ([part.cpu() for part in run(torch.device(where), shape)] for where in (device, "cpu"))
         except Exception as error:  # compilers, linkers and drivers raise whatever they like
@@ -171,10 +169,13 @@ def _silu(device: torch.device, shape: Shape) -> list[Tensor]:
     return [silu_mul(random_numbers(10, 5, 2 * 384, dtype=shape.dtype).to(device))]
 
 
-def _fp8(device: torch.device, shape: Shape) -> list[Tensor]:
-    values, scales = to_fp8(random_numbers(11, 96, 256))
-    inputs = random_numbers(12, 5, 256, dtype=shape.dtype)
-    return [fp8_linear(inputs.to(device), Fp8Weight(values.to(device), scales.to(device)))]
+def _experts(device: torch.device, shape: Shape) -> list[Tensor]:
+    rows = random_numbers(11, 24, 96, dtype=shape.dtype).to(device)
+    weight = random_numbers(12, 5, 80, 96, dtype=shape.dtype).to(device)
+    chosen = (torch.arange(24)[:, None] * torch.tensor([1, 2]) % 5).to(device)
+    routes = Routes.of(chosen, 5)
+    each = grouped_product(rows, weight, weight[:, :, 0], routes)
+    return [each, grouped_product(each, weight.mT.contiguous()[:, :, :80], None, routes)]
 
 
 def _ancestors(device: torch.device, shape: Shape) -> list[Tensor]:
@@ -302,7 +303,7 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "rotations": _rotations,
     "rotate_and_store": _rotate,
     "silu_mul": _silu,
-    "fp8_linear": _fp8,
+    "grouped_product": _experts,
     "ancestors": _ancestors,
     "path_token_ids": _paths,
     "walk_tree": _walk,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.kv.pool_table import PoolTable
 
 _CHUNK_ELEMENTS = 2048
@@ -79,7 +80,9 @@ def _store_kv_kernel(
     VALUE_DIM: tl.constexpr,
     KEY_CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     slot = tl.load(slot_ptr + tl.program_id(0))
     chunk = tl.program_id(1)
     # Block 0 takes the rows to drop: many at once, so nothing is written there.
@@ -149,6 +152,7 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
             CHUNK=chunk,
             # 16 bytes a thread, at most.
             num_warps=max(1, min(8, chunk * key.element_size() // 512)),
+            **options(fused=False),
         )
 
 
@@ -172,7 +176,9 @@ def _slot_mapping_kernel(
     stride_table,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = at < width
@@ -202,7 +208,7 @@ def slot_mapping(block_tables: Tensor, positions: Tensor, block_size: int, count
                 BLOCK_SIZE=block_size,
                 TILE=tile,
                 num_warps=1,
-                enable_fp_fusion=False,
+                **options(fused=False),
             )
     return out
 
@@ -243,7 +249,9 @@ def _move_kv_kernel(
     WORDS_16_BYTES: tl.constexpr,
     BLOCK_MOVES: tl.constexpr,
     CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     move = tl.arange(0, BLOCK_MOVES)
@@ -293,4 +301,5 @@ def move_kv(
             BLOCK_MOVES=block_moves,
             CHUNK=chunk,
             num_warps=4,
+            **options(fused=False),
         )

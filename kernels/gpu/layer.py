@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.kv import stored_as
+from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.layer.reference import MOST_HIDDEN
 
 _ROPE_TILE = 1024
@@ -24,7 +25,9 @@ def _add_rms_norm_kernel(
     size,
     eps,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
     inside = at < size
@@ -72,6 +75,7 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
                 eps,
                 BLOCK=block,
                 num_warps=max(1, min(16, block // 512)),
+                **options(fused=True),
             )
     return normed, total
 
@@ -98,7 +102,9 @@ def _rotations_kernel(
     size,
     width,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = at < count
     position = tl.load(position_ptr + at // width, mask=inside, other=0).to(tl.float32)
@@ -139,7 +145,7 @@ def rotations(
                 TILE=_ANGLE_TILE,
                 num_warps=4,
                 # A fused multiply-add would round an angle once where torch rounds it twice.
-                enable_fp_fusion=False,
+                **options(fused=False),
             )
     return cos, sin
 
@@ -168,7 +174,9 @@ def _rotate_and_store_kernel(
     HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
     dim = tl.arange(0, BLOCK_HALF)[None, :]
@@ -273,7 +281,7 @@ def rotate_and_store(
             BLOCK_HALF=block_half,
             num_warps=max(1, min(4, block_heads * block_half // 128)),
             # A fused multiply-add would round once where transformers rounds twice.
-            enable_fp_fusion=False,
+            **options(fused=False),
         )
     return query
 
@@ -284,7 +292,9 @@ def _silu_mul_kernel(
     out_ptr,  # [num_tokens, size]
     size,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = at < size
@@ -309,7 +319,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         tile = min(_ACTIVATION_TILE, triton.next_power_of_2(size))
         with torch.cuda.device_of(gate_up):
             _silu_mul_kernel[(num_tokens, triton.cdiv(size, tile))](
-                gate_up, out, size, TILE=tile, num_warps=max(1, min(4, tile // 256))
+                gate_up,
+                out,
+                size,
+                TILE=tile,
+                num_warps=max(1, min(4, tile // 256)),
+                **options(fused=True),
             )
     return out
 

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.kv import address_of
+from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.gpu.tree.walk import num_warps
 from wingbeat.kernels.round.reference import (
     DraftedFor,
@@ -47,7 +48,9 @@ def _check_kernel(
     last_token,
     CHAINS: tl.constexpr,
     NODES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + req)
     nodes = tl.arange(0, NODES)
@@ -108,7 +111,7 @@ def check_trees(
                 CHAINS=rules.chains,
                 NODES=lanes,
                 num_warps=num_warps(lanes),
-                enable_fp_fusion=False,
+                **options(fused=False),
             )
     return out
 
@@ -132,7 +135,9 @@ def _place_kernel(
     BLOCK_SIZE: tl.constexpr,
     NODES: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + req)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -191,7 +196,7 @@ def place_nodes(
                 NODES=lanes,
                 TILE=min(_TABLE_TILE, triton.next_power_of_2(num_blocks)),
                 num_warps=4,
-                enable_fp_fusion=False,
+                **options(fused=False),
             )
     return placed
 
@@ -228,7 +233,9 @@ def _settle_kernel(
     NODES: tl.constexpr,
     PATH: tl.constexpr,
     TOLD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + req)
     root = tl.load(roots + req)
@@ -323,7 +330,7 @@ def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> S
                 PATH=triton.next_power_of_2(shape.max_path),
                 TOLD=triton.next_power_of_2(max(num_evidence, 1)),
                 num_warps=num_warps(lanes),
-                enable_fp_fusion=False,
+                **options(fused=False),
             )
     return settled
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wingbeat.kernels.grouped_weight import GroupedWeight
-from wingbeat.kernels.packed.experts import Routes, experts_product
+from wingbeat.kernels.layer.experts import Routes
+from wingbeat.kernels.packed.experts import experts_product
 from wingbeat.kernels.packed.matrix import PackedMatrix, can_lay, lay, layout_of, packed_product, side_by_side, unpack
 from wingbeat.runtime.verifier.layers.linears import Packable, PackableLinear
 
@@ -88,6 +89,12 @@ class WeightHolder(Holder):
     def dense_weight(self) -> Tensor:
         """See `Packable.dense_weight`."""
         return self.held.dense().to(self.weight.dtype)
+
+    def packed_tensors(self) -> list[Tensor]:
+        """See `Packable.packed_tensors`."""
+        found: list[Tensor] = []
+        self.held.with_each(lambda part: found.append(part) or part)
+        return found
 
 
 class PackedLinear(WeightHolder, PackableLinear):

@@ -12,7 +12,7 @@ MOST_ROWS = 2048
 """Nodes of a whole batch in the largest graph."""
 _NODE_BUCKETS = (4, 8, 16, 32)
 _CHAIN_BUCKETS = (4, 6, 8, 16, 32)
-"""Of chains: where products are bound by computation, two nodes of eight that are seldom accepted are a quarter of it."""
+"""Of chains: where products are bound by computation, the last nodes of a chain cost most and are accepted least."""
 _FEW_SEQS, _FEW_NODES = 16, 16
 """Most sequences, or nodes of a whole tree, that leave graphs for all of these; other engines have every second one."""
 OF_ANOTHER_WIDTH = 12

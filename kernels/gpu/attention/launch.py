@@ -25,6 +25,7 @@ from wingbeat.kernels.gpu.attention.splits import (
     workspace_size,
 )
 from wingbeat.kernels.gpu.attention.tiles import TileConfig, tile_config
+from wingbeat.kernels.gpu.launching import options
 
 _RESIDENT: dict[tuple, int] = {}
 """Programs that a multiprocessor holds at once, by what a variant is compiled for."""
@@ -64,6 +65,7 @@ class _Launch(NamedTuple):
             "ALL_SPLITS": MAX_SPLITS,
             "BLOCK_SPLITS": 4,
             "num_warps": 1,
+            **options(fused=True),
         }
         rows = num_reqs * num_query
         lengths = (window, num_query, num_new, max_keys, *splits, merged_heads(rows, num_heads))
@@ -188,6 +190,7 @@ def _prepare(
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
+        **options(fused=True),
     }
     tensors = (query, key_cache, value_cache, block_tables, num_context, place, mask_words, sinks)
     return _Launch(tensors, strides, scalars, out, constants)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.gpu.sampling.noise import FP_FUSION, gumbel, row_keys
 from wingbeat.kernels.gpu.sampling.scratch import Rows, SamplingWorkspace, Shares
 from wingbeat.kernels.sampling.processors import LogitProcessors, check_processors
@@ -73,8 +74,10 @@ def _scale_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_GRAMMAR: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Processors and temperature. Rows that are not filtered get their best score; filtered ones are stored."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     temperature = tl.load(temperatures + row)
@@ -175,8 +178,10 @@ def _best_kernel(
     num_splits,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The best token of each row of logits as they are."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     lanes = tl.arange(0, TILE)
@@ -210,13 +215,14 @@ def find_best(logits: Tensor, workspace: SamplingWorkspace, shares: Shares, out:
         shares.num_splits,
         SPLITS=shares.most_splits,
         TILE=shares.tile,
-        enable_fp_fusion=FP_FUSION,
+        **options(fused=FP_FUSION),
     )
 
 
 @triton.jit(do_not_specialize=["num_splits"])
-def _merge_kernel(best_scores, best_ids, out, num_splits, SPLITS: tl.constexpr):
+def _merge_kernel(best_scores, best_ids, out, num_splits, SPLITS: tl.constexpr, EARLY: tl.constexpr):
     """The token of a row from the best of each program that shared it; 0 where every score is -inf."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, SPLITS)
     mask = at < num_splits
@@ -294,7 +300,7 @@ def scale_rows(
         ANY_FILTERED=any_filtered,
         KEEP_ALL=not choose,
         TILE=shares.tile,
-        enable_fp_fusion=FP_FUSION,
+        **options(fused=FP_FUSION),
     )
 
 
@@ -306,5 +312,5 @@ def merge_shares(workspace: SamplingWorkspace, shares: Shares, out: Tensor) -> N
         out,
         shares.num_splits,
         SPLITS=shares.most_splits,
-        enable_fp_fusion=FP_FUSION,
+        **options(fused=FP_FUSION),
     )

@@ -31,6 +31,10 @@ class Packable:
         """The packed weight; None where `weight` holds it."""
         return None
 
+    def packed_tensors(self) -> list[Tensor]:
+        """Tensors of the packed weight, where kernels read these as they lie."""
+        return []
+
 
 class Packed(Protocol):
     """A weight in another form."""

@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 
 from tests.kernels.gpu.resources import report
 from tests.ptx.launch import NamedDriver
-from wingbeat.kernels.gpu import fp8 as fp8_triton
+from wingbeat.kernels.gpu import experts as triton_experts
 from wingbeat.kernels.gpu import kv as triton_kv
 from wingbeat.kernels.gpu import layer as triton_layer
 from wingbeat.kernels.gpu import round as triton_round
@@ -25,7 +25,7 @@ from wingbeat.kernels.gpu.sampling import noise as triton_noise
 from wingbeat.kernels.gpu.tree import candidates as triton_candidates
 from wingbeat.kernels.gpu.tree import table as triton_tree_growth
 from wingbeat.kernels.gpu.tree import walk as triton_tree
-from wingbeat.kernels.layer.fp8 import to_fp8
+from wingbeat.kernels.layer.experts import Routes
 from wingbeat.kernels.round.reference import DraftedFor, PathShape, SlotColumns, TreeRules, WalkedTrees
 from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties
 from wingbeat.kernels.tree.results import Coupling, GrownTree
@@ -118,9 +118,11 @@ def launch_layers(
         triton_layer.rotations(ints(num_tokens), weight.float()[: dim // halves], 1.0, bf16, halves)
     for counted in (None, ints(num_tokens, 8).bool()):
         triton_kv.slot_mapping(ints(num_tokens, 4096), ints(num_tokens, 8), 16, counted)
+    experts, chosen = hidden.new_zeros(8, intermediate_size, hidden_size), ints(num_tokens, 4)
+    for weight_of, bias in ((experts, None), (experts.mT.contiguous().mT, experts[:, :, 0])):
+        out = hidden.new_zeros(4 * num_tokens, intermediate_size)
+        triton_experts.grouped_product(hidden, weight_of, bias, out, Routes.of(chosen, 8))
     triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
-    for bias in (None, hidden.new_zeros(intermediate_size)) if has_fp8 else ():
-        fp8_triton.fp8_linear(hidden, *to_fp8(hidden.new_zeros(intermediate_size, hidden_size)), bias)
 
 
 if __name__ == "__main__":
