@@ -15,6 +15,7 @@ from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 from wingbeat.kernels.kv.reference import move_kv, slot_mapping, store_kv
 from wingbeat.kernels.layer.experts import Routes, grouped_product
+from wingbeat.kernels.layer.products import few_rows_product
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, rotations, silu_mul
 from wingbeat.kernels.parts import hooks, merged_of
 from wingbeat.kernels.round.reference import (
@@ -169,6 +170,13 @@ def _silu(device: torch.device, shape: Shape) -> list[Tensor]:
     return [silu_mul(random_numbers(10, 5, 2 * 384, dtype=shape.dtype).to(device))]
 
 
+def _few_rows(device: torch.device, shape: Shape) -> list[Tensor]:
+    rows = (random_numbers(17, 7, 1280) / 36).to(shape.dtype).to(device)
+    weight = random_numbers(18, 96, 1280, dtype=shape.dtype).to(device)
+    ways = (few_rows_product(rows, weight), few_rows_product(rows, weight, weight[:, 3].contiguous(), gated=True))
+    return [*ways, few_rows_product(rows, weight, total=ways[0].clone())]
+
+
 def _experts(device: torch.device, shape: Shape) -> list[Tensor]:
     rows = random_numbers(11, 24, 96, dtype=shape.dtype).to(device)
     weight = random_numbers(12, 5, 80, 96, dtype=shape.dtype).to(device)
@@ -303,6 +311,7 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "rotations": _rotations,
     "rotate_and_store": _rotate,
     "silu_mul": _silu,
+    "few_rows_product": _few_rows,
     "grouped_product": _experts,
     "ancestors": _ancestors,
     "path_token_ids": _paths,

@@ -30,7 +30,8 @@ from wingbeat.runtime.verifier.layers.fused_attention import (
     joined,
     norm_of,
 )
-from wingbeat.runtime.verifier.layers.linears import add_product, product
+from wingbeat.runtime.verifier.layers.linears import FEW_ROWS, PackableLinear, add_product, product
+from wingbeat.runtime.verifier.layers.products import Product, choose_products
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,10 @@ def fuse(
             _fuse_norm(module, swap.ops)
             if isinstance(swap, OpsSwap):
                 _fuse_rotary(module, swap.ops)
+    if isinstance(swap, OpsSwap) and not deterministic and division is None:
+        made = [layer.products() for layer in layers if isinstance(layer, FusedLayer)]
+        names = made[0] if made else {}
+        choose_products({name: [each[name] for each in made if name in each] for name in names})
     num_fused = len(layers) - sum(left.values())
     reasons = "; ".join(f"{count} are not: {reason}" for reason, count in left.items())
     logger.info("%d of %d decoder layers are fused%s", num_fused, len(layers), f"; {reasons}" if reasons else "")
@@ -212,7 +217,10 @@ class FusedLayer(SwappedLayer, Joined):
         attended = self._half(normed, position_embeddings, rows)
         mixed = self._summed(self._added(product(attn.o_proj, attended), attended, 1, rows))
         normed, total = ops.add_rms_norm(mixed, before, *norm_of(self.post_attention_layernorm))
-        active = ops.silu_mul(self._added(self._gate_up(normed), normed, 2, rows))
+        if self._half.add is None and isinstance(self._gate_up, Product) and self._gate_up.takes(len(normed)):
+            active = self._gate_up.gated(normed)
+        else:
+            active = ops.silu_mul(self._added(self._gate_up(normed), normed, 2, rows))
         if self._division is not None and not self._division.first:
             out = functional.linear(active, mlp.down_proj.weight)
         else:
@@ -235,7 +243,17 @@ class FusedLayer(SwappedLayer, Joined):
     def join(self) -> None:
         """See `Joined.join`."""
         self._half.join()
-        self.__dict__["_gate_up"] = joined([self.mlp.gate_proj, self.mlp.up_proj])
+        self.__dict__["_gate_up"] = joined([self.mlp.gate_proj, self.mlp.up_proj], gated=True)
+        for linear, adds in ((self.self_attn.o_proj, False), (self.mlp.down_proj, True)):
+            if not isinstance(linear, PackableLinear) or linear.packed is None:
+                linear.__dict__[FEW_ROWS] = Product(linear.weight.data, linear.bias, adds=adds)
+
+    def products(self) -> dict[str, Product]:
+        """Those of its products that may be by our kernel."""
+        found = {"qkv": self._half.qkv, "gate_up": self._gate_up}
+        for name, linear in (("o", self.self_attn.o_proj), ("down", self.mlp.down_proj)):
+            found[name] = linear.__dict__.get(FEW_ROWS)
+        return {name: one for name, one in found.items() if isinstance(one, Product)}
 
 
 class FusedNorm(Joined):

@@ -3,12 +3,10 @@ layers whose other half is transformers' own."""
 
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.kv.pool import LayerAttention
@@ -16,6 +14,7 @@ from wingbeat.runtime.parts import first
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.layers.attention import attend_segments
 from wingbeat.runtime.verifier.layers.linears import PackableLinear, product
+from wingbeat.runtime.verifier.layers.products import Product
 
 KNOWN_ATTENTIONS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}Attention"
@@ -125,10 +124,13 @@ class FusedAttention(Joined):
         self._half.join()
 
 
-def joined(linears: list[nn.Linear]) -> Callable[[Tensor], Tensor]:
+def joined(linears: list[nn.Linear], gated: bool = False) -> Callable[[Tensor], Tensor]:
     """Products of one input as one [num_rows, in] -> [num_rows, out], weights in the first one's layout.
 
     The linears keep their shapes and their values; their memory is now part of the result's.
+
+    Args:
+        gated: they are the gate and the up of an MLP.
     """
     packed = first("join_packed", linears)
     if packed is not None:
@@ -146,7 +148,7 @@ def joined(linears: list[nn.Linear]) -> Callable[[Tensor], Tensor]:
         if isinstance(linear, PackableLinear):
             linear.lay()
         begin = rows.stop
-    return partial(functional.linear, weight=weight, bias=bias)
+    return Product(weight, bias, gated=gated)
 
 
 def norm_of(module: nn.Module) -> tuple[Tensor, float]:

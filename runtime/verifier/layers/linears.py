@@ -44,6 +44,22 @@ class Packed(Protocol):
         ...
 
 
+class FewRows(Protocol):
+    """Products of a linear layer by few rows, where a kernel is faster than the library."""
+
+    def takes(self, num_rows: int) -> bool:
+        """Whether it is for so many rows."""
+        ...
+
+    def ours(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
+        """The products, added to a total in place where there is one."""
+        ...
+
+
+FEW_ROWS = "_few_rows"
+"""Attribute of linear layers with a `FewRows`."""
+
+
 class PackableLinear(Packable, nn.Linear):
     """A linear layer that may be packed."""
 
@@ -94,6 +110,9 @@ def product(linear: nn.Linear, rows: Tensor) -> Tensor:
     """See `PackableLinear.product`."""
     if isinstance(linear, PackableLinear) and linear.packed is not None:
         return linear.product(rows)
+    few: FewRows | None = linear.__dict__.get(FEW_ROWS)
+    if few is not None and few.takes(len(rows)):
+        return few.ours(rows)
     return functional.linear(rows, linear.weight, linear.bias)
 
 
@@ -101,6 +120,9 @@ def add_product(linear: nn.Linear, total: Tensor, rows: Tensor) -> Tensor:
     """See `PackableLinear.add_product`."""
     if isinstance(linear, PackableLinear) and linear.packed is not None:
         return linear.add_product(total, rows)
+    few: FewRows | None = linear.__dict__.get(FEW_ROWS)
+    if few is not None and few.takes(len(rows)):
+        return few.ours(rows, total)
     if linear.bias is not None:
         return total + functional.linear(rows, linear.weight, linear.bias)
     # The product is added where it is summed: one launch, and one rounding less.

@@ -18,6 +18,7 @@ from tests.ptx.launch import NamedDriver
 from wingbeat.kernels.gpu import experts as triton_experts
 from wingbeat.kernels.gpu import kv as triton_kv
 from wingbeat.kernels.gpu import layer as triton_layer
+from wingbeat.kernels.gpu import products as triton_products
 from wingbeat.kernels.gpu import round as triton_round
 from wingbeat.kernels.gpu.sampling import history as triton_history
 from wingbeat.kernels.gpu.sampling import launch as triton_sampling
@@ -118,6 +119,12 @@ def launch_layers(
         triton_layer.rotations(ints(num_tokens), weight.float()[: dim // halves], 1.0, bf16, halves)
     for counted in (None, ints(num_tokens, 8).bool()):
         triton_kv.slot_mapping(ints(num_tokens, 4096), ints(num_tokens, 8), 16, counted)
+    wide = hidden.new_zeros(2 * intermediate_size, hidden_size)
+    for total, gated in ((None, False), (hidden.new_zeros(num_tokens, 2 * intermediate_size), False), (None, True)):
+        triton_products.few_rows_product(hidden, wide, None, total, ints(len(wide)).int(), gated)
+    narrow = hidden.new_zeros(hidden_size, intermediate_size)
+    active = hidden.new_zeros(num_tokens, intermediate_size)
+    triton_products.few_rows_product(active, narrow, None, hidden, ints(hidden_size).int(), False)
     experts, chosen = hidden.new_zeros(8, intermediate_size, hidden_size), ints(num_tokens, 4)
     for weight_of, bias in ((experts, None), (experts.mT.contiguous().mT, experts[:, :, 0])):
         out = hidden.new_zeros(4 * num_tokens, intermediate_size)

@@ -74,7 +74,7 @@ def test_weights_keep_names_and_values_and_lie_in_the_joined_ones(monkeypatch):
     with torch.no_grad():
         layer.self_attn.k_proj.weight.fill_(7)
     num_queries = len(layer.self_attn.q_proj.weight)
-    assert bool((layer._half.qkv.keywords["weight"][num_queries : num_queries + 4] == 7).all())
+    assert bool((layer._half.qkv.weight[num_queries : num_queries + 4] == 7).all())
 
 
 def test_a_copy_has_its_own_weights(monkeypatch):
@@ -82,13 +82,13 @@ def test_a_copy_has_its_own_weights(monkeypatch):
     twin = copy.deepcopy(layer)
     with torch.no_grad():
         twin.mlp.up_proj.weight.zero_()
-    assert bool(layer._gate_up.keywords["weight"].any(1).all())
-    assert not bool(twin._gate_up.keywords["weight"][-1].any())
+    assert bool(layer._gate_up.weight.any(1).all())
+    assert not bool(twin._gate_up.weight[-1].any())
 
 
 def test_a_model_that_moves_takes_its_joined_weights_along(monkeypatch):
     layer = prepared(monkeypatch, "llama").decoder_layers[0].to(torch.bfloat16)
-    qkv, gate_up = (joined.keywords["weight"] for joined in (layer._half.qkv, layer._gate_up))
+    qkv, gate_up = (joined.weight for joined in (layer._half.qkv, layer._gate_up))
     assert qkv.dtype == gate_up.dtype == torch.bfloat16
     assert layer.self_attn.q_proj.weight.data_ptr() == qkv.data_ptr()
 
