@@ -16,7 +16,7 @@ from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 from wingbeat.kernels.kv.reference import move_kv, slot_mapping, store_kv
 from wingbeat.kernels.layer.experts import Routes, grouped_product
 from wingbeat.kernels.layer.products import few_rows_product
-from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, rotations, silu_mul
+from wingbeat.kernels.layer.reference import add_rms_norm, embed_beside, rotate_and_store, rotations, silu_mul
 from wingbeat.kernels.parts import hooks, merged_of
 from wingbeat.kernels.round.reference import (
     DraftedFor,
@@ -148,7 +148,9 @@ def _norm(device: torch.device, shape: Shape) -> list[Tensor]:
     hidden, residual = (random_numbers(seed, 5, width, dtype=shape.dtype).to(device) for seed in (6, 7))
     weight = random_numbers(8, width, dtype=shape.dtype).to(device)
     wide, _ = add_rms_norm(hidden.clone(), None, weight.float(), 1e-6)
-    return [wide, *add_rms_norm(hidden.clone(), None, weight, 1e-6), *add_rms_norm(hidden, residual, weight, 1e-6)]
+    beside = embed_beside(torch.tensor([3, 0, 2, 2, 1], device=device), residual, hidden, (weight, weight * 2), 1e-6)
+    alone = add_rms_norm(hidden.clone(), None, weight, 1e-6)
+    return [wide, *beside, *alone, *add_rms_norm(hidden, residual, weight, 1e-6)]
 
 
 def _rotate(device: torch.device, shape: Shape) -> list[Tensor]:

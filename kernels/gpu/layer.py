@@ -81,6 +81,73 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
 
 
 @triton.jit
+def _embed_beside_kernel(
+    id_ptr,  # int64 [num_rows]
+    table_ptr,  # [vocab_size, size]
+    feature_ptr,  # [num_rows, size]
+    embed_weight_ptr,  # [size], as the next one
+    feature_weight_ptr,
+    out_ptr,  # [num_rows, 2 * size]
+    normed_ptr,  # [num_rows, size]: of features
+    size,
+    eps,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_launch(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    half = tl.program_id(1)
+    if half == 0:
+        values = tl.load(table_ptr + tl.load(id_ptr + row) * size + at, mask=inside, other=0.0)
+        weight = tl.load(embed_weight_ptr + at, mask=inside, other=0.0)
+    else:
+        values = tl.load(feature_ptr + row * size + at, mask=inside, other=0.0)
+        weight = tl.load(feature_weight_ptr + at, mask=inside, other=0.0)
+    wide = values.to(tl.float32)
+    scale = tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    normed = ((wide * scale).to(values.dtype).to(tl.float32) * weight.to(tl.float32)).to(values.dtype)
+    tl.store(out_ptr + row * 2 * size + half * size + at, normed, mask=inside)
+    if half == 1:
+        tl.store(normed_ptr + row * size + at, normed, mask=inside)
+
+
+def embed_beside(
+    token_ids: Tensor, table: Tensor, features: Tensor, weights: tuple[Tensor, Tensor], eps: float
+) -> tuple[Tensor, Tensor]:
+    """See `wingbeat.kernels.layer.reference.embed_beside`.
+
+    Raises:
+        ValueError: as `add_rms_norm`.
+    """
+    num_rows, size = features.shape
+    _check([("features", features, features.shape), ("table", table, table.shape)], features.dtype)
+    _check([(f"weights[{index}]", weight, (size,)) for index, weight in enumerate(weights)], features.dtype)
+    _check([("token_ids", token_ids, (num_rows,))], torch.int64)
+    if size > MOST_HIDDEN or table.shape[1] != size:
+        raise ValueError(f"table is {tuple(table.shape)}: rows of {size} needed, of {MOST_HIDDEN} at most")
+    out, normed = features.new_empty(num_rows, 2 * size), torch.empty_like(features)
+    if num_rows:
+        block = triton.next_power_of_2(size)
+        with torch.cuda.device_of(features):
+            _embed_beside_kernel[(num_rows, 2)](
+                token_ids,
+                table,
+                features,
+                *weights,
+                out,
+                normed,
+                size,
+                eps,
+                BLOCK=block,
+                num_warps=max(1, min(16, block // 512)),
+                **options(fused=True),
+            )
+    return out, normed
+
+
+@triton.jit
 def _normed(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
     dtype = low.dtype
     low, high = low.to(tl.float32), high.to(tl.float32)

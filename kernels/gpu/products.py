@@ -8,11 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.gpu.attention.device import KNOWN, device_limits
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
+from wingbeat.kernels.gpu.attention.device import DeviceLimits
+from wingbeat.kernels.gpu.launching import limits_of, options, wait_for_launch
 from wingbeat.kernels.layer.products import LEAST_TILE
 
-_OUT_TILE, _IN_TILE = 64, 128
+_OUT_TILE, _IN_TILES = 64, (128, 64)
+_MOST_STAGES = 4
 _PROGRAMS_OF_SM, _LEAST_STEPS, _MOST_SPLITS = 3, 4, 16
 
 
@@ -32,7 +33,7 @@ def _part_of_sum(
     return acc
 
 
-@triton.jit(do_not_specialize=["num_rows", "of_split"])
+@triton.jit(do_not_specialize=["num_rows", "steps"])
 def _few_rows_product_kernel(
     rows_ptr,  # [num_rows, in_features]
     weight_ptr,  # [columns, in_features]
@@ -43,7 +44,7 @@ def _few_rows_product_kernel(
     num_rows,
     in_features,
     out_features,
-    of_split,  # inputs of a program
+    steps,  # of IN inputs, of a program
     GATED: tl.constexpr,
     ADD: tl.constexpr,
     ROWS: tl.constexpr,
@@ -56,8 +57,8 @@ def _few_rows_product_kernel(
     tile, split = tl.program_id(0), tl.program_id(1)
     columns, row = tile * OUT + tl.arange(0, OUT), tl.arange(0, ROWS)
     real, live = columns < out_features, row < num_rows
-    begin = split * of_split
-    end = tl.minimum(begin + of_split, in_features)
+    begin = split * steps * IN  # whose alignment the compiler has to see: else nothing is read ahead
+    end = tl.minimum(begin + steps * IN, in_features)
     weights = weight_ptr + columns.to(tl.int64)[:, None] * in_features
     zeros = tl.zeros([OUT, ROWS], tl.float32)
     acc = _part_of_sum(rows_ptr, row, live, weights, begin, end, in_features, real, zeros, IN, PRECISION)
@@ -100,10 +101,11 @@ def few_rows_product(
     out = rows.new_empty(num_rows, out_features) if total is None else total
     if not num_rows:
         return out
-    of_split, splits = shares(rows.device, triton.cdiv(out_features, _OUT_TILE), in_features)
+    limits, height = limits_of(rows.device), max(triton.next_power_of_2(num_rows), LEAST_TILE)
+    in_tile, num_stages = read_ahead(limits, height, rows.element_size())
+    steps, splits = shares(limits, triton.cdiv(out_features, _OUT_TILE), triton.cdiv(in_features, in_tile))
     if gated:  # of two halves of a gated MLP there are tiles enough
-        of_split, splits = in_features, 1
-    height = max(triton.next_power_of_2(num_rows), LEAST_TILE)
+        steps, splits = triton.cdiv(in_features, in_tile), 1
     sums = rows.new_empty(splits, out_features, height, dtype=torch.float32) if splits > 1 else None
     with torch.cuda.device_of(rows):
         _few_rows_product_kernel[(triton.cdiv(out_features, _OUT_TILE), splits)](
@@ -116,24 +118,29 @@ def few_rows_product(
             num_rows,
             in_features,
             out_features,
-            of_split,
+            steps,
             GATED=gated,
             ADD=total is not None,
             ROWS=height,
             OUT=_OUT_TILE,
-            IN=_IN_TILE,
+            IN=in_tile,
             PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
             num_warps=4,
-            num_stages=4 if rows.dtype.itemsize == 2 and height <= 32 else 3,
+            num_stages=num_stages,
             **options(fused=True),
         )
     return out
 
 
-def shares(device: torch.device, tiles: int, in_features: int) -> tuple[int, int]:
-    """Inputs of each program of a tile, and how many programs there are, so that every multiprocessor has some."""
-    limits = device_limits(device.index or 0) if device.type == "cuda" else KNOWN["H100"]
-    steps = triton.cdiv(in_features, _IN_TILE)
-    splits = max(min(limits.num_sms * _PROGRAMS_OF_SM // tiles, steps // _LEAST_STEPS, _MOST_SPLITS), 1)
-    of_split = triton.cdiv(steps, splits)
-    return of_split * _IN_TILE, triton.cdiv(steps, of_split)
+def read_ahead(limits: DeviceLimits, height: int, itemsize: int) -> tuple[int, int]:
+    """Inputs of a step, and steps that are read ahead, so that two programs share a multiprocessor's memory."""
+    room = limits.sm_shared_bytes // 2 - 1024
+    stages = [(tile, min(room // ((_OUT_TILE + height) * tile * itemsize), _MOST_STAGES)) for tile in _IN_TILES]
+    return next(((tile, count) for tile, count in stages if count >= 2), (_IN_TILES[-1], 1))
+
+
+def shares(limits: DeviceLimits, tiles: int, num_steps: int) -> tuple[int, int]:
+    """Steps of each program of a tile, and how many programs there are, so that every multiprocessor has some."""
+    splits = max(min(limits.num_sms * _PROGRAMS_OF_SM // tiles, num_steps // _LEAST_STEPS, _MOST_SPLITS), 1)
+    of_split = triton.cdiv(num_steps, splits)
+    return of_split, triton.cdiv(num_steps, of_split)

@@ -33,6 +33,7 @@ KERNELS = {
     "_filter_kernel",
     "_merge_kernel",
     "_best_kernel",
+    "_embed_beside_kernel",
     "_few_rows_product_kernel",
     "_grouped_product_kernel",
     "_rotations_kernel",
@@ -52,7 +53,7 @@ KERNELS = {
 }
 SMALL = (
     "(counts_what_its_reference and 13-1) or "
-    "(groups_are and 150-4) or (few_rows_are and 17-130 and added) or "
+    "(groups_are and 150-4) or embeddings_are or (few_rows_are and 17-130 and added) or "
     "angles_are or addresses_are or best_tokens or (trees_are_believed and sound-trees) or (nodes_lie and 6)"
     " or (paths_are_settled and 9-4 and move) or "
     "splits_without_keys or strided_rows or longer_than_a_program_move or chain_of_moves or noise_has or walks_are"

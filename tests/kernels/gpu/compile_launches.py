@@ -115,6 +115,7 @@ def launch_layers(
     for norm in (None, hidden.new_zeros(dim)):
         for stored in caches:
             triton_layer.rotate_and_store(qkv, turned, turned, stored, stored, ints(num_tokens), norm, norm, 1e-6)
+    triton_layer.embed_beside(ints(num_tokens), hidden, hidden, (weight, weight), 1e-5)
     for halves in (1, 2):
         triton_layer.rotations(ints(num_tokens), weight.float()[: dim // halves], 1.0, bf16, halves)
     for counted in (None, ints(num_tokens, 8).bool()):

@@ -113,6 +113,17 @@ def test_queries_keys_and_values_go_where_the_references_go(num_heads, num_kv_he
         same(query.cpu(), theirs)
 
 
+@pytest.mark.parametrize("size", [48, 1000])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_embeddings_are_normed_beside_features_as_by_the_reference(size, dtype, poisoned_memory):
+    table, features = draw(9, size, dtype=dtype), draw(5, size, dtype=dtype, seed=1) * 3
+    weights = draw(size, dtype=dtype, seed=2), draw(size, dtype=dtype, seed=3)
+    ids = torch.tensor([8, 0, 3, 3, 1], device=DEVICE)
+    expected = reference.embed_beside(ids.cpu(), table.cpu(), features.cpu(), tuple(w.cpu() for w in weights), 1e-5)
+    for ours, theirs in zip(kernels.embed_beside(ids, table, features, weights, 1e-5), expected, strict=True):
+        close(ours.cpu(), theirs)
+
+
 @pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_angles_are_the_references(halves, dtype, poisoned_memory):

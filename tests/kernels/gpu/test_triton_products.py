@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+pytest.importorskip("triton")
+
+from wingbeat.kernels.gpu import products as kernels
+from wingbeat.kernels.gpu.attention.device import KNOWN
 from wingbeat.kernels.layer.products import few_rows_product, new_counters
 from wingbeat.kernels.layer.reference import silu_mul
 
 pytestmark = [pytest.mark.few(6), pytest.mark.usefixtures("poisoned_memory")]
-
-kernels = pytest.importorskip("wingbeat.kernels.gpu.products")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2}
@@ -54,5 +56,14 @@ def test_few_rows_are_multiplied_as_by_torch(num_rows, columns, inputs, way, bia
 )
 def test_every_multiprocessor_has_programs(columns, inputs, programs, steps):
     """Of the products of a Llama of 8B on an H100, whose 132 had 64 tiles of o and down to share."""
-    of_split, splits = kernels.shares(torch.device("cpu"), columns // 64, inputs)
-    assert (columns // 64 * splits, of_split // 128) == (programs, steps)
+    of_split, splits = kernels.shares(KNOWN["H100"], columns // 64, inputs // 128)
+    assert (columns // 64 * splits, of_split) == (programs, steps)
+
+
+@pytest.mark.parametrize("card", KNOWN)
+@pytest.mark.parametrize("height", [16, 32, 64])
+def test_steps_are_read_ahead_and_two_programs_share_a_multiprocessor(card, height):
+    limits = KNOWN[card]
+    tile, stages = kernels.read_ahead(limits, height, 2)
+    assert stages >= 2
+    assert 2 * (stages * (64 + height) * tile * 2 + 1024) <= limits.sm_shared_bytes
