@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.kv.pool_table import PoolTable
+from wingbeat.kernels.launching import options, wait_for_launch
 
 _CHUNK_ELEMENTS = 2048
 _MOVE_TILE_ELEMENTS = 8192

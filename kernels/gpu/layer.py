@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.kv import stored_as
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.layer.reference import MOST_HIDDEN
 
 _ROPE_TILE = 1024

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.gpu.attention.device import DeviceLimits
-from wingbeat.kernels.gpu.launching import limits_of, options, wait_for_launch
+from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits, device_limits
+from wingbeat.kernels.launching import compiled_capability, options, wait_for_launch
 from wingbeat.kernels.layer.products import LEAST_TILE
 
 _OUT_TILE, _IN_TILES = 64, (128, 64)
@@ -101,7 +101,7 @@ def few_rows_product(
     out = rows.new_empty(num_rows, out_features) if total is None else total
     if not num_rows:
         return out
-    limits, height = limits_of(rows.device), max(triton.next_power_of_2(num_rows), LEAST_TILE)
+    limits, height = _limits_of(rows.device), max(triton.next_power_of_2(num_rows), LEAST_TILE)
     in_tile, num_stages = read_ahead(limits, height, rows.element_size())
     steps, splits = shares(limits, triton.cdiv(out_features, _OUT_TILE), triton.cdiv(in_features, in_tile))
     if gated:  # of two halves of a gated MLP there are tiles enough
@@ -144,3 +144,11 @@ def shares(limits: DeviceLimits, tiles: int, num_steps: int) -> tuple[int, int]:
     splits = max(min(limits.num_sms * _PROGRAMS_OF_SM // tiles, num_steps // _LEAST_STEPS, _MOST_SPLITS), 1)
     of_split = triton.cdiv(num_steps, splits)
     return of_split, triton.cdiv(num_steps, of_split)
+
+
+def _limits_of(device: torch.device) -> DeviceLimits:
+    """Limits of a GPU; of the one that kernels are compiled for on a machine without one, or an H100's."""
+    if device.type == "cuda":
+        return device_limits(device.index or 0)
+    known = {limits.capability: limits for limits in KNOWN.values()}
+    return known.get(compiled_capability(), KNOWN["H100"])

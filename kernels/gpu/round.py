@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.kv import address_of
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.gpu.tree.walk import num_warps
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.round.reference import (
     DraftedFor,
     PathShape,

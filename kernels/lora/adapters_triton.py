@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.lora.stacked_adapters import TILE_ROWS, StackedAdapters, Tiles
 
 _INPUTS_TILE = 64

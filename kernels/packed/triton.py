@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.attention.device import KNOWN, device_limits
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.layer.experts import Routes
 from wingbeat.kernels.packed.matrix import LEAST_TILE, PackedMatrix
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.state.rows import Added, TreeRows
 
 MOST_NODES, MOST_KEYS = 16, 128

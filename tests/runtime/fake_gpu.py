@@ -180,7 +180,7 @@ class FakeGpu(TorchDispatchMode):
 
     @staticmethod
     def _has_grouped(rows: Tensor) -> bool:
-        """Whether ATen has a kernel (`ScaledGroupMM.cu`): elsewhere it waits for the host, and cannot be captured."""
+        """Whether ATen has a kernel: elsewhere it waits for the host, and cannot be captured."""
         return (CARD["major"], CARD["minor"]) in ((9, 0), (10, 0)) and rows.dtype == torch.bfloat16
 
     def _copy_into(self, func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:

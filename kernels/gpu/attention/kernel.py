@@ -10,7 +10,7 @@ import triton.language as tl
 
 from wingbeat.kernels.gpu.attention.rows import attend_rows
 from wingbeat.kernels.gpu.attention.splits import count_further_splits, find_further_split
-from wingbeat.kernels.gpu.launching import wait_for_launch
+from wingbeat.kernels.launching import wait_for_launch
 
 
 @triton.jit(

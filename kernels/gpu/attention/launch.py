@@ -25,7 +25,7 @@ from wingbeat.kernels.gpu.attention.splits import (
     workspace_size,
 )
 from wingbeat.kernels.gpu.attention.tiles import TileConfig, tile_config
-from wingbeat.kernels.gpu.launching import options
+from wingbeat.kernels.launching import options
 
 _RESIDENT: dict[tuple, int] = {}
 """Programs that a multiprocessor holds at once, by what a variant is compiled for."""

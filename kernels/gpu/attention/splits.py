@@ -6,7 +6,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from wingbeat.kernels.gpu.launching import wait_for_launch
+from wingbeat.kernels.launching import wait_for_launch
 
 MAX_SPLITS = 128
 # Below this many tiles a split costs more in its partial result than it gains.

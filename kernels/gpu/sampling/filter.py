@@ -9,7 +9,6 @@ their number or order. Reference: `sampling.process_logits`.
 import triton
 import triton.language as tl
 
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.gpu.sampling.integers import (
     is_outside,
     largest_of_row,
@@ -31,6 +30,7 @@ from wingbeat.kernels.gpu.sampling.scratch import (
     SamplingWorkspace,
     Shares,
 )
+from wingbeat.kernels.launching import options, wait_for_launch
 
 
 @triton.jit

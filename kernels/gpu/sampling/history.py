@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.sampling.processors import Histories
 
 _TILE = 512

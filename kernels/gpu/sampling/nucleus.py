@@ -10,7 +10,6 @@ Where nothing is searched (`listed_only`), rows of top-k alone are listed too, d
 import triton
 import triton.language as tl
 
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.gpu.sampling.integers import (
     is_outside,
     largest_of_row,
@@ -23,6 +22,7 @@ from wingbeat.kernels.gpu.sampling.integers import (
 )
 from wingbeat.kernels.gpu.sampling.noise import FP_FUSION
 from wingbeat.kernels.gpu.sampling.scratch import Rows, SamplingWorkspace, Shares
+from wingbeat.kernels.launching import options, wait_for_launch
 
 
 @triton.jit

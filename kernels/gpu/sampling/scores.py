@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.gpu.sampling.noise import FP_FUSION, gumbel, row_keys
 from wingbeat.kernels.gpu.sampling.scratch import Rows, SamplingWorkspace, Shares
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.sampling.processors import LogitProcessors, check_processors
 
 _NO_TOKEN = tl.constexpr(2**31 - 1)

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.gpu.sampling.noise import gumbel, row_keys
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.tree.results import Candidates, Coupling
 
 # Logits a program holds in registers at a time: 32 in each of its threads.

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
 from wingbeat.kernels.gpu.sampling.integers import sortable
 from wingbeat.kernels.gpu.tree.walk import num_warps
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.tree.results import Frontier, GrownTree
 
 

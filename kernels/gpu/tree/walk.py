@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.gpu.launching import options, wait_for_launch
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.tree.results import WalkResult
 
 WORD_BITS = tl.constexpr(64)

@@ -10,10 +10,9 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import driver
-
-from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits, device_limits
 
 _LEAST_CAPABILITY = (9, 0)
 
@@ -38,22 +37,14 @@ def options(*, fused: bool) -> dict[str, bool]:
     Args:
         fused: a product and a sum may be one instruction, which rounds once.
     """
-    early = _is_early(torch.cuda.current_device()) if torch.cuda.is_available() else _compiled_capability() >= 90
+    early = _is_early(torch.cuda.current_device()) if torch.cuda.is_available() else compiled_capability() >= 90
     known = {"enable_fp_fusion": fused, "EARLY": early}
     return known | {"launch_pdl": True} if early else known
 
 
-def limits_of(device: torch.device) -> DeviceLimits:
-    """Limits of a GPU; of the one that kernels are compiled for on a machine without one, or an H100's."""
-    if device.type == "cuda":
-        return device_limits(device.index or 0)
-    known = {limits.capability: limits for limits in KNOWN.values()}
-    return known.get(_compiled_capability(), KNOWN["H100"])
-
-
-def _compiled_capability() -> int:
+def compiled_capability() -> int:
     """Capability that kernels are compiled for on a machine without a GPU; 0 where they are interpreted."""
-    if triton.knobs.runtime.interpret:
+    if knobs.runtime.interpret:
         return 0
     try:
         return driver.active.get_current_target().arch
