@@ -296,13 +296,16 @@ _STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 class FusedRotary(nn.Module):
-    """The angles of positions in one step; of each type of layer where the module's own forward takes one."""
+    """The angles of positions in one step; of each type of layer where the module's own forward takes one.
 
-    _ops: LayerOps
+    A module that its class made anew runs as it is written.
+    """
+
+    _ops: LayerOps | None = None
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         """Positions [1, num_tokens] -> cosines and sines [1, num_tokens, dim]."""
-        if torch.compiler.is_compiling():
+        if self._ops is None or torch.compiler.is_compiling():
             return super().forward(x, position_ids, *(() if layer_type is None else (layer_type,)))
         own = "" if layer_type is None else f"{layer_type}_"
         scale = getattr(self, f"{own}attention_scaling")

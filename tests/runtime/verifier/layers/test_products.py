@@ -19,7 +19,7 @@ def timed(monkeypatch):
     times = dict.fromkeys(ROWS, 2.0)
     monkeypatch.setattr(choice, "compiled", lambda name, tensor: module if name == "few_rows_product" else None)
     monkeypatch.setattr(module, "few_rows_product", lambda rows, *given: torch.full((1,), float(len(rows))))
-    monkeypatch.setattr(module, "CudaGraphDevice", lambda device: None)
+    monkeypatch.setattr(module, "CudaGraphDevice", lambda device: object())
 
     def measured(step, graphs):
         made = step()
