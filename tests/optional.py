@@ -234,13 +234,11 @@ FEATURES = {
             *("tests/runtime/tensor_parallel/test_rank_launches.py", "tests/kernels/state/test_triton_state.py"),
         ),
     ),
-    "grouped_weights": Feature(("kernels/grouped_weight.py",)),
     "quantised": Feature(
         (
             *("runtime/quantised", "tests/runtime/quantised", "tests/runtime/cpu/quantised"),
             "tests/runtime/cpu/activations/test_rounded_experts.py",
         ),
-        needs=("grouped_weights",),
         words=("awq", "gptq", "gguf", "unknown quantisation"),
     ),
     "packed_on_gpus": Feature(
@@ -327,7 +325,6 @@ FEATURES = {
             *("runtime/cpu", "kernels/cpu", "kernels/lora/native.*", "tests/runtime/cpu", "tests/kernels/cpu"),
             *("tests/kernels/lora/test_native.py", "benchmarks/cpu_kernels.py", "benchmarks/results/cpu_kernels*"),
         ),
-        needs=("grouped_weights",),
         words=("int8", "deterministic", "CPU kernels"),
     ),
     "activations": Feature(

@@ -8,13 +8,13 @@ from _harness import Bench
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from wingbeat.kernels.kv.reference import move_kv
+from wingbeat.kernels.kv.reference import move_kv, slot_mapping
 from wingbeat.kernels.tree.reference import ancestor_words, walk_tree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
-from wingbeat.runtime.kv.pool import KVCache, slot_mapping
+from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.round.rows import ModelOutput, Rows, Segment
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel

@@ -9,13 +9,12 @@ from _model import BLOCK_SIZE, llama_config, random_head, shape_facts
 from torch import Tensor
 
 from wingbeat.kernels.attention.reference import tree_attention
-from wingbeat.kernels.kv.reference import store_kv
+from wingbeat.kernels.kv.reference import slot_mapping, store_kv
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.kernels.tree.table import select_frontier
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
-from wingbeat.runtime.kv.pool import slot_mapping
 
 CONTEXT = 1024
 WIDTHS = (1, 8, 16, 32, 64)

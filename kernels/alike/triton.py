@@ -12,6 +12,7 @@ from torch import Tensor
 
 from wingbeat.kernels.alike.product import STEP, AlikeWeight
 from wingbeat.kernels.gpu.attention.device import KNOWN, device_limits
+from wingbeat.kernels.launching import options, wait_for_launch
 
 _FEW_ROWS = 64
 _OUT_TILE, _LARGE_TILE = 64, 128
@@ -39,7 +40,9 @@ def _alike_product_kernel(
     IN: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     # Programs of the same columns follow one another: they find the weights in the L2 cache.
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tile = tl.program_id(1)
@@ -114,7 +117,7 @@ def product(rows: Tensor, matrix: AlikeWeight, bias: Tensor | None, out: Tensor,
             PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
             num_warps=4 if tile == _OUT_TILE else 8,
             num_stages=2 if rows.dtype == torch.float32 else 4 if tile == _OUT_TILE else 3,
-            enable_fp_fusion=False,
+            **options(fused=False),
         )
     return out
 

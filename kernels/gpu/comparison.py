@@ -13,17 +13,29 @@ from torch import Tensor
 from wingbeat.kernels import choice
 from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
-from wingbeat.kernels.kv.reference import move_kv, store_kv
-from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
-from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
+from wingbeat.kernels.kv.reference import move_kv, slot_mapping, store_kv
+from wingbeat.kernels.layer.experts import Routes, grouped_product
+from wingbeat.kernels.layer.products import few_rows_product
+from wingbeat.kernels.layer.reference import add_rms_norm, embed_beside, rotate_and_store, rotations, silu_mul
 from wingbeat.kernels.parts import hooks, merged_of
+from wingbeat.kernels.round.reference import (
+    DraftedFor,
+    PathShape,
+    SlotColumns,
+    TreeRules,
+    WalkedTrees,
+    check_trees,
+    place_nodes,
+    settle_paths,
+)
 from wingbeat.kernels.sampling.history import count_tokens
 from wingbeat.kernels.sampling.noise import gumbel_noise, noise_bits
 from wingbeat.kernels.sampling.processors import Histories
-from wingbeat.kernels.sampling.reference import choose_tokens, process_logits
+from wingbeat.kernels.sampling.reference import best_tokens, choose_tokens, process_logits
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.forced import Draws, forced_walk
 from wingbeat.kernels.tree.reference import ancestor_words, path_token_ids, walk_tree
+from wingbeat.kernels.tree.results import GrownTree
 from wingbeat.kernels.tree.table import TreeTable
 
 FP8_CAPABILITY = (8, 9)
@@ -53,8 +65,6 @@ def differences(device: torch.device, shape: Shape) -> list[Difference]:
     without_fp8 = device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY
     shape = shape._replace(fp8_cache=shape.fp8_cache and not without_fp8)
     for name, run in CASES.items():
-        if name == "fp8_linear" and without_fp8:
-            continue
         try:
             ours, expected = ([part.cpu() for part in run(torch.device(where), shape)] for where in (device, "cpu"))
         except Exception as error:  # compilers, linkers and drivers raise whatever they like
@@ -139,7 +149,9 @@ def _norm(device: torch.device, shape: Shape) -> list[Tensor]:
     hidden, residual = (random_numbers(seed, 5, width, dtype=shape.dtype).to(device) for seed in (6, 7))
     weight = random_numbers(8, width, dtype=shape.dtype).to(device)
     wide, _ = add_rms_norm(hidden.clone(), None, weight.float(), 1e-6)
-    return [wide, *add_rms_norm(hidden.clone(), None, weight, 1e-6), *add_rms_norm(hidden, residual, weight, 1e-6)]
+    beside = embed_beside(torch.tensor([3, 0, 2, 2, 1], device=device), residual, hidden, (weight, weight * 2), 1e-6)
+    alone = add_rms_norm(hidden.clone(), None, weight, 1e-6)
+    return [wide, *beside, *alone, *add_rms_norm(hidden, residual, weight, 1e-6)]
 
 
 def _rotate(device: torch.device, shape: Shape) -> list[Tensor]:
@@ -152,14 +164,29 @@ def _rotate(device: torch.device, shape: Shape) -> list[Tensor]:
     return [query, keys.float(), values.float()]
 
 
+def _rotations(device: torch.device, shape: Shape) -> list[Tensor]:
+    positions, frequencies = torch.tensor([[0, 9, 131_071]], device=device), 0.9 ** torch.arange(32.0, device=device)
+    return [part for n in (1, 2) for part in rotations(positions, frequencies, 1.2, shape.dtype, halves=n)]
+
+
 def _silu(device: torch.device, shape: Shape) -> list[Tensor]:
     return [silu_mul(random_numbers(10, 5, 2 * 384, dtype=shape.dtype).to(device))]
 
 
-def _fp8(device: torch.device, shape: Shape) -> list[Tensor]:
-    values, scales = to_fp8(random_numbers(11, 96, 256))
-    inputs = random_numbers(12, 5, 256, dtype=shape.dtype)
-    return [fp8_linear(inputs.to(device), Fp8Weight(values.to(device), scales.to(device)))]
+def _few_rows(device: torch.device, shape: Shape) -> list[Tensor]:
+    rows = (random_numbers(17, 7, 1280) / 36).to(shape.dtype).to(device)
+    weight = random_numbers(18, 96, 1280, dtype=shape.dtype).to(device)
+    ways = (few_rows_product(rows, weight), few_rows_product(rows, weight, weight[:, 3].contiguous(), gated=True))
+    return [*ways, few_rows_product(rows, weight, total=ways[0].clone())]
+
+
+def _experts(device: torch.device, shape: Shape) -> list[Tensor]:
+    rows = random_numbers(11, 24, 96, dtype=shape.dtype).to(device)
+    weight = random_numbers(12, 5, 80, 96, dtype=shape.dtype).to(device)
+    chosen = (torch.arange(24)[:, None] * torch.tensor([1, 2]) % 5).to(device)
+    routes = Routes.of(chosen, 5)
+    each = grouped_product(rows, weight, weight[:, :, 0], routes)
+    return [each, grouped_product(each, weight.mT.contiguous()[:, :, :80], None, routes)]
 
 
 def _ancestors(device: torch.device, shape: Shape) -> list[Tensor]:
@@ -182,6 +209,51 @@ def _forced(device: torch.device, shape: Shape) -> list[Tensor]:
     draws = Draws(limits.to(torch.int32), torch.tensor([5, 6, -(2**40)], device=device), slots, roots)
     chosen = (_TOKENS + 1).to(device)
     return list(forced_walk(_TOKENS.to(device), _PARENTS.to(device), valid, chosen, draws, 6))
+
+
+_SLOTS = (1, 0)
+
+
+def _state(device: torch.device) -> SlotColumns:
+    tables = torch.arange(1, 1 + 3 * _NUM_NODES).view(3, _NUM_NODES)
+    columns = (torch.tensor([40, 17, 1]), torch.tensor([3, 3, 3]), torch.tensor([5, 6, 0]), tables)
+    return SlotColumns(*(part.to(device) for part in columns))
+
+
+def _trees(device: torch.device) -> GrownTree:
+    depths = torch.tensor([[0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4, 5]] * _NUM_REQS)
+    parts = (_TOKENS, _PARENTS, depths, -depths.float(), torch.tensor([_NUM_NODES, 9]))
+    return GrownTree(*(part.clone().to(device) for part in parts))
+
+
+def _check(device: torch.device, shape: Shape) -> list[Tensor]:
+    state, trees = _state(device), _trees(device)
+    trees.depths[0, 3] = 2
+    grown = DraftedFor(*(part[:2] for part in (state.epochs, state.committed_lens)))
+    slots, wanted = torch.tensor(_SLOTS, device=device), torch.ones(2, dtype=torch.bool, device=device)
+    return list(check_trees(trees, grown, slots, wanted, state, TreeRules(99, chains=False)))
+
+
+def _place(device: torch.device, shape: Shape) -> list[Tensor]:
+    given = torch.tensor(_SLOTS, device=device), _state(device)
+    return [part for tree in (None, _trees(device)) for part in place_nodes(*given, tree, 41, shape.block_size)[:4]]
+
+
+def _settle(device: torch.device, shape: Shape) -> list[Tensor]:
+    state, trees, slots = _state(device), _trees(device), torch.tensor(_SLOTS, device=device)
+    walked = WalkedTrees(
+        slots, state.committed_lens[slots] - 1, trees, (_TOKENS + 1).flatten().to(device), trees.depths
+    )
+    settled = settle_paths(walked, state, PathShape(6, 99, shape.block_size, moves=True))
+    return [*settled, *state]
+
+
+def _addresses(device: torch.device, shape: Shape) -> list[Tensor]:
+    positions = torch.tensor([[-1, 0, 99], [17, 1000, 16]], device=device)
+    counted = positions % 2 == 1
+    return [
+        slot_mapping(_state(device).block_tables[:2], positions, shape.block_size, each) for each in (None, counted)
+    ]
 
 
 def _grow(device: torch.device, shape: Shape) -> list[Tensor]:
@@ -225,7 +297,7 @@ def _choose(device: torch.device, shape: Shape) -> list[Tensor]:
     logits = _spread(15, num_rows, 5000).to(device)
     rows = [row.to(device) for row in rows]
     drafted = process_logits(16 * logits, *rows[:4], listed_only=True)
-    return [choose_tokens(logits, *rows, any_sampled=True, any_filtered=True), drafted]
+    return [choose_tokens(logits, *rows, any_sampled=True, any_filtered=True), best_tokens(logits), drafted]
 
 
 def _count(device: torch.device, shape: Shape) -> list[Tensor]:
@@ -245,14 +317,20 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "attention": _attention,
     "store_kv": _store,
     "move_kv": _move,
+    "slot_mapping": _addresses,
     "add_rms_norm": _norm,
+    "rotations": _rotations,
     "rotate_and_store": _rotate,
     "silu_mul": _silu,
-    "fp8_linear": _fp8,
+    "few_rows_product": _few_rows,
+    "grouped_product": _experts,
     "ancestors": _ancestors,
     "path_token_ids": _paths,
     "walk_tree": _walk,
     "forced_walk": _forced,
+    "check_trees": _check,
+    "place_nodes": _place,
+    "settle_paths": _settle,
     "grow_tree": _grow,
     "top_candidates": _candidates,
     "noise": _noise,

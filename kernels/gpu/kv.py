@@ -1,4 +1,6 @@
-"""Writes into a paged KV cache on a GPU: new rows of a layer, and accepted paths over all layers, one launch each.
+"""Writes into a paged KV cache on a GPU, and where they go: new rows of a layer, accepted paths over all layers.
+
+One launch each.
 
 Reference: `wingbeat.kernels.kv.reference`, whose functions choose between the two.
 """
@@ -9,9 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.kv.pool_table import PoolTable
+from wingbeat.kernels.launching import options, wait_for_launch
 
 _CHUNK_ELEMENTS = 2048
 _MOVE_TILE_ELEMENTS = 8192
+_MAPPING_TILE = 128
 _FP8_MAX = tl.constexpr(448.0)
 
 
@@ -76,7 +80,9 @@ def _store_kv_kernel(
     VALUE_DIM: tl.constexpr,
     KEY_CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     slot = tl.load(slot_ptr + tl.program_id(0))
     chunk = tl.program_id(1)
     # Block 0 takes the rows to drop: many at once, so nothing is written there.
@@ -146,7 +152,65 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
             CHUNK=chunk,
             # 16 bytes a thread, at most.
             num_warps=max(1, min(8, chunk * key.element_size() // 512)),
+            **options(fused=False),
         )
+
+
+@triton.jit
+def address_of(table, stored, num_blocks, real, BLOCK_SIZE: tl.constexpr):
+    """Where positions are stored, by a row of block tables; of the nearest block where it has none for them."""
+    below = -((BLOCK_SIZE - 1 - stored) // BLOCK_SIZE)
+    index = tl.where(stored < 0, below, stored // BLOCK_SIZE)
+    block = tl.load(table + tl.minimum(tl.maximum(index, 0), num_blocks - 1), mask=real, other=0)
+    return block * BLOCK_SIZE + stored - index * BLOCK_SIZE
+
+
+@triton.jit(do_not_specialize=["stride_table"])
+def _slot_mapping_kernel(
+    tables,  # int64 [num_reqs, num_blocks]
+    positions,  # int64 [num_reqs, width]
+    counted,  # uint8 [num_reqs, width], or None
+    out,
+    num_blocks,
+    width,
+    stride_table,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_launch(EARLY)
+    req = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = at < width
+    stored = tl.load(positions + req * width + at, mask=inside, other=0)
+    address = address_of(tables + req * stride_table, stored, num_blocks, inside, BLOCK_SIZE)
+    if counted is not None:
+        address = tl.where(tl.load(counted + req * width + at, mask=inside, other=0) != 0, address, 0)
+    tl.store(out + req * width + at, address, mask=inside)
+
+
+def slot_mapping(block_tables: Tensor, positions: Tensor, block_size: int, counted: Tensor | None) -> Tensor:
+    """See `wingbeat.kernels.kv.reference.slot_mapping`."""
+    num_reqs, width = positions.shape
+    out = positions.new_empty(num_reqs, width)
+    tables = block_tables if block_tables.stride(1) == 1 else block_tables.contiguous()
+    tile = min(_MAPPING_TILE, triton.next_power_of_2(max(width, 1)))
+    if out.numel():
+        with torch.cuda.device_of(positions):
+            _slot_mapping_kernel[(num_reqs, triton.cdiv(width, tile))](
+                tables,
+                positions.contiguous(),
+                None if counted is None else counted.contiguous().view(torch.uint8),
+                out,
+                tables.shape[1],
+                width,
+                tables.stride(0),
+                BLOCK_SIZE=block_size,
+                TILE=tile,
+                num_warps=1,
+                **options(fused=False),
+            )
+    return out
 
 
 def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable:
@@ -185,7 +249,9 @@ def _move_kv_kernel(
     WORDS_16_BYTES: tl.constexpr,
     BLOCK_MOVES: tl.constexpr,
     CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     move = tl.arange(0, BLOCK_MOVES)
@@ -235,4 +301,5 @@ def move_kv(
             BLOCK_MOVES=block_moves,
             CHUNK=chunk,
             num_warps=4,
+            **options(fused=False),
         )

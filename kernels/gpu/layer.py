@@ -6,9 +6,12 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.kv import stored_as
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.layer.reference import MOST_HIDDEN
 
 _ROPE_TILE = 1024
+_ANGLE_TILE = 256
+_QUARTER = tl.constexpr(1.5707963267948966)
 _ACTIVATION_TILE = 1024
 
 
@@ -22,7 +25,9 @@ def _add_rms_norm_kernel(
     size,
     eps,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
     inside = at < size
@@ -70,8 +75,76 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
                 eps,
                 BLOCK=block,
                 num_warps=max(1, min(16, block // 512)),
+                **options(fused=True),
             )
     return normed, total
+
+
+@triton.jit
+def _embed_beside_kernel(
+    id_ptr,  # int64 [num_rows]
+    table_ptr,  # [vocab_size, size]
+    feature_ptr,  # [num_rows, size]
+    embed_weight_ptr,  # [size], as the next one
+    feature_weight_ptr,
+    out_ptr,  # [num_rows, 2 * size]
+    normed_ptr,  # [num_rows, size]: of features
+    size,
+    eps,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_launch(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    half = tl.program_id(1)
+    if half == 0:
+        values = tl.load(table_ptr + tl.load(id_ptr + row) * size + at, mask=inside, other=0.0)
+        weight = tl.load(embed_weight_ptr + at, mask=inside, other=0.0)
+    else:
+        values = tl.load(feature_ptr + row * size + at, mask=inside, other=0.0)
+        weight = tl.load(feature_weight_ptr + at, mask=inside, other=0.0)
+    wide = values.to(tl.float32)
+    scale = tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    normed = ((wide * scale).to(values.dtype).to(tl.float32) * weight.to(tl.float32)).to(values.dtype)
+    tl.store(out_ptr + row * 2 * size + half * size + at, normed, mask=inside)
+    if half == 1:
+        tl.store(normed_ptr + row * size + at, normed, mask=inside)
+
+
+def embed_beside(
+    token_ids: Tensor, table: Tensor, features: Tensor, weights: tuple[Tensor, Tensor], eps: float
+) -> tuple[Tensor, Tensor]:
+    """See `wingbeat.kernels.layer.reference.embed_beside`.
+
+    Raises:
+        ValueError: as `add_rms_norm`.
+    """
+    num_rows, size = features.shape
+    _check([("features", features, features.shape), ("table", table, table.shape)], features.dtype)
+    _check([(f"weights[{index}]", weight, (size,)) for index, weight in enumerate(weights)], features.dtype)
+    _check([("token_ids", token_ids, (num_rows,))], torch.int64)
+    if size > MOST_HIDDEN or table.shape[1] != size:
+        raise ValueError(f"table is {tuple(table.shape)}: rows of {size} needed, of {MOST_HIDDEN} at most")
+    out, normed = features.new_empty(num_rows, 2 * size), torch.empty_like(features)
+    if num_rows:
+        block = triton.next_power_of_2(size)
+        with torch.cuda.device_of(features):
+            _embed_beside_kernel[(num_rows, 2)](
+                token_ids,
+                table,
+                features,
+                *weights,
+                out,
+                normed,
+                size,
+                eps,
+                BLOCK=block,
+                num_warps=max(1, min(16, block // 512)),
+                **options(fused=True),
+            )
+    return out, normed
 
 
 @triton.jit
@@ -83,6 +156,65 @@ def _normed(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
     if weight_low.dtype == dtype:  # rounded before the weight, too
         low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     return (low * weight_low.to(tl.float32)).to(dtype), (high * weight_high.to(tl.float32)).to(dtype)
+
+
+@triton.jit(do_not_specialize=["count", "scale"])
+def _rotations_kernel(
+    position_ptr,  # int64 [count / width]
+    frequency_ptr,  # float32 [size]
+    cos_ptr,  # [count]
+    sin_ptr,  # [count]
+    scale,
+    count,
+    size,
+    width,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_launch(EARLY)
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = at < count
+    position = tl.load(position_ptr + at // width, mask=inside, other=0).to(tl.float32)
+    angle = position * tl.load(frequency_ptr + at % size, mask=inside, other=0.0)
+    # Quarters of a turn are taken off in double precision: near a million turns the rest is still exact.
+    quarters = tl.floor(angle * 0.6366197723675814 + 0.5)
+    rest = (angle.to(tl.float64) - quarters.to(tl.float64) * _QUARTER).to(tl.float32)
+    square = rest * rest
+    # Cephes' polynomials, off by a rounding on the half of a quarter to both sides.
+    sine = ((-1.9515295891e-4 * square + 8.3321608736e-3) * square - 1.6666654611e-1) * square * rest + rest
+    cosine = (2.443315711809948e-5 * square - 1.388731625493765e-3) * square + 4.166664568298827e-2
+    cosine = cosine * square * square - 0.5 * square + 1.0
+    turn = quarters.to(tl.int32) & 3
+    swapped = (turn & 1) != 0
+    cos, sin = tl.where(swapped, sine, cosine), tl.where(swapped, cosine, sine)
+    cos, sin = tl.where((turn == 1) | (turn == 2), -cos, cos), tl.where(turn >= 2, -sin, sin)
+    tl.store(cos_ptr + at, (cos * scale).to(cos_ptr.dtype.element_ty), mask=inside)
+    tl.store(sin_ptr + at, (sin * scale).to(sin_ptr.dtype.element_ty), mask=inside)
+
+
+def rotations(
+    positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype, halves: int
+) -> tuple[Tensor, Tensor]:
+    """See `wingbeat.kernels.layer.reference.rotations`."""
+    width = halves * len(frequencies)
+    cos, sin = (torch.empty(*positions.shape, width, dtype=dtype, device=positions.device) for _ in range(2))
+    if cos.numel():
+        with torch.cuda.device_of(positions):
+            _rotations_kernel[(triton.cdiv(cos.numel(), _ANGLE_TILE),)](
+                positions.contiguous(),
+                frequencies,
+                cos,
+                sin,
+                scale,
+                cos.numel(),
+                len(frequencies),
+                width,
+                TILE=_ANGLE_TILE,
+                num_warps=4,
+                # A fused multiply-add would round an angle once where torch rounds it twice.
+                **options(fused=False),
+            )
+    return cos, sin
 
 
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
@@ -109,7 +241,9 @@ def _rotate_and_store_kernel(
     HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
     dim = tl.arange(0, BLOCK_HALF)[None, :]
@@ -214,7 +348,7 @@ def rotate_and_store(
             BLOCK_HALF=block_half,
             num_warps=max(1, min(4, block_heads * block_half // 128)),
             # A fused multiply-add would round once where transformers rounds twice.
-            enable_fp_fusion=False,
+            **options(fused=False),
         )
     return query
 
@@ -225,7 +359,9 @@ def _silu_mul_kernel(
     out_ptr,  # [num_tokens, size]
     size,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = at < size
@@ -250,7 +386,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         tile = min(_ACTIVATION_TILE, triton.next_power_of_2(size))
         with torch.cuda.device_of(gate_up):
             _silu_mul_kernel[(num_tokens, triton.cdiv(size, tile))](
-                gate_up, out, size, TILE=tile, num_warps=max(1, min(4, tile // 256))
+                gate_up,
+                out,
+                size,
+                TILE=tile,
+                num_warps=max(1, min(4, tile // 256)),
+                **options(fused=True),
             )
     return out
 

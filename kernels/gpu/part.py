@@ -3,11 +3,13 @@
 replace_wrong = "wingbeat.kernels.gpu.comparison:replace_wrong"
 kernels = {
     "attention": "wingbeat.kernels.gpu.attention.launch",
-    **dict.fromkeys(("store_kv", "move_kv"), "wingbeat.kernels.gpu.kv"),
-    **dict.fromkeys(("add_rms_norm", "rotate_and_store", "silu_mul"), "wingbeat.kernels.gpu.layer"),
-    "fp8_linear": "wingbeat.kernels.gpu.fp8",
+    **dict.fromkeys(("store_kv", "move_kv", "slot_mapping"), "wingbeat.kernels.gpu.kv"),
+    **dict.fromkeys(("add_rms_norm", "rotations", "rotate_and_store", "silu_mul"), "wingbeat.kernels.gpu.layer"),
+    "few_rows_product": "wingbeat.kernels.gpu.products",
+    "grouped_product": "wingbeat.kernels.gpu.experts",
     **dict.fromkeys(("ancestors", "path_token_ids", "walk_tree"), "wingbeat.kernels.gpu.tree.walk"),
     "forced_walk": "wingbeat.kernels.gpu.tree.forced",
+    **dict.fromkeys(("check_trees", "place_nodes", "settle_paths"), "wingbeat.kernels.gpu.round"),
     "grow_tree": "wingbeat.kernels.gpu.tree.table",
     "top_candidates": "wingbeat.kernels.gpu.tree.candidates",
     "noise": "wingbeat.kernels.gpu.sampling.noise",

@@ -41,6 +41,22 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
 
 
+def slot_mapping(block_tables: Tensor, positions: Tensor, block_size: int, counted: Tensor | None = None) -> Tensor:
+    """Address of each stored position: block id * block_size + offset, int64 [num_reqs, n]; one launch on CUDA.
+
+    Args:
+        block_tables: int64 [num_reqs, num_table_blocks].
+        positions: int64 [num_reqs, n]: index among what the sequence stores; one outside its table has an address
+            of somebody's, and must not count.
+        counted: bool [num_reqs, n]: the others are dropped, which is what block 0 is for; None counts all.
+    """
+    if kernels := choice.compiled("slot_mapping", positions):
+        return kernels.slot_mapping(block_tables, positions, block_size, counted)
+    blocks = block_tables.gather(1, (positions // block_size).clamp(0, block_tables.shape[1] - 1))
+    mapping = blocks * block_size + positions % block_size
+    return mapping if counted is None else torch.where(counted, mapping, 0)
+
+
 def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
     """What `move_kv` needs of caches on CUDA; None elsewhere. Captured moves read it: it must live as long as they do.
 

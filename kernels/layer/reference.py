@@ -41,6 +41,44 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(rows, weight.shape, weight, eps)
 
 
+def embed_beside(
+    token_ids: Tensor, table: Tensor, features: Tensor, weights: tuple[Tensor, Tensor], eps: float
+) -> tuple[Tensor, Tensor]:
+    """Norms of tokens' embeddings, and of the features that they are paired with, side by side; one launch on CUDA.
+
+    Args:
+        token_ids: int64 [num_rows].
+        table: [vocab_size, size], of one dtype with all of the others.
+        features: [num_rows, size], contiguous.
+        weights: [size], of the norm of embeddings and of that of features.
+
+    Returns:
+        [num_rows, 2 * size], and the second half by itself.
+    """
+    if kernels := choice.compiled("add_rms_norm", features):
+        return kernels.embed_beside(token_ids, table, features, weights, eps)
+    normed = [_rms_norm(rows, weight, eps) for rows, weight in zip((table[token_ids], features), weights, strict=True)]
+    return torch.cat(normed, dim=-1), normed[1]
+
+
+def rotations(
+    positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype, halves: int = 2
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions' angles, [..., halves * n] each.
+
+    Args:
+        positions: int64 [...].
+        frequencies: float32 [n].
+        scale: both are multiplied by it, before they are rounded.
+        halves: times that the frequencies are repeated, 1 or 2.
+    """
+    if kernels := choice.compiled("rotations", positions):
+        return kernels.rotations(positions, frequencies, scale, dtype, halves)
+    angles = positions.unsqueeze(-1).to(torch.float32) * frequencies
+    cos, sin = ((wave * scale).to(dtype) for wave in (angles.cos(), angles.sin()))
+    return (cos, sin) if halves == 1 else (torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1))
+
+
 def rotate_and_store(
     qkv: Tensor,
     cos: Tensor,

@@ -5,10 +5,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.lora.stacked_adapters import TILE_ROWS, StackedAdapters, Tiles
 
 _INPUTS_TILE = 64
 _OUTPUTS_TILE = 64
+_NUM_PROGRAMS = 264
+"""That fill a large GPU twice: so many share the inputs of a product."""
+_LEAST_STEPS, _MOST_SPLITS = 4, 32
 
 
 @triton.jit
@@ -16,20 +20,24 @@ def _shrink_kernel(
     x_ptr,  # [num_rows, inputs]
     a_ptr,  # [num_adapters, inputs, NUM_PARTS * RANK]
     ranks_ptr,  # int64 [num_adapters + 1]
-    low_ptr,  # float32 [num_rows, NUM_PARTS * RANK]
+    low_ptr,  # float32 [splits, num_rows, NUM_PARTS * RANK]
     order_ptr,  # int64 [num_rows]
     ids_ptr,  # int64 [num_tiles]
     begins_ptr,
     ends_ptr,
     inputs,
+    of_split,  # inputs of a program
     stride_adapter,
     stride_input,
+    stride_split,
     RANK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     tile = tl.program_id(0)
     part = tl.program_id(1)
     adapter = tl.load(ids_ptr + tile)
@@ -45,7 +53,8 @@ def _shrink_kernel(
     at = tl.arange(0, BLOCK_INPUTS)
     weights = a_ptr + (adapter - 1) * stride_adapter + part * RANK
     low = tl.zeros((ROWS, BLOCK_RANK), dtype=tl.float32)
-    for begin in range(0, inputs, BLOCK_INPUTS):
+    first = tl.program_id(2) * of_split
+    for begin in range(first, tl.minimum(first + of_split, inputs), BLOCK_INPUTS):
         inside = begin + at < inputs
         x = tl.load(x_ptr + row[:, None] * inputs + begin + at[None, :], is_row[:, None] & inside[None, :], other=0.0)
         a = tl.load(
@@ -54,13 +63,13 @@ def _shrink_kernel(
             other=0.0,
         )
         low = tl.dot(x, a, acc=low, input_precision="ieee")
-    to = low_ptr + row[:, None] * (NUM_PARTS * RANK) + part * RANK + column[None, :]
+    to = low_ptr + tl.program_id(2) * stride_split + row[:, None] * (NUM_PARTS * RANK) + part * RANK + column[None, :]
     tl.store(to, low, mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit
 def _expand_kernel(
-    low_ptr,  # float32 [num_rows, NUM_PARTS * RANK]
+    low_ptr,  # float32 [SPLITS, num_rows, NUM_PARTS * RANK]
     b_ptr,  # [num_adapters, RANK, outputs]
     ranks_ptr,  # int64 [num_adapters + 1]
     out_ptr,  # [num_rows, outputs]
@@ -73,12 +82,16 @@ def _expand_kernel(
     second_end,
     stride_adapter,
     stride_rank,
+    stride_split,
+    SPLITS: tl.constexpr,
     RANK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     tile = tl.program_id(0)
     part = tl.program_id(2)
     adapter = tl.load(ids_ptr + tile)
@@ -96,7 +109,9 @@ def _expand_kernel(
     at = tl.arange(0, BLOCK_RANK)
     is_rank = at < RANK
     from_low = low_ptr + row[:, None] * (NUM_PARTS * RANK) + part * RANK + at[None, :]
-    low = tl.load(from_low, mask=is_row[:, None] & is_rank[None, :], other=0.0)
+    low = tl.zeros((ROWS, BLOCK_RANK), dtype=tl.float32)
+    for split in range(SPLITS):  # always in this order
+        low += tl.load(from_low + split * stride_split, mask=is_row[:, None] & is_rank[None, :], other=0.0)
     b = tl.load(
         b_ptr + (adapter - 1) * stride_adapter + at[:, None] * stride_rank + column[None, :],
         mask=is_rank[:, None] & is_column[None, :],
@@ -121,7 +136,10 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, tiles: Tiles
             raise ValueError(f"{name} is {tensor.dtype} with strides {tensor.stride()}: contiguous {b.dtype} needed")
     if len(parts) > 3 or a.stride(2) != 1 or b.stride(2) != 1:
         raise ValueError(f"adapters of {len(parts)} parts with strides {a.stride()} and {b.stride()}")
-    low = torch.empty(len(x), len(parts) * rank, dtype=torch.float32, device=x.device)
+    if not len(x):
+        return out
+    of_split, splits = shares(x.shape[1], len(tiles.ids) * len(parts))
+    low = torch.empty(splits, len(x), len(parts) * rank, dtype=torch.float32, device=x.device)
     where = (tiles.order, tiles.ids, tiles.begins, tiles.ends)
     shared = {
         "RANK": rank,
@@ -130,20 +148,21 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, tiles: Tiles
         "BLOCK_RANK": max(16, triton.next_power_of_2(rank)),
     }
     num_tiles, ends = len(tiles.ids), [sum(parts[: index + 1]) for index in range(len(parts))]
-    if not len(x):
-        return out
     with torch.cuda.device_of(x):
-        _shrink_kernel[(num_tiles, len(parts))](
+        _shrink_kernel[(num_tiles, len(parts), splits)](
             x,
             a,
             adapters.ranks,
             low,
             *where,
             x.shape[1],
+            of_split,
             a.stride(0),
             a.stride(1),
+            low.stride(0),
             **shared,
             BLOCK_INPUTS=_INPUTS_TILE,
+            **options(fused=True),
         )
         _expand_kernel[(num_tiles, triton.cdiv(max(parts), _OUTPUTS_TILE), len(parts))](
             low,
@@ -156,7 +175,18 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, tiles: Tiles
             ends[1] if len(parts) > 1 else ends[0],
             b.stride(0),
             b.stride(1),
+            low.stride(0),
+            SPLITS=splits,
             **shared,
             BLOCK_OUTPUTS=_OUTPUTS_TILE,
+            **options(fused=True),
         )
     return out
+
+
+def shares(inputs: int, num_programs: int) -> tuple[int, int]:
+    """Inputs of each program that shares a product's inputs, and how many programs do; all have inputs."""
+    num_tiles = triton.cdiv(inputs, _INPUTS_TILE)
+    splits = max(min(_NUM_PROGRAMS // num_programs, num_tiles // _LEAST_STEPS, _MOST_SPLITS), 1)
+    of_split = triton.cdiv(num_tiles, splits)
+    return of_split * _INPUTS_TILE, triton.cdiv(num_tiles, of_split)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from wingbeat.kernels.gpu.attention.device import KNOWN, device_limits
 from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8
-from wingbeat.kernels.packed.experts import Routes
+from wingbeat.kernels.launching import options, wait_for_launch
+from wingbeat.kernels.layer.experts import Routes
 from wingbeat.kernels.packed.matrix import LEAST_TILE, PackedMatrix
 
 _WHOLE, _SIGNED, _E4M3, _E2M1 = (tl.constexpr(code) for code in range(4))
@@ -109,7 +110,9 @@ def _packed_product_kernel(
     SPLITS: tl.constexpr,
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     stride = stride.to(tl.int64)  # offsets of many experts pass 32 bits
     tile, split, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns, rows = tile * OUT + tl.arange(0, OUT), tl.arange(0, ROWS)
@@ -187,7 +190,9 @@ def _unpack_kernel(
     HALVES: tl.constexpr,
     BYTES: tl.constexpr,
     OUT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     stride = stride.to(tl.int64)
     outs, step = tl.program_id(1) * OUT + tl.arange(0, OUT), tl.program_id(0)
     real, columns = outs < num_columns, outs
@@ -267,6 +272,7 @@ def _launch(
             PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
             num_warps=4,
             num_stages=3,
+            **options(fused=True),
         )
 
 
@@ -288,6 +294,7 @@ def unpack(matrix: PackedMatrix, dtype: torch.dtype, columns: Tensor | None = No
                 **_constants(matrix),
                 OUT=_UNPACK_TILE,
                 num_warps=4,
+                **options(fused=True),
             )
     return out
 

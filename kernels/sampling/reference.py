@@ -132,6 +132,21 @@ def process_logits(
     return scaled
 
 
+def best_tokens(logits: Tensor, workspace: Any = None) -> Tensor:
+    """The likeliest token of each row, the lowest id of equal ones; one launch on a GPU.
+
+    Args:
+        logits: [num_rows, vocab_size], any float type.
+        workspace: as for `choose_tokens`.
+
+    Returns:
+        int64 [num_rows].
+    """
+    if kernels := choice.compiled("choose_tokens", logits):
+        return kernels.best_tokens(logits, workspace)
+    return logits.argmax(dim=-1)
+
+
 def choose_tokens(
     logits: Tensor,
     temperatures: Tensor,
@@ -181,7 +196,7 @@ def choose_tokens(
             workspace=workspace,
         )
     if not any_sampled:
-        return (logits if processors is None else apply_processors(logits, processors)).argmax(dim=-1)
+        return best_tokens(logits if processors is None else apply_processors(logits, processors), workspace)
     processed = process_logits(
         logits, temperatures, top_ks, top_ps, min_ps, any_filtered=any_filtered, processors=processors
     )

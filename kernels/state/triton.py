@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.state.rows import Added, TreeRows
 
 MOST_NODES, MOST_KEYS = 16, 128
@@ -48,7 +49,9 @@ def _delta_rule_kernel(
     NODES: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     req, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     per_key = num_heads // num_key_heads
     key_head = head // per_key
@@ -155,5 +158,6 @@ def delta_rule(
                 KEYS=max(triton.next_power_of_2(key_dim), _LEAST),
                 VALUES=columns,
                 num_warps=4,
+                **options(fused=True),
             )
     return out, Added(keys, added, total)

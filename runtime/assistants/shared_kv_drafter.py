@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.kv.reference import store_kv
+from wingbeat.kernels.kv.reference import slot_mapping, store_kv
 from wingbeat.runtime.assistants.shared_kv_head import SharedKvHead, SharedMetadata, shared_attention_of, shared_layers
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOptions
@@ -29,7 +29,7 @@ from wingbeat.runtime.heads.load import CheckpointError
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
 from wingbeat.runtime.hugging_face import read_config
-from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
+from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.round.rows import Segment
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.kv.reference import slot_mapping
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool
@@ -25,7 +26,6 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import read_config
-from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Rows, Segment, joined

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wingbeat.kernels.kv.reference import slot_mapping
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.growth import Level
 from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.heads.contract import Attend
-from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping, zeros
+from wingbeat.runtime.kv.pool import LayerAttention, zeros
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.round.rows import Segment
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.kv.reference import slot_mapping
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, grown
@@ -23,7 +24,7 @@ from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
 from wingbeat.runtime.heads.fp8 import use_fp8
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
+from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Segment

@@ -12,7 +12,7 @@ from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
 from wingbeat.runtime.parts import first
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
-from wingbeat.runtime.verifier.layers.linears import lay_out_linears
+from wingbeat.runtime.verifier.layers.linears import Packable, lay_out_linears
 
 
 class HeadDrafter(StagedDrafter):
@@ -96,8 +96,14 @@ class HeadDrafter(StagedDrafter):
 
 
 def tensors_of(head: nn.Module) -> dict[str, Tensor]:
-    """Weights and buffers by name; those of packed layers have their shapes and no numbers."""
-    return {**dict(head.named_parameters()), **dict(head.named_buffers())}
+    """Weights and buffers by name; those of packed layers have shapes alone, or are what kernels read."""
+    found = {**dict(head.named_parameters()), **dict(head.named_buffers())}
+    for name, module in head.named_modules():
+        packed = module.packed_tensors() if isinstance(module, Packable) else []
+        if packed:
+            del found[f"{name}.weight"]
+            found |= {f"{name}.packed.{index}": part for index, part in enumerate(packed)}
+    return found
 
 
 def check_alike(head: nn.Module, served: nn.Module, source: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from wingbeat.kernels.layer.reference import MOST_HIDDEN, embed_beside
 from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
 from wingbeat.runtime.heads.deeper_layer import DeeperLayer
 from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig, HeadNorm
@@ -98,8 +99,15 @@ class EagleHead(DecoderHead):
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
         """The layer's output, before the final norm; see `DraftHead.forward`."""
-        normed = self.hidden_norm(features)
-        inputs = torch.cat([self.input_layernorm(self.embed(token_ids)), normed], dim=-1)
+        table = self.embed_tokens.weight
+        if not token_ids.is_floating_point() and _is_one_launch(features, table) and not torch.is_grad_enabled():
+            weights = (self.input_layernorm.weight, self.hidden_norm.weight)
+            flat, eps = features.reshape(-1, features.shape[-1]), self.hidden_norm.eps
+            inputs, normed = embed_beside(token_ids.reshape(-1), table, flat, weights, eps)
+            inputs, normed = inputs.view(*features.shape[:-1], -1), normed.view(features.shape)
+        else:
+            normed = self.hidden_norm(features)
+            inputs = torch.cat([self.input_layernorm(self.embed(token_ids)), normed], dim=-1)
         return self._layer(inputs, normed if self.config.norm_before_residual else features, rotary, attend, rows)
 
     @property
@@ -123,3 +131,9 @@ class EagleHead(DecoderHead):
     def feedback(self, hidden: Tensor) -> Tensor:
         """Hidden [..., H] of `forward` -> features [..., H] of the next drafted token."""
         return self.norm(hidden) if self.config.norm_output else hidden
+
+
+def _is_one_launch(features: Tensor, table: Tensor) -> bool:
+    """Whether a kernel takes embeddings from a table and norms them beside features."""
+    fits = features.is_contiguous() and table.is_contiguous() and features.shape[-1] <= MOST_HIDDEN
+    return features.is_cuda and fits and features.dtype == table.dtype and features.shape[-1] == table.shape[1]

@@ -3,38 +3,36 @@
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
-from wingbeat.runtime.fp8_devices import check_fp8
+from wingbeat.kernels.grouped_weight import E4M3, GroupedWeight, Scales
 from wingbeat.runtime.heads.layer import DecoderHead
+from wingbeat.runtime.parts import first
+from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
+
+LARGEST = 448.0
+"""Of float8_e4m3fn."""
 
 
-class Fp8Linear(nn.Module):
-    """A frozen linear layer whose weight is rounded to float8, with a scale for each output channel."""
-
-    values: Tensor
-    scales: Tensor
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        weight = to_fp8(linear.weight)
-        self.register_buffer("values", weight.values)
-        self.register_buffer("scales", weight.scales)
-        self.bias = linear.bias
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[..., in_features] -> [..., out_features]"""
-        return fp8_linear(inputs, Fp8Weight(self.values, self.scales), self.bias)
+def to_fp8(weight: Tensor) -> GroupedWeight:
+    """Round a weight [out_features, in_features], each channel's largest value to the largest there is."""
+    wide = weight.detach().to(torch.float32)
+    scales = (wide.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+    values = (wide / scales).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return GroupedWeight(E4M3, values.contiguous().view(torch.uint8), Scales(scales))
 
 
 @torch.no_grad()
 def use_fp8(head: DecoderHead) -> None:
     """Round the weights of a head's products, in its present dtype and on its device; embeddings and norms stay.
 
-    Raises:
-        ValueError: the device has no float8.
+    On a GPU they lie as eight bits where a part multiplies by such weights. Elsewhere they are numbers as before.
     """
-    check_fp8("drafter_weights", head.device)
-    for module in list(head.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(module, name, Fp8Linear(child))
+    place = Place(head.device, head.dtype)
+    for linear in [module for module in head.modules() if isinstance(module, nn.Linear)]:
+        weight = to_fp8(linear.weight)
+        packs = place.device.type == "cuda"
+        held = first("pack_weight", linear, weight, linear.bias, place) if packs else None
+        if held is None:
+            linear.weight.copy_(weight.dense())
+            continue
+        linear.weight = nn.Parameter(linear.weight.new_full((), float("nan")).expand(linear.weight.shape), False)
+        first("keep_packed", linear, held)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.layer.reference import add_rms_norm, rms_norm, silu_mul
+from wingbeat.kernels.layer.reference import add_rms_norm, rms_norm, rotations, silu_mul
 from wingbeat.runtime.heads.contract import Attend, DraftHead, Rotary
 from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate
+from wingbeat.runtime.verifier.layers.linears import add_product
 
 DEFAULT_ROPE_THETA = 10000.0
 """Base of the rotary frequencies where a config names none."""
@@ -169,8 +170,8 @@ class DecoderHead(DraftHead):
 
     def rotary(self, position_ids: Tensor) -> Rotary:
         # signed_inv_freq is (-f, f); cos is even and sin odd, so of rotate_half only the swap of the halves is left.
-        angles = position_ids.unsqueeze(-1).unsqueeze(-1) * self.signed_inv_freq
-        return self._factors(angles)
+        cos, sin = rotations(position_ids, self.signed_inv_freq, self._rope_scale, self.dtype, halves=1)
+        return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
     def rotary_in_grids(self, axes: Tensor) -> Rotary:
         if not self.config.mrope_section:
@@ -214,10 +215,7 @@ class DecoderHead(DraftHead):
         norm = self.post_attention_layernorm
         normed, hidden = add_rms_norm(mixed, before, norm.weight, norm.eps)
         active = silu_mul(self.gate_up_proj(normed))
-        if not isinstance(self.down_proj, nn.Linear):
-            return (hidden + self.down_proj(active)).view(residual.shape)
-        # The product is added where it is summed: one launch, and one rounding less.
-        return hidden.addmm_(active, self.down_proj.weight.t()).view(residual.shape)
+        return add_product(self.down_proj, hidden, active).view(residual.shape)
 
     def _set_rope_theta(self, theta: float | None) -> None:
         """Turn by another base than the config's, or by that again for None; heads that share weights keep theirs."""

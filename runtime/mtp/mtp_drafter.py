@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wingbeat.kernels.kv.reference import slot_mapping
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.draft_pool import DraftPool, grown
@@ -26,7 +27,6 @@ from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_par
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.mtp.mtp_loader import load_mtp_modules
 from wingbeat.runtime.mtp.mtp_modules import MtpModules
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree

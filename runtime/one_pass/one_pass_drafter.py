@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.kv.reference import store_kv
+from wingbeat.kernels.kv.reference import slot_mapping, store_kv
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.results import Coupling
 from wingbeat.runtime.config import SpeculationConfig
@@ -30,7 +30,7 @@ from wingbeat.runtime.heads.contract import Attend, HeadConvention
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
+from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.one_pass.config import LayerMask
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.kv.reference import slot_mapping
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.growth import Roots, Rules
-from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
 from wingbeat.runtime.one_pass.walks import MarginalWalk, grow_along
 from wingbeat.runtime.protocol.messages import TokenTree

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.kernels.grouped_weight import GroupedWeight
-from wingbeat.kernels.packed.experts import Routes, experts_product
+from wingbeat.kernels.layer.experts import Routes
+from wingbeat.kernels.packed.experts import experts_product
 from wingbeat.kernels.packed.matrix import PackedMatrix, can_lay, lay, layout_of, packed_product, side_by_side, unpack
 from wingbeat.runtime.verifier.layers.linears import Packable, PackableLinear, product
 
@@ -93,6 +94,12 @@ class WeightHolder(Holder):
         """See `Packable.dense_weight`."""
         return self.held.dense().to(self.weight.dtype)
 
+    def packed_tensors(self) -> list[Tensor]:
+        """See `Packable.packed_tensors`."""
+        found: list[Tensor] = []
+        self.held.with_each(lambda part: found.append(part) or part)
+        return found
+
 
 class PackedLinear(WeightHolder, PackableLinear):
     """A linear layer."""
@@ -103,7 +110,9 @@ class PackedLinear(WeightHolder, PackableLinear):
 
     def product(self, rows: Tensor) -> Tensor:
         """See `PackableLinear.product`."""
-        out = rows.new_empty(len(rows), self.out_features, dtype=torch.float32 if self.wide else rows.dtype)
+        out = self.into
+        if out is None:
+            out = rows.new_empty(len(rows), self.out_features, dtype=torch.float32 if self.wide else rows.dtype)
         return packed_product(rows, self.held, self.bias, out)
 
     def add_product(self, total: Tensor, rows: Tensor) -> Tensor:

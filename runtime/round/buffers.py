@@ -65,8 +65,12 @@ class ForwardBuffers:
         kept = self._small[width]
         copy_all([(into[:num_reqs], part) for into, part in zip(kept, _small_parts(result), strict=True)])
         for into, part in zip(self._large[width], result.output, strict=True):
-            if part is not None:
+            if part is not None and part.data_ptr() != into.data_ptr():
                 into[: len(part)].copy_(part)
+
+    def room(self, num_reqs: int, num_nodes: int) -> ModelOutput:
+        """Where the output of a pass that is put next may be left already."""
+        return ModelOutput(*(None if part is None else part[: num_reqs * num_nodes] for part in self._large[num_nodes]))
 
     def take(self, slots: Tensor, num_nodes: int) -> ForwardResult:
         """The latest result, for sequences in slots int64 [num_reqs]: of the pass, in its order, or nobody's."""

@@ -7,9 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.kv.reference import slot_mapping
+from wingbeat.kernels.round.reference import place_nodes
 from wingbeat.kernels.tree.reference import ancestor_words
+from wingbeat.kernels.tree.results import GrownTree
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.kv.pool import KVCache, slot_mapping
+from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, ChunkRows, in_pieces, row_starts, side_by_side
@@ -58,18 +61,10 @@ class BatchBuilder:
             slots: int64 [num_reqs].
             tree: one per sequence; None where all are bare roots.
         """
-        roots = self.slots.committed_lens[slots] - 1
-        root_ids = self.slots.last_token_ids[slots]
-        if tree is None:
-            positions = roots[:, None]
-            return Decodes(slots, roots, root_ids[:, None], None, positions, self.slot_mapping(slots, positions))
-        tree.token_ids[:, 0] = root_ids
-        steps = torch.arange(tree.token_ids.shape[1], device=self.device)
-        real = steps < tree.num_valid[:, None]
-        # Nodes past the last position are never accepted, but a table of positions has no row for them.
-        positions = (roots[:, None] + torch.where(real, tree.depths, 0)).clamp_max(self._last_position)
-        mapping = torch.where(real, self.slot_mapping(slots, roots[:, None] + steps), 0)
-        return Decodes(slots, roots, tree.token_ids, tree, positions, mapping)
+        drafted = None if tree is None else GrownTree(*tree)
+        placed = place_nodes(slots, self.slots.columns, drafted, self._last_position, self.config.block_size)
+        positions, mapping, tables = placed[2:]
+        return Decodes(slots, placed.roots, placed.token_ids, tree, positions, mapping, tables=tables)
 
     def slot_mapping(self, slots: Tensor | slice, stored: Tensor) -> Tensor:
         """Address in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
@@ -111,7 +106,8 @@ class BatchBuilder:
         parts, begin, logits_rows, slots = [], 0, None, None
         if decodes is not None:
             begin = decodes.num_rows
-            segment = self._tree_segment(decodes, self.slots.block_tables[decodes.slots])
+            tables = self.slots.block_tables[decodes.slots] if decodes.tables is None else decodes.tables
+            segment = self._tree_segment(decodes, tables)
             parts.append(self._decode_rows(decodes, segment))
         if chunks is not None:
             logits_rows = chunks.wanted

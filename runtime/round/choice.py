@@ -1,20 +1,21 @@
 """Which token the target chooses at each row of a round, its log-probability, and the path of a tree that follows."""
 
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from wingbeat.kernels.round.reference import PathShape, WalkedTrees, path_moves, settle_paths
 from wingbeat.kernels.sampling.processors import LogitProcessors
-from wingbeat.kernels.sampling.reference import choose_tokens, sampling_workspace
-from wingbeat.kernels.tree.reference import walk_tree
+from wingbeat.kernels.sampling.reference import best_tokens, choose_tokens, sampling_workspace
+from wingbeat.kernels.tree.results import GrownTree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.builder import BatchBuilder
-from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
+from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer, along
 from wingbeat.runtime.round.processors import ProcessorTables, tree_paths
 from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.round.slots import SlotState
@@ -97,7 +98,7 @@ class TokenChooser:
         """
         params = [seq.request.params for seq in seqs]
         if is_greedy(params):
-            return logits.argmax(dim=-1)
+            return best_tokens(logits, self._room(len(logits)))
         rows = decodes.packed(decodes.slots[:, None].expand_as(decodes.positions))
         processors, positions = None, decodes.packed(decodes.positions) + 1
         if any(param.alters_logits for param in params):
@@ -109,7 +110,7 @@ class TokenChooser:
         """The first token of each of these sequences, whose prompts end: int64 [num_seqs]; `logits` as in `choose`."""
         params = [seq.request.params for seq in seqs]
         if is_greedy(params):
-            return logits.argmax(dim=-1)
+            return best_tokens(logits, self._room(len(logits)))
         rows, positions = upload([[seq.slot for seq in seqs], [len(seq.token_ids) for seq in seqs]], self.device)
         processors = None
         if any(param.alters_logits for param in params):
@@ -128,7 +129,7 @@ class TokenChooser:
             nodes: int64 [num_reqs, num_nodes]: which drafted nodes these are, where trees were pruned on the device.
         """
         if choosing is Choosing.GREEDY:
-            return logits.argmax(dim=-1)
+            return best_tokens(logits, self._room(len(logits)))
         rows = decodes.slots[:, None].expand_as(decodes.positions).flatten()
         positions, processors = decodes.positions.flatten() + 1, None
         if choosing is Choosing.ALTERED:
@@ -169,6 +170,9 @@ class TokenChooser:
         index = torch.arange(tree.token_ids.shape[1], device=self.device).expand_as(tree.token_ids)
         return decodes.packed(index), decodes.packed(tree_paths(tree, self._max_depth))
 
+    def _room(self, num_rows: int) -> Any:
+        return self._workspace if num_rows <= self._workspace_rows else None
+
     def _sample(
         self,
         logits: Tensor,
@@ -194,7 +198,7 @@ class TokenChooser:
             any_sampled=any_sampled,
             any_filtered=any_filtered,
             processors=processors,
-            workspace=self._workspace if len(rows) <= self._workspace_rows else None,
+            workspace=self._room(len(rows)),
         )
 
 
@@ -214,73 +218,62 @@ class PathAcceptance:
     def __init__(self, slots: SlotState, cache: KVCache, builder: BatchBuilder, config: EngineConfig) -> None:
         self.slots, self.cache, self.builder, self.config = slots, cache, builder, config
         self.max_depth = config.speculation.max_path - 1
+        self._shape = PathShape(
+            config.speculation.max_path,
+            config.max_model_len,
+            config.block_size,
+            moves=config.speculation.draft_top_k > 1,
+        )
         self.forcer: AcceptanceForcer | None = None
         if config.forced_acceptance is not None:
             self.forcer = AcceptanceForcer(config.forced_acceptance, self.max_depth, slots.epochs)
 
-    def accept(self, decodes: Decodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
+    def accept(
+        self, decodes: Decodes | None, chosen: Tensor, taps: Tensor | None, evidence: Tensor | None = None
+    ) -> AcceptedPaths:
         """Walk the trees along the target's choices; KV and slot state follow the accepted paths.
 
         Args:
             chosen: int64 [num_rows] of the decodes.
             taps: [num_rows or more, taps_size].
+            evidence: as `AcceptedPaths.evidence`.
         """
         if decodes is None:
             empty = torch.zeros(0, dtype=torch.int64, device=self.slots.device)
             none = empty.view(0, self.max_depth + 1)
             return AcceptedPaths(empty, empty, none, empty, empty, none, None)
-        if decodes.tree is None:
-            return self._accept_bare(decodes, chosen, taps)
-        tree = decodes.tree
-        num_reqs, num_nodes = tree.token_ids.shape
-        longest = min(self.max_depth + 1, num_nodes)
-        targets = chosen.view(num_reqs, num_nodes)
-        if self.forcer is None:
-            walk = walk_tree(tree.token_ids, tree.parents, tree.num_valid, targets, longest)
-        else:
+        tree, walked = decodes.tree, None if decodes.tree is None else GrownTree(*decodes.tree)
+        if walked is not None and self.forcer is not None:
+            targets = chosen.view(walked.token_ids.shape)
+            longest = min(self.max_depth + 1, targets.shape[1])
             walk = self.forcer.walk(tree, targets, decodes.slots, decodes.roots, longest)
-        # A walk is no longer than its tree: the tokens are padded to the width that the drafter's buffers have.
-        token_ids = pad(walk.token_ids, (0, self.max_depth + 1 - longest))
-        self._compact(decodes, walk.nodes, walk.num_tokens)
-        self.slots.committed_lens[decodes.slots] += walk.num_tokens
-        self.slots.last_token_ids[decodes.slots] = token_ids.gather(1, (walk.num_tokens - 1)[:, None])[:, 0]
+            walked, chosen = along(walked, targets, walk)
+        round_trees = WalkedTrees(decodes.slots, decodes.roots, walked, chosen, evidence)
+        settled = settle_paths(round_trees, self.slots.columns, self._shape)
+        if tree is not None and self._shape.moves:
+            self.cache.move(settled.sources, settled.targets)
         path_taps = None
         if taps is not None:
-            path_taps = taps[decodes.rows_of(walk.nodes)]
+            # Bare roots are their own paths.
+            rows = taps[: len(chosen)] if tree is None else taps.index_select(0, settled.rows)
+            path_taps = rows.view(*settled.nodes.shape, -1)
         return AcceptedPaths(
             decodes.slots,
             decodes.roots,
-            token_ids,
-            walk.num_tokens,
-            tree.num_valid,
-            walk.nodes,
+            settled.token_ids,
+            settled.num_tokens,
+            settled.num_tokens if tree is None else tree.num_valid,
+            settled.nodes,
             path_taps,
-            tree_token_ids=tree.token_ids,
-            tree_parents=tree.parents,
-        )
-
-    def _accept_bare(self, decodes: Decodes, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
-        """`accept` of bare roots: each emits the target's choice."""
-        ones = torch.ones_like(decodes.slots)
-        self.slots.committed_lens[decodes.slots] += 1
-        self.slots.last_token_ids[decodes.slots] = chosen
-        return AcceptedPaths(
-            slots=decodes.slots,
-            positions=decodes.roots,
-            token_ids=pad(chosen[:, None], (0, self.max_depth)),
-            num_tokens=ones,
-            num_valid=ones,
-            nodes=torch.zeros_like(chosen)[:, None],
-            taps=None if taps is None else taps[: len(chosen), None],
+            evidence,
+            tree_token_ids=None if tree is None else tree.token_ids,
+            tree_parents=None if tree is None else tree.parents,
+            columns=settled.columns,
+            packed=settled.told,
         )
 
     def _compact(self, decodes: Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
         """Move the accepted nodes' KV from their scratch slots to the positions they now occupy."""
-        if self.config.speculation.draft_top_k == 1:
-            return
-        steps = torch.arange(nodes.shape[1], device=nodes.device)
-        moved = (steps < num_tokens[:, None]) & (nodes != steps)
-        start = decodes.roots[:, None]
-        source = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + nodes), 0)
-        target = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + steps), 0)
-        self.cache.move(source, target)
+        if self._shape.moves:
+            moves = path_moves(decodes.slots, decodes.roots, nodes, num_tokens, self.slots.columns, self._shape)
+            self.cache.move(*moves)

@@ -245,13 +245,15 @@ class DecodeGraphs:
         self.pool.capture(*runners)
 
     @torch.inference_mode()
-    def _compute(self, inputs: SlotInputs | DecodeRows, num_nodes: int) -> ForwardResult:
-        self.slots.reset_spare()
-        return self.fixed.forward(inputs.slots, self._trees(inputs, num_nodes), num_nodes)
+    def _compute(
+        self, inputs: SlotInputs | DecodeRows, num_nodes: int, into: ModelOutput | None = None
+    ) -> ForwardResult:
+        return self.fixed.forward(inputs.slots, self._trees(inputs, num_nodes), num_nodes, into=into)
 
     def _forward_stage(self, num_nodes: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
         def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
-            result = self._compute(inputs, num_nodes)
+            room = self._buffers.room(len(inputs.slots), num_nodes)
+            result = self._compute(inputs, num_nodes, room)
             self._buffers.put(result)
             return ForwardDone(result.decodes.roots)
 
@@ -259,7 +261,6 @@ class DecodeGraphs:
 
     def _mixed_stage(self, num_nodes: int, num_pieces: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
         def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
-            self.slots.reset_spare()
             trees, chunks = self._trees(inputs, num_nodes), self._chunks.rows(num_pieces)
             result = self.fixed.forward(inputs.slots, trees, num_nodes, chunks)
             self._buffers.put(result)

@@ -64,7 +64,7 @@ class EagerRounds:
         """The paths that the target chooses; KV and slot state follow them."""
         decodes, (logits, taps) = result.decodes, result.output
         chosen = self.chooser.choose(plan.decodes, decodes, logits)
-        accepted = self.acceptance.accept(decodes, chosen, taps)._replace(evidence=result.evidence)
+        accepted = self.acceptance.accept(decodes, chosen, taps, result.evidence)._replace(packed=None)
         if decodes is not None:
             self.builder.took(accepted)
         if any(seq.request.params.has_penalties for seq in plan.decodes):

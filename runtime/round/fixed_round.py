@@ -18,8 +18,6 @@ class FixedRound:
 
     Args:
         pruner: where trees are pruned on the device.
-        max_path: tokens that a round emits at most.
-        max_model_len: of a sequence.
     """
 
     def __init__(
@@ -30,14 +28,9 @@ class FixedRound:
         chooser: TokenChooser,
         acceptance: PathAcceptance,
         pruner: DevicePruner | None,
-        *,
-        max_path: int,
-        max_model_len: int,
     ) -> None:
         self.model, self.builder, self.slots = model, builder, slots
         self.chooser, self.acceptance, self.pruner = chooser, acceptance, pruner
-        self._ahead = torch.arange(1, max_path + 1, device=slots.device)
-        self._last_column = max_model_len
 
     def forward(
         self,
@@ -45,6 +38,7 @@ class FixedRound:
         trees: TokenTree | None,
         num_nodes: int,
         chunks: ChunkRows | None = None,
+        into: ModelOutput | None = None,
     ) -> ForwardResult:
         """What the model says of decodes, and of prompt chunks in pieces behind them.
 
@@ -53,12 +47,13 @@ class FixedRound:
             trees: the function's own to write into; None for bare roots.
             num_nodes: of each tree, those to verify.
             chunks: as for `BatchBuilder.fixed`.
+            into: memory that the model may leave its output in.
         """
         evidence = None
         if trees is not None and self.pruner is not None:
             trees, evidence = self.pruner.prune(trees, slots, num_nodes)
         decodes = self.builder.decodes(slots, trees)
-        own, behind = self.model(self.builder.fixed(decodes, chunks)).split(decodes.num_rows)
+        own, behind = self.model(self.builder.fixed(decodes, chunks)._replace(into=into)).split(decodes.num_rows)
         return ForwardResult(decodes, own, evidence, None if chunks is None else behind)
 
     def prompts(self, chunks: ChunkRows) -> ModelOutput:
@@ -75,12 +70,11 @@ class FixedRound:
         slots = decodes.slots
         nodes = None if evidence is None else verified_nodes(evidence, decodes.token_ids.shape[1])
         chosen = self.chooser.choose_fixed(decodes, logits, choosing, nodes)
-        accepted = self.acceptance.accept(decodes, chosen, result.output.taps)._replace(evidence=evidence)
+        accepted = self.acceptance.accept(decodes, chosen, result.output.taps, evidence)
         self.builder.took(accepted)
-        if choosing is Choosing.ALTERED:
-            self.slots.processors.count(slots, accepted.token_ids, accepted.num_tokens)
-            accepted = accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, logits, None))
-        # Here it is part of a graph: beside it, each of these would be a launch of its own.
-        columns = (accepted.positions[:, None] + self._ahead).clamp_max_(self._last_column)
-        told = torch.cat([part.view(len(slots), -1) for part in accepted.told().values()], dim=1)
-        return accepted._replace(columns=columns, packed=told)
+        if choosing is not Choosing.ALTERED:
+            return accepted
+        self.slots.processors.count(slots, accepted.token_ids, accepted.num_tokens)
+        logprobs = self.chooser.path_logprobs(decodes, accepted, logits, None)
+        told = torch.cat([accepted.packed, logprobs.flatten(1)], dim=1)
+        return accepted._replace(logprobs=logprobs, packed=told)

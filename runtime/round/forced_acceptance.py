@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.tree.forced import NOISE_BITS, Draws, forced_walk
-from wingbeat.kernels.tree.results import WalkResult
+from wingbeat.kernels.tree.results import GrownTree, WalkResult
 from wingbeat.runtime.config import ForcedAcceptance
 from wingbeat.runtime.protocol.messages import TokenTree
 
@@ -41,3 +41,13 @@ class AcceptanceForcer:
         """
         draws = Draws(self.limits, self._epochs, slots, roots)
         return forced_walk(tree.token_ids, tree.parents, tree.num_valid, targets, draws, max_path)
+
+
+def along(tree: GrownTree, targets: Tensor, walk: WalkResult) -> tuple[GrownTree, Tensor]:
+    """Trees and choices [num_reqs * num_nodes] along which a walk by choices goes as a drawn one went."""
+    num_nodes = targets.shape[1]
+    on_path = torch.zeros_like(tree.token_ids, dtype=torch.bool).scatter_(1, walk.nodes, True)
+    inside = torch.arange(walk.nodes.shape[1], device=targets.device) < walk.num_tokens[:, None]
+    chosen = torch.cat([targets, targets[:, :1]], dim=1)  # with a place for what is behind a path
+    chosen.scatter_(1, torch.where(inside, walk.nodes, num_nodes), walk.token_ids)
+    return tree._replace(token_ids=tree.token_ids.where(on_path, -1)), chosen[:, :num_nodes].flatten()

@@ -7,7 +7,7 @@ knows none of them by name, and a feature that an engine has not costs nothing.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -31,6 +31,8 @@ class Decodes:
     """None where all are bare roots."""
     positions: Tensor
     slot_mapping: Tensor
+    tables: Tensor | None = field(default=None, kw_only=True)
+    """int64 [num_reqs, max_blocks_per_seq], where they were gathered beside the rest."""
 
     def packed(self, padded: Tensor) -> Tensor:
         """[num_reqs, num_nodes, ...] as rows of the flattened batch."""
@@ -125,6 +127,8 @@ class Rows(NamedTuple):
     """By layer that is in it: filled with the rows' keys and values [num_tokens, heads * (key_dim + value_dim)]."""
     packed: PackedSegments | None = None
     """The segments as a part's kernels read them; None where `verifier.layers.attention` attends."""
+    into: "ModelOutput | None" = None
+    """Memory that a model may leave its output in."""
 
 
 def joined(parts: list[Rows]) -> Rows:

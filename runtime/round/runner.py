@@ -85,7 +85,7 @@ class ModelRunner:
         self.masks = TokenMasks(slots.processors)
         own = (model, self.builder, slots, self.chooser, acceptance, self.pruner)
         self.eager = EagerRounds(*own)
-        self.fixed = FixedRound(*own, max_path=config.speculation.max_path, max_model_len=config.max_model_len)
+        self.fixed = FixedRound(*own)
         self.graphs: DecodeGraphs | None = None
         if graph_device is not None:
             slots.processors.allocate()
@@ -177,7 +177,6 @@ class ModelRunner:
     @torch.inference_mode()
     def widest_round(self) -> None:
         """A whole round of the most and the widest trees, all of the spare slot: for what it allocates."""
-        self.slots.reset_spare()
         num_reqs, num_nodes = self.config.max_num_seqs, self.config.speculation.num_nodes
         slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
         zeros = [slots.new_zeros(num_reqs, num_nodes) for _ in range(3)]

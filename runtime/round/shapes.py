@@ -11,8 +11,12 @@ from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
 MOST_ROWS = 2048
 """Nodes of a whole batch in the largest graph."""
 _NODE_BUCKETS = (4, 8, 16, 32)
-_FEW_SEQS = 16
-"""Most sequences whose batches leave graphs for all of these; larger engines have every second one."""
+_CHAIN_BUCKETS = (4, 6, 8, 16, 32)
+"""Of chains: where products are bound by computation, the last nodes of a chain cost most and are accepted least."""
+_FEW_SEQS, _FEW_NODES = 16, 16
+"""Most sequences, or nodes of a whole tree, that leave graphs for all of these; other engines have every second one."""
+OF_ANOTHER_WIDTH = 12
+"""Graphs beside `MOST_GRAPHS` where narrow trees of many sequences have a width between the smallest and the whole."""
 _CHOICES_APART = 16
 """Times the batch before: sizes in which tokens are chosen."""
 _MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
@@ -63,9 +67,15 @@ class RoundShapes(NamedTuple):
 def node_buckets(config: EngineConfig) -> tuple[int, ...]:
     """Widths that trees are verified in, ascending: pruned ones in the smallest that pays, others as configured."""
     most = config.speculation.num_nodes
-    smaller = _NODE_BUCKETS if config.speculation.adaptive else ()
-    smaller = smaller if config.max_num_seqs <= _FEW_SEQS else smaller[::2]
+    smaller = _CHAIN_BUCKETS if config.speculation.draft_top_k == 1 else _NODE_BUCKETS
+    if config.max_num_seqs > _FEW_SEQS and not _is_narrow(config):
+        smaller = _NODE_BUCKETS[::2]
+    smaller = smaller if config.speculation.adaptive else ()
     return (*(n for n in smaller if n < most), most)
+
+
+def _is_narrow(config: EngineConfig) -> bool:
+    return config.speculation.num_nodes <= _FEW_NODES
 
 
 def num_graphs(config: EngineConfig) -> int:
@@ -96,7 +106,8 @@ def round_shapes(config: EngineConfig) -> dict[int, RoundShapes]:
     batches = {n: tuple(size for size in sizes if size * n <= MOST_ROWS) for n in (1, *node_buckets(config))}
     batches = {num_nodes: fitting for num_nodes, fitting in batches.items() if fitting}
     choices = {num_nodes: _choices(fitting) for num_nodes, fitting in batches.items()}
-    room = MOST_GRAPHS - len(Choosing) * sum(map(len, choices.values()))
+    widened = config.max_num_seqs > _FEW_SEQS and config.speculation.adaptive and _is_narrow(config)
+    room = MOST_GRAPHS + widened * OF_ANOTHER_WIDTH - len(Choosing) * sum(map(len, choices.values()))
     kept = sum(min(len(fitting), _SIZES_KEPT) for fitting in batches.values())
     if config.cuda_graphs == "decode_only":
         mixed, pieces = dict.fromkeys(batches, ()), ()

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.round.reference import SlotColumns
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
@@ -62,6 +63,7 @@ class SlotState:
         self.top_ks = column(torch.int64)
         self.top_ps = column(torch.float32)
         self.min_ps = column(torch.float32)
+        self.columns = SlotColumns(self.committed_lens, self.last_token_ids, self.epochs, self.block_tables)
         self._published = {name: getattr(self, name)[:-1] for name in _PUBLISHED}
         self._ends = {name: getattr(self, name)[:-1] for name in _ENDS}
         none = torch.zeros(0, dtype=torch.int64, device=device)
@@ -69,17 +71,7 @@ class SlotState:
         self._latest_rows = DecodeRows(none, none.bool())
         self._num_changes = dict.fromkeys(self._published, 0)
         self._written: dict[tuple[int, str], int | tuple[int, ...]] = {}
-        self.reset_spare()
-
-    def reset_spare(self) -> None:
-        """Make the spare row a sequence of one token again; every round that it pads makes it longer."""
-        self.committed_lens[self.spare :].fill_(1)
-
-    def is_at(self, epochs: Tensor, committed_lens: Tensor) -> Tensor:
-        """Whose sequence is still of this epoch and of this length, by slot: bool, as many as are given."""
-        same = self.epochs[: len(epochs)] == epochs
-        same &= self.committed_lens[: len(epochs)] == committed_lens
-        return same
+        self.committed_lens[self.spare :].fill_(1)  # a sequence of one token, which no round makes longer
 
     def publish(self, outcome: Outcome) -> list[tuple[Tensor, Tensor]]:
         """The copies, (target, source), that bring what a drafter gets of this up to date.

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.kv.reference import slot_mapping
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
 from wingbeat.runtime.drafters.draft_pool import check_tree_shape, grown
 from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.tensorrt.draft_runner import DraftedTree, DraftOutput, DraftRunner, KnownPairs

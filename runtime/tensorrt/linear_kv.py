@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.kv.reference import move_kv, pool_table
-from wingbeat.runtime.kv.pool import KVCache, LayerAttention, slot_mapping
+from wingbeat.kernels.kv.reference import move_kv, pool_table, slot_mapping
+from wingbeat.runtime.kv.pool import KVCache, LayerAttention
 
 
 class Pages(NamedTuple):

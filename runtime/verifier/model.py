@@ -1,6 +1,7 @@
 """The verifier's forward pass: a flattened batch in, logits of chosen rows and tapped hidden states out."""
 
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +93,7 @@ class VerifierModel(nn.Module):
             raise ValueError(f"tap layers {bad} do not exist: {loaded.name} has layers 0..{len(loaded.layers) - 1}")
         self.model = loaded.model
         self.taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
+        self._output: Any = loaded.model.get_output_embeddings()
         self.tap_layers = tap_layers
         self.kv_layers = kv_layers
         self.taps_size = taps_size(loaded, tap_layers, kv_layers)
@@ -133,7 +135,19 @@ class VerifierModel(nn.Module):
         with ExitStack() as entered:
             for enter in rows.around:
                 entered.enter_context(enter(inputs))
-            logits = self.model(use_cache=False, **inputs).logits
+            logits = self._logits(inputs, rows.into)
         parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
-        taps = torch.cat(parts, dim=-1) if parts else None
+        taps_into = None if rows.into is None else rows.into.taps
+        taps = torch.cat(parts, dim=-1, out=taps_into) if parts else None
         return ModelOutput(logits[0], taps)
+
+    def _logits(self, inputs: dict[str, Any], into: ModelOutput | None) -> Tensor:
+        """[1, num_rows, vocab_size], where they are wanted if the output matrix can write there."""
+        output = self._output
+        if into is None or not getattr(output, "wide", False):
+            return self.model(use_cache=False, **inputs).logits
+        output.into = into.logits
+        try:
+            return self.model(use_cache=False, **inputs).logits
+        finally:
+            output.into = None

@@ -37,6 +37,7 @@ def load() -> ctypes.CDLL:
     path = compiled_library("gpu-of-numbers", [_SOURCE], [*flags, "-lc10", "-ltorch_cpu"], [torch.__version__.encode()])
     torch.ops.load_library(str(path))
     _KERNELS.impl("mm.dtype", _product, "CUDA")
+    _KERNELS.impl("mm.dtype_out", _product_into, "CUDA")
     _KERNELS.impl("_conv_depthwise2d", _depthwise, "CUDA")
     library = ctypes.CDLL(str(path))
     library.gpu_allocated.restype = library.gpu_peak.restype = ctypes.c_int64
@@ -49,6 +50,10 @@ def _product(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
     if out_dtype != torch.float32 or {left.dtype, right.dtype} not in ({torch.bfloat16}, {torch.float16}):
         raise RuntimeError(f"mm of {left.dtype} and {right.dtype} has no out_dtype {out_dtype}")
     return torch.mm(left.float(), right.float())
+
+
+def _product_into(left: Tensor, right: Tensor, out_dtype: torch.dtype, *, out: Tensor) -> Tensor:
+    return out.copy_(_product(left, right, out_dtype))
 
 
 def _depthwise(

@@ -28,7 +28,7 @@ SHAPES = {
     "chain": SpeculationConfig(draft_steps=2, draft_top_k=1, verify_tree_size=3),
     "tree": SpeculationConfig(draft_steps=2, draft_top_k=2, verify_tree_size=5),
 }
-KINDS = ("eagle", "draft-model", "mtp", "shared_keys", "p-eagle", "dflash", "dspark-rnn", "dflash2")
+KINDS = ("eagle", "eagle-fp8", "draft-model", "mtp", "shared_keys", "p-eagle", "dflash", "dspark-rnn", "dflash2")
 
 
 def eagle_folders(root: Path) -> tuple[Path, str]:
@@ -37,7 +37,7 @@ def eagle_folders(root: Path) -> tuple[Path, str]:
     return root / "verifier", str(root / "drafter")
 
 
-FOLDERS = {"eagle": eagle_folders, **of_features("FOLDERS")}
+FOLDERS = {"eagle": eagle_folders, "eagle-fp8": eagle_folders, **of_features("FOLDERS")}
 
 
 def attached(source: str, verifier: Path, shape: SpeculationConfig, options: DrafterOptions) -> StagedDrafter:
@@ -56,9 +56,10 @@ def test_captured_trees_are_those_of_the_cpu(gpu, kind, shape, tmp_path, monkeyp
     monkeypatch.setattr(draft_stages, "draft_batches", lambda *sizes: (1, 3))
     with torch.inference_mode(mode=False):
         verifier, source = FOLDERS[kind](tmp_path)
-        options = [DrafterOptions(device=CUDA, cuda_graphs=captured) for captured in (True, False)]
+        fp8 = kind == "eagle-fp8"
+        options = [DrafterOptions(device=CUDA, cuda_graphs=captured, fp8_weights=fp8) for captured in (True, False)]
         # The CPU's kernels round what they draft with.
-        expected = by_torch(lambda: attached(source, verifier, SHAPES[shape], DrafterOptions()))
+        expected = by_torch(lambda: attached(source, verifier, SHAPES[shape], DrafterOptions(fp8_weights=fp8)))
         drafters = [attached(source, verifier, SHAPES[shape], each) for each in options]
     world = World(SHAPES[shape], taps_size(expected), LENS, MIXED)
     world.feed(expected)

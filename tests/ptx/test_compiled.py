@@ -32,6 +32,15 @@ KERNELS = {
     "_search_kernel",
     "_filter_kernel",
     "_merge_kernel",
+    "_best_kernel",
+    "_embed_beside_kernel",
+    "_few_rows_product_kernel",
+    "_grouped_product_kernel",
+    "_rotations_kernel",
+    "_slot_mapping_kernel",
+    "_check_kernel",
+    "_place_kernel",
+    "_settle_kernel",
     "_share_kernel",
     "_merge_shares_kernel",
     "_level_kernel",
@@ -42,9 +51,11 @@ KERNELS = {
     "_packed_product_kernel",
     "_unpack_kernel",
 }
-FP8 = {"_fp8_linear_kernel"}
 SMALL = (
     "(counts_what_its_reference and 13-1) or "
+    "(groups_are and 150-4) or embeddings_are or (few_rows_are and 17-130 and added) or "
+    "angles_are or addresses_are or best_tokens or (trees_are_believed and sound-trees) or (nodes_lie and 6)"
+    " or (paths_are_settled and 9-4 and move) or "
     "splits_without_keys or strided_rows or longer_than_a_program_move or chain_of_moves or noise_has or walks_are"
     " or masks_and_paths or word_has_bits or gated_activation or norm_of_a_sum or queries_keys_and_values or row_of_nan"
     " or longer_than_a_program_are_stored or without_any_token or (kernels_of_gpus and one-1)"
@@ -85,9 +96,8 @@ def test_every_kernel_is_its_reference_as_compiled(tmp_path, capability):
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 89, 90, 120])
 def test_every_case_is_its_reference_as_compiled(tmp_path, capability):
-    """Ampere's tensor cores have no float8: there those kernels are refused (`wingbeat.kernels.layer.fp8`)."""
+    """Before capability 8.9 Triton compiles nothing that has float8."""
     skipped = " and not fp8" if capability < 89 else ""
-    chosen = f"(triton or alike or fp8 or adapters) and not test_triton_compile{skipped}"
+    chosen = f"(triton or alike or adapters) and not test_triton_compile{skipped}"
     executed = run(capability, "-k", chosen, "-m", "not gpu and not soak", report=tmp_path / "ran")
-    wanted = KERNELS if skipped else KERNELS | FP8
-    assert executed >= wanted, f"not executed: {wanted - executed}"
+    assert executed >= KERNELS, f"not executed: {KERNELS - executed}"

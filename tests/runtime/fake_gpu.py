@@ -59,7 +59,7 @@ _ANSWERS = {"_local_scalar_dense": 0, "item": 0, "is_nonzero": False, "equal": F
 """Operations that ask the device for a value, and what it says before the first round."""
 _SHAPES_BY_VALUE = {"nonzero", "masked_select", "_unique2", "unique_dim", "bincount"}
 _NO_LAUNCH = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh"}
-_LAUNCH_OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
+_LAUNCH_OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion", "launch_pdl"}
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 
 
@@ -135,12 +135,19 @@ class FakeGpu(TorchDispatchMode):
         if name == "_foreach_copy_":
             return self._copy_all(*args)
         self._check_operands(func, name, tensors, args)
+        if name == "_grouped_mm" and not self._has_grouped(args[0]):
+            self._wait("_grouped_mm copies the groups' ends to the host, on such a card or in such a dtype")
         if not func.is_view and name not in _NO_LAUNCH:
             self.launches[name] += 1
         return run(func, args, kwargs)
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """A Triton kernel's launch: its arguments must be complete and on the device, its grid within limits."""
+        """A Triton kernel's launch: its arguments must be complete and on the device, its grid within limits.
+
+        Whether products and sums are fused must be said, which versions of Triton do by default or do not.
+        """
+        if "enable_fp_fusion" not in kwargs:
+            raise ValueError(f"the launch of {kernel.__name__} leaves enable_fp_fusion to Triton")
         given = {name: value for name, value in kwargs.items() if name not in _LAUNCH_OPTIONS}
         bound = inspect.signature(kernel.fn).bind(*args, **given)
         for name, value in bound.arguments.items():
@@ -170,6 +177,11 @@ class FakeGpu(TorchDispatchMode):
         of_host = [tensor for tensor in tensors if not isinstance(tensor, GpuTensor)]
         if any(tensor.dim() > 0 or any(tensor is index for index in indices) for tensor in of_host):
             raise MixedDevicesError(f"{name} gets {[tuple(tensor.shape) for tensor in of_host]} from the host")
+
+    @staticmethod
+    def _has_grouped(rows: Tensor) -> bool:
+        """Whether ATen has a kernel: elsewhere it waits for the host, and cannot be captured."""
+        return (CARD["major"], CARD["minor"]) in ((9, 0), (10, 0)) and rows.dtype == torch.bfloat16
 
     def _copy_into(self, func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         if not isinstance(target, GpuTensor):

@@ -6,9 +6,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.round.reference import TreeRules
+from wingbeat.kernels.round.reference import well_formed as well_formed_trees
+from wingbeat.kernels.tree.results import GrownTree
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
-from wingbeat.runtime.round.tree_check import TreeCheck
 
 Nodes = list[tuple[int, int]]
 """(token id, parent) of node 1, 2, ...; the root is node 0."""
@@ -121,7 +123,7 @@ def random_tree(upcoming: list[int], vocab_size: int, chance: random.Random) -> 
 
 def well_formed(tree: TokenTree, vocab_size: int) -> bool:
     """Whether all of these are trees."""
-    usable, _ = TreeCheck(tree.token_ids.shape[1], vocab_size, torch.device("cpu"), chains=False).well_formed(tree)
+    usable, _ = well_formed_trees(GrownTree(*tree), TreeRules(vocab_size - 1, chains=False))
     return bool(usable.all())
 
 

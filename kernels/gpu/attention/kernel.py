@@ -10,6 +10,7 @@ import triton.language as tl
 
 from wingbeat.kernels.gpu.attention.rows import attend_rows
 from wingbeat.kernels.gpu.attention.splits import count_further_splits, find_further_split
+from wingbeat.kernels.launching import wait_for_launch
 
 
 @triton.jit(
@@ -82,7 +83,9 @@ def tree_attention_kernel(
     TAIL_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
     ALIKE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     of_split = num_row_tiles * NUM_KV_HEADS
     unit = tl.program_id(0)  # which tile of rows, of which head, of which split
     if SPLIT:

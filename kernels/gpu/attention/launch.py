@@ -27,6 +27,7 @@ from wingbeat.kernels.gpu.attention.splits import (
     workspace_size,
 )
 from wingbeat.kernels.gpu.attention.tiles import TileConfig, fixed_tile, tile_config
+from wingbeat.kernels.launching import options
 
 _ALIKE_BYTES = 256 << 20
 """Of the splits' results of one launch, where splits do not depend on how many requests there are."""
@@ -69,7 +70,7 @@ class _Launch(NamedTuple):
             "ALL_SPLITS": FIXED_SPLITS.most if self.constants["ALIKE"] else MAX_SPLITS,
             "BLOCK_SPLITS": 4,
             "num_warps": 1,
-            "enable_fp_fusion": self.constants["enable_fp_fusion"],
+            **options(fused=not self.constants["ALIKE"]),
         }
         rows = num_reqs * num_query
         lengths = (window, num_query, num_new, max_keys, *splits, merged_heads(rows, num_heads))
@@ -242,7 +243,7 @@ def _prepare(
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
         # Masked tiles and others are different code: left to the compiler, one of them may round less often.
-        "enable_fp_fusion": not alike,
+        **options(fused=not alike),
     }
     tensors = (query, key_cache, value_cache, block_tables, num_context, place, mask_words, sinks)
     return _Launch(tensors, strides, scalars, out, constants)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from wingbeat.kernels.launching import wait_for_launch
+
 MAX_SPLITS = 128
 # Below this many tiles a split costs more in its partial result than it gains.
 _MIN_TILES_PER_SPLIT = 2
@@ -196,8 +198,10 @@ def merge_splits_kernel(
     BLOCK_KEYS: tl.constexpr,
     ALL_SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Merge the splits of requests that have several; a single one is written to its place by the attention kernel."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     context = tl.load(context_ptr + row // num_query).to(tl.int32)
     _, num_splits = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)

@@ -30,6 +30,7 @@ from wingbeat.kernels.gpu.sampling.scratch import (
     SamplingWorkspace,
     Shares,
 )
+from wingbeat.kernels.launching import options, wait_for_launch
 
 
 @triton.jit
@@ -99,8 +100,10 @@ def _search_kernel(
     SCALE: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Bin one digit of the keys whose higher digits are the edge's: how many (top-k), or their mass (top-p)."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     num_rows = tl.num_programs(0)
@@ -184,8 +187,10 @@ def _filter_kernel(
     ID_BITS: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The best score among the tokens a filtered row keeps; without CHOOSE the others are set to -inf instead."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     num_rows = tl.num_programs(0)
@@ -280,7 +285,7 @@ def filter_rows(
                 SPLITS=shares.most_splits,
                 TILE=shares.search_tile,
                 num_warps=8,
-                enable_fp_fusion=FP_FUSION,
+                **options(fused=FP_FUSION),
             )
     _filter_kernel[grid](
         workspace.scaled,
@@ -300,5 +305,5 @@ def filter_rows(
         ID_BITS=id_bits,
         SPLITS=shares.most_splits,
         TILE=shares.tile,
-        enable_fp_fusion=FP_FUSION,
+        **options(fused=FP_FUSION),
     )

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.sampling.processors import Histories
 
 _TILE = 512
@@ -30,8 +31,10 @@ def _count_kernel(
     num_columns,
     STEPS: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Each token is searched for by halves among the ids that there are columns of."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     length = tl.minimum(tl.load(lens + slot), width)
@@ -81,4 +84,5 @@ def count_tokens(
             num_columns,
             STEPS=num_columns.bit_length(),
             TILE=_TILE,
+            **options(fused=False),
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.gpu.sampling.filter import filter_rows
-from wingbeat.kernels.gpu.sampling.scores import merge_shares, scale_rows
+from wingbeat.kernels.gpu.sampling.scores import find_best, merge_shares, scale_rows
 from wingbeat.kernels.gpu.sampling.scratch import SamplingWorkspace, rows_of, share_rows
 from wingbeat.kernels.sampling.processors import LogitProcessors
 
@@ -30,7 +30,7 @@ def process_logits(
     num_rows, vocab_size = logits.shape
     if num_rows == 0:
         return torch.empty(0, vocab_size, dtype=torch.float32, device=logits.device)
-    workspace = SamplingWorkspace(num_rows, vocab_size, logits.device)
+    workspace = SamplingWorkspace(num_rows, vocab_size, logits.device, chooses=False)
     # Nothing is chosen: any integers serve as keys of the noise.
     rows = rows_of(temperatures, top_ks, top_ps, min_ps, top_ks, top_ks)
     with torch.cuda.device_of(logits):
@@ -39,6 +39,16 @@ def process_logits(
         if any_filtered:
             filter_rows(rows, workspace, shares, choose=False, listed_only=listed_only)
     return workspace.scaled
+
+
+def best_tokens(logits: Tensor, workspace: SamplingWorkspace | None) -> Tensor:
+    """See `sampling.best_tokens`."""
+    out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    if len(out):
+        workspace = _room(workspace, logits, scaled=False)
+        with torch.cuda.device_of(logits):
+            find_best(logits, workspace, share_rows(*logits.shape), out)
+    return out
 
 
 def choose_tokens(
@@ -59,13 +69,7 @@ def choose_tokens(
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return out
-    if workspace is None:
-        workspace = SamplingWorkspace(num_rows, vocab_size, logits.device, scaled=any_filtered)
-    elif num_rows > workspace.max_rows or vocab_size != workspace.vocab_size:
-        raise ValueError(
-            f"logits are [{num_rows}, {vocab_size}]: the workspace has room for {workspace.max_rows} rows of "
-            f"{workspace.vocab_size}"
-        )
+    workspace = _room(workspace, logits, scaled=any_filtered)
     rows = rows_of(temperatures, top_ks, top_ps, min_ps, seeds, positions)
     shares = share_rows(num_rows, vocab_size)
     with torch.cuda.device_of(logits):
@@ -74,3 +78,15 @@ def choose_tokens(
             filter_rows(rows, workspace, shares, choose=True)
         merge_shares(workspace, shares, out)
     return out
+
+
+def _room(workspace: SamplingWorkspace | None, logits: Tensor, *, scaled: bool) -> SamplingWorkspace:
+    num_rows, vocab_size = logits.shape
+    if workspace is None:
+        return SamplingWorkspace(num_rows, vocab_size, logits.device, scaled=scaled)
+    if num_rows > workspace.max_rows or vocab_size != workspace.vocab_size:
+        raise ValueError(
+            f"logits are [{num_rows}, {vocab_size}]: the workspace has room for {workspace.max_rows} rows of "
+            f"{workspace.vocab_size}"
+        )
+    return workspace

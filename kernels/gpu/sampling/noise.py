@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.sampling import constants
 
 _MULTIPLIER_1 = tl.constexpr(constants.MULTIPLIER_1)
@@ -57,8 +58,17 @@ def gumbel(key_1, key_2, token_ids):
 
 @triton.jit
 def _noise_kernel(
-    seeds, positions, token_ids, out, num_tokens, OWN: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr
+    seeds,
+    positions,
+    token_ids,
+    out,
+    num_tokens,
+    OWN: tl.constexpr,
+    BITS: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     row = tl.program_id(0)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = at < num_tokens
@@ -87,6 +97,6 @@ def noise(seeds: Tensor, positions: Tensor, token_ids: Tensor, *, bits: bool) ->
                 OWN=token_ids.dim() == 2,
                 BITS=bits,
                 TILE=_TILE,
-                enable_fp_fusion=FP_FUSION,
+                **options(fused=FP_FUSION),
             )
     return out

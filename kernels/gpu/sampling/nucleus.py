@@ -22,6 +22,7 @@ from wingbeat.kernels.gpu.sampling.integers import (
 )
 from wingbeat.kernels.gpu.sampling.noise import FP_FUSION
 from wingbeat.kernels.gpu.sampling.scratch import Rows, SamplingWorkspace, Shares
+from wingbeat.kernels.launching import options, wait_for_launch
 
 
 @triton.jit
@@ -70,8 +71,10 @@ def _collect_kernel(
     TOP_K_ALONE: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """List the tokens that top-p may keep, in any order, and sum the mass of all."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     top_p = tl.load(top_ps + row)
@@ -126,8 +129,10 @@ def _edge_kernel(
     LISTED: tl.constexpr,
     TOP_K_ALONE: tl.constexpr,
     SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The lowest key that a listed row keeps, and of the tokens equal to it the highest id that is removed."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     top_p = tl.load(top_ps + row)
     top_k = tl.minimum(tl.load(top_ks + row), vocab_size)
@@ -202,7 +207,7 @@ def find_nuclei(
         TOP_K_ALONE=top_k_alone,
         SPLITS=shares.most_splits,
         TILE=shares.tile,
-        enable_fp_fusion=FP_FUSION,
+        **options(fused=FP_FUSION),
     )
     _edge_kernel[(num_rows,)](
         *parameters,
@@ -215,5 +220,5 @@ def find_nuclei(
         TOP_K_ALONE=top_k_alone,
         SPLITS=shares.most_splits,
         num_warps=8,
-        enable_fp_fusion=FP_FUSION,
+        **options(fused=FP_FUSION),
     )

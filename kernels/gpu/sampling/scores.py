@@ -13,6 +13,7 @@ from torch import Tensor
 
 from wingbeat.kernels.gpu.sampling.noise import FP_FUSION, gumbel, row_keys
 from wingbeat.kernels.gpu.sampling.scratch import Rows, SamplingWorkspace, Shares
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.sampling.processors import LogitProcessors, check_processors
 
 _NO_TOKEN = tl.constexpr(2**31 - 1)
@@ -73,8 +74,10 @@ def _scale_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_GRAMMAR: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Processors and temperature. Rows that are not filtered get their best score; filtered ones are stored."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     temperature = tl.load(temperatures + row)
@@ -146,9 +149,80 @@ def _scale_kernel(
     tl.store(best_ids + share, token)
 
 
+@triton.jit
+def merge_last(best_scores, best_ids, num_done, out, row, num_splits, SPLITS: tl.constexpr):
+    """The token of a row by whichever of the programs that share it is done last; 0 where every score is -inf."""
+    tl.debug_barrier()  # the program's own best is stored before one thread says so
+    done = tl.atomic_add(num_done + row, 1, sem="acq_rel")
+    if done == num_splits - 1:
+        at = tl.arange(0, SPLITS)
+        mask = at < num_splits
+        shares = row * num_splits + at
+        scores = tl.load(best_scores + shares, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        ids = tl.load(best_ids + shares, mask=mask, other=2147483647, cache_modifier=".cg")
+        _, token = first_best(scores, ids)
+        tl.store(out + row, tl.where(token == _NO_TOKEN, 0, token).to(tl.int64))
+        tl.store(num_done + row, 0)
+
+
+@triton.jit(do_not_specialize=["length", "num_splits"])
+def _best_kernel(
+    logits,
+    logits_stride,
+    best_scores,
+    best_ids,
+    num_done,
+    out,
+    vocab_size,
+    length,
+    num_splits,
+    SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The best token of each row of logits as they are."""
+    wait_for_launch(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    lanes = tl.arange(0, TILE)
+    best = tl.full([TILE], float("-inf"), dtype=tl.float32)
+    best_at = tl.full([TILE], 2147483647, dtype=tl.int32)
+    begin = split * length
+    for start in range(begin, tl.minimum(begin + length, vocab_size), TILE):
+        ids = start + lanes
+        mask = ids < vocab_size
+        values = tl.load(logits + row * logits_stride + ids, mask=mask, other=float("-inf")).to(tl.float32)
+        best, best_at = keep_best(best, best_at, values, ids)
+    score, token = first_best(best, best_at)
+    tl.store(best_scores + row * num_splits + split, score)
+    tl.store(best_ids + row * num_splits + split, token)
+    merge_last(best_scores, best_ids, num_done, out, row, num_splits, SPLITS)
+
+
+def find_best(logits: Tensor, workspace: SamplingWorkspace, shares: Shares, out: Tensor) -> None:
+    """Write the best token of each row [num_rows]."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    _best_kernel[(len(out), shares.num_splits)](
+        logits,
+        logits.stride(0),
+        workspace.best_scores,
+        workspace.best_ids,
+        workspace.num_done,
+        out,
+        logits.shape[1],
+        shares.length,
+        shares.num_splits,
+        SPLITS=shares.most_splits,
+        TILE=shares.tile,
+        **options(fused=FP_FUSION),
+    )
+
+
 @triton.jit(do_not_specialize=["num_splits"])
-def _merge_kernel(best_scores, best_ids, out, num_splits, SPLITS: tl.constexpr):
+def _merge_kernel(best_scores, best_ids, out, num_splits, SPLITS: tl.constexpr, EARLY: tl.constexpr):
     """The token of a row from the best of each program that shared it; 0 where every score is -inf."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, SPLITS)
     mask = at < num_splits
@@ -226,7 +300,7 @@ def scale_rows(
         ANY_FILTERED=any_filtered,
         KEEP_ALL=not choose,
         TILE=shares.tile,
-        enable_fp_fusion=FP_FUSION,
+        **options(fused=FP_FUSION),
     )
 
 
@@ -238,5 +312,5 @@ def merge_shares(workspace: SamplingWorkspace, shares: Shares, out: Tensor) -> N
         out,
         shares.num_splits,
         SPLITS=shares.most_splits,
-        enable_fp_fusion=FP_FUSION,
+        **options(fused=FP_FUSION),
     )

@@ -30,7 +30,9 @@ class SamplingWorkspace:
         vocab_size: columns of the logits.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str, *, scaled: bool = True) -> None:
+    def __init__(
+        self, max_rows: int, vocab_size: int, device: torch.device | str, *, scaled: bool = True, chooses: bool = True
+    ) -> None:
         if max_rows < 1 or vocab_size < 1:
             raise ValueError(f"max_rows is {max_rows} and vocab_size is {vocab_size}: both must be at least 1")
         self.max_rows, self.vocab_size = max_rows, vocab_size
@@ -41,6 +43,8 @@ class SamplingWorkspace:
         self.maxima = torch.empty(shares, dtype=torch.float32, device=device)
         self.best_scores = torch.empty(shares, dtype=torch.float32, device=device)
         self.best_ids = torch.empty(shares, dtype=torch.int32, device=device)
+        self.num_done = torch.zeros(max_rows, dtype=torch.int32, device=device) if chooses else None
+        """Zeros between calls: programs that are done with their share of a row."""
         self.bins = torch.empty(2, NUM_DIGITS.value, searched, NUM_BINS.value, dtype=torch.int64, device=device)
         """[search, digit, share of a row, bin]: tokens (search 0) or mass (search 1)."""
         self.states = torch.empty(2, NUM_DIGITS.value, max_rows, 3, dtype=torch.int64, device=device)

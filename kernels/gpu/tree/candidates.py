@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.sampling.noise import gumbel, row_keys
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.tree.results import Candidates, Coupling
 
 # Logits a program holds in registers at a time: 32 in each of its threads.
@@ -38,8 +39,10 @@ def _share_kernel(
     COUPLED: tl.constexpr,
     PLACES: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The best of a share of a row in order, its largest score, and the sum of exponentials below it."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     begin = tl.program_id(1) * length
     end = tl.minimum(begin + length, vocab_size)
@@ -107,8 +110,10 @@ def _merge_shares_kernel(
     top_k,
     SPLITS: tl.constexpr,
     PLACES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The best of a row's shares; these lie in the order of their ids, and so do equal scores of each."""
+    wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, SPLITS * PLACES)
     there = lanes < num_splits * PLACES
@@ -175,7 +180,7 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
             PLACES=places,
             TILE=tile,
             num_warps=max(tile // 1024, 4),
-            enable_fp_fusion=False,
+            **options(fused=False),
         )
         _merge_shares_kernel[(num_rows,)](
             best_scores,
@@ -190,6 +195,6 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
             top_k,
             SPLITS=triton.next_power_of_2(num_splits),
             PLACES=places,
-            enable_fp_fusion=False,
+            **options(fused=False),
         )
     return Candidates(token_ids, log_probs)

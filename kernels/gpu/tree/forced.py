@@ -7,6 +7,7 @@ from torch import Tensor
 
 from wingbeat.kernels.gpu.sampling.noise import noise_bits, row_keys
 from wingbeat.kernels.gpu.tree.walk import num_warps
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.tree.forced import Draws
 from wingbeat.kernels.tree.results import WalkResult
 
@@ -28,7 +29,9 @@ def _forced_walk_kernel(
     max_path,
     max_depth,
     NODES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     nodes = tl.arange(0, NODES)
     mask = nodes < num_nodes
@@ -39,10 +42,11 @@ def _forced_walk_kernel(
     node = tl.full([], 0, dtype=tl.int32)
     length = tl.full([], 1, dtype=tl.int64)
     walking = tl.full([], 1, dtype=tl.int32) > 0
+    zero = tl.full([], 0, dtype=tl.int32)
     for step in range(max_path):
         tl.store(out_nodes + req * max_path + step, node.to(tl.int64))
         child = tl.min(tl.where(counts & (up == node), nodes, num_nodes), axis=0)
-        drawn = noise_bits(key_1, key_2, step) < tl.load(limits + step, mask=step < max_depth, other=0)
+        drawn = noise_bits(key_1, key_2, zero + step) < tl.load(limits + step, mask=step < max_depth, other=0)
         goes = walking & drawn & (child < num_nodes) & (step + 1 < max_path)
         drafted = tl.load(token_ids + at + child, mask=goes, other=0)
         target = tl.load(target_token_ids + at + node)
@@ -79,5 +83,6 @@ def forced_walk(
                 len(draws.limits),
                 NODES=lanes,
                 num_warps=num_warps(lanes),
+                **options(fused=False),
             )
     return WalkResult(nodes, num_tokens, tokens)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wingbeat.kernels.gpu.sampling.integers import sortable
 from wingbeat.kernels.gpu.tree.walk import num_warps
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.tree.results import Frontier, GrownTree
 
 
@@ -34,7 +35,9 @@ def _level_kernel(
     IS_ROOT: tl.constexpr,
     LANES: tl.constexpr,
     LANE_BITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
     mask = lanes < num_candidates
@@ -114,7 +117,7 @@ def add_level(
                 LANES=lanes,
                 LANE_BITS=lanes.bit_length() - 1,
                 num_warps=num_warps(lanes),
-                enable_fp_fusion=False,
+                **options(fused=False),
             )
     return Frontier(token_out, entries, scores, parents)
 
@@ -137,7 +140,9 @@ def _finalize_kernel(
     LANES: tl.constexpr,
     LANE_BITS: tl.constexpr,
     NODES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
     entered = lanes < size
@@ -210,5 +215,6 @@ def finalize(table: tuple[Tensor, Tensor, Tensor], depths: Tensor, root_token_id
                 LANE_BITS=lanes.bit_length() - 1,
                 NODES=triton.next_power_of_2(num_nodes),
                 num_warps=num_warps(lanes),
+                **options(fused=False),
             )
     return tree

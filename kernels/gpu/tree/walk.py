@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.tree.results import WalkResult
 
 WORD_BITS = tl.constexpr(64)
@@ -37,7 +38,9 @@ def _walk_kernel(
     num_nodes,
     max_path,
     NODES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     nodes = tl.arange(0, NODES)
     mask = nodes < num_nodes
@@ -81,15 +84,25 @@ def walk_tree(
                 max_path,
                 NODES=lanes,
                 num_warps=num_warps(lanes),
+                **options(fused=False),
             )
     return WalkResult(nodes, num_tokens, tokens)
 
 
 @triton.jit
 def _ancestors_kernel(
-    parents, out_mask, out_words, num_nodes, num_words, max_depth, PACK: tl.constexpr, ROWS: tl.constexpr
+    parents,
+    out_mask,
+    out_words,
+    num_nodes,
+    num_words,
+    max_depth,
+    PACK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Find a word of the ancestors of ROWS nodes, stored as it is or as its 64 columns."""
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     word = tl.program_id(2)
     nodes = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -127,12 +140,14 @@ def ancestors(parents: Tensor, max_depth: int | None, *, pack: bool) -> Tensor:
                 num_nodes - 1 if max_depth is None else max_depth,
                 PACK=pack,
                 ROWS=rows,
+                **options(fused=False),
             )
     return out if pack else out.view(torch.bool)
 
 
 @triton.jit
-def _paths_kernel(token_ids, parents, out, num_nodes, max_depth, ROWS: tl.constexpr):
+def _paths_kernel(token_ids, parents, out, num_nodes, max_depth, ROWS: tl.constexpr, EARLY: tl.constexpr):
+    wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     nodes = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     mask = nodes < num_nodes
@@ -151,6 +166,12 @@ def path_token_ids(token_ids: Tensor, parents: Tensor, max_depth: int) -> Tensor
     if out.numel():
         with torch.cuda.device_of(token_ids):
             _paths_kernel[(num_reqs, triton.cdiv(num_nodes, rows))](
-                token_ids.contiguous(), parents.contiguous(), out, num_nodes, max_depth, ROWS=rows
+                token_ids.contiguous(),
+                parents.contiguous(),
+                out,
+                num_nodes,
+                max_depth,
+                ROWS=rows,
+                **options(fused=False),
             )
     return out

@@ -59,7 +59,9 @@ class NativeAcceptance(PathAcceptance):
         compacted = Compacted(pools, slots.block_tables) if pools else None
         self._paths = kernels.tree_acceptance(slots.committed_lens, slots.last_token_ids, compacted)
 
-    def accept(self, decodes: PackedDecodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
+    def accept(
+        self, decodes: PackedDecodes | None, chosen: Tensor, taps: Tensor | None, evidence: Tensor | None = None
+    ) -> AcceptedPaths:
         """See `PathAcceptance.accept`.
 
         Args:
@@ -72,7 +74,7 @@ class NativeAcceptance(PathAcceptance):
             walk = self._paths.accept(slots, decodes.token_ids, None, None, chosen, None, None, longest=1, width=width)
             path_taps = None if taps is None else taps[: len(slots), None]
             ones = walk.num_tokens
-            return AcceptedPaths(slots, decodes.roots, walk.token_ids, ones, ones, walk.nodes, path_taps)
+            return AcceptedPaths(slots, decodes.roots, walk.token_ids, ones, ones, walk.nodes, path_taps, evidence)
         decree = None
         if self.forcer is not None:
             decree = Decree(self.forcer.limits, self.slots.epochs, decodes.roots)
@@ -98,6 +100,7 @@ class NativeAcceptance(PathAcceptance):
             tree.num_valid,
             walk.nodes,
             walk.taps,
+            evidence,
             tree_token_ids=tree.token_ids,
             tree_parents=tree.parents,
         )

@@ -5,6 +5,7 @@ gives its numbers; any other one runs as transformers wrote it. Products of one 
 q, k and v, and those of gate and up, are joined, and what the model has under their names are views of that.
 """
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from functools import cache
@@ -29,7 +30,8 @@ from wingbeat.runtime.verifier.layers.fused_attention import (
     joined,
     norm_of,
 )
-from wingbeat.runtime.verifier.layers.linears import add_product, product
+from wingbeat.runtime.verifier.layers.linears import FEW_ROWS, PackableLinear, add_product, product
+from wingbeat.runtime.verifier.layers.products import Product, choose_products
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +126,12 @@ def fuse(
     for module in model.modules():
         if "_ops" not in vars(module):
             _fuse_norm(module, swap.ops)
+            if isinstance(swap, OpsSwap):
+                _fuse_rotary(module, swap.ops)
+    if isinstance(swap, OpsSwap) and not deterministic and division is None:
+        made = [layer.products() for layer in layers if isinstance(layer, FusedLayer)]
+        names = made[0] if made else {}
+        choose_products({name: [each[name] for each in made if name in each] for name in names})
     num_fused = len(layers) - sum(left.values())
     reasons = "; ".join(f"{count} are not: {reason}" for reason, count in left.items())
     logger.info("%d of %d decoder layers are fused%s", num_fused, len(layers), f"; {reasons}" if reasons else "")
@@ -209,7 +217,10 @@ class FusedLayer(SwappedLayer, Joined):
         attended = self._half(normed, position_embeddings, rows)
         mixed = self._summed(self._added(product(attn.o_proj, attended), attended, 1, rows))
         normed, total = ops.add_rms_norm(mixed, before, *norm_of(self.post_attention_layernorm))
-        active = ops.silu_mul(self._added(self._gate_up(normed), normed, 2, rows))
+        if self._half.add is None and isinstance(self._gate_up, Product) and self._gate_up.takes(len(normed)):
+            active = self._gate_up.gated(normed)
+        else:
+            active = ops.silu_mul(self._added(self._gate_up(normed), normed, 2, rows))
         if self._division is not None and not self._division.first:
             out = functional.linear(active, mlp.down_proj.weight)
         else:
@@ -232,7 +243,17 @@ class FusedLayer(SwappedLayer, Joined):
     def join(self) -> None:
         """See `Joined.join`."""
         self._half.join()
-        self.__dict__["_gate_up"] = joined([self.mlp.gate_proj, self.mlp.up_proj])
+        self.__dict__["_gate_up"] = joined([self.mlp.gate_proj, self.mlp.up_proj], gated=True)
+        for linear, adds in ((self.self_attn.o_proj, False), (self.mlp.down_proj, True)):
+            if not isinstance(linear, PackableLinear) or linear.packed is None:
+                linear.__dict__[FEW_ROWS] = Product(linear.weight.data, linear.bias, adds=adds)
+
+    def products(self) -> dict[str, Product]:
+        """Those of its products that may be by our kernel."""
+        found = {"qkv": self._half.qkv, "gate_up": self._gate_up}
+        for name, linear in (("o", self.self_attn.o_proj), ("down", self.mlp.down_proj)):
+            found[name] = linear.__dict__.get(FEW_ROWS)
+        return {name: one for name, one in found.items() if isinstance(one, Product)}
 
     def take_written(self) -> None:
         """See `Joined.take_written`."""
@@ -277,6 +298,51 @@ def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:
     if not _alike(module(rows), expected):
         module.__class__ = kind
         del module.__dict__["_ops"], module.__dict__["_wide"]
+
+
+_STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Their frequencies stay, however long a context is."""
+
+
+class FusedRotary(nn.Module):
+    """The angles of positions in one step; of each type of layer where the module's own forward takes one.
+
+    A module that its class made anew runs as it is written.
+    """
+
+    _ops: LayerOps | None = None
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+        """Positions [1, num_tokens] -> cosines and sines [1, num_tokens, dim]."""
+        if self._ops is None or torch.compiler.is_compiling():
+            return super().forward(x, position_ids, *(() if layer_type is None else (layer_type,)))
+        own = "" if layer_type is None else f"{layer_type}_"
+        scale = getattr(self, f"{own}attention_scaling")
+        return self._ops.rotations(position_ids, getattr(self, f"{own}inv_freq"), scale, x.dtype)
+
+
+def _fuse_rotary(module: nn.Module, ops: LayerOps) -> None:
+    kind, types = type(module), getattr(module, "rope_type", None)
+    if not kind.__name__.endswith("RotaryEmbedding") or types is None:
+        return
+    by_layer = isinstance(types, dict)
+    names = list(inspect.signature(kind.forward).parameters)[1:]
+    if names != ["x", "position_ids", *(["layer_type"] if by_layer else [])]:
+        return
+    layers = [(name,) for name in types] if by_layer else [()]
+    device = next(module.buffers()).device
+    positions = torch.tensor([[0, 1, 77, 4095]], device=device)
+    if not _STATIC_ROPE_TYPES.issuperset(types.values() if by_layer else [types]):
+        return
+    like = torch.zeros(1, device=device)
+    expected = [part for layer in layers for part in module(like, positions, *layer)]
+    module.__class__ = _fused_class(kind, FusedRotary)
+    module.__dict__["_ops"] = ops
+    found = [part for layer in layers for part in module(like, positions, *layer)]
+    alike = all(ours.shape == theirs.shape for ours, theirs in zip(found, expected, strict=True))
+    if not alike or not all(torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True)):
+        module.__class__ = kind
+        del module.__dict__["_ops"]
 
 
 @cache

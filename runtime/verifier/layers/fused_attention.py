@@ -3,12 +3,10 @@ layers whose other half is transformers' own."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.kv.pool import LayerAttention
@@ -16,6 +14,7 @@ from wingbeat.runtime.parts import first
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.layers.attention import attend_segments
 from wingbeat.runtime.verifier.layers.linears import PackableLinear, product
+from wingbeat.runtime.verifier.layers.products import Product
 
 KNOWN_ATTENTIONS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}Attention"
@@ -39,6 +38,7 @@ class LayerOps(NamedTuple):
     """Steps of a decoder layer on one type of device, with the signatures of `wingbeat.kernels.layer.reference`."""
 
     add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]] = reference.add_rms_norm
+    rotations: Callable[..., tuple[Tensor, Tensor]] = reference.rotations
     rotate_and_store: Callable[..., Tensor] = reference.rotate_and_store
     silu_mul: Callable[[Tensor], Tensor] = reference.silu_mul
 
@@ -137,16 +137,18 @@ class FusedAttention(Joined):
         self._half.take_written()
 
 
-def joined(linears: list[nn.Linear]) -> Callable[[Tensor], Tensor]:
+def joined(linears: list[nn.Linear], gated: bool = False) -> Callable[[Tensor], Tensor]:
     """Products of one input as one [num_rows, in] -> [num_rows, out], weights in the first one's layout.
 
     The linears keep their shapes and their values; their memory is now part of the result's.
+
+    Args:
+        gated: they are the gate and the up of an MLP.
     """
     packed = first("join_packed", linears)
     if packed is not None:
         return packed
-    weight, bias = join_weights(linears)
-    return partial(functional.linear, weight=weight, bias=bias)
+    return Product(*join_weights(linears), gated=gated)
 
 
 def join_weights(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

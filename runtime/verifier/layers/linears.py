@@ -31,6 +31,10 @@ class Packable:
         """The packed weight; None where `weight` holds it."""
         return None
 
+    def packed_tensors(self) -> list[Tensor]:
+        """Tensors of the packed weight, where kernels read these as they lie."""
+        return []
+
 
 class Packed(Protocol):
     """A weight in another form."""
@@ -40,11 +44,29 @@ class Packed(Protocol):
         ...
 
 
+class FewRows(Protocol):
+    """Products of a linear layer by few rows, where a kernel is faster than the library."""
+
+    def takes(self, num_rows: int) -> bool:
+        """Whether it is for so many rows."""
+        ...
+
+    def ours(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
+        """The products, added to a total in place where there is one."""
+        ...
+
+
+FEW_ROWS = "_few_rows"
+"""Attribute of linear layers with a `FewRows`."""
+
+
 class PackableLinear(Packable, nn.Linear):
     """A linear layer that may be packed."""
 
     wide = False
     """Then products leave as float32."""
+    into: Tensor | None = None
+    """Where they go then, [num_rows, out]; None makes room."""
     alike = False
     """Whether a row of its product has the same bits in any batch."""
 
@@ -113,6 +135,9 @@ def product(linear: nn.Linear, rows: Tensor) -> Tensor:
     """See `PackableLinear.product`."""
     if isinstance(linear, PackableLinear) and linear.multiplies:
         return linear.product(rows)
+    few: FewRows | None = linear.__dict__.get(FEW_ROWS)
+    if few is not None and few.takes(len(rows)):
+        return few.ours(rows)
     return functional.linear(rows, linear.weight, linear.bias)
 
 
@@ -120,6 +145,9 @@ def add_product(linear: nn.Linear, total: Tensor, rows: Tensor) -> Tensor:
     """See `PackableLinear.add_product`."""
     if isinstance(linear, PackableLinear) and linear.multiplies:
         return linear.add_product(total, rows)
+    few: FewRows | None = linear.__dict__.get(FEW_ROWS)
+    if few is not None and few.takes(len(rows)):
+        return few.ours(rows, total)
     if linear.bias is not None:
         return total + functional.linear(rows, linear.weight, linear.bias)
     # The product is added where it is summed: one launch, and one rounding less.
@@ -130,11 +158,14 @@ class WideLinear(nn.Linear):
     """A frozen linear layer on a GPU whose products leave as float32, in which they are summed anyway."""
 
     wide = True
+    into: Tensor | None = None
+    """See `PackableLinear.into`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> float32 [..., out]"""
+        rows, given = input.reshape(-1, input.shape[-1]), {} if self.into is None else {"out": self.into}
         # What transformers does to logits behind it, such as caps and scales, then is in float32, too.
-        out = torch.mm(input.reshape(-1, input.shape[-1]), self.weight.t(), out_dtype=torch.float32)
+        out = torch.mm(rows, self.weight.t(), out_dtype=torch.float32, **given)
         return (out if self.bias is None else out.add_(self.bias)).view(*input.shape[:-1], self.out_features)
 
 
@@ -154,6 +185,7 @@ def widen_logits(model: nn.Module) -> bool:
         head.wide = True
     else:
         head.__class__ = WideLinear
+    head.into = head.weight.new_empty(_MANY_ROWS, head.out_features, dtype=torch.float32)
     try:
         head(head.weight.new_zeros(_MANY_ROWS, head.in_features))
     except RuntimeError as error:  # NotImplementedError is one
@@ -163,4 +195,6 @@ def widen_logits(model: nn.Module) -> bool:
             head.__class__ = nn.Linear
         logger.info("logits stay in %s: %s", head.weight.dtype, str(error).splitlines()[0])
         return False
+    finally:
+        head.into = None
     return True

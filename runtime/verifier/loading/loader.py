@@ -25,6 +25,7 @@ from wingbeat.runtime.verifier.layers.architecture_checks import (
 )
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.division import Division
+from wingbeat.runtime.verifier.layers.experts import choose_experts
 from wingbeat.runtime.verifier.layers.fused import fuse
 from wingbeat.runtime.verifier.layers.kept_logits import keep_logits
 from wingbeat.runtime.verifier.layers.linears import widen_logits
@@ -245,6 +246,7 @@ def _switch(
     """
     config = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION_NAME)
+    choose_experts(model)
     layers = decoder_layers(model, len(probed.layers))
     if fast:
         speed_up(model, deterministic)

@@ -1,5 +1,6 @@
 """Waiting on a counter and on the life of a process."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -11,9 +12,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from wingbeat.cluster.channels import doorbell
-from wingbeat.cluster.channels.doorbell import Bell, Doorbell, PeerProcess, PumpDoorbell, process_start
+from wingbeat.cluster.channels.doorbell import (
+    TIMER_SLACK_NS,
+    YIELD_S,
+    Bell,
+    Doorbell,
+    PeerProcess,
+    PumpDoorbell,
+    poll,
+    process_start,
+)
 
 LONG_S = 30.0
+PR_GET_TIMERSLACK = 30
 PF_EXITING = 0x4
 
 
@@ -182,3 +193,23 @@ def test_a_reused_process_id_is_another_process() -> None:
         assert PeerProcess(pid, process_start(pid)).alive()
         assert not PeerProcess(pid, process_start(pid) + 1).alive()
     assert process_start(2**22 + 1) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="timer slack is Linux's")
+def test_naps_between_looks_end_when_they_should():
+    """Of the thread that waits, and of no other."""
+
+    def slack() -> int:
+        return ctypes.CDLL(None).prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0)
+
+    def wait() -> None:
+        assert poll(lambda: time.monotonic() > began + YIELD_S + 0.01, timeout_s=LONG_S)
+        found.append(slack())
+
+    found, began = [], time.monotonic()
+    before = slack()
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    waiter.join()
+    assert found == [TIMER_SLACK_NS]
+    assert slack() == before > TIMER_SLACK_NS

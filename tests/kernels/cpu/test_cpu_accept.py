@@ -10,10 +10,9 @@ from tests.kernels.slow_trees import random_parents
 from wingbeat.kernels.cpu import library
 from wingbeat.kernels.cpu.accept import Compacted, Decree
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
-from wingbeat.kernels.kv.reference import copy_kv
+from wingbeat.kernels.kv.reference import copy_kv, slot_mapping
 from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.runtime.config import ForcedAcceptance
-from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
 

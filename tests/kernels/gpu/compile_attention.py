@@ -40,6 +40,7 @@ class Compiler:
             if parameter.do_not_specialize or parameter.do_not_specialize_on_alignment
         }
         arguments = {**pointers, **(scalars or {})}
+        constants = constants | {"EARLY": self.limits.capability >= 90}
         for index, argument in enumerate(kernel.arg_names):
             if argument in constants or (argument in arguments and arguments[argument] is None):
                 signature[argument], constexprs[argument] = "constexpr", constants.get(argument)

@@ -15,8 +15,11 @@ from triton.runtime.jit import JITFunction
 
 from tests.kernels.gpu.resources import report
 from tests.ptx.launch import NamedDriver
-from wingbeat.kernels.gpu import fp8 as fp8_triton
+from wingbeat.kernels.gpu import experts as triton_experts
+from wingbeat.kernels.gpu import kv as triton_kv
 from wingbeat.kernels.gpu import layer as triton_layer
+from wingbeat.kernels.gpu import products as triton_products
+from wingbeat.kernels.gpu import round as triton_round
 from wingbeat.kernels.gpu.sampling import history as triton_history
 from wingbeat.kernels.gpu.sampling import launch as triton_sampling
 from wingbeat.kernels.gpu.sampling import noise as triton_noise
@@ -24,10 +27,11 @@ from wingbeat.kernels.gpu.tree import candidates as triton_candidates
 from wingbeat.kernels.gpu.tree import forced as triton_forced
 from wingbeat.kernels.gpu.tree import table as triton_tree_growth
 from wingbeat.kernels.gpu.tree import walk as triton_tree
-from wingbeat.kernels.layer.fp8 import to_fp8
+from wingbeat.kernels.layer.experts import Routes
+from wingbeat.kernels.round.reference import DraftedFor, PathShape, SlotColumns, TreeRules, WalkedTrees
 from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties
 from wingbeat.kernels.tree.forced import Draws
-from wingbeat.kernels.tree.results import Coupling
+from wingbeat.kernels.tree.results import Coupling, GrownTree
 from wingbeat.kernels.tree.table import TreeTable
 
 
@@ -58,6 +62,7 @@ def launch_sampling(num_rows: int, vocab_size: int) -> None:
     for bits in (True, False):
         triton_noise.noise(zeros, zeros, ints(vocab_size), bits=bits)
         triton_noise.noise(zeros, zeros, ints(len(zeros), 16), bits=bits)
+    triton_sampling.best_tokens(logits, None)
     triton_sampling.choose_tokens(logits, *rows, any_filtered=False, processors=None, workspace=None)
     triton_sampling.choose_tokens(logits, *rows, any_filtered=True, processors=processors, workspace=None)
     for listed_only in (False, True):
@@ -88,6 +93,16 @@ def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_si
     for pack in (False, True):
         triton_tree.ancestors(nodes, steps, pack=pack)
     triton_tree.path_token_ids(nodes, nodes, steps)
+    slots, state = ints(num_reqs), SlotColumns(*(ints(num_reqs) for _ in range(3)), ints(num_reqs, 4096))
+    trees = GrownTree(nodes, nodes, nodes, nodes.float(), slots)
+    for chains in (False, True):
+        grown, rules = DraftedFor(slots, slots), TreeRules(vocab_size, chains)
+        triton_round.check_trees(trees, grown, slots, slots.bool(), state, rules)
+        for tree, evidence in ((trees, nodes), (None, None)):
+            walked = WalkedTrees(slots, slots, tree, nodes if tree else slots, evidence)
+            triton_round.settle_paths(walked, state, PathShape(steps + 1, 4096, 16, moves=not chains))
+    for tree in (trees, None):
+        triton_round.place_nodes(slots, state, tree, 4096, 16)
 
 
 def launch_layers(
@@ -104,9 +119,22 @@ def launch_layers(
     for norm in (None, hidden.new_zeros(dim)):
         for stored in caches:
             triton_layer.rotate_and_store(qkv, turned, turned, stored, stored, ints(num_tokens), norm, norm, 1e-6)
+    triton_layer.embed_beside(ints(num_tokens), hidden, hidden, (weight, weight), 1e-5)
+    for halves in (1, 2):
+        triton_layer.rotations(ints(num_tokens), weight.float()[: dim // halves], 1.0, bf16, halves)
+    for counted in (None, ints(num_tokens, 8).bool()):
+        triton_kv.slot_mapping(ints(num_tokens, 4096), ints(num_tokens, 8), 16, counted)
+    wide = hidden.new_zeros(2 * intermediate_size, hidden_size)
+    for total, gated in ((None, False), (hidden.new_zeros(num_tokens, 2 * intermediate_size), False), (None, True)):
+        triton_products.few_rows_product(hidden, wide, None, total, ints(len(wide)).int(), gated)
+    narrow = hidden.new_zeros(hidden_size, intermediate_size)
+    active = hidden.new_zeros(num_tokens, intermediate_size)
+    triton_products.few_rows_product(active, narrow, None, hidden, ints(hidden_size).int(), False)
+    experts, chosen = hidden.new_zeros(8, intermediate_size, hidden_size), ints(num_tokens, 4)
+    for weight_of, bias in ((experts, None), (experts.mT.contiguous().mT, experts[:, :, 0])):
+        out = hidden.new_zeros(4 * num_tokens, intermediate_size)
+        triton_experts.grouped_product(hidden, weight_of, bias, out, Routes.of(chosen, 8))
     triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
-    for bias in (None, hidden.new_zeros(intermediate_size)) if has_fp8 else ():
-        fp8_triton.fp8_linear(hidden, *to_fp8(hidden.new_zeros(intermediate_size, hidden_size)), bias)
 
 
 if __name__ == "__main__":

@@ -100,10 +100,12 @@ def test_heads_beyond_the_kernels_run_torchs_attention_and_narrower_ones_the_ker
     assert asked == [64]
 
 
-def test_weights_of_eight_bits_are_not_asked_for_where_there_are_none(monkeypatch: pytest.MonkeyPatch):
+def test_caches_of_eight_bits_are_not_asked_for_where_there_are_none(monkeypatch: pytest.MonkeyPatch):
+    asked = []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(comparison, "CASES", {"fp8_linear": lambda *_: 1 / 0})
+    monkeypatch.setattr(comparison, "CASES", {"store_kv": lambda _, shape: asked.append(shape.fp8_cache) or []})
     assert differences(torch.device("cuda", 0), Shape(fp8_cache=True)) == []
+    assert asked == [False, False]
 
 
 def test_a_name_that_is_no_kernel_is_refused():

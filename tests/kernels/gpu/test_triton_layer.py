@@ -113,6 +113,29 @@ def test_queries_keys_and_values_go_where_the_references_go(num_heads, num_kv_he
         same(query.cpu(), theirs)
 
 
+@pytest.mark.parametrize("size", [48, 1000])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_embeddings_are_normed_beside_features_as_by_the_reference(size, dtype, poisoned_memory):
+    table, features = draw(9, size, dtype=dtype), draw(5, size, dtype=dtype, seed=1) * 3
+    weights = draw(size, dtype=dtype, seed=2), draw(size, dtype=dtype, seed=3)
+    ids = torch.tensor([8, 0, 3, 3, 1], device=DEVICE)
+    expected = reference.embed_beside(ids.cpu(), table.cpu(), features.cpu(), tuple(w.cpu() for w in weights), 1e-5)
+    for ours, theirs in zip(kernels.embed_beside(ids, table, features, weights, 1e-5), expected, strict=True):
+        close(ours.cpu(), theirs)
+
+
+@pytest.mark.parametrize("halves", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_angles_are_the_references(halves, dtype, poisoned_memory):
+    """As far as the longest contexts, where an argument of thousands of turns has to be brought down exactly."""
+    positions = torch.tensor([[0, 1, 77], [4095, 131_071, 1_048_575]], device=DEVICE)
+    frequencies = 500_000.0 ** -torch.arange(0, 1, 1 / 24, device=DEVICE)
+    signed = torch.cat([-frequencies, frequencies]) if halves == 1 else frequencies
+    expected = reference.rotations(positions.cpu(), signed.cpu(), 1.1, dtype, halves)
+    for ours, theirs in zip(kernels.rotations(positions, signed, 1.1, dtype, halves), expected, strict=True):
+        close(ours.cpu(), theirs)
+
+
 def test_keys_and_values_of_an_fp8_cache_are_saturated():
     """Numbers that e4m3 has: Triton's interpreter rounds others wrongly."""
     fp8 = torch.float8_e4m3fn

@@ -67,17 +67,30 @@ def test_the_reference_is_the_formula(name, parts, on_host):
 
 
 @pytest.mark.few(6)
+@pytest.mark.parametrize("inputs", [70, 1100])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("parts", [(7,), (24, 10, 33), (70, 70)], ids=str)
 @pytest.mark.parametrize("rank", [1, 8, 20])
 @pytest.mark.parametrize("name", ROWS)
-def test_the_kernels_of_gpus_are_the_formula(name, rank, parts, dtype, poisoned_memory):
+def test_the_kernels_of_gpus_are_the_formula(name, rank, parts, dtype, inputs, poisoned_memory):
     kernels = pytest.importorskip("wingbeat.kernels.lora.adapters_triton")
-    adapters, ids = stacked(70, parts, max(rank, 2), dtype), ROWS[name]
-    out, x = draw(len(ids), sum(parts), dtype=dtype, seed=3), draw(len(ids), 70, dtype=dtype, seed=4)
+    adapters, ids = stacked(inputs, parts, max(rank, 2), dtype), ROWS[name]
+    x = draw(len(ids), inputs, dtype=dtype, seed=4) / inputs**0.5
+    out = draw(len(ids), sum(parts), dtype=dtype, seed=3)
     expected = by_formula(out, x, adapters, ids)
     tiles = tiles_of(torch.tensor(ids, device=DEVICE), 4)
     check(kernels.add_adapters(out, x, adapters, tiles), expected)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "num_programs", "steps"), [(4096, 1, 4), (4096, 3, 4), (14336, 1, 7), (4096, 300, 64), (70, 1, 2)]
+)
+def test_programs_that_are_few_share_their_inputs(inputs, num_programs, steps):
+    """A product of few rows is one program or three; alone each would walk all inputs in turn, 64 at once."""
+    kernels = pytest.importorskip("wingbeat.kernels.lora.adapters_triton")
+    of_split, splits = kernels.shares(inputs, num_programs)
+    assert of_split == 64 * steps
+    assert of_split * (splits - 1) < inputs <= of_split * splits
 
 
 @pytest.mark.parametrize("part", [0, 2])

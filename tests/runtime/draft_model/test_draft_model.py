@@ -22,6 +22,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.slow_growth import assert_tree, slow_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.kernels.kv.reference import slot_mapping
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.draft_model.model_drafter import ModelDrafter, build_draft_model
 from wingbeat.runtime.drafters.base import DrafterOptions
@@ -29,7 +30,6 @@ from wingbeat.runtime.drafters.registry import kind_of, load_drafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import VocabularyError
-from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loading.loader import prepare_model

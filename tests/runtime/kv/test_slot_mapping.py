@@ -2,7 +2,7 @@
 
 import torch
 
-from wingbeat.runtime.kv.pool import slot_mapping
+from wingbeat.kernels.kv.reference import slot_mapping
 
 TABLES = torch.tensor([[5, 2, 9], [1, 7, 3]])
 

@@ -18,7 +18,15 @@ from wingbeat.runtime.round.buffers import ChunkBuffers
 from wingbeat.runtime.round.flight import RoundObserver
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, in_pieces
 from wingbeat.runtime.round.rows import ModelOutput
-from wingbeat.runtime.round.shapes import RoundShapes, num_graphs, pieces_at_most, prompt_pieces, round_shapes
+from wingbeat.runtime.round.shapes import (
+    OF_ANOTHER_WIDTH,
+    RoundShapes,
+    node_buckets,
+    num_graphs,
+    pieces_at_most,
+    prompt_pieces,
+    round_shapes,
+)
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk
 from wingbeat.runtime.verifier.model import VerifierModel
@@ -191,10 +199,26 @@ def test_the_default_on_a_gpu_captures_mixed_rounds_of_every_width():
     """And leaves as many graphs to decodes alone as they need."""
     config = EngineConfig(max_num_seqs=128, max_num_batched_tokens=2048, speculation=SpeculationConfig(adaptive=True))
     shapes = round_shapes(config)
-    assert num_graphs(config) == MOST_GRAPHS + len(prompt_pieces(config))
-    assert {n: shape.mixed for n, shape in shapes.items()} == {1: (128,), 4: (32, 128), 16: (8, 32)}
-    assert all(shape.pieces == (2, 8, 32) for shape in shapes.values())
-    assert sum(len(shape.forwards) for shape in shapes.values()) == 18
+    assert num_graphs(config) == 71 + len(prompt_pieces(config)) <= MOST_GRAPHS + OF_ANOTHER_WIDTH + 6
+    assert {n: shape.mixed for n, shape in shapes.items()} == {1: (128,), 4: (32, 128), 8: (16, 64), 16: (8, 32)}
+    assert all(shape.pieces == (2, 8) for shape in shapes.values())
+    assert sum(len(shape.forwards) for shape in shapes.values()) == 21
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "top_k", "size", "widths"),
+    [
+        (16, 4, 60, (4, 8, 16, 32, 60)),
+        (64, 4, 60, (4, 16, 60)),
+        (64, 4, 16, (4, 8, 16)),
+        (64, 1, 8, (4, 6, 8)),
+        (16, 1, 16, (4, 6, 8, 16)),
+    ],
+)
+def test_narrow_trees_of_many_sequences_have_every_width(max_num_seqs, top_k, size, widths):
+    steps = size - 1 if top_k == 1 else 7
+    shape = SpeculationConfig(draft_steps=steps, draft_top_k=top_k, verify_tree_size=size, adaptive=True)
+    assert node_buckets(EngineConfig(max_num_seqs=max_num_seqs, speculation=shape)) == widths
 
 
 @pytest.mark.parametrize("num_tokens", [1, 16, 33, 40, 100])

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from wingbeat.kernels.round.reference import DraftedFor, TreeRules, believed, well_formed
+from wingbeat.kernels.tree.results import GrownTree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
-from wingbeat.runtime.round.tree_check import TreeCheck
 
 CPU = torch.device("cpu")
 
@@ -36,15 +37,15 @@ def tree_of(parents, depths, num_valid, token_ids=None):
 )
 def test_well_formed(tree, good, good_chain):
     for chains, expected in ((False, good), (True, good_chain)):
-        usable, outside = TreeCheck(3, 10, CPU, chains=chains).well_formed(tree)
+        usable, outside = well_formed(GrownTree(*tree), TreeRules(9, chains))
         assert usable.tolist() == [expected]
         assert outside.logical_not().sum() == tree.num_valid.clamp_max(3)
 
 
 def test_the_root_is_its_own_kind_of_node():
-    check = TreeCheck(3, 10, CPU, chains=False)
+    rules = TreeRules(9, chains=False)
     for parent in (0, 1, -2):
-        assert check.well_formed(tree_of([parent, 0, 1], [0, 1, 2], 3))[0].tolist() == [False]
+        assert well_formed(GrownTree(*tree_of([parent, 0, 1], [0, 1, 2], 3)), rules)[0].tolist() == [False]
 
 
 def state_of(*rows):
@@ -63,6 +64,11 @@ def chains_of(roots):
     return TokenTree(tokens, index - 1, index.clone(), torch.rand(count, 3), torch.full((count,), 3))
 
 
+def checked_chains(trees, epochs, committed_lens, rows, state):
+    grown = DraftedFor(epochs[rows.slots], committed_lens[rows.slots])
+    return believed(GrownTree(*trees), grown, rows.slots, rows.wanted, state.columns, TreeRules(9, chains=True))
+
+
 def test_only_what_was_grown_from_the_present_end_counts():
     state = state_of(*[(4, 20, 7)] * 6)
     ends = torch.tensor([[4, 3, 4, 4, 4, 4], [20, 20, 19, 20, 20, 20]])
@@ -70,7 +76,7 @@ def test_only_what_was_grown_from_the_present_end_counts():
     trees = chains_of(roots)
     trees.depths[5, 2] = 1
     rows = DecodeRows(torch.arange(6), torch.tensor([1, 1, 1, 1, 0, 1], dtype=torch.bool))
-    checked, usable = TreeCheck(3, 10, CPU, chains=True)(trees, *ends, rows, state)
+    checked, usable = checked_chains(trees, *ends, rows, state)
     assert usable.tolist() == [True, False, False, False, False, False]
     assert checked.num_valid.tolist() == [3, 1, 1, 1, 1, 1]
     assert checked.token_ids[0].tolist() == [7, 5, 6]
@@ -85,7 +91,7 @@ def test_nodes_beyond_the_tree_reach_no_index():
     trees.num_valid[0] = 2
     trees.token_ids[0, 2], trees.parents[0, 2], trees.depths[0, 2] = 1 << 40, 99, -3
     rows = DecodeRows(torch.arange(1), torch.ones(1, dtype=torch.bool))
-    checked, usable = TreeCheck(3, 10, CPU, chains=True)(trees, torch.tensor([1]), torch.tensor([9]), rows, state)
+    checked, usable = checked_chains(trees, torch.tensor([1]), torch.tensor([9]), rows, state)
     assert usable.all()
     assert [int(field[0, 2]) for field in (checked.token_ids, checked.parents, checked.depths)] == [0, 0, 0]
 
@@ -95,5 +101,5 @@ def test_trees_are_told_by_slot_and_checked_by_decode():
     state = state_of((1, 9, 7), (1, 9, 7), (2, 5, 7))
     epochs, committed_lens = torch.tensor([[1, 1, 2], [9, 8, 5]])
     rows = DecodeRows(torch.tensor([2, 1, 0]), torch.ones(3, dtype=torch.bool))
-    _, usable = TreeCheck(3, 10, CPU, chains=True)(chains_of([7, 7, 7]), epochs, committed_lens, rows, state)
+    _, usable = checked_chains(chains_of([7, 7, 7]), epochs, committed_lens, rows, state)
     assert usable.tolist() == [True, False, True]

@@ -11,7 +11,9 @@ from tests.kernels.slow_trees import random_parents
 from tests.runtime.speculation.reference_choice import best_nodes, drafted_trees, pack_evidence
 from wingbeat.kernels.cpu.drafted import NodeChoice, Present, Shape
 from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.round.reference import DraftedFor, TreeRules, believed
 from wingbeat.kernels.tree.reference import ancestor_words
+from wingbeat.kernels.tree.results import GrownTree
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.cpu.round.host_trees import HostInbox, HostTrees
 from wingbeat.runtime.cpu.round.packed_rows import PackedDecodes
@@ -19,7 +21,6 @@ from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.pruning import keep_nodes
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
-from wingbeat.runtime.round.tree_check import TreeCheck
 from wingbeat.runtime.speculation.acceptance import (
     EDGES,
     Acceptance,
@@ -94,10 +95,10 @@ def by_torch(config, state, last_position=100):
 
 def believed_by_torch(reply, rows, state, chains):
     """A tree per decode, as wide as the widest; None where nothing counts."""
-    check = TreeCheck(NUM_NODES, VOCAB, torch.device("cpu"), chains=chains)
-    trees = TokenTree(*(getattr(reply, name)[rows.slots] for name in TokenTree._fields))
-    trees, usable = check(trees, reply.epochs, reply.committed_lens, rows, state)
-    return _narrowed(trees) if usable.any() else None
+    trees = GrownTree(*(getattr(reply, name)[rows.slots] for name in TokenTree._fields))
+    grown = DraftedFor(reply.epochs[rows.slots], reply.committed_lens[rows.slots])
+    trees, usable = believed(trees, grown, rows.slots, rows.wanted, state.columns, TreeRules(VOCAB - 1, chains))
+    return _narrowed(TokenTree(*trees)) if usable.any() else None
 
 
 def _narrowed(trees):

@@ -71,7 +71,7 @@ def test_others_are_left_as_they_are(gpu, name):
 
 
 def test_a_product_that_torch_refuses_is_left_as_it_is_and_said(gpu, monkeypatch, caplog):
-    def refuse(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
+    def refuse(left: Tensor, right: Tensor, out_dtype: torch.dtype, out: Tensor) -> Tensor:
         raise RuntimeError("out_dtype is not supported here\nat some line")
 
     monkeypatch.setattr(linears.torch, "mm", refuse)

@@ -1,0 +1,154 @@
+"""Products of few rows by one weight on a GPU: as many programs as fill it, each with a part of a tile's inputs.
+
+Where several programs share a tile, the last one that is done adds their sums, in the order of the inputs.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits, device_limits
+from wingbeat.kernels.launching import compiled_capability, options, wait_for_launch
+from wingbeat.kernels.layer.products import LEAST_TILE
+
+_OUT_TILE, _IN_TILES = 64, (128, 64)
+_MOST_STAGES = 4
+_PROGRAMS_OF_SM, _LEAST_STEPS, _MOST_SPLITS = 3, 4, 16
+
+
+@triton.jit
+def _part_of_sum(
+    rows_ptr, row, live, weight_ptrs, begin, end, in_features, real, acc, IN: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Products [columns, rows] over some of the inputs."""
+    for start in tl.range(begin, end, IN):
+        at = start + tl.arange(0, IN)
+        known = at < in_features
+        weight = tl.load(weight_ptrs + at[None, :], mask=real[:, None] & known[None, :], other=0.0)
+        inputs = tl.load(
+            rows_ptr + row[None, :] * in_features + at[:, None], mask=live[None, :] & known[:, None], other=0.0
+        )
+        acc = tl.dot(weight, inputs, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit(do_not_specialize=["num_rows", "steps"])
+def _few_rows_product_kernel(
+    rows_ptr,  # [num_rows, in_features]
+    weight_ptr,  # [columns, in_features]
+    bias_ptr,  # [columns], or None
+    sums_ptr,  # float32 [splits, out_features, ROWS], or None
+    counters_ptr,  # int32 [tiles]
+    out_ptr,  # [num_rows, out_features]
+    num_rows,
+    in_features,
+    out_features,
+    steps,  # of IN inputs, of a program
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_launch(EARLY)
+    tile, split = tl.program_id(0), tl.program_id(1)
+    columns, row = tile * OUT + tl.arange(0, OUT), tl.arange(0, ROWS)
+    real, live = columns < out_features, row < num_rows
+    begin = split * steps * IN  # whose alignment the compiler has to see: else nothing is read ahead
+    end = tl.minimum(begin + steps * IN, in_features)
+    weights = weight_ptr + columns.to(tl.int64)[:, None] * in_features
+    zeros = tl.zeros([OUT, ROWS], tl.float32)
+    acc = _part_of_sum(rows_ptr, row, live, weights, begin, end, in_features, real, zeros, IN, PRECISION)
+    if sums_ptr is not None:
+        splits = tl.num_programs(1)
+        sums = sums_ptr + columns.to(tl.int64)[:, None] * ROWS + row[None, :]
+        size = out_features.to(tl.int64) * ROWS
+        tl.store(sums + split * size, acc, mask=real[:, None])
+        tl.debug_barrier()  # all of the program's sums are stored before one thread says so
+        done = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel")
+        if done < splits - 1:
+            return
+        acc = zeros
+        for other in tl.range(splits):
+            acc += tl.load(sums + other * size, mask=real[:, None], other=0.0, cache_modifier=".cg")
+        tl.store(counters_ptr + tile, 0)
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + columns, mask=real, other=0.0).to(tl.float32)[:, None]
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    kept = real[:, None] & live[None, :]
+    to = out_ptr + row.to(tl.int64)[None, :] * out_features + columns[:, None]
+    if GATED:
+        weights += out_features.to(tl.int64) * in_features
+        up = _part_of_sum(rows_ptr, row, live, weights, begin, end, in_features, real, zeros, IN, PRECISION)
+        if bias_ptr is not None:
+            up += tl.load(bias_ptr + out_features + columns, mask=real, other=0.0).to(tl.float32)[:, None]
+        gate = acc.to(dtype).to(tl.float32)
+        acc = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+    if ADD:
+        acc += tl.load(to, mask=kept, other=0.0).to(tl.float32)
+    tl.store(to, acc.to(dtype), mask=kept)
+
+
+def few_rows_product(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor | None, counters: Tensor, gated: bool
+) -> Tensor:
+    """See `wingbeat.kernels.layer.products.few_rows_product`."""
+    num_rows, in_features = rows.shape
+    out_features = len(weight) // 2 if gated else len(weight)
+    out = rows.new_empty(num_rows, out_features) if total is None else total
+    if not num_rows:
+        return out
+    limits, height = _limits_of(rows.device), max(triton.next_power_of_2(num_rows), LEAST_TILE)
+    in_tile, num_stages = read_ahead(limits, height, rows.element_size())
+    steps, splits = shares(limits, triton.cdiv(out_features, _OUT_TILE), triton.cdiv(in_features, in_tile))
+    if gated:  # of two halves of a gated MLP there are tiles enough
+        steps, splits = triton.cdiv(in_features, in_tile), 1
+    sums = rows.new_empty(splits, out_features, height, dtype=torch.float32) if splits > 1 else None
+    with torch.cuda.device_of(rows):
+        _few_rows_product_kernel[(triton.cdiv(out_features, _OUT_TILE), splits)](
+            rows,
+            weight,
+            bias,
+            sums,
+            counters,
+            out,
+            num_rows,
+            in_features,
+            out_features,
+            steps,
+            GATED=gated,
+            ADD=total is not None,
+            ROWS=height,
+            OUT=_OUT_TILE,
+            IN=in_tile,
+            PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
+            num_warps=4,
+            num_stages=num_stages,
+            **options(fused=True),
+        )
+    return out
+
+
+def read_ahead(limits: DeviceLimits, height: int, itemsize: int) -> tuple[int, int]:
+    """Inputs of a step, and steps that are read ahead, so that two programs share a multiprocessor's memory."""
+    room = limits.sm_shared_bytes // 2 - 1024
+    stages = [(tile, min(room // ((_OUT_TILE + height) * tile * itemsize), _MOST_STAGES)) for tile in _IN_TILES]
+    return next(((tile, count) for tile, count in stages if count >= 2), (_IN_TILES[-1], 1))
+
+
+def shares(limits: DeviceLimits, tiles: int, num_steps: int) -> tuple[int, int]:
+    """Steps of each program of a tile, and how many programs there are, so that every multiprocessor has some."""
+    splits = max(min(limits.num_sms * _PROGRAMS_OF_SM // tiles, num_steps // _LEAST_STEPS, _MOST_SPLITS), 1)
+    of_split = triton.cdiv(num_steps, splits)
+    return of_split, triton.cdiv(num_steps, of_split)
+
+
+def _limits_of(device: torch.device) -> DeviceLimits:
+    """Limits of a GPU; of the one that kernels are compiled for on a machine without one, or an H100's."""
+    if device.type == "cuda":
+        return device_limits(device.index or 0)
+    known = {limits.capability: limits for limits in KNOWN.values()}
+    return known.get(compiled_capability(), KNOWN["H100"])

@@ -1,0 +1,72 @@
+"""Products by the weights of experts: the torch reference; on GPUs `kernels.gpu.experts` has one launch of each.
+
+Rows are sorted by the expert that they are sent to, and each expert's are cut into blocks of one height. How many
+blocks there are is known to the device alone: the grid has as many as there can be, and the host waits for nothing.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from wingbeat.kernels import choice
+
+LEAST_HEIGHT, MOST_HEIGHT = 16, 64
+"""Rows of a block."""
+
+
+class Routes(NamedTuple):
+    """Experts of rows, several for each."""
+
+    order: Tensor
+    """int64 [num_rows * choices]: choices, row by row, sorted by their experts"""
+    blocks: Tensor
+    """int32 [3, blocks]: expert, or -1 where there is no such block; first and last place in that order"""
+    height: int
+    """Rows of a block, at most."""
+    num_experts: int
+
+    @classmethod
+    def of(cls, chosen: Tensor, num_experts: int) -> "Routes":
+        """Routes of int [num_rows, choices]; nothing waits for the device."""
+        flat, count = chosen.flatten(), chosen.numel()
+        height = LEAST_HEIGHT
+        while height < min(count // num_experts, MOST_HEIGHT):
+            height *= 2
+        order = flat.argsort(stable=True)
+        rows = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
+        rows.scatter_add_(0, flat.long(), torch.ones_like(flat, dtype=torch.int64))
+        ends, blocks_ends = rows.cumsum(0), ((rows + height - 1) // height).cumsum(0)
+        block = torch.arange(min(count, num_experts) + count // height, device=flat.device)
+        expert = torch.searchsorted(blocks_ends, block, right=True)
+        known = expert.clamp(max=num_experts - 1)
+        before = blocks_ends[known] - (rows[known] + height - 1) // height
+        first = ends[known] - rows[known] + (block - before) * height
+        last = torch.minimum(first + height, ends[known]) - 1
+        expert = torch.where(expert < num_experts, expert, -1)
+        return cls(order, torch.stack([expert, first, last]).int(), height, num_experts)
+
+
+def grouped_product(rows: Tensor, weight: Tensor, bias: Tensor | None, routes: Routes) -> Tensor:
+    """Products of rows by their experts' weights, summed in float32.
+
+    Args:
+        rows: [num_rows, inputs] of tokens, or of their choices.
+        weight: [num_experts, columns, inputs], of any strides.
+        bias: [num_experts, columns].
+
+    Returns:
+        [num_rows * choices, columns] in the rows' dtype, row by row.
+    """
+    out = rows.new_empty(len(routes.order), weight.shape[1])
+    if kernels := choice.compiled("grouped_product", rows):
+        kernels.grouped_product(rows.contiguous(), weight, bias, out, routes)
+        return out
+    choices = len(out) // max(len(rows), 1)
+    for expert, first, last in routes.blocks.t().tolist():
+        if expert >= 0:
+            places = routes.order[first : last + 1]
+            own = functional.linear(rows[places // choices].float(), weight[expert].float())
+            out[places] = (own if bias is None else own + bias[expert].float()).to(out.dtype)
+    return out

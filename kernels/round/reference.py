@@ -1,0 +1,220 @@
+"""What a round does beside its forward pass; the torch reference and the CPU path.
+
+Trees are those of `kernels.tree.reference`. State lies by slot; `slots` say whose each row is, and the spare one, which
+pads batches, keeps its length. CUDA tensors go to the kernels of `kernels.gpu.round`, one launch for each function.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from wingbeat.kernels import choice
+from wingbeat.kernels.kv.reference import slot_mapping
+from wingbeat.kernels.tree.reference import walk_tree
+from wingbeat.kernels.tree.results import GrownTree
+
+
+class SlotColumns(NamedTuple):
+    """State of sequences by slot, [num_slots] or [num_slots, max_blocks_per_seq]; the last slot is the spare one."""
+
+    committed_lens: Tensor
+    last_token_ids: Tensor
+    epochs: Tensor
+    block_tables: Tensor
+
+
+class DraftedFor(NamedTuple):
+    """What trees by slot were grown from, int64 [num_slots]."""
+
+    epochs: Tensor
+    committed_lens: Tensor
+
+
+class TreeRules(NamedTuple):
+    """What every tree must be like."""
+
+    last_token: int
+    """Highest id of the vocabulary."""
+    chains: bool
+    """Each node must follow the one before it: where chains are configured, accepted KV is never moved."""
+
+
+def well_formed(tree: GrownTree, rules: TreeRules) -> tuple[Tensor, Tensor]:
+    """Whether parents precede their children, depths follow from them, tokens exist.
+
+    A wrong depth would shift positions and so change the output: it is the one field that must never be believed.
+
+    Returns:
+        bool [num_reqs], and which nodes do not count by the tree's own word: bool [num_reqs, num_nodes].
+    """
+    num_nodes = tree.token_ids.shape[1]
+    index = torch.arange(num_nodes, device=tree.token_ids.device)
+    drafted, highest = (index > 0).long(), index - 1
+    parents = torch.clamp(tree.parents, highest if rules.chains else drafted - 1, highest)
+    depths = tree.depths.gather(1, parents.clamp_min(0)).add_(1).mul_(drafted)
+    bad = parents != tree.parents
+    bad |= depths != tree.depths
+    bad |= tree.token_ids.clamp(0, rules.last_token) != tree.token_ids
+    outside = index >= tree.num_valid[:, None]
+    bad.masked_fill_(outside, False)
+    none_or_too_many = tree.num_valid.clamp(1, num_nodes) != tree.num_valid
+    return bad.any(1).logical_or_(none_or_too_many).logical_not_(), outside
+
+
+def check_trees(
+    trees: GrownTree, grown: DraftedFor, slots: Tensor, wanted: Tensor, state: SlotColumns, rules: TreeRules
+) -> GrownTree:
+    """One tree per row: a bare root where what lies in its slot was not grown from the sequence's present end.
+
+    Args:
+        trees: by slot.
+        slots: int64 [num_reqs].
+        wanted: bool [num_reqs]: whose trees were asked for.
+    """
+    if kernels := choice.compiled("check_trees", slots):
+        return kernels.check_trees(trees, grown, slots, wanted, state, rules)
+    own = GrownTree(*(field.index_select(0, slots) for field in trees))
+    return believed(own, DraftedFor(*(ends[slots] for ends in grown)), slots, wanted, state, rules)[0]
+
+
+def believed(
+    tree: GrownTree, grown: DraftedFor, slots: Tensor, wanted: Tensor, state: SlotColumns, rules: TreeRules
+) -> tuple[GrownTree, Tensor]:
+    """`check_trees` of trees by row, which are changed to what counts of them; and bool [num_reqs]: which count."""
+    usable, outside = well_formed(tree, rules)
+    usable &= wanted
+    usable &= state.epochs[slots] == grown.epochs
+    usable &= state.committed_lens[slots] == grown.committed_lens
+    usable &= tree.token_ids[:, 0] == state.last_token_ids[slots]
+    # What is not to be verified must not reach an index either: a stale row may hold anything.
+    unusable = usable.logical_not()
+    outside |= unusable[:, None]
+    for field in (tree.token_ids, tree.parents, tree.depths):
+        field.masked_fill_(outside, 0)
+    tree.num_valid.masked_fill_(unusable, 1)
+    return tree, usable
+
+
+class PlacedNodes(NamedTuple):
+    """Where the nodes of a round stand and are stored; [num_reqs] or [num_reqs, num_nodes]."""
+
+    roots: Tensor
+    """int64: position of each root."""
+    token_ids: Tensor
+    """int64: the tree's own memory, where there is a tree."""
+    positions: Tensor
+    slot_mapping: Tensor
+    tables: Tensor | None
+    """int64 [num_reqs, max_blocks_per_seq]; None where the reference runs, whose callers take what they need."""
+
+
+def place_nodes(
+    slots: Tensor, state: SlotColumns, tree: GrownTree | None, last_position: int, block_size: int
+) -> PlacedNodes:
+    """Positions and addresses of trees' nodes, whose roots are filled in.
+
+    Args:
+        tree: None where all are bare roots.
+        last_position: that the model has.
+    """
+    if kernels := choice.compiled("place_nodes", slots):
+        return kernels.place_nodes(slots, state, tree, last_position, block_size)
+    roots, root_ids = state.committed_lens[slots] - 1, state.last_token_ids[slots]
+    if tree is None:
+        positions = roots[:, None]
+        mapping = slot_mapping(state.block_tables[slots], positions, block_size)
+        return PlacedNodes(roots, root_ids[:, None], positions, mapping, None)
+    tree.token_ids[:, 0] = root_ids
+    steps = torch.arange(tree.token_ids.shape[1], device=slots.device)
+    real = steps < tree.num_valid[:, None]
+    # Nodes past the last position are never accepted, but a table of positions has no row for them.
+    positions = (roots[:, None] + torch.where(real, tree.depths, 0)).clamp_max(last_position)
+    mapping = slot_mapping(state.block_tables[slots], roots[:, None] + steps, block_size, real)
+    return PlacedNodes(roots, tree.token_ids, positions, mapping, None)
+
+
+class WalkedTrees(NamedTuple):
+    """Trees of a round, of which one path each is accepted."""
+
+    slots: Tensor
+    """int64 [num_reqs], as the next one."""
+    roots: Tensor
+    tree: GrownTree | None
+    """None where all are bare roots."""
+    chosen: Tensor
+    """int64 [num_reqs * num_nodes]: the target's choice after each node."""
+    evidence: Tensor | None
+    """int64 [num_reqs, n]: told beside the paths."""
+
+
+class PathShape(NamedTuple):
+    """Limits of paths."""
+
+    max_path: int
+    """Tokens that a path has room for."""
+    last_column: int
+    """Of a sequence's history."""
+    block_size: int
+    moves: bool
+    """Whether accepted nodes may lie elsewhere than behind each other."""
+
+
+class SettledPaths(NamedTuple):
+    """Accepted paths, and what others read of them; `longest` is the most that such trees emit."""
+
+    nodes: Tensor
+    """int64 [num_reqs, longest]: see `WalkResult`."""
+    num_tokens: Tensor
+    """int64 [num_reqs]"""
+    token_ids: Tensor
+    """int64 [num_reqs, max_path]"""
+    rows: Tensor
+    """int64 [num_reqs * longest]: of the nodes, in the flattened batch."""
+    columns: Tensor
+    """int64 [num_reqs, max_path]: where in the history the tokens belong."""
+    told: Tensor
+    """int64 [num_reqs, 2 + max_path + longest + n]: number of tokens, valid nodes, tokens, nodes and evidence."""
+    sources: Tensor
+    """int64 [num_reqs, longest]: addresses that accepted keys and values move from, 0 where they stay."""
+    targets: Tensor
+    """Likewise: where they move to."""
+
+
+def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> SettledPaths:
+    """Walk the trees along the target's choices, and let the sequences' state follow."""
+    if kernels := choice.compiled("settle_paths", walked.slots):
+        return kernels.settle_paths(walked, state, shape)
+    slots, tree, chosen = walked.slots, walked.tree, walked.chosen.view(len(walked.slots), -1)
+    num_reqs, num_nodes = chosen.shape
+    longest = min(shape.max_path, num_nodes)
+    if tree is None:
+        ones = torch.ones_like(slots)
+        nodes, num_tokens, token_ids, num_valid = torch.zeros_like(chosen), ones, chosen, ones
+    else:
+        nodes, num_tokens, token_ids = walk_tree(tree.token_ids, tree.parents, tree.num_valid, chosen, longest)
+        num_valid = tree.num_valid
+    # A walk is no longer than its tree: the tokens are padded to the width that others have room for.
+    token_ids = pad(token_ids, (0, shape.max_path - longest))
+    spare = len(state.committed_lens) - 1
+    state.committed_lens[slots] += torch.where(slots == spare, 0, num_tokens)
+    state.last_token_ids[slots] = token_ids.gather(1, (num_tokens - 1)[:, None])[:, 0]
+    rows = nodes + torch.arange(num_reqs, device=slots.device)[:, None] * num_nodes
+    ahead = torch.arange(1, shape.max_path + 1, device=slots.device)
+    columns = (walked.roots[:, None] + ahead).clamp_max_(shape.last_column)
+    parts = [num_tokens[:, None], num_valid[:, None], token_ids, nodes]
+    told = torch.cat(parts if walked.evidence is None else [*parts, walked.evidence], dim=1)
+    moves = path_moves(slots, walked.roots, nodes, num_tokens, state, shape) if shape.moves else (nodes, nodes)
+    return SettledPaths(nodes, num_tokens, token_ids, rows.flatten(), columns, told, *moves)
+
+
+def path_moves(
+    slots: Tensor, roots: Tensor, nodes: Tensor, num_tokens: Tensor, state: SlotColumns, shape: PathShape
+) -> tuple[Tensor, Tensor]:
+    """Addresses that accepted nodes' keys and values move from, and the positions they now occupy."""
+    steps = torch.arange(nodes.shape[1], device=nodes.device)
+    moved, start = (steps < num_tokens[:, None]) & (nodes != steps), roots[:, None]
+    tables = state.block_tables[slots]
+    source, target = (slot_mapping(tables, start + stored, shape.block_size, moved) for stored in (nodes, steps))
+    return source, target
