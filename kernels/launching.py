@@ -37,7 +37,10 @@ def options(*, fused: bool) -> dict[str, bool]:
     Args:
         fused: a product and a sum may be one instruction, which rounds once.
     """
-    early = _is_early(torch.cuda.current_device()) if torch.cuda.is_available() else compiled_capability() >= 90
+    if torch.cuda.is_available():
+        early = not knobs.runtime.interpret and _is_early(torch.cuda.current_device())
+    else:
+        early = compiled_capability() >= 90
     known = {"enable_fp_fusion": fused, "EARLY": early}
     return known | {"launch_pdl": True} if early else known
 
