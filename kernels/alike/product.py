@@ -27,12 +27,17 @@ class AlikeWeight(NamedTuple):
         """A weight as it lies in memory."""
         return cls(weight, torch.zeros(2 * -(-len(weight) // STEP), dtype=torch.int32, device=weight.device))
 
-    def product(self, rows: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """rows @ weight.T + bias, summed in float32: [num_rows, inputs] -> [num_rows, columns] in `dtype`."""
-        if kernels := choice.compiled("alike_product", rows):
+    def product(self, rows: Tensor, bias: Tensor | None, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """rows @ weight.T + bias, summed in float32: [num_rows, inputs] -> [num_rows, columns] in `dtype`.
+
+        Args:
+            out: where they go; None makes room.
+        """
+        if out is None:
             out = rows.new_empty(len(rows), len(self.weight), dtype=dtype)
+        if kernels := choice.compiled("alike_product", rows):
             return kernels.product(rows.contiguous(), self, bias, out, False)
-        return self._summed(rows, bias).to(dtype)
+        return out.copy_(self._summed(rows, bias))
 
     def add_product(self, total: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
         """A total [num_rows, columns], which changes, and the product, rounded once."""

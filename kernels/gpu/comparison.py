@@ -33,7 +33,7 @@ from wingbeat.kernels.sampling.noise import gumbel_noise, noise_bits
 from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.kernels.sampling.reference import best_tokens, choose_tokens, process_logits
 from wingbeat.kernels.tree.candidates import top_candidates
-from wingbeat.kernels.tree.forced import Draws, forced_walk
+from wingbeat.kernels.tree.forced import Draws
 from wingbeat.kernels.tree.reference import ancestor_words, path_token_ids, walk_tree
 from wingbeat.kernels.tree.results import GrownTree
 from wingbeat.kernels.tree.table import TreeTable
@@ -203,14 +203,6 @@ def _walk(device: torch.device, shape: Shape) -> list[Tensor]:
     return list(walk_tree(_TOKENS.to(device), _PARENTS.to(device), valid, chosen, 6))
 
 
-def _forced(device: torch.device, shape: Shape) -> list[Tensor]:
-    valid, limits = torch.tensor([_NUM_NODES, 9], device=device), torch.tensor([1 << 23, 1 << 22, 0], device=device)
-    slots, roots = torch.tensor([2, 0], device=device), torch.tensor([9, 2**20], device=device)
-    draws = Draws(limits.to(torch.int32), torch.tensor([5, 6, -(2**40)], device=device), slots, roots)
-    chosen = (_TOKENS + 1).to(device)
-    return list(forced_walk(_TOKENS.to(device), _PARENTS.to(device), valid, chosen, draws, 6))
-
-
 _SLOTS = (1, 0)
 
 
@@ -240,12 +232,15 @@ def _place(device: torch.device, shape: Shape) -> list[Tensor]:
 
 
 def _settle(device: torch.device, shape: Shape) -> list[Tensor]:
-    state, trees, slots = _state(device), _trees(device), torch.tensor(_SLOTS, device=device)
-    walked = WalkedTrees(
-        slots, state.committed_lens[slots] - 1, trees, (_TOKENS + 1).flatten().to(device), trees.depths
-    )
-    settled = settle_paths(walked, state, PathShape(6, 99, shape.block_size, moves=True))
-    return [*settled, *state]
+    limits = torch.tensor([1 << 23, 1 << 22, 0], device=device).to(torch.int32)
+    found: list[Tensor] = []
+    for is_drawn in (False, True):
+        state, trees, slots = _state(device), _trees(device), torch.tensor(_SLOTS, device=device)
+        roots = state.committed_lens[slots] - 1
+        draws = Draws(limits, state.epochs, slots, roots) if is_drawn else None
+        walked = WalkedTrees(slots, roots, trees, (_TOKENS + 1).flatten().to(device), trees.depths, draws)
+        found += [*settle_paths(walked, state, PathShape(6, 99, shape.block_size, moves=True)), *state]
+    return found
 
 
 def _addresses(device: torch.device, shape: Shape) -> list[Tensor]:
@@ -327,7 +322,6 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "ancestors": _ancestors,
     "path_token_ids": _paths,
     "walk_tree": _walk,
-    "forced_walk": _forced,
     "check_trees": _check,
     "place_nodes": _place,
     "settle_paths": _settle,

@@ -8,7 +8,6 @@ kernels = {
     "few_rows_product": "wingbeat.kernels.gpu.products",
     "grouped_product": "wingbeat.kernels.gpu.experts",
     **dict.fromkeys(("ancestors", "path_token_ids", "walk_tree"), "wingbeat.kernels.gpu.tree.walk"),
-    "forced_walk": "wingbeat.kernels.gpu.tree.forced",
     **dict.fromkeys(("check_trees", "place_nodes", "settle_paths"), "wingbeat.kernels.gpu.round"),
     "grow_tree": "wingbeat.kernels.gpu.tree.table",
     "top_candidates": "wingbeat.kernels.gpu.tree.candidates",

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.gpu.kv import address_of
+from wingbeat.kernels.gpu.sampling.noise import noise_bits, row_keys
 from wingbeat.kernels.gpu.tree.walk import num_warps
 from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.round.reference import (
@@ -210,6 +211,9 @@ def _settle_kernel(
     num_valid,  # int64 [num_reqs]
     chosen,  # int64 [num_reqs, num_nodes]
     evidence,  # int64 [num_reqs, n], or None
+    limits,  # int32 [max_depth] of drawn lengths, or None, as the next one
+    epochs,  # int64 [num_slots]
+    max_depth,
     committed_lens,  # int64 [num_slots], as the next one
     last_token_ids,
     block_tables,  # int64 [num_slots, num_blocks]
@@ -256,13 +260,23 @@ def _settle_kernel(
         emitted = tl.zeros([PATH], dtype=tl.int64)
         node = tl.full([], 0, dtype=tl.int32)
         walking = tl.full([], 1, dtype=tl.int32) > 0
+        if limits is not None:
+            key_1, key_2 = row_keys(tl.load(epochs + slot), root)
         for step in range(longest):
             target = tl.load(chosen + at + node)
             path = tl.where(steps == step, node, path)
+            if limits is None:
+                child = tl.min(tl.where(counts & (up == node) & (tokens == target), nodes, num_nodes), axis=0)
+                # A node without a chosen child stays without one: the walk cannot resume.
+                goes = (child < num_nodes) & (step + 1 < longest)
+            else:
+                child = tl.min(tl.where(counts & (up == node), nodes, num_nodes), axis=0)
+                limit = tl.load(limits + step, mask=step < max_depth, other=0)
+                drawn = noise_bits(key_1, key_2, tl.full([], 0, dtype=tl.int32) + step) < limit
+                goes = walking & drawn & (child < num_nodes) & (step + 1 < longest)
+                target = tl.where(goes, tl.sum(tl.where(nodes == child, tokens, 0), axis=0), target)
             emitted = tl.where((steps == step) & walking, target, emitted)
-            child = tl.min(tl.where(counts & (up == node) & (tokens == target), nodes, num_nodes), axis=0)
-            # A node without a chosen child stays without one: the walk cannot resume.
-            walking = (child < num_nodes) & (step + 1 < longest)
+            walking = goes
             node = tl.where(walking, child, node)
             length += walking.to(tl.int64)
     walked, kept = steps < longest, steps < max_path
@@ -295,7 +309,7 @@ def _settle_kernel(
 
 def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> SettledPaths:
     """See `wingbeat.kernels.round.reference.settle_paths`."""
-    slots, tree, evidence = walked.slots, walked.tree, walked.evidence
+    slots, tree, evidence, draws = walked.slots, walked.tree, walked.evidence, walked.draws
     num_reqs, num_nodes = len(slots), 1 if tree is None else tree.token_ids.shape[1]
     longest = min(shape.max_path, num_nodes)
     num_evidence = 0 if evidence is None else evidence.shape[1]
@@ -313,6 +327,7 @@ def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> S
                 *_walked_parts(tree),
                 walked.chosen.contiguous(),
                 None if evidence is None else evidence.contiguous(),
+                *((None, None, 0) if draws is None else (draws.limits, draws.epochs, len(draws.limits))),
                 state.committed_lens,
                 state.last_token_ids,
                 state.block_tables,

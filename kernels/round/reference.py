@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from wingbeat.kernels import choice
 from wingbeat.kernels.kv.reference import slot_mapping
+from wingbeat.kernels.tree.forced import Draws, forced_walk
 from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.kernels.tree.results import GrownTree
 
@@ -147,6 +148,8 @@ class WalkedTrees(NamedTuple):
     """int64 [num_reqs * num_nodes]: the target's choice after each node."""
     evidence: Tensor | None
     """int64 [num_reqs, n]: told beside the paths."""
+    draws: Draws | None = None
+    """What lengths of paths are drawn by; None where the target decides them."""
 
 
 class PathShape(NamedTuple):
@@ -193,7 +196,10 @@ def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> S
         ones = torch.ones_like(slots)
         nodes, num_tokens, token_ids, num_valid = torch.zeros_like(chosen), ones, chosen, ones
     else:
-        nodes, num_tokens, token_ids = walk_tree(tree.token_ids, tree.parents, tree.num_valid, chosen, longest)
+        given = tree.token_ids, tree.parents, tree.num_valid, chosen
+        drawn = walked.draws
+        walk = walk_tree(*given, longest) if drawn is None else forced_walk(*given, drawn, longest)
+        nodes, num_tokens, token_ids = walk
         num_valid = tree.num_valid
     # A walk is no longer than its tree: the tokens are padded to the width that others have room for.
     token_ids = pad(token_ids, (0, shape.max_path - longest))

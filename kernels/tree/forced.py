@@ -1,7 +1,7 @@
-"""A walk whose length is drawn in place of decided by the target; the torch reference and the CPU path.
+"""A walk whose length is drawn in place of decided by the target; the torch reference.
 
-It follows first children for as many levels as are drawn, and emits the target's choice where it ends. CUDA tensors go
-to the kernel of `kernels.gpu.tree.forced`, one launch as `reference.walk_tree` is.
+It follows first children for as many levels as are drawn, and emits the target's choice where it ends. GPUs have it in
+the kernel that settles paths, `kernels.gpu.round`.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels import choice
 from wingbeat.kernels.sampling.noise import noise_bits
 from wingbeat.kernels.tree.results import WalkResult
 
@@ -40,8 +39,6 @@ def forced_walk(
     token_ids: Tensor, parents: Tensor, num_valid: Tensor, target_token_ids: Tensor, draws: Draws, max_path: int
 ) -> WalkResult:
     """Walk first children; the arguments beside `draws` are those of `reference.walk_tree`."""
-    if kernels := choice.compiled("forced_walk", token_ids):
-        return kernels.forced_walk(token_ids, parents, num_valid, target_token_ids, draws, max_path)
     num_nodes = token_ids.shape[1]
     index = torch.arange(num_nodes, device=token_ids.device)
     counts = (index > 0) & (index < num_valid[:, None])

@@ -28,7 +28,7 @@ class AlikeLinear(PackableLinear):
     def product(self, rows: Tensor) -> Tensor:
         """See `PackableLinear.product`."""
         dtype = torch.float32 if self.wide else rows.dtype
-        return AlikeWeight(self.weight.data, self.counters).product(rows, self.bias, dtype)
+        return AlikeWeight(self.weight.data, self.counters).product(rows, self.bias, dtype, self.into)
 
     def add_product(self, total: Tensor, rows: Tensor) -> Tensor:
         """See `PackableLinear.add_product`."""

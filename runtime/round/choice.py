@@ -15,7 +15,7 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.builder import BatchBuilder
-from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer, along
+from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
 from wingbeat.runtime.round.processors import ProcessorTables, tree_paths
 from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.round.slots import SlotState
@@ -243,12 +243,8 @@ class PathAcceptance:
             none = empty.view(0, self.max_depth + 1)
             return AcceptedPaths(empty, empty, none, empty, empty, none, None)
         tree, walked = decodes.tree, None if decodes.tree is None else GrownTree(*decodes.tree)
-        if walked is not None and self.forcer is not None:
-            targets = chosen.view(walked.token_ids.shape)
-            longest = min(self.max_depth + 1, targets.shape[1])
-            walk = self.forcer.walk(tree, targets, decodes.slots, decodes.roots, longest)
-            walked, chosen = along(walked, targets, walk)
-        round_trees = WalkedTrees(decodes.slots, decodes.roots, walked, chosen, evidence)
+        draws = None if self.forcer is None else self.forcer.draws(decodes.slots, decodes.roots)
+        round_trees = WalkedTrees(decodes.slots, decodes.roots, walked, chosen, evidence, draws)
         settled = settle_paths(round_trees, self.slots.columns, self._shape)
         if tree is not None and self._shape.moves:
             self.cache.move(settled.sources, settled.targets)

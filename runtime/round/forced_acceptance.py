@@ -9,10 +9,8 @@ import logging
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.tree.forced import NOISE_BITS, Draws, forced_walk
-from wingbeat.kernels.tree.results import GrownTree, WalkResult
+from wingbeat.kernels.tree.forced import NOISE_BITS, Draws
 from wingbeat.runtime.config import ForcedAcceptance
-from wingbeat.runtime.protocol.messages import TokenTree
 
 logger = logging.getLogger(__name__)
 
@@ -32,22 +30,10 @@ class AcceptanceForcer:
         self._epochs = epochs
         logger.warning("forced_acceptance %s: what is accepted is drawn, and no text is the model's", profile)
 
-    def walk(self, tree: TokenTree, targets: Tensor, slots: Tensor, roots: Tensor, max_path: int) -> WalkResult:
-        """`tree.reference.walk_tree` of these lengths.
+    def draws(self, slots: Tensor, roots: Tensor) -> Draws:
+        """Draws of a round.
 
         Args:
-            targets: int64 [num_reqs, num_nodes]: the target's choice after each node.
             slots, roots: int64 [num_reqs]: of the sequences, and the positions of their roots.
         """
-        draws = Draws(self.limits, self._epochs, slots, roots)
-        return forced_walk(tree.token_ids, tree.parents, tree.num_valid, targets, draws, max_path)
-
-
-def along(tree: GrownTree, targets: Tensor, walk: WalkResult) -> tuple[GrownTree, Tensor]:
-    """Trees and choices [num_reqs * num_nodes] along which a walk by choices goes as a drawn one went."""
-    num_nodes = targets.shape[1]
-    on_path = torch.zeros_like(tree.token_ids, dtype=torch.bool).scatter_(1, walk.nodes, True)
-    inside = torch.arange(walk.nodes.shape[1], device=targets.device) < walk.num_tokens[:, None]
-    chosen = torch.cat([targets, targets[:, :1]], dim=1)  # with a place for what is behind a path
-    chosen.scatter_(1, torch.where(inside, walk.nodes, num_nodes), walk.token_ids)
-    return tree._replace(token_ids=tree.token_ids.where(on_path, -1)), chosen[:, :num_nodes].flatten()
+        return Draws(self.limits, self._epochs, slots, roots)

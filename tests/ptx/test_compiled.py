@@ -55,7 +55,7 @@ SMALL = (
     "(counts_what_its_reference and 13-1) or "
     "(groups_are and 150-4) or embeddings_are or (few_rows_are and 17-130 and added) or "
     "angles_are or addresses_are or best_tokens or (trees_are_believed and sound-trees) or (nodes_lie and 6)"
-    " or (paths_are_settled and 9-4 and move) or "
+    " or (paths_are_settled and (move or 9-12)) or "
     "splits_without_keys or strided_rows or longer_than_a_program_move or chain_of_moves or noise_has or walks_are"
     " or masks_and_paths or word_has_bits or gated_activation or norm_of_a_sum or queries_keys_and_values or row_of_nan"
     " or longer_than_a_program_are_stored or without_any_token or (kernels_of_gpus and one-1)"

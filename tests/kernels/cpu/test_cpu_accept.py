@@ -11,9 +11,9 @@ from wingbeat.kernels.cpu import library
 from wingbeat.kernels.cpu.accept import Compacted, Decree
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.kv.reference import copy_kv, slot_mapping
+from wingbeat.kernels.tree.forced import forced_walk
 from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.runtime.config import ForcedAcceptance
-from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
 
 pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")]
@@ -91,8 +91,7 @@ def test_a_decree_is_followed_as_the_reference_follows_it(rates, shape):
         )
     )
 
-    tree = TokenTree(tokens, parents, torch.zeros_like(tokens), torch.zeros(tokens.shape), num_valid)
-    walk = forcer.walk(tree, targets, slots, roots, depth + 1)
+    walk = forced_walk(tokens, parents, num_valid, targets, forcer.draws(slots, roots), depth + 1)
     assert torch.equal(found.nodes, walk.nodes)
     assert torch.equal(found.num_tokens, walk.num_tokens)
     assert torch.equal(found.token_ids, walk.token_ids)

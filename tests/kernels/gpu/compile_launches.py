@@ -24,13 +24,11 @@ from wingbeat.kernels.gpu.sampling import history as triton_history
 from wingbeat.kernels.gpu.sampling import launch as triton_sampling
 from wingbeat.kernels.gpu.sampling import noise as triton_noise
 from wingbeat.kernels.gpu.tree import candidates as triton_candidates
-from wingbeat.kernels.gpu.tree import forced as triton_forced
 from wingbeat.kernels.gpu.tree import table as triton_tree_growth
 from wingbeat.kernels.gpu.tree import walk as triton_tree
 from wingbeat.kernels.layer.experts import Routes
 from wingbeat.kernels.round.reference import DraftedFor, PathShape, SlotColumns, TreeRules, WalkedTrees
 from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties
-from wingbeat.kernels.tree.forced import Draws
 from wingbeat.kernels.tree.results import Coupling, GrownTree
 from wingbeat.kernels.tree.table import TreeTable
 
@@ -88,8 +86,6 @@ def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_si
     triton_tree_growth.finalize(entries, table._depths, ints(num_reqs), num_nodes)
     nodes = ints(num_reqs, num_nodes)
     triton_tree.walk_tree(nodes, nodes, ints(num_reqs), nodes, steps + 1)
-    draws = Draws(ints(steps).to(torch.int32), ints(num_reqs), ints(num_reqs), ints(num_reqs))
-    triton_forced.forced_walk(nodes, nodes, ints(num_reqs), nodes, draws, steps + 1)
     for pack in (False, True):
         triton_tree.ancestors(nodes, steps, pack=pack)
     triton_tree.path_token_ids(nodes, nodes, steps)

@@ -13,6 +13,7 @@ from wingbeat.kernels.gpu.sampling.scratch import SamplingWorkspace
 from wingbeat.kernels.kv.reference import slot_mapping
 from wingbeat.kernels.round import reference
 from wingbeat.kernels.round.reference import DraftedFor, PathShape, SlotColumns, TreeRules, WalkedTrees
+from wingbeat.kernels.tree.forced import Draws
 from wingbeat.kernels.tree.results import GrownTree
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -99,16 +100,24 @@ def test_nodes_lie_where_the_references_do(num_nodes):
         assert (expected.positions == 27).any() or num_nodes == 1
 
 
+def drawn_limits(rate, max_path):
+    """Of paths both longer and shorter than trees are deep."""
+    return torch.tensor([round(rate * 2**23 / depth) for depth in range(1, max(max_path, 2))], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("rate", [None, 0.0, 0.7, 1.0])
 @pytest.mark.parametrize("moves", [False, True], ids=["stay", "move"])
 @pytest.mark.parametrize(("num_nodes", "max_path"), [(0, 4), (1, 3), (9, 4), (9, 12), (41, 6)])
-def test_paths_are_settled_as_by_the_reference(num_nodes, max_path, moves):
+def test_paths_are_settled_as_by_the_reference(num_nodes, max_path, moves, rate):
     """The spare slot pads two rows, and stays as it is."""
     state, slots = state_of(), torch.tensor([2, 5, 0, 3, 5, 1])
     tree = trees_of(len(slots), num_nodes) if num_nodes else None
     draw = torch.Generator().manual_seed(num_nodes)
     chosen = torch.randint(1, 3, (len(slots) * max(num_nodes, 1),), generator=draw)
     evidence = torch.randint(0, 99, (len(slots), 11), generator=draw) if moves else None
-    walked = WalkedTrees(slots, state.committed_lens[slots] - 1, tree, chosen, evidence)
+    roots = state.committed_lens[slots] - 1
+    draws = None if rate is None else Draws(drawn_limits(rate, max_path), state.epochs, slots, roots)
+    walked = WalkedTrees(slots, roots, tree, chosen, evidence, draws)
     shape, theirs = PathShape(max_path, 25, BLOCK_SIZE, moves), on_device(state)
     actual = triton_round.settle_paths(on_device(walked), theirs, shape)
     before = state.committed_lens.clone()

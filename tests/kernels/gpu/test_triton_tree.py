@@ -7,10 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from wingbeat.kernels.gpu.tree import forced as triton_forced
 from wingbeat.kernels.gpu.tree import walk as triton_tree
 from wingbeat.kernels.tree import reference as tree
-from wingbeat.kernels.tree.forced import Draws, forced_walk
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 gpu = [pytest.mark.gpu, pytest.mark.skipif(DEVICE != "cuda", reason="needs an NVIDIA GPU")]
@@ -41,20 +39,6 @@ def check_walk(num_reqs: int, num_nodes: int, max_path: int) -> None:
         assert torch.equal(column.cpu(), getattr(expected, name)), name
 
 
-def check_forced(num_reqs: int, num_nodes: int, max_path: int, rate: float) -> None:
-    """Slots in any order, epochs and positions of all sizes, and trees both deeper and less deep than what is drawn."""
-    inputs, rng = random_tree(num_reqs, num_nodes, 2, num_nodes), random.Random(num_nodes)
-    limits = torch.tensor([round(rate * 2**23 / depth) for depth in range(1, max(max_path, 2))], dtype=torch.int32)
-    epochs, positions = (torch.tensor([rng.randrange(2**62) for _ in range(num_reqs + 3)]) for _ in range(2))
-    slots = torch.tensor(rng.sample(range(num_reqs + 3), num_reqs))
-    draws = Draws(limits, epochs, slots, positions[:num_reqs])
-    expected = forced_walk(**inputs, draws=draws, max_path=max_path)
-    moved = {name: value.to(DEVICE) for name, value in inputs.items()}
-    actual = triton_forced.forced_walk(**moved, draws=Draws(*(part.to(DEVICE) for part in draws)), max_path=max_path)
-    for name, column in actual._asdict().items():
-        assert torch.equal(column.cpu(), getattr(expected, name)), name
-
-
 def check_ancestors(num_reqs: int, num_nodes: int, max_depth: int | None) -> None:
     inputs = random_tree(num_reqs, num_nodes, 9, num_nodes)
     parents, token_ids = inputs["parents"], inputs["token_ids"]
@@ -72,12 +56,6 @@ def check_ancestors(num_reqs: int, num_nodes: int, max_depth: int | None) -> Non
 @pytest.mark.parametrize(("num_nodes", "max_path"), [(1, 1), (1, 3), (9, 1), (9, 4), (41, 12)])
 def test_walks_are_the_references(num_nodes, max_path):
     check_walk(12, num_nodes, max_path)
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize(("num_nodes", "max_path"), [(1, 1), (1, 3), (9, 1), (9, 4), (41, 12)])
-def test_walks_of_drawn_lengths_are_the_references(num_nodes, max_path, rate):
-    check_forced(12, num_nodes, max_path, rate)
 
 
 @pytest.mark.parametrize(("num_nodes", "max_depth"), [(1, None), (7, 0), (7, 3), (65, 6), (130, 9)])
@@ -98,5 +76,4 @@ class TestOnGpu:
 
     def test_walks_and_masks_at_real_shapes(self, num_reqs, num_nodes):
         check_walk(num_reqs, num_nodes, 9)
-        check_forced(num_reqs, num_nodes, 9, 0.8)
         check_ancestors(num_reqs, num_nodes, 12)

@@ -11,7 +11,7 @@ from tests.runtime.models import CHAIN, NUM_TOKENS, TREE, Run, eagle_drafter, en
 from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import right_chain, right_tree, tree_tensors
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.kernels.tree.forced import Draws, drawn_lengths
+from wingbeat.kernels.tree.forced import Draws, drawn_lengths, forced_walk
 from wingbeat.runtime.config import EngineConfig, ForcedAcceptance
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
@@ -85,7 +85,8 @@ def test_the_walk_ends_where_it_is_told_to(length):
     targets = torch.full((4, 16), 40)
     targets[0, :4] = torch.tensor([5, 6, 7, 8])
     forcer = AcceptanceForcer(ForcedAcceptance.length(length), DEPTH, torch.arange(4))
-    walk = forcer.walk(tree, targets, torch.arange(4), torch.arange(4), DEPTH + 1)
+    draws = forcer.draws(torch.arange(4), torch.arange(4))
+    walk = forced_walk(tree.token_ids, tree.parents, tree.num_valid, targets, draws, DEPTH + 1)
     assert walk.num_tokens.tolist() == [min(length, most) for most in (5, 2, 1, 2)]
     for row, count in enumerate(walk.num_tokens.tolist()):
         nodes = walk.nodes[row, :count].tolist()
