@@ -103,7 +103,7 @@ def tokens_a_round(answers: list[dict[str, Any]]) -> float:
 def train(
     policy: PreTrainedModel, optimizer: torch.optim.Optimizer, answers: list[dict[str, Any]], wanted: int
 ) -> Tensor:
-    """One step of REINFORCE; the reward of each answer."""
+    """Take a step of REINFORCE; the reward of each answer."""
     rewards = torch.tensor([answer["token_ids"].count(wanted) / len(answer["token_ids"]) for answer in answers])
     advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
     optimizer.zero_grad()

@@ -29,11 +29,14 @@ def announced_tensors(info: Mapping[str, Any]) -> list[tuple[str, list[int], tor
     size = info.get("packed_buffer_size_bytes", PACKED_BYTES)
     if not isinstance(size, int) or size < 1:
         raise WeightsRefused("update_info.packed_buffer_size_bytes must be a whole number above 0")
-    announced = []
+    announced, seen = [], set()
     for name, dtype, shape in zip(*columns, strict=True):
-        if not isinstance(name, str) or dtype not in DTYPES:
+        if not isinstance(name, str) or not isinstance(dtype, str) or dtype not in DTYPES:
             raise WeightsRefused(f"update_info: {name} is {dtype}: dtype_names must be of {', '.join(DTYPES)}")
         if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
             raise WeightsRefused(f"update_info: the shape of {name} must be a list of whole numbers")
+        if name in seen:
+            raise WeightsRefused(f"update_info: {name} is announced twice")
+        seen.add(name)
         announced.append((name, shape, DTYPES[dtype]))
     return announced

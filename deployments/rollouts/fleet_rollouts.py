@@ -8,17 +8,17 @@ from typing import Any
 
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.deployments.rollouts.wire import Told
+from wingbeat.deployments.rollouts.wire import Finished, Told
 
 logger = logging.getLogger(__name__)
 
 
 class Refused(ValueError):
-    """What was sent does not fit; nothing was done. One line that begins with a field, a tensor or a file."""
+    """Refusal of what was sent; nothing was done. The line begins with a field, a tensor or a file."""
 
 
 class Conflict(Exception):
-    """It cannot be done now; one line."""
+    """Refusal of a step that cannot be taken now; one line."""
 
 
 class FleetRollouts:
@@ -58,17 +58,20 @@ class FleetRollouts:
     async def finish_update(self, version: str | None, keep_kv: bool) -> int:
         """Serve the new weights everywhere; returns of how many tensors. Raises as `ask`.
 
-        An engine that has written fewer of them than others has missed some, and waits for the next update.
+        An engine that has written fewer of them than others, or has begun anew, has missed some: it serves nothing
+        until the next update.
         """
-        calls = {one: () for one in self._engine_ids()}
-        written = await self._told(calls, "num_written", {})
-        most = max(written.values())
-        behind = {one for one, count in written.items() if count < most}
-        for one in behind:
-            self.lost[one] = f"{written[one]} of {most} tensors have arrived"
-            await self._told({one: ()}, "lose_weights", {})
-        calls = {one: (version, keep_kv) for one in written if one not in behind}
+        written: dict[str, Finished] = await self._told({one: () for one in self._engine_ids()}, "num_written", {})
+        lost, most = dict(self.lost), max(done.num_tensors for done in written.values())
+        behind = {one: done for one, done in written.items() if done.num_tensors < most}
+        lost |= {one: f"{done.num_tensors} of {most} tensors have arrived" for one, done in behind.items()}
+        calls = {one: (version, keep_kv) for one in written.keys() - behind.keys()}
         await self._told(calls, "finish_update", {"weights": uuid.uuid4().hex})
+        lost |= self.lost
+        # The draft head of one that is behind stays as it is; its texts are right by any.
+        name = "abandon_update" if any(done.of_head for done in written.values()) else "lose_weights"
+        await asyncio.gather(*(self._ask(one, {"name": name, "arguments": ()}) for one in lost))
+        self.lost = lost
         return most
 
     def _engine_ids(self) -> list[str]:
@@ -87,16 +90,20 @@ class FleetRollouts:
         self.lost = {one: answer for one, answer in told.items() if isinstance(answer, str)}
         if not found:
             raise EngineUnavailable("; ".join(f"engine {one}: {why}" for one, why in self.lost.items()))
-        for answer in found.values():
-            if answer.refused is not None:
-                raise Refused(answer.refused)
-        for answer in found.values():
-            if answer.conflict is not None:
-                raise Conflict(answer.conflict)
-        return {one: answer.value for one, answer in found.items()}
+        done = {one: answer.value for one, answer in found.items() if answer.refused is answer.conflict is None}
+        for one, answer in found.items():
+            if (reason := answer.refused or answer.conflict) is None:
+                continue
+            if done and not answer.serves:  # such as one that has begun anew: the others go on
+                self.lost[one] = reason
+            elif answer.refused is not None:
+                raise Refused(reason)
+            else:
+                raise Conflict(reason)
+        return done
 
     async def _ask(self, engine_id: str, arguments: dict[str, Any]) -> Told | str:
-        """One engine's answer; why there is none."""
+        """Answer of one engine; why there is none."""
         call = self._pool.every_engine.call
         try:
             return await call(engine_id, "ask", works=True, operation="rollouts", arguments=arguments)

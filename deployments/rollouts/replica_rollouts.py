@@ -20,21 +20,26 @@ SILENCE_S = 120.0
 """Between two steps of an update; a trainer that is silent for longer is gone, and its update with it."""
 
 
-class _LateLife:
-    """An engine that has been loaded from weights older than those of other replicas."""
+class _WatchedLife:
+    """An engine that may have been loaded from weights older than those of other replicas.
 
-    def __init__(self, life: Life) -> None:
-        self._life = life
+    Args:
+        is_late: asked once it is loaded.
+    """
+
+    def __init__(self, life: Life, is_late: Callable[[], Awaitable[bool]]) -> None:
+        self._life, self._is_late = life, is_late
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._life, name)
 
     async def start(self) -> None:
-        """See `Life`; then wait for weights."""
+        """See `Life`; then wait for weights, where it is late."""
         await self._life.start()
-        await self._life.client.call("operate", "lose_weights", ())
-        self._life.client.hold()
-        logger.warning("an engine has started behind a weight update: it serves nothing until the next one")
+        if await self._is_late():
+            await self._life.client.call("operate", "lose_weights", ())
+            self._life.client.hold()
+            logger.warning("an engine has started behind a weight update: it serves nothing until the next one")
 
 
 class ReplicaRollouts(ReplicaEngines):
@@ -46,10 +51,9 @@ class ReplicaRollouts(ReplicaEngines):
         self._silence: asyncio.TimerHandle | None = None
         self._abandoning: asyncio.Task[Told] | None = None
 
-    async def start(self) -> None:
-        """See `ReplicaEngines.start`."""
-        self._updated = await self._memory.read(UPDATED) is not None
-        await super().start()
+    async def _is_late(self) -> bool:
+        self._updated = self._updated or await self._memory.read(UPDATED) is not None
+        return self._updated
 
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
         """See `ReplicaEngines.operations`."""
@@ -127,5 +131,4 @@ class ReplicaRollouts(ReplicaEngines):
             return Told(conflict=str(error))
 
     def _launch(self) -> Life:
-        life = super()._launch()
-        return _LateLife(life) if self._updated else life
+        return _WatchedLife(super()._launch(), self._is_late)

@@ -65,13 +65,24 @@ class RolloutEngine:
         return getattr(self.inner, name)
 
     @property
+    def tell_round(self) -> Callable[[int, list[str]], object]:
+        """See `ServedEngine.tell_round`."""
+        return self.inner.tell_round
+
+    @tell_round.setter
+    def tell_round(self, tell: Callable[[int, list[str]], object]) -> None:
+        self.inner.tell_round = tell
+
+    @property
     def is_held(self) -> bool:
         """Whether no round runs."""
         return self._paused or bool(self._asleep) or self._update.is_open or bool(self._update.torn)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""
-        return bool(self._outputs) or (not self.is_held and self.inner.has_unfinished_requests())
+        has_more = self.inner.has_unfinished_requests()
+        # A drain may end by an abort, which no step comes behind.
+        return bool(self._outputs) or (self._draining and not has_more) or (not self.is_held and has_more)
 
     def step(self) -> list[RequestOutput]:
         """See `Engine.step`; raises as that does."""
@@ -106,7 +117,7 @@ class RolloutEngine:
     def operations(self) -> dict[str, Callable[..., Any]]:
         """Operations that routers ask for, by name; each answers by a `Told`."""
         own = [self.pause, self.resume, self.is_paused, self.abort_requests]
-        own += [self.sleep, self.wake_up, self.is_sleeping]
+        own += [self.check_sleep, self.sleep, self.wake_up, self.is_sleeping]
         own += [self.init_transfer, self.start_update, self.start_head_update, self.update_weights]
         own += [self.num_written, self.finish_update, self.abandon_update, self.lose_weights]
         own += [self.weight_version, self.weight_checksums]
@@ -208,10 +219,8 @@ class RolloutEngine:
 
     # Memory
 
-    def sleep(self, level: int = 1) -> None:
-        """Give memory back: keys and values; of level 2 the weights, too, which an update has to bring again.
-
-        Requests that were kept are computed again once all is there.
+    def check_sleep(self, level: int) -> None:
+        """Refuse a sleep before anything is paused for it.
 
         Raises:
             WeightsRefused: there is no such level, or this device's memory is not given back.
@@ -225,6 +234,13 @@ class RolloutEngine:
             raise WrongOrder("a weight update is under way: finish it, or abort it")
         if level and not self._update.weights.are_whole:
             raise WeightsRefused("a sleep does not give back what ranks hold: pause it instead")
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back: keys and values; of level 2 the weights, too, which an update has to bring again.
+
+        Requests that were kept are computed again once all is there. Raises as `check_sleep`.
+        """
+        self.check_sleep(level)
         self._paused = True
         if not level:
             return
@@ -258,7 +274,7 @@ class RolloutEngine:
 
     # Weights
 
-    def init_transfer(self, info: dict[str, Any], index: int) -> None:
+    def init_transfer(self, info: dict[str, Any], index: int) -> "Future[Told] | None":
         """Be ready for a trainer, whose predecessor's open update has ended.
 
         Args:
@@ -272,7 +288,11 @@ class RolloutEngine:
         self._settled()
         self._end_update()
         if self._backend is None:
-            return
+            if "master_address" in info:
+                raise WeightsRefused(
+                    "init_info.master_address is given: weight_transfer_config has no such backend"
+                )
+            return None
         fields = {"master_address": str, "master_port": int, "rank_offset": int, "world_size": int}
         for name, kind in fields.items():
             if not isinstance(info.get(name), kind):
@@ -280,6 +300,10 @@ class RolloutEngine:
         rank = info["rank_offset"] + index
         if not 0 < rank < info["world_size"]:
             raise WeightsRefused(f"init_info.world_size is {info['world_size']}: engine {index} has rank {rank}")
+        self._writing = self._worker.submit(self._answered, self._join, info, rank)
+        return self._writing
+
+    def _join(self, info: dict[str, Any], rank: int) -> None:
         address = info["master_address"], info["master_port"]
         self._broadcasts = Broadcasts(self._backend, *address, rank, info["world_size"], self.inner.loaded.device)
 
@@ -317,7 +341,7 @@ class RolloutEngine:
         self._writing = self._worker.submit(self._answered, self._write, info)
         return self._writing
 
-    def finish_update(self, version: str | None = None, keep_kv: bool = False) -> Finished:
+    def finish_update(self, version: str | None = None, keep_kv: bool = False) -> "Finished | Future[Told]":
         """Run rounds by the new weights, or draft with the new head.
 
         Args:
@@ -330,21 +354,22 @@ class RolloutEngine:
         """
         self._settled()
         if self._head is not None:
-            count, self._head = self._head.finish(), None
-            return Finished(count, of_head=True)
+            head, self._head = self._head, None
+            self._writing = self._worker.submit(self._answered, lambda: Finished(head.finish(), of_head=True))
+            return self._writing
         count = self._update.finish()
         self._outputs += self.inner.renew(keep_kv)
         self._version = version
         return Finished(count)
 
-    def num_written(self) -> int:
-        """Tensors that the open update has written.
+    def num_written(self) -> Finished:
+        """Tensors that the open update has written so far.
 
         Raises:
             WrongOrder: none has begun, or some are on their way.
         """
         self._settled()
-        return (self._head or self._update).num_written
+        return Finished((self._head or self._update).num_written, self._head is not None)
 
     def abandon_update(self) -> None:
         """End an update that nobody finishes: the old weights, if a journal has them, or none until there is another.
@@ -359,6 +384,7 @@ class RolloutEngine:
 
     def lose_weights(self) -> None:
         """Serve nothing until an update has written all weights, as those here are older than others'."""
+        self._end_update()
         self._update.lose()
 
     def weight_version(self, version: str | None = None) -> str | None:
@@ -398,8 +424,14 @@ class RolloutEngine:
     def _write(self, info: dict[str, Any]) -> None:
         try:
             target = self._head or self._update
-            for read in [self._files(info)] if "files" in info else self._broadcast(info):
-                target.write(read)
+            pieces = iter([self._files(info)] if "files" in info else self._broadcast(info))
+            try:
+                for read in pieces:
+                    target.write(read)
+            except WeightsRefused:
+                for _ in pieces:  # the trainer sends the others all the same
+                    pass
+                raise
         except ConnectionError as error:
             self._end_update()
             raise WrongOrder(str(error)) from None

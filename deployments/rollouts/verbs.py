@@ -1,11 +1,12 @@
 """Verbs of rollouts, with vLLM's names, fields and answers: what HTTP and handles of Serve have in common."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
-from wingbeat.deployments.rollouts.fleet_rollouts import FleetRollouts, Refused
+from wingbeat.deployments.rollouts.fleet_rollouts import Conflict, FleetRollouts, Refused
 from wingbeat.deployments.rollouts.wire import PauseMode
 
 Answer = dict[str, Any]
@@ -73,6 +74,7 @@ async def is_paused(fleet: FleetRollouts) -> Answer:
 @verb(level=(Literal["0", "1", "2", 0, 1, 2], 1), mode=(PauseMode, "abort"))
 async def sleep(fleet: FleetRollouts, level: int | str, mode: str) -> Answer:
     """Give memory back."""
+    await fleet.ask("check_sleep", int(level))
     await fleet.ask("pause", mode)
     await fleet.ask("sleep", int(level))
     return {"status": "sleeping"}
@@ -189,4 +191,9 @@ async def collective_rpc(
         if len(args) > len(names):
             raise Refused(f"args has {len(args)} values: {method} takes {len(names)}")
         kwargs = dict(zip(names, args, strict=False)) | kwargs
-    return {"results": [await chosen.run(fleet, **chosen.fields(kwargs))] * fleet.num_engines}
+    try:
+        async with asyncio.timeout(timeout):
+            answer = await chosen.run(fleet, **chosen.fields(kwargs))
+    except TimeoutError:
+        raise Conflict(f"{method} has not been done within {timeout:g} s") from None
+    return {"results": [answer] * fleet.num_engines}

@@ -109,8 +109,8 @@ class DrafterClient(RoundObserver):
 
         No round may be in flight: the history handed over would lack its tokens.
         """
+        self.waits.attached(is_same=end.incarnation == self._incarnation)
         self._end, self._late_end, self._incarnation = end, None, end.incarnation
-        self.waits.attached()
         self._stateless = not end.spec.keeps_context
         self.slots.forget_published()
         self._deferred = DeferredPairs(end.spec, self.slots)

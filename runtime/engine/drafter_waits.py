@@ -14,7 +14,8 @@ from wingbeat.runtime.protocol.messages import Outcome, TreeReply
 
 LEAST_S = 0.15
 """Bound of a wait for a drafter that usually answers sooner."""
-TIMES_USUAL = 2.0
+TIMES_USUAL, MOST_BOUNDS = 2.0, 4.0
+"""Bound of a wait by the usual time, and most that a late answer counts as, by the bound."""
 WEIGHT = 1 / 8
 """Share of the latest answer in the average time that answers are waited for."""
 FIRST_REPLY_S = 60.0
@@ -38,9 +39,9 @@ class DrafterWaits:
         self._heard = self._unbounded = False
         self._late_since = 0.0
 
-    def attached(self) -> None:
+    def attached(self, is_same: bool) -> None:
         """Another drafter is waited for from now on, or the same one again."""
-        self._heard = False
+        self._heard = self._heard and is_same
 
     @property
     def patience_s(self) -> float:
@@ -77,7 +78,8 @@ class DrafterWaits:
         """Whether an answer that did not come in time is there by now; waits for nothing."""
         if end.wait_reply(round_number, 0.0) is None:
             return False
-        self._took(self._clock() - self._late_since)
+        # A single answer, however late, makes no later wait much longer.
+        self._took(min(self._clock() - self._late_since, MOST_BOUNDS * self.bound_s))
         return True
 
     @property

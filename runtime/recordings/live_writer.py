@@ -81,6 +81,8 @@ class LiveWriter:
         """Bytes of the taps that could not be written."""
         self._lock = threading.Lock()
         self._used_bytes = 0
+        self._forgets = False
+        """Whether what was recorded is still to go."""
         self._queue: queue.SimpleQueue[FinishedSequence | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="wingbeat-recording", daemon=True)
         self._thread.start()
@@ -133,7 +135,7 @@ class LiveWriter:
                 self._flush()
                 return
             if sequence == _FORGET:
-                self._forget()
+                self._try_to_forget()
                 continue
             self._add(sequence)
             if self._waiting >= self._shard_bytes:
@@ -157,6 +159,15 @@ class LiveWriter:
                 self._stop(error, sequence.num_bytes)
             else:
                 logger.warning("A sequence is not recorded: %s", error)
+
+    def _try_to_forget(self) -> None:
+        """Drop what there is, now or once the disk is well again: until then nothing is recorded."""
+        self._forgets = True
+        try:
+            self._forget()
+            self._forgets = False
+        except Exception as error:  # of any kind, as where shards are written
+            self._stop(error, 0)
 
     def _forget(self) -> None:
         waiting, self._waiting, self._writer = self._waiting, 0, None
@@ -198,6 +209,10 @@ class LiveWriter:
             self._try_disk(self._unwritten)
         except Exception as error:
             logger.debug("still not recorded: %s", error)
+            return
+        if self._forgets:
+            self._try_to_forget()
+        if self._forgets:
             return
         logger.warning("Live traffic is recorded again")
         self.stats.stopped = None

@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ KEPT = 2
 """Folders that stay, beside those of the settings: a drafter may be reading the last one."""
 CONFIG = "config.json"
 _DIGITS = 7
-"""Of a folder's name that are its version, a number of 32 bits."""
+"""Digits of a folder's name that are its version, a number of 32 bits."""
 LOOK_S = 0.25
 """Between two looks at what is served."""
 
@@ -60,7 +61,7 @@ class HeadUpdate:
 
     def check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """See `ServedWeights.check`."""
-        stored = self._stored().get(name)
+        stored = self._stored.get(name)
         if stored is None:
             raise WeightsRefused(f"{name} is no tensor of the draft head in {self._head}")
         if tuple(stored.shape) != tuple(shape):
@@ -71,7 +72,7 @@ class HeadUpdate:
     def write(self, read: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         """See `WeightUpdate.write`."""
         found: dict[str, Tensor] = {}
-        stored = self._stored()
+        stored = self._stored
         for name, value in read():
             self.check(name, tuple(value.shape), value.dtype)
             if name in found or name in self._tensors:
@@ -85,7 +86,7 @@ class HeadUpdate:
 
     def finish(self) -> int:
         """Have drafters draft with it; returns how many tensors it has brought."""
-        tensors = {name: tensor.contiguous() for name, tensor in (self._stored() | self._tensors).items()}
+        tensors = {name: tensor.contiguous() for name, tensor in (self._stored | self._tensors).items()}
         digest = hashlib.sha256()
         for name in sorted(tensors):
             digest.update(name.encode())
@@ -110,12 +111,14 @@ class HeadUpdate:
         """Drop what has come; the head stays."""
         self._tensors = {}
 
+    @cached_property
     def _stored(self) -> dict[str, Tensor]:
         """Tensors of the head that is served."""
         return read_tensors(served_folder(self._directory) or self._head)
 
     def _prune(self, served: Path) -> None:
-        folders = [one for one in self._directory.iterdir() if one.is_dir() and one != served]
+        # Those that begin by a point are being written, by other engines.
+        folders = [one for one in self._directory.glob("[!.]*") if one.is_dir() and one != served]
         for one in sorted(folders, key=lambda one: one.stat().st_mtime_ns, reverse=True)[KEPT - 1 :]:
             shutil.rmtree(one, ignore_errors=True)
 
@@ -136,7 +139,7 @@ def follow(directory: Path, worker: DraftWorker) -> None:
 
 
 class HeadFollower:
-    """Of one drafter."""
+    """Follower of the head that is served, for one drafter."""
 
     def __init__(self, directory: Path, worker: DraftWorker) -> None:
         self._directory, self._worker = directory, worker

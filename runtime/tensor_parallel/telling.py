@@ -54,7 +54,7 @@ class Telling:
             message = self._message(told)._replace(observed=input_ids)
         else:
             self._use(rows.caches)
-            rows = rows._replace(caches=[], packed=None, columns=NO_COLUMNS, around=(), chunk_rows=None)
+            rows = rows._replace(caches=[], packed=None, columns=NO_COLUMNS, around=(), chunk_rows=None, into=None)
             message = self._message(told)._replace(rows=rows)
         # A capture runs nothing on any rank.
         with self.in_step() if self._captured is None else nullcontext():

@@ -279,7 +279,7 @@ def wrong() -> Held:
 def test_a_wrong_announcement_is_refused_and_waits_for_nobody(wrong: Held, what: str):
     info, reason = WRONG[what]
     assert wrong.tell("update_weights", info).refused.startswith(reason)
-    assert wrong.do("num_written") == 0
+    assert wrong.do("num_written").num_tensors == 0
 
 
 @pytest.mark.parametrize(
@@ -312,3 +312,25 @@ def test_a_name_of_the_weights_is_kept_until_there_are_others(tmp_path: Path):
     assert held.do("weight_version", "1") == "1"
     held.update(tmp_path, NEW, version="2")
     assert held.do("weight_version") == "2"
+
+
+def test_a_drain_ends_where_the_last_request_is_aborted():
+    held = Held()
+    held.add(prompts=PROMPTS[:1])
+    held.run(3)
+    told = held.operations["pause"]("wait")
+    held.engine.abort_request("0")
+    held.run()
+    assert told.result(0) == Told()
+
+
+def test_a_loop_hears_of_rounds_and_a_sleep_that_is_refused_aborts_nothing():
+    held, heard = Held(), []
+    held.engine.tell_round = lambda num_tokens, request_ids: heard.append(request_ids)
+    held.add()
+    held.do("start_update")
+    assert held.tell("check_sleep", 1).conflict.startswith("a weight update is under way")
+    held.do("abandon_update")
+    held.run()
+    assert heard[0] == ["0", "1", "2", "3"]
+    assert {output.finish_reason for output in held.last.values()} == {FinishReason.LENGTH}

@@ -108,8 +108,26 @@ def test_an_engine_that_is_gone_is_said_and_one_that_missed_tensors_serves_nothi
     fleet.gone = set()
     done = ask(fleet, "/finish_weight_update").json()
     assert (done["num_tensors"], fleet.weights.keys()) == (len(NEW), {"b"})
+    assert done["engines_lost"] == {"a": f"0 of {len(NEW)} tensors have arrived"}
     first, second = fleet.texts()
     assert (first, bool(second[0])) == ([[]] * 4, True)
+    for path, body in (("start", None), ("update", {"update_info": {"files": [file]}}), ("finish", None)):
+        assert ask(fleet, "/update_weights" if path == "update" else f"/{path}_weight_update", body).status_code == 200
+    assert not any(held.engine.is_held for held in fleet.held.values())
+
+
+def test_an_engine_that_begins_anew_within_an_update_holds_up_no_other(fleet: Fleet, file: str):
+    ask(fleet, "/start_weight_update")
+    fleet.held["a"] = Held(backend="gloo")
+    fleet.held["a"].do("lose_weights")
+    lost = ask(fleet, "/update_weights", {"update_info": {"files": [file]}}).json()["engines_lost"]
+    assert lost == {"a": "no weight update has started"}
+    assert ask(fleet, "/finish_weight_update").json()["engines_lost"].keys() == {"a"}
+    first, second = fleet.texts()
+    assert (first, bool(second[0])) == ([[]] * 4, True)
+
+
+def test_an_engine_that_is_gone_is_503(fleet: Fleet):
     fleet.gone = {"a", "b"}
     assert ask(fleet, "/pause").status_code == 503
 

@@ -179,7 +179,7 @@ def test_patience_bounds_the_bound_and_is_the_wait_of_whom_nobody_waits_for():
         assert waits.bound_s == FIRST_REPLY_S
         waits.reply(TimedEnd(clock), 1)
         assert waits.bound_s == waits.patience_s == TIMEOUT_S
-    waits.attached()
+    waits.attached(is_same=False)
     assert waits.patience_s == FIRST_REPLY_S
 
 
