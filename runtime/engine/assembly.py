@@ -20,6 +20,7 @@ from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Scheduler
+from wingbeat.runtime.speculation.text_drafts import TextDrafts
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of
 from wingbeat.runtime.verifier.model import VerifierModel
@@ -41,6 +42,7 @@ class EngineParts(NamedTuple):
     policy: Speculation
     contexts: RecordedContexts
     drafting: DrafterClient
+    texts: TextDrafts | None
 
 
 def assemble(
@@ -88,6 +90,7 @@ def assemble(
     policy = Speculation(config.speculation.max_path - 1)
     if config.speculation.adaptive:
         policy = MeasuredSpeculation(loaded, runner, config, round_kind.adaptive)
+    texts = first("text_drafts", config, policy)
     clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
     drafting = DrafterClient(
         config=config,
@@ -99,6 +102,7 @@ def assemble(
         features=features,
         contexts=contexts,
         tell_inputs=None if loaded.reader is None else loaded.reader.tell_inputs,
+        texts=texts,
     )
     return EngineParts(
         config=config,
@@ -113,6 +117,7 @@ def assemble(
         policy=policy,
         contexts=contexts,
         drafting=drafting,
+        texts=texts,
     )
 
 

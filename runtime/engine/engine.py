@@ -64,9 +64,12 @@ class Engine:
         self.counter = RoundCounter(self.drafting, self.clock, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
-        self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
+        # What continues a text must know the text.
+        overlaps = loaded.device.type != "cpu" and parts.texts is None
+        self.overlap = overlaps if config.overlap is None else config.overlap
         self.shown = ShownRounds(self.drafting)
-        self._own_observers = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown)
+        own = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown)
+        self._own_observers = own if parts.texts is None else (*own, parts.texts)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []

@@ -67,6 +67,8 @@ class RoundInFlight:
     """By decode that asks for log-probabilities: their row in the result."""
     num_targets: list[int] = field(default_factory=list)
     """By chunk: prompt tokens whose log-probabilities are in the result."""
+    by_text: list[bool] = field(default_factory=list)
+    """By decode: whether its tree was made of earlier text."""
     result: RoundResult | None = None
     """What it decided, once the host knows."""
     live: list[bool] = field(default_factory=list)
@@ -202,4 +204,5 @@ def launched_round(
         told=tuple(told),
         asking={row: index for index, row in enumerate(rows) if plan.decodes[row].reports is not None},
         num_targets=[len(chunk.prompt_targets()) for chunk in plan.chunks],
+        by_text=plan.with_texts(),
     )

@@ -122,18 +122,19 @@ class ModelRunner:
 
     @torch.inference_mode()
     def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: TreeInbox | None) -> TokenTree | TreeInbox | None:
-        """Trees that came for a round's decodes, checked, and what is certain in them; graphs check them by themselves.
+        """Trees that came for a round's decodes, checked, and what the host adds; graphs check them by themselves.
 
         Args:
             rows: what `SlotState.load` made of the plan.
             drafted: None where no tree came.
         """
-        captured = self.graphs is not None and bool(plan.decodes)
-        if drafted is None or (captured and not plan.is_masked):
-            return drafted
-        trees = drafted.checked(rows)
-        for add_certain in hooks("add_certain") if plan.is_masked else ():
-            trees = add_certain(plan, trees, self.config.speculation)
+        self.slots.rank_as_text(plan.decodes)
+        if not plan.adds_nodes:
+            captured = self.graphs is not None and bool(plan.decodes)
+            return drafted if drafted is None or captured else drafted.checked(rows)
+        trees = None if drafted is None else drafted.checked(rows)
+        for add_nodes in hooks("add_nodes"):
+            trees = add_nodes(plan, trees, self.config.speculation, self.device)
         return trees
 
     @torch.inference_mode()

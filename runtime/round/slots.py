@@ -59,6 +59,10 @@ class SlotState:
         self.block_tables = column(torch.int64, config.max_blocks_per_seq)
         self.seeds = column(torch.int64)
         self.temperatures = column(torch.float32)
+        self.kinds = column(torch.int64)
+        """Rows of `speculation.acceptance.Acceptance.table`, for trees that are pruned on the device."""
+        self._of_text: dict[int, Sequence] = {}
+        """Sequences whose kind says that their trees are made of earlier text, by slot."""
         self.top_ks = column(torch.int64)
         self.top_ps = column(torch.float32)
         self.min_ps = column(torch.float32)
@@ -143,9 +147,21 @@ class SlotState:
             self._num_changes[name] += 1
         self.seeds[slots] = seeds
         self.temperatures[slots] = temperatures
+        self.kinds[slots] = upload([seq.draft_kind for seq in seqs], self.device)
+        for seq in seqs:
+            self._of_text.pop(seq.slot, None)
         self.top_ks[slots] = top_ks
         self.top_ps[slots] = top_ps
         self.min_ps[slots] = min_ps
+
+    def rank_as_text(self, decodes: list[Sequence]) -> None:
+        """Let the nodes of trees that are made of earlier text be ranked as such, and the others' as a drafter's."""
+        now = {seq.slot: seq for seq in decodes if seq.draft.text_tree is not None}
+        if now.keys() != self._of_text.keys():
+            changed = self._of_text | now
+            slots, kinds = upload([[*changed], [seq.draft_kind for seq in changed.values()]], self.device)
+            self.kinds[slots] = kinds
+            self._of_text = now
 
     def move(self, slot: int, delta: int) -> None:
         """Let what is behind a sequence's spans be rotated as if it stood `delta` positions later."""

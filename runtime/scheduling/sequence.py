@@ -1,7 +1,7 @@
 """One request on its way through the engine: its tokens, its blocks, and how far each model is with them."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -32,6 +32,9 @@ class DraftProgress:
     deferred_from: int = 0
     """Position of the first of them."""
     tree_requested: bool = False
+    text_tree: Any = None
+    """Nodes of the next tree where these are made of earlier text, and nothing is asked of the drafter: written and
+    read by what makes such trees."""
     recorded: "Tensor | None" = None
     """[num_tokens, taps_size]: of a saved prefix that the sequence begins by, until the drafter has been given it."""
 
@@ -213,8 +216,15 @@ class Sequence:
 
     @property
     def may_draft(self) -> bool:
-        """Whether its next round may hold more than its root: a tree was asked for, or something is certain."""
-        return self.draft.tree_requested or (self.masker is not None and bool(self.certain(1)))
+        """Whether its next round may hold more than its root: a tree was asked for or made, or something is certain."""
+        if self.draft.tree_requested or self.draft.text_tree is not None:
+            return True
+        return self.masker is not None and bool(self.certain(1))
+
+    @property
+    def draft_kind(self) -> int:
+        """Row of `speculation.acceptance.Acceptance.table` for the nodes of its next tree."""
+        return int(self.request.params.temperature > 0) + 2 * (self.draft.text_tree is not None)
 
     @property
     def num_output_tokens(self) -> int:
