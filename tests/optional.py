@@ -116,6 +116,14 @@ FEATURES = {
     ),
     "ngram": Feature(("runtime/ngram", "tests/runtime/ngram"), words=("ngram",)),
     "suffix": Feature(("runtime/suffix", "tests/runtime/suffix"), words=("suffix",)),
+    "suffix_beside": Feature(
+        (
+            *("runtime/suffix_beside", "deployments/suffix_beside", "tests/runtime/suffix_beside"),
+            *("tests/deployments/suffix_beside", "benchmarks/suffix_beside.py", "benchmarks/results/suffix_beside*"),
+        ),
+        needs=("suffix",),
+        words=("suffix_beside", "sa_config", "wingbeat_text"),
+    ),
     "embeddings": Feature(
         (
             *("deployments/embeddings", "runtime/pooling"),

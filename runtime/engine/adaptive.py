@@ -82,9 +82,20 @@ class AdaptiveSpeculation(Speculation):
         """As was accepted of such trees."""
         return self.acceptance.table[OF_TEXT:]
 
+    @property
+    def is_probing(self) -> bool:
+        """As the policy says."""
+        return self.policy.is_probing
+
+    def node_price(self, running: list[Sequence]) -> float:
+        """By the policy's costs; where shapes are fixed, they are taken."""
+        return 0.0 if self.fixed_widths else self.policy.node_price(len(running), mean_context(running))
+
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
         """By the policy's costs."""
-        return self.policy.slow_down(len(running), num_drafting, mean_context(running)) if self.policy.pays else None
+        if not (self.policy.pays or self.policy.probe_is_due):
+            return None
+        return self.policy.slow_down(len(running), num_drafting, mean_context(running))
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         """All, unless plain decoding has been better for long; then one, if nobody could be drafted for since."""

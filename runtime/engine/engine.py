@@ -64,8 +64,10 @@ class Engine:
         self.counter = RoundCounter(self.drafting, self.clock, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
+        self.remembers = parts.texts is not None
+        """Whether trees may be made of other requests' texts, whatever the drafter is."""
         # What continues a text must know the text.
-        overlaps = loaded.device.type != "cpu" and parts.texts is None
+        overlaps = loaded.device.type != "cpu" and not self.remembers
         self.overlap = overlaps if config.overlap is None else config.overlap
         self.shown = ShownRounds(self.drafting)
         own = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown)

@@ -69,6 +69,13 @@ class MeasuredSpeculation(Speculation):
     def text_table(self) -> np.ndarray | None:
         return self.current.text_table()
 
+    @property
+    def is_probing(self) -> bool:
+        return self.current.is_probing
+
+    def node_price(self, running: list[Sequence]) -> float:
+        return self.current.node_price(running)
+
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
         return self.current.slow_down(running, num_drafting)
 

@@ -77,9 +77,18 @@ class Speculation(RoundObserver):
         """Rows of `Acceptance.table` of trees made of earlier text; None believes what these say of themselves."""
         return None
 
+    @property
+    def is_probing(self) -> bool:
+        """Whether the next plan goes on with what is being tried, which trees made of text would hide."""
+        return False
+
+    def node_price(self, running: list[Sequence]) -> float:
+        """Tokens that the time of verifying one more node is worth."""
+        return 0.0
+
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
         """Time of a round behind a draft for so many, over that of the same round behind none; None where a draft does
-        not pay."""
+        not pay, and is not to be tried."""
         return 1.0
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:

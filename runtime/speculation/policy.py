@@ -153,7 +153,8 @@ class SpeculationPolicy:
         self._best = max_levels, num_nodes - 1
         """Levels and drafted nodes of that."""
         self._slower: dict[tuple[int, int], float] = {}
-        """By requests, and those drafted for: see `slow_down`; since the latest decision."""
+        """By requests, and those drafted for: see `slow_down`; since the latest decision, as the next."""
+        self._node_prices: dict[int, float] = {}
         self._token_s = 0.0, 0.0
         """Worth of a token: its seconds in plain decoding, and by the best draft; 0 before the first decision."""
         self.pays = True
@@ -238,6 +239,7 @@ class SpeculationPolicy:
         self._best = levels, int(self._nodes[column])
         self._prices.clear()
         self._slower.clear()
+        self._node_prices.clear()
         # Rounds that a probe loses: its tokens, at the difference of the seconds that a token takes.
         tokens = 1.0 + num_drafting / num_reqs * float(self._gain[levels, self._nodes[column]])
         lost = (plain / drafted - 1.0) * tokens if not self.pays else (drafted / plain - 1.0) / tokens
@@ -292,8 +294,28 @@ class SpeculationPolicy:
 
     def made_of_text(self) -> DraftPlan:
         """Note a round that nothing is drafted for, because earlier text is worth more."""
+        self._until_probe -= 1
         self._decisions[str(Reason.TEXT)] = self._decisions.get(str(Reason.TEXT), 0) + 1
         return DraftPlan(0, Reason.TEXT)
+
+    def node_price(self, num_reqs: int, mean_context: float) -> float:
+        """Tokens that the time of verifying one more node is worth, where trees are full; 0 before a decision."""
+        if num_reqs not in self._node_prices:
+            nodes = num_reqs * (self.num_nodes - 1)
+            bare_s, full_s = self.costs.verify_s(num_reqs, np.array([0, nodes]), mean_context)
+            token_s = min(self._token_s)
+            self._node_prices[num_reqs] = max(float(full_s - bare_s), 0.0) / nodes / token_s if token_s else 0.0
+        return self._node_prices[num_reqs]
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether the next plan goes on with a probe."""
+        return self._probe_left > 0
+
+    @property
+    def probe_is_due(self) -> bool:
+        """Whether the next plan tries what is not chosen."""
+        return self._until_probe <= 1
 
     def overdue(self) -> bool:
         """Whether a probe has waited too long for somebody to draft for; told so, it waits anew."""

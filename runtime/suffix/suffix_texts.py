@@ -133,6 +133,8 @@ class SuffixTexts:
             return []
         automaton, top_k = match.automaton, self.speculation.draft_top_k
         depth_limit = min(levels, max(int(match.cursor.length * LEVELS_PER_TOKEN), 1))
+        if top_k == 1:
+            return _chain(match, min(depth_limit, self.speculation.num_nodes - 1))
         heap: list[tuple[float, int, TextNode]] = []
         nodes: list[TextNode] = []
         num_seen, parent, depth, score = 0, 0, 0, 0.0
@@ -162,6 +164,19 @@ class TextNode(NamedTuple):
     score: float
     """Log-probability of the path, estimated."""
     cursor: Cursor
+
+
+def _chain(match: _Match, depth: int) -> list[TextNode]:
+    """Nodes without branches, as `SuffixTexts.grow` has them."""
+    nodes: list[TextNode] = []
+    score, follower = 0.0, match.automaton.likeliest(match.cursor)
+    while follower is not None and len(nodes) < depth:
+        score += log(follower.probability)
+        if score < _LEAST_SCORE:
+            break
+        nodes.append(TextNode(follower.token_id, len(nodes), len(nodes) + 1, score, follower.cursor))
+        follower = match.automaton.likeliest(follower.cursor)
+    return nodes
 
 
 def _context_length(match: _Match) -> int:
