@@ -188,7 +188,7 @@ class DrafterClient(RoundObserver):
         asks = self._texts is None or self._choose_texts(plan, flight)
         if self._hands_over_late and not (plan.chunks or any(seq.draft.followed for seq in plan.decodes)):
             return self._publish_unfollowed(plan, flight, asks)
-        held = [] if before is None else self._held(before)
+        held = [] if before is None else self._held(before, plan)
         seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks), *held)
         if self._end is None or not any(seq.request.params.speculation for seq in seqs):
             return
@@ -213,7 +213,7 @@ class DrafterClient(RoundObserver):
             proposals, draft = self._plan_draft(plan, flight, held, asks)
         rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
         self._ask(proposals, draft)
-        masks = write_root_masks(outcome, self._asked, flight if before is None else before)
+        masks = write_root_masks(outcome, self._asked, flight if before is None or before.live else before)
         writer.copy(self.slots.publish(outcome))
         longest = max(seq.max_len for seq in seqs)
         rules = self.slots.told_rules
@@ -277,7 +277,7 @@ class DrafterClient(RoundObserver):
 
     def _proposals(self, plan: SchedulerOutput, flight: RoundInFlight) -> list[Sequence]:
         """Sequences that could use a tree next."""
-        others_run = any(seq.masker is None for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
+        others_run = any(not seq.is_awaited for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
         rows = [*enumerate(plan.decodes), *((None, c.seq) for c in plan.chunks if c.samples)]
         return [
             seq
@@ -286,16 +286,18 @@ class DrafterClient(RoundObserver):
             and seq.draft.text_tree is None
             and self._has_room(seq, 1 if row is None else flight.num_new_tokens(row))
             # Who sits the next round out is drafted for beside it.
-            and not (others_run and seq.masker is not None and flight.result is None)
+            and not (others_run and seq.is_awaited and flight.result is None)
         ]
 
-    def _held(self, before: RoundInFlight) -> list[Sequence]:
-        """Sequences that could use a tree once a round is settled whose tokens are known, and run in no later one."""
+    def _held(self, before: RoundInFlight, now: SchedulerOutput) -> list[Sequence]:
+        """Sequences that could use a tree once a round is settled whose tokens are known, and do not run now."""
         new, plan = before.tokens_by_slot(), before.plan
+        running = {id(seq) for seq in (*now.decodes, *(chunk.seq for chunk in now.chunks))}
         seqs = [*plan.decodes, *(chunk.seq for chunk in plan.chunks)]
         there = [seq for seq, epoch in zip(seqs, before.epochs, strict=True) if seq.slot in new and seq.epoch == epoch]
-        waiting = [seq for seq in there if seq.masker is not None and seq.draft.complete]
-        return [seq for seq in waiting if self._has_room(seq, len(new[seq.slot]))]
+        waiting = [seq for seq in there if seq.masker is not None and seq.draft.complete and id(seq) not in running]
+        # Where it is settled, its tokens are the sequences' own.
+        return [seq for seq in waiting if self._has_room(seq, len(new[seq.slot]) if seq.in_flight else 1)]
 
     def _ask(self, proposals: list[Sequence], draft: DraftPlan) -> None:
         if draft.reason == Reason.FORCED:

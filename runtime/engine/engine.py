@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -157,8 +158,8 @@ class Engine:
         return self._hand_out()
 
     def _wingbeat(self) -> None:
-        if self._in_flight and all(seq.masker is not None for seq in self.scheduler.running):
-            # What may come next depends on tokens that are still on their way, and nobody else could run meanwhile.
+        if self._in_flight and all(seq.is_awaited for seq in self.scheduler.running):
+            # What comes next depends on tokens that are still on their way, and nobody else could run meanwhile.
             self._settle(leave=0)
         with self.clock.schedule:
             plan = self._schedule()
@@ -171,9 +172,16 @@ class Engine:
         with self.clock.accept:
             trees = self.runner.check(plan, rows, drafted)
             trees = self.policy.prune(trees, plan.decodes, drafted)
-            flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes)
-            self._launched(flight, with_trees=trees is not None)
-        held = self._held()
+            advance = partial(self.scheduler.advance, plan, with_trees=trees is not None)
+            before, take_before = None, None
+            if self.overlap and plan.is_masked:
+                before = self._in_flight[-1] if self._in_flight else None
+                take_before = partial(self._take_before, advance)
+            flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes, take_before)
+            if take_before is None:
+                advance()
+            self._launched(flight)
+        held = self._held() if before is None else before
         with self.clock.publish:
             self.drafting.publish(plan, flight, held)
         self._settle(leave=1 if self.overlap else 0)
@@ -183,7 +191,7 @@ class Engine:
 
         They are drafted for beside the latest round, and the device has that to compute meanwhile.
         """
-        awaited = (seq for seq in self.scheduler.running if seq.masker is not None and seq.in_flight)
+        awaited = (seq for seq in self.scheduler.running if seq.is_awaited and seq.in_flight)
         if len(self._in_flight) < 2 or next(awaited, None) is None:
             return None
         before = self._in_flight[-2]
@@ -253,9 +261,14 @@ class Engine:
             plan = plan.without_dropped()
         return self.drafting.plan_replay(plan)
 
-    def _launched(self, flight: RoundInFlight, with_trees: bool) -> None:
+    def _take_before(self, advance: Callable[[], object]) -> None:
+        """Take the tokens of the round before while the device runs the pass of the one that is being launched: which
+        tokens may be chosen behind the nodes of its trees follows from them."""
+        advance()
+        self._settle(leave=0)
+
+    def _launched(self, flight: RoundInFlight) -> None:
         """Note that a round is on its way; without overlap it is waited for at once."""
-        self.scheduler.advance(flight.plan, with_trees)
         self._in_flight.append(flight)
         self._plan = None
         for observer in self._observers:

@@ -300,11 +300,12 @@ def write_root_masks(outcome: Outcome, asked: list[Sequence], flight: RoundInFli
         What the header says of them: 1, or 0 where they are not to be read.
     """
     rows, has_masks = outcome.allowed_tokens, False
-    if flight.result is None or not rows.shape[1] or all(seq.masker is None for seq in asked):
+    if not rows.shape[1] or all(seq.masker is None for seq in asked):
         return 0
-    masks, tokens = rows.numpy(), flight.tokens_by_slot()
+    masks, tokens = rows.numpy(), {} if flight.result is None else flight.tokens_by_slot()
     for mask, seq in zip(masks, asked, strict=False):
-        known = tokens.get(seq.slot)
+        # With two rounds in flight nobody knows the root; with none the sequence has it.
+        known = [] if not seq.in_flight else tokens.get(seq.slot) if len(seq.in_flight) == 1 else None
         if seq.masker is not None and known is not None and seq.masker.ahead(known, mask):
             has_masks = True
         else:

@@ -68,6 +68,10 @@ class ForwardBuffers:
             if part is not None:
                 into[: len(part)].copy_(part)
 
+    def keep_roots(self, num_nodes: int, rows: Tensor) -> None:
+        """Let only the roots count of some trees of the latest result: rows int64 [n]."""
+        self._small[num_nodes][_NUM_VALID][rows] = 1
+
     def take(self, slots: Tensor, num_nodes: int) -> ForwardResult:
         """The latest result, for sequences in slots int64 [num_reqs]: of the pass, in its order, or nobody's."""
         num_reqs, num_rows = len(slots), len(slots) * num_nodes
@@ -80,6 +84,10 @@ class ForwardBuffers:
             tree = TokenTree(*fields)
         decodes = Decodes(slots, roots, fields[0], tree, positions, mapping)
         return ForwardResult(decodes, ModelOutput(logits, taps), evidence)
+
+
+_NUM_VALID = 3 + TokenTree._fields.index("num_valid")
+"""Among the parts of a result with trees."""
 
 
 def _num_nodes(result: ForwardResult) -> int:

@@ -83,8 +83,7 @@ class RoundInFlight:
     def settle(self) -> RoundResult:
         """The tokens, at the moment when the sequences take them."""
         result, plan = self.wait(), self.plan
-        now = [seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks]
-        self.live = [epoch == then for epoch, then in zip(now, self.epochs, strict=True)]
+        self.live = [epoch == then for epoch, then in zip(epochs_of(plan), self.epochs, strict=True)]
         return result
 
     def report(self, result: RoundResult) -> None:
@@ -175,8 +174,14 @@ class FirstTokens(NamedTuple):
     """As `Feature.told`, of all features."""
 
 
+def epochs_of(plan: SchedulerOutput) -> list[int]:
+    """As `RoundInFlight.epochs`, while the sequences are those of the plan."""
+    return [seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks]
+
+
 def launched_round(
     plan: SchedulerOutput,
+    epochs: list[int],
     accepted: AcceptedPaths,
     first: FirstTokens,
     forward_s: float,
@@ -195,7 +200,7 @@ def launched_round(
     rows = range(len(plan.decodes)) if asking is None else asking
     return RoundInFlight(
         plan=plan,
-        epochs=[seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks],
+        epochs=epochs,
         decodes=accepted,
         sampled=first.sampled,
         chunk_taps=first.taps,

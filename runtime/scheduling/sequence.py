@@ -70,12 +70,16 @@ class TokenMasker(Protocol):
         """Tokens, at most so many, likely to come next whatever the model is: a guess, wrong ones cost speed."""
         ...
 
+    def may_force(self) -> bool:
+        """Whether something may be `forced` behind one of the nodes that were filled last."""
+        ...
+
     def allows(self, token_id: int) -> bool:
         """Whether a token may come next, as far as that is known."""
         ...
 
     def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
-        """Write the tokens allowed behind the next ones, which are not taken yet.
+        """Write the tokens allowed behind the next ones, none or more, which are not taken yet.
 
         Args:
             mask: int32 [ceil(vocab_size / 32)], written: as a row of `fill`.
@@ -209,10 +213,15 @@ class Sequence:
     def certain(self, most: int) -> list[int]:
         """Tokens, at most so many, that are drafted whatever the drafter says: see `TokenMasker.forced`."""
         params = self.request.params
-        if self.masker is None or not params.speculation:
+        if self.masker is None or self.in_flight or not params.speculation:
             return []
         # The last token that may be emitted needs no draft: it is the one behind the accepted path.
         return self.masker.forced(max(min(most, params.max_tokens - self.num_output_tokens - 1), 0))
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it sits a round out while its tokens are in flight: what is certain behind them is worth more."""
+        return self.masker is not None and self.request.params.speculation and self.masker.may_force()
 
     @property
     def may_draft(self) -> bool:

@@ -1,5 +1,6 @@
 """Runs rounds of a CPU by C++."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -62,7 +63,12 @@ class HostRunner(ModelRunner):
         return None if trees is None else HostTrees.of_checked(self._intake, rows.slots, trees)
 
     def launch(
-        self, plan: SchedulerOutput, rows: DecodeRows, trees: HostTrees | None, num_nodes: int | None = None
+        self,
+        plan: SchedulerOutput,
+        rows: DecodeRows,
+        trees: HostTrees | None,
+        num_nodes: int | None = None,
+        before_choice: Callable[[], object] | None = None,
     ) -> RoundInFlight:
         """See `ModelRunner.launch`."""
-        return super().launch(plan, rows, None if trees is None else trees.verified(), num_nodes)
+        return super().launch(plan, rows, None if trees is None else trees.verified(), num_nodes, before_choice)
