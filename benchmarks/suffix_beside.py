@@ -200,6 +200,7 @@ def main() -> None:
     """Measure, print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smollm2", type=Path, help="folder of SmolLM2-135M-Instruct, for its requests")
+    parser.add_argument("--only", choices=["demo pair", "SmolLM2"], help="one of the two models")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--requests", type=int, default=24, help="of each kind")
@@ -212,7 +213,7 @@ def main() -> None:
     if args.smollm2 is not None:
         models.append(("SmolLM2", args.smollm2, HEAD, chat_loads))
     lines, figures, worst = [], [], 1.0
-    for name, model, head, loads_of in models:
+    for name, model, head, loads_of in (one for one in models if args.only in (None, one[0])):
         for load in loads_of(Tokenizer.load(model), count):
             for at_once in args.at_once:
                 for temperature in args.temperatures:
