@@ -21,7 +21,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `add_nodes(plan, trees, shape, device)`, `add_nodes_on_host(plan, trees, shape)`: trees of a round whose plan
   `adds_nodes`, with those of the part in them: as wide as the shape says wherever they lie, or on the host as wide as
   they must be. There may be no trees before.
-- `text_drafts(config, speculation)`: a `speculation.text_drafts.TextDrafts` that makes trees of earlier text beside a
+- `text_drafts(config, speculation)`: a `engine.text_drafts.TextDrafts` that makes trees of earlier text beside a
   drafter's; None where the settings ask for none.
 - `engine_settings`: fields of `EngineConfig` by name, each with its type and its default.
 - `check_limits(config)`: raises ValueError, one line, for an `EngineConfig` whose values it cannot have.

@@ -12,6 +12,7 @@ from wingbeat.runtime.engine.drafter_context import RecordedContexts
 from wingbeat.runtime.engine.measured import MeasuredSpeculation
 from wingbeat.runtime.engine.round_kind import DEVICE_ROUND
 from wingbeat.runtime.engine.speculation import Speculation
+from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache, kv_dtype
@@ -20,7 +21,6 @@ from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Scheduler
-from wingbeat.runtime.speculation.text_drafts import TextDrafts
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of
 from wingbeat.runtime.verifier.model import VerifierModel

@@ -27,6 +27,7 @@ from wingbeat.runtime.engine.outcome_writer import (
     write_root_masks,
 )
 from wingbeat.runtime.engine.speculation import Speculation, Trees
+from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.chunk_inputs import TellInputs
 from wingbeat.runtime.protocol.ends import VerifierEnd
@@ -38,7 +39,6 @@ from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import DraftProgress, Sequence
 from wingbeat.runtime.speculation.policy import HOLD, DraftPlan, Reason
-from wingbeat.runtime.speculation.text_drafts import TextDrafts
 
 logger = logging.getLogger(__name__)
 

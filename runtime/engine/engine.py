@@ -158,8 +158,7 @@ class Engine:
         return self._hand_out()
 
     def _wingbeat(self) -> None:
-        if self._in_flight and all(seq.is_awaited for seq in self.scheduler.running):
-            # What comes next depends on tokens that are still on their way, and nobody else could run meanwhile.
+        if self._in_flight and self._is_held_up():
             self._settle(leave=0)
         with self.clock.schedule:
             plan = self._schedule()
@@ -185,6 +184,14 @@ class Engine:
         with self.clock.publish:
             self.drafting.publish(plan, flight, held)
         self._settle(leave=1 if self.overlap else 0)
+
+    def _is_held_up(self) -> bool:
+        """Whether every sequence waits for its tokens in flight: something may be certain behind them, or it is masked
+        as all others are, and a drafter that is told what the roots allow is worth more than a host ahead."""
+        running = self.scheduler.running
+        if self.drafter_state is DrafterState.ATTACHED and all(seq.masker is not None for seq in running):
+            return True
+        return all(seq.is_awaited for seq in running)
 
     def _held(self) -> RoundInFlight | None:
         """The round before, once its tokens are known, where sequences sit the latest one out until they are.

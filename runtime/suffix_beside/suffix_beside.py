@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.engine.speculation import Speculation
+from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import EDGES
 from wingbeat.runtime.speculation.policy import HOLD, PROBE_ROUNDS, RAREST_PROBE
-from wingbeat.runtime.speculation.text_drafts import TextDrafts
 from wingbeat.runtime.suffix.suffix_texts import KnownText, SuffixTexts, TextNode
 
 MAX_TOKENS_PER_ROUND = 1024
