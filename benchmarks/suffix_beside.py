@@ -181,7 +181,6 @@ def measure(model: Path, head: Path, load: Load, at_once: int, temperature: floa
 def row_of(name: str, at_once: int, temperature: float, modes: dict[str, Mode]) -> tuple[str, ...]:
     """A line of the table."""
     plain, own, text, both = (modes[mode].rate for mode in (PLAIN, OWN, TEXT, BOTH))
-    rounds, _, accepted = modes[BOTH].llm.engine.stats().by_text
     equal = sum(one == other for one, other in zip(modes[BOTH].texts, modes[PLAIN].texts, strict=True))
     return (
         name,
@@ -191,7 +190,6 @@ def row_of(name: str, at_once: int, temperature: float, modes: dict[str, Mode]) 
         *(f"{rate / plain:.2f}" for rate in (own, text, both)),
         f"{both / max(own, text):.3f}",
         *(f"{modes[mode].metrics.acceptance_length:.2f}" for mode in (OWN, TEXT, BOTH)),
-        f"{accepted / max(modes[BOTH].metrics.num_accepted_tokens, 1):.0%}" if rounds else "0%",
         f"{equal}/{len(modes[BOTH].texts)}",
     )
 
@@ -225,7 +223,7 @@ def main() -> None:
                     all_equal = all(mode.texts == modes[PLAIN].texts for mode in modes.values())
                     worst = worst if all_equal else 0.0
     columns = ("requests", "at once", "T", "plain tok/s", "head x plain", "suffix x plain", "both x plain")
-    columns += ("both over the better", "tokens a draft: head", "suffix", "both", "accepted of text", "texts equal")
+    columns += ("both over the better", "tokens a draft: head", "suffix", "both", "texts equal")
     table = Table("Suffix drafts beside a head", columns, lines, "Tokens by second of one core's processor time.")
     facts = machine_facts() | {
         "model": "demo pair, SmolLM2-135M-Instruct",

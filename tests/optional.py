@@ -173,7 +173,10 @@ FEATURES = {
         words=("/v1/weights", "/v1/weights/update", "weights show", "weights update", "wingbeat_weights_info"),
     ),
     "vllm_words": Feature(
-        ("deployments/vllm_words", "tests/deployments/vllm_words", "docs/ray_serve_llm.md"),
+        (
+            *("deployments/vllm_words", "tests/deployments/vllm_words", "docs/ray_serve_llm.md"),
+            "tests/deployments/suffix_beside/test_sa_config.py",
+        ),
         words=("speculative_config", "enforce_eager"),
     ),
     "several_models": Feature(
