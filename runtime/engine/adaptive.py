@@ -83,6 +83,11 @@ class AdaptiveSpeculation(Speculation):
         return self.acceptance.table[OF_TEXT:]
 
     @property
+    def text_pays(self) -> bool:
+        """As the policy says."""
+        return self.policy.text_pays
+
+    @property
     def is_probing(self) -> bool:
         """As the policy says."""
         return self.policy.is_probing

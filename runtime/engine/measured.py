@@ -70,6 +70,10 @@ class MeasuredSpeculation(Speculation):
         return self.current.text_table()
 
     @property
+    def text_pays(self) -> bool:
+        return self.current.text_pays
+
+    @property
     def is_probing(self) -> bool:
         return self.current.is_probing
 

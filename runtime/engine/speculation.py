@@ -78,6 +78,11 @@ class Speculation(RoundObserver):
         return None
 
     @property
+    def text_pays(self) -> bool:
+        """Whether trees made of text have been worth their time."""
+        return True
+
+    @property
     def is_probing(self) -> bool:
         """Whether the next plan goes on with what is being tried, which trees made of text would hide."""
         return False

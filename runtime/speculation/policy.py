@@ -104,6 +104,11 @@ class TextWorth:
         own_s = self._seconds / self._tokens if self._tokens else plain_s
         return min(own_s, plain_s or own_s)
 
+    @property
+    def measured_s(self) -> float:
+        """Seconds that a token took in the latest rounds; 0 before there were some."""
+        return self._seconds / self._tokens if self._tokens else 0.0
+
     def observe(self, seconds: float, num_tokens: int, num_extra: int) -> None:
         """Note a round."""
         self._num_bare = 0 if num_extra else self._num_bare + 1
@@ -306,6 +311,12 @@ class SpeculationPolicy:
             token_s = min(self._token_s)
             self._node_prices[num_reqs] = max(float(full_s - bare_s), 0.0) / nodes / token_s if token_s else 0.0
         return self._node_prices[num_reqs]
+
+    @property
+    def text_pays(self) -> bool:
+        """Whether a token took less in rounds made of text than it would by the best other choice, as far as known."""
+        plain_s, drafted_s = self._token_s
+        return self._text.measured_s <= (min(plain_s, drafted_s) if self.pays else plain_s) or not plain_s
 
     @property
     def is_probing(self) -> bool:

@@ -22,6 +22,8 @@ from wingbeat.runtime.suffix.suffix_texts import KnownText, SuffixTexts, TextNod
 
 MAX_TOKENS_PER_ROUND = 1024
 """Most tokens taken in per round: a long prompt takes several, and nothing is made of its text meanwhile."""
+LOOK_ROUNDS = 2 * HOLD
+"""Rounds with text from one look at what they took to the next."""
 FIRST_ROUNDS = 6 * HOLD
 """Rounds of an engine that are the drafter's alone, so that its costs and its worth are known."""
 NEWEST, NEWEST_OF_ALL = 1 / 8, 1 / 64
@@ -67,12 +69,18 @@ class SuffixBeside(TextDrafts):
         self._until_probe = self._probe_left = 0
         """Rounds made of text alone until the next probe, and rounds that the probe goes on for."""
         self._probe_every = HOLD
+        self._num_rounds = self._paused = 0
+        """Rounds with text, and rounds until texts are looked at again."""
+        self._pause = LOOK_ROUNDS
         self._launched: deque[list[tuple[Sequence, bool]]] = deque()
         """By round in flight, its decodes and whether a drafter's tree was asked for."""
 
     def choose(self, seqs: list[Sequence], flight: RoundInFlight) -> bool:
         """See `TextDrafts.choose`."""
         if not (seqs and self._speculation.takes_texts):
+            return True
+        if self._paused:
+            self._paused -= 1
             return True
         trees = self._trees(seqs, flight)
         if self._speculation.is_probing:
@@ -89,6 +97,8 @@ class SuffixBeside(TextDrafts):
         asks = not any(by_text) or (slower is not None and not all(by_text) and alone * slower < mixed)
         if self._probes(is_chosen=not asks and slower is not None):
             asks, by_text = True, [False] * len(trees)
+        if any(by_text):
+            self._pause_unless_it_pays()
         for tree, is_longer in zip(trees, by_text, strict=True):
             tree.seq.draft.text_tree = (tree.nodes or None) if is_longer or not asks else None
         return asks
@@ -115,6 +125,15 @@ class SuffixBeside(TextDrafts):
     def abandoned(self) -> None:
         """See `RoundObserver.abandoned`."""
         self._launched.clear()
+
+    def _pause_unless_it_pays(self) -> None:
+        """Leave texts alone for some rounds, the longer the oftener this happens, where rounds of text were slow."""
+        self._num_rounds += 1
+        if self._num_rounds % LOOK_ROUNDS == 0:
+            if self._speculation.text_pays:
+                self._pause = LOOK_ROUNDS
+            else:
+                self._paused, self._pause = self._pause, min(2 * self._pause, RAREST_PROBE)
 
     def _probes(self, *, is_chosen: bool) -> bool:
         """Whether the drafter is asked though text alone was chosen: what is never asked never shows what it brings."""
