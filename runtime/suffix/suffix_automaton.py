@@ -156,7 +156,7 @@ class SuffixAutomaton:
                 best, token_id, to = seen, follower, target
         if len(following) > MAX_FOLLOWERS:
             total = max(total, count[state])
-        return Follower(token_id, best / (total + len(following) / length), self._capped(to, length + 1))
+        return Follower(token_id, best * (1.0 / (total + len(following) / length)), self._capped(to, length + 1))
 
     def _append(self, last: int, token_id: int) -> int:
         """The state of a whole text, one token longer."""
