@@ -96,7 +96,7 @@ PARTS = (
     *("grammars", "ranks", "embeddings", "api.tokens", "api.description", "api.foreign", "api.handles", "api.parsed"),
     *("api.responses_api", "api.messages_api", "page", "spans", "round_traces", "prefixes", "rollouts", "weights"),
     *("two_nodes", "gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media"),
-    *("named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
+    *("named_models", "gpu_shares", "ray_metrics", "cpu_activations", "suffix_beside"),
 )
 """Their folders, in the order in which they add."""
 

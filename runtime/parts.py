@@ -18,8 +18,11 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `tree_table(tree, num_reqs, top_k, device)`: growth of such trees, as `kernels.tree.table.TreeTable`.
 - `feature(loaded)`: a feature of a model's rounds, see `round.rows.Feature`.
 - `grammars(tokenizer, vocab_size, eos_token_ids)`: compiles what answers must match, see `scheduling.maskers`.
-- `add_certain(plan, trees, shape)`, `with_certain(plan, trees, shape)`: trees of masked rounds with chains of what is
-  certain in them, in as many nodes, or on the host in as many as it takes, where there may be no trees before.
+- `add_nodes(plan, trees, shape, device)`, `add_nodes_on_host(plan, trees, shape)`: trees of a round whose plan
+  `adds_nodes`, with those of the part in them: as wide as the shape says wherever they lie, or on the host as wide as
+  they must be. There may be no trees before.
+- `text_drafts(config, speculation)`: a `engine.text_drafts.TextDrafts` that makes trees of earlier text beside a
+  drafter's; None where the settings ask for none.
 - `engine_settings`: fields of `EngineConfig` by name, each with its type and its default.
 - `check_limits(config)`: raises ValueError, one line, for an `EngineConfig` whose values it cannot have.
 - `refusals`: rows of `runtime.refusals`, of what is known once a model loads.
@@ -82,8 +85,8 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of, merged_of
 
 PARTS = (
-    *("cpu", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass"),
-    *("assistants", "draft_model"),
+    *("cpu", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "suffix_beside"),
+    *("mtp", "one_pass", "assistants", "draft_model"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
     *("quantised", "packed", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora"),
     *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads", "rollouts", "alike"),

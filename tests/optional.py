@@ -124,6 +124,14 @@ FEATURES = {
             *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
         ),
     ),
+    "suffix_beside": Feature(
+        (
+            *("runtime/suffix_beside", "deployments/suffix_beside", "tests/runtime/suffix_beside"),
+            *("tests/deployments/suffix_beside", "benchmarks/suffix_beside.py", "benchmarks/results/suffix_beside*"),
+        ),
+        needs=("suffix",),
+        words=("suffix_beside", "sa_config", "wingbeat_text"),
+    ),
     "embeddings": Feature(
         (
             *("deployments/embeddings", "runtime/pooling"),
@@ -181,7 +189,10 @@ FEATURES = {
         words=("/v1/weights", "/v1/weights/update", "weights show", "weights update", "wingbeat_weights_info"),
     ),
     "vllm_words": Feature(
-        ("deployments/vllm_words", "tests/deployments/vllm_words", "docs/ray_serve_llm.md"),
+        (
+            *("deployments/vllm_words", "tests/deployments/vllm_words", "docs/ray_serve_llm.md"),
+            "tests/deployments/suffix_beside/test_sa_config.py",
+        ),
         words=("speculative_config", "enforce_eager"),
     ),
     "several_models": Feature(

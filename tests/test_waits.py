@@ -66,6 +66,7 @@ ALLOWED = {
     ("runtime/recordings/live.py", "*.wait"): OF_THE_DEVICE,
     ("runtime/verifier/layers/fused.py", "*.join"): "joins tensors",
     ("runtime/verifier/layers/fused_attention.py", "*.join"): "joins tensors",
+    ("runtime/round/allowed_tokens.py", "sent.trees.wait"): OF_THE_DEVICE,
     ("runtime/round/flight.py", "*.wait"): OF_THE_DEVICE,
     ("runtime/round/eager_rounds.py", "masks.result"): OF_THE_ENGINE,
 }

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from wingbeat.deployments.api.answers.answer_size import AnswerSizes
 from wingbeat.deployments.api.answers.generation import (
-    REMEMBERING,
     Choice,
     ChoiceDelta,
     Details,
@@ -240,7 +239,7 @@ class CompletionService:
                 if choice.is_echo_alone:
                     got, finish, rounds = _NOTHING, output.finish_reason, ()
                 elif output.rounds:
-                    hidden = self.pool.info.drafter in REMEMBERING
+                    hidden = self.pool.info.remembers
                     got, finish, rounds = take_rounds(self.tokenizer, stream, output, hides_rejected=hidden)
                 else:
                     (got, finish), rounds = stream.take(output.token_ids, output.finish_reason), ()

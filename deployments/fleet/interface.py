@@ -63,6 +63,8 @@ class ModelInfo:
     """Of weights and KV, by torch's name."""
     drafter: str = "none"
     """One word or path for people to read."""
+    remembers: bool = False
+    """Whether drafts may come from other requests' texts: what of them was rejected is not the asker's to read."""
     num_spec_tokens: int = 0
     """Greatest depth of a draft tree."""
     max_num_seqs: int | None = None

@@ -90,6 +90,13 @@ def _tree(name: str, value: Any, given: Given) -> dict[str, Any]:
         raise ValueError("must be a list of paths, such as [(0,), (0, 0), (1,)]") from None
 
 
+def _beside(name: str, value: Any, given: Given) -> dict[str, Any]:
+    """TensorRT-LLM's object of a suffix automaton beside a drafter, or whether there is one."""
+    if not isinstance(value, Mapping | bool):
+        raise ValueError("must be an object, such as {}, or true")
+    return {"suffix_beside": value is not False}
+
+
 def _method_of_acceptance(name: str, method: Any, given: Given) -> dict[str, Any]:
     if method == "synthetic" and not any(given.get(f"{PLACE}.{one}") is not None for one in _SYNTHETIC):
         raise ValueError(f"synthetic needs {' or '.join(_SYNTHETIC)}")
@@ -179,6 +186,8 @@ _FIELDS = {
     "speculative_token_tree": becomes("{draft_top_k}, the same paths; num_speculative_tokens is then left out", _tree),
     "use_heterogeneous_vocab": refused("a drafter has its verifier's tokens, or a head's part of them"),
     "draft_load_config": refused("files are read as they are"),
+    "sa_config": becomes("{suffix_beside}; its fields are left out: expected tokens decide", _beside),
+    "suffix_beside": becomes("{suffix_beside}", _beside),
     **{one.name: _of_kind(kind.name, one.name) for kind in KINDS.values() for one in kind.settings},
 }
 

@@ -68,10 +68,10 @@ static int64_t check_trees(const Answer& from, const TreeColumns& into) {
 // How nodes are chosen, as `runtime/speculation` has it; where there is no table, all nodes stay.
 struct Choice {
     int64_t max_depth;
-    const float* temperatures;  // by slot; above 0: the table's second row
+    const int64_t* kinds;       // [num_reqs], rows of the table
     const int64_t* useful;      // [num_reqs], levels that could still be emitted
     const int64_t* forced;      // [num_reqs], not 0: all of its useful nodes stay
-    const double* table;        // [2, num_bins], acceptance by bin of the confidence; or null
+    const double* table;        // [num_kinds, num_bins], acceptance by bin of the confidence; or null
     const double* edges;        // [num_bins - 1], ascending
     int64_t num_bins;
     const double* price;        // [num_reqs * num_nodes or more], in tokens: of a pass with so many nodes; null: all stay
@@ -141,7 +141,7 @@ struct Chooser {
     void weigh(const Intake& from, const TreeColumns& trees, int64_t req) {
         const Choice& choice = from.choice;
         int64_t first = req * from.answer.num_nodes;
-        const double* row = choice.table + (choice.temperatures[from.answer.slots[req]] > 0) * choice.num_bins;
+        const double* row = choice.table + choice.kinds[req] * choice.num_bins;
         real[first] = false, given[first] = NO_CONFIDENCE, path[first] = 1.0;
         for (int64_t node = 1; node < from.answer.num_nodes; node++) {
             int64_t at = first + node, parent = first + std::max<int64_t>(trees.parents[at], 0);

@@ -40,7 +40,7 @@ class Choice(Structure):
 
     _fields_ = [
         ("max_depth", c_int64),
-        *((name, c_void_p) for name in ("temperatures", "useful", "forced", "table", "edges")),
+        *((name, c_void_p) for name in ("kinds", "useful", "forced", "table", "edges")),
         ("num_bins", c_int64),
         ("price", c_void_p),
     ]
@@ -81,13 +81,11 @@ class Sent(NamedTuple):
 
 
 class Present(NamedTuple):
-    """Where the sequences of all slots are, at addresses that stay; int64 [num_slots or more] but for the last two."""
+    """Where the sequences of all slots are, at addresses that stay; int64 [num_slots or more] but for the last."""
 
     epochs: Tensor
     committed_lens: Tensor
     last_token_ids: Tensor
-    temperatures: Tensor
-    """float32, likewise"""
     block_tables: Tensor
     """int64 [num_slots or more, num_blocks]"""
 
@@ -107,7 +105,7 @@ class NodeChoice(NamedTuple):
     """What nodes are chosen by: the best of all trees together, as many as are worth their price."""
 
     table: Tensor
-    """float64 [2, num_bins], contiguous: acceptance by bin of the confidence, of greedy and of sampled requests."""
+    """float64 [num_kinds, num_bins], contiguous: acceptance by bin of the confidence, by kind of tree."""
     edges: Tensor
     """float64 [num_bins - 1], ascending."""
     prices: Tensor | None
@@ -117,6 +115,8 @@ class NodeChoice(NamedTuple):
     """By request: levels that could still be emitted."""
     forced: list[bool]
     """By request: all useful nodes stay."""
+    kinds: list[int]
+    """By request: the row of the table."""
     max_depth: int
     """Of nodes that count."""
 
@@ -179,7 +179,7 @@ class DraftIntake:
         )
         self._bare = Sent((None,) * 5, None, None)
         num_slots = len(present.epochs)
-        self._useful, self._forced = _numbers([0] * num_slots), _numbers([0] * num_slots)
+        self._useful, self._forced, self._kinds = (_numbers([0] * num_slots) for _ in range(3))
         self._sources: dict[int, _Source] = {}
         self._taken = Taken()
         self._taken_reference = byref(self._taken)
@@ -218,7 +218,7 @@ class DraftIntake:
         answer.num_reqs, answer.slots, answer.wanted = num_reqs, slots.data_ptr(), _address(wanted)
         choice.table = None
         if by is not None:
-            self._useful[:num_reqs], self._forced[:num_reqs] = by.useful, by.forced
+            self._useful[:num_reqs], self._forced[:num_reqs], self._kinds[:num_reqs] = by.useful, by.forced, by.kinds
             choice.max_depth, choice.price = by.max_depth, _address(by.prices)
             choice.table, choice.edges, choice.num_bins = by.table.data_ptr(), by.edges.data_ptr(), by.table.shape[1]
         self._rooms.rotate()
@@ -232,7 +232,7 @@ class DraftIntake:
         if source is None:
             if len(self._sources) == MOST_SOURCES:
                 self._sources.clear()
-            places = self._present.temperatures.data_ptr(), addressof(self._useful), addressof(self._forced)
+            places = addressof(self._kinds), addressof(self._useful), addressof(self._forced)
             source = self._sources[id(sent)] = _Source(sent, self._present, self._shape, self._layout, places)
         return source
 

@@ -79,6 +79,11 @@ class DrafterChoice(NamedTuple):
         return self.kind == CHECKPOINT or (self.drafts and KINDS[self.kind].modules is not None)
 
     @property
+    def remembers(self) -> bool:
+        """Whether its drafts may come from other requests' texts."""
+        return self.kind in KINDS and KINDS[self.kind].remembers
+
+    @property
     def can_use_gpu(self) -> bool:
         """Whether a GPU is of use: what looks tokens up stays on the CPU whatever share of a GPU it has."""
         return self.has_weights or self.is_class

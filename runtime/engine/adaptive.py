@@ -15,6 +15,7 @@ from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
 from wingbeat.runtime.round.pruning import DevicePruner
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import (
+    OF_TEXT,
     Acceptance,
     along_rows,
     path_probabilities,
@@ -33,7 +34,7 @@ class LaunchedRound(NamedTuple):
     """That its trees were grown by."""
     num_decodes: int
     kinds: list[int]
-    """By decode: 1 where the temperature is above 0, the row of `Acceptance.table`."""
+    """By decode: the row of `Acceptance.table`."""
     certain: list[bool]
     """By decode: whether what came next was certain, which says nothing of the drafter."""
     seen: Any = None
@@ -72,6 +73,35 @@ class AdaptiveSpeculation(Speculation):
             self._following.decided(self.policy.pays, num_rounds)
         return self._plan
 
+    def made_of_text(self) -> DraftPlan:
+        """As the policy counts it."""
+        self._plan = self.policy.made_of_text()
+        return self._plan
+
+    def text_table(self) -> np.ndarray:
+        """As was accepted of such trees."""
+        return self.acceptance.table[OF_TEXT:]
+
+    @property
+    def text_pays(self) -> bool:
+        """As the policy says."""
+        return self.policy.text_pays
+
+    @property
+    def is_probing(self) -> bool:
+        """As the policy says."""
+        return self.policy.is_probing
+
+    def node_price(self, running: list[Sequence]) -> float:
+        """By the policy's costs; where shapes are fixed, they are taken."""
+        return 0.0 if self.fixed_widths else self.policy.node_price(len(running), mean_context(running))
+
+    def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
+        """By the policy's costs."""
+        if not (self.policy.pays or self.policy.probe_is_due):
+            return None
+        return self.policy.slow_down(len(running), num_drafting, mean_context(running))
+
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         """All, unless plain decoding has been better for long; then one, if nobody could be drafted for since."""
         if self._following.follows_all:
@@ -87,7 +117,7 @@ class AdaptiveSpeculation(Speculation):
         if plan.growth is None:
             return 0
         outcome.growth_limits.numpy()[:] = plan.growth
-        outcome.acceptance_table.numpy()[:] = self.acceptance.table
+        outcome.acceptance_table.numpy()[:] = self.acceptance.table[:OF_TEXT]
         return 1
 
     @property
@@ -103,7 +133,7 @@ class AdaptiveSpeculation(Speculation):
             if self._plan.reason == Reason.PROBE_PLAIN:
                 # Said once of one round: without a drafter nobody plans the next one.
                 trees, self._plan = None, asked
-        kinds = [int(seq.request.params.temperature > 0) for seq in decodes]
+        kinds = [seq.draft_kind for seq in decodes]
         self._pruned = LaunchedRound(asked, len(decodes), kinds, [bool(seq.certain(1)) for seq in decodes])
         return trees
 
@@ -147,9 +177,11 @@ class AdaptiveSpeculation(Speculation):
         if not rows.any():
             return False
         kept, kinds, trees = kept[rows], np.array(this.kinds)[rows], trees.rows(rows)
-        if observes:
-            path = path_probabilities(self.acceptance.table[kinds], trees)
-            self.policy.observe(path, trees, this.plan.levels)
+        own = kinds < OF_TEXT
+        if observes and own.any():
+            drafted = trees.rows(own)
+            path = path_probabilities(self.acceptance.table[kinds[own]], drafted)
+            self.policy.observe(path, drafted, this.plan.levels)
         on_path = _before_pruning(path_nodes[rows], kept)
         tried = kept & along_rows(on_path, trees.parents)
         self.acceptance.record(trees, kinds, tried, tried & on_path)

@@ -12,6 +12,7 @@ from wingbeat.runtime.engine.drafter_context import RecordedContexts
 from wingbeat.runtime.engine.measured import MeasuredSpeculation
 from wingbeat.runtime.engine.round_kind import DEVICE_ROUND
 from wingbeat.runtime.engine.speculation import Speculation
+from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache, kv_dtype
@@ -42,6 +43,7 @@ class EngineParts(NamedTuple):
     policy: Speculation
     contexts: RecordedContexts
     drafting: DrafterClient
+    texts: TextDrafts | None
 
 
 def assemble(
@@ -91,6 +93,7 @@ def assemble(
     policy = Speculation(config.speculation.max_path - 1)
     if config.speculation.adaptive:
         policy = MeasuredSpeculation(loaded, runner, config, round_kind.adaptive)
+    texts = first("text_drafts", config, policy)
     clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
     drafting = DrafterClient(
         config=config,
@@ -102,6 +105,7 @@ def assemble(
         features=features,
         contexts=contexts,
         tell_inputs=None if loaded.reader is None else loaded.reader.tell_inputs,
+        texts=texts,
     )
     return EngineParts(
         config=config,
@@ -116,6 +120,7 @@ def assemble(
         policy=policy,
         contexts=contexts,
         drafting=drafting,
+        texts=texts,
     )
 
 

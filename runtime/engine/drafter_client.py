@@ -28,6 +28,7 @@ from wingbeat.runtime.engine.outcome_writer import (
     write_root_masks,
 )
 from wingbeat.runtime.engine.speculation import Speculation, Trees
+from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.chunk_inputs import TellInputs
 from wingbeat.runtime.protocol.ends import VerifierEnd
@@ -65,6 +66,7 @@ class DrafterClient(RoundObserver):
         features: of the engine: each may move the position at which a replay begins.
         contexts: what is recorded of saved prefixes, which needs no replay.
         tell_inputs: see `OutcomeWriter`.
+        texts: makes trees of earlier text in the place of the drafter's; None where nothing does.
     """
 
     def __init__(
@@ -78,12 +80,13 @@ class DrafterClient(RoundObserver):
         features: tuple[Feature, ...],
         contexts: RecordedContexts,
         tell_inputs: TellInputs | None,
+        texts: TextDrafts | None = None,
     ) -> None:
         self.config, self.block_manager, self.slots = config, block_manager, slots
         self._inbox = inbox
         self._features = features
         self._contexts = contexts
-        self._tell_inputs = tell_inputs
+        self._tell_inputs, self._texts = tell_inputs, texts
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)
         """Why a sequence that the latest plan asks no tree for has none."""
@@ -121,6 +124,7 @@ class DrafterClient(RoundObserver):
     def detach(self) -> None:
         """Decode plainly from the next round on."""
         self._end = self._late_end = None
+        self._forget_asked()
         self.state = DrafterState.NONE
 
     def returned(self) -> VerifierEnd | None:
@@ -203,9 +207,10 @@ class DrafterClient(RoundObserver):
         Args:
             before: the round before, whose tokens are known, where sequences of it sat this one out.
         """
+        asks = self._texts is None or self._choose_texts(plan, flight)
         if self._hands_over_late and not (plan.chunks or any(seq.draft.followed for seq in plan.decodes)):
-            return self._publish_unfollowed(plan, flight)
-        held = [] if before is None else self._held(before)
+            return self._publish_unfollowed(plan, flight, asks)
+        held = [] if before is None else self._held(before, plan)
         seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks), *held)
         if self._end is None or not any(seq.request.params.speculation for seq in seqs):
             return
@@ -213,7 +218,7 @@ class DrafterClient(RoundObserver):
         with_context = any(chunk.seq.draft.followed for chunk in plan.chunks)
         with_context |= any(seq.draft.is_recorded for seq in plan.decodes)
         if not with_context:
-            proposals, draft = self._plan_draft(plan, flight, held)
+            proposals, draft = self._plan_draft(plan, flight, held, asks)
             if not draft.levels and self._defer(plan, flight):
                 self._ask(proposals, draft)
                 return
@@ -227,10 +232,10 @@ class DrafterClient(RoundObserver):
         self._write_decodes(plan.decodes, flight.decodes, writer)
         self._publish_history(plan, flight)
         if with_context:
-            proposals, draft = self._plan_draft(plan, flight, held)
+            proposals, draft = self._plan_draft(plan, flight, held, asks)
         rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
         self._ask(proposals, draft)
-        masks = write_root_masks(outcome, self._asked, flight if before is None else before)
+        masks = write_root_masks(outcome, self._asked, flight if before is None or before.live else before)
         writer.copy(self.slots.publish(outcome))
         longest = max(seq.max_len for seq in seqs)
         rules = self.slots.told_rules
@@ -239,7 +244,24 @@ class DrafterClient(RoundObserver):
         with self._clock.draft_wait:
             self._round = self._end.publish_outcome()
 
-    def _publish_unfollowed(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
+    def _choose_texts(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
+        """Whether the drafter is asked for trees, where some may be made of earlier text."""
+        seqs = [*plan.decodes, *(chunk.seq for chunk in plan.chunks if chunk.samples)]
+        for seq in seqs:
+            seq.draft.text_tree = None
+        if self.state is DrafterState.NONE:
+            return True
+        new = flight.tokens_by_slot()
+        able = [
+            seq
+            for seq in seqs
+            if seq.request.params.speculation
+            and not seq.request.params.force_drafts
+            and self._has_room(seq, len(new[seq.slot]))
+        ]
+        return self._texts.choose(able, flight)
+
+    def _publish_unfollowed(self, plan: SchedulerOutput, flight: RoundInFlight, asks: bool) -> None:
         """`publish` of a round of which the drafter is told nothing, unless it is to follow somebody from now on.
 
         That is decided once in as many rounds as a plan holds: a decision takes some hundredths of a small model's
@@ -250,16 +272,23 @@ class DrafterClient(RoundObserver):
         self._num_unplanned += 1
         if self._num_unplanned < HOLD and not self._asked:
             return
-        _, draft = self._plan_draft(plan, flight, [])
+        _, draft = self._plan_draft(plan, flight, [], asks)
         self._ask([], draft)
         if any(seq.draft.followed for seq in plan.decodes):
             self._publish_history(plan, flight)
 
     def _plan_draft(
-        self, plan: SchedulerOutput, flight: RoundInFlight, held: list[Sequence]
+        self, plan: SchedulerOutput, flight: RoundInFlight, held: list[Sequence], asks: bool
     ) -> tuple[list[Sequence], DraftPlan]:
-        """Sequences that could use a tree next, and what the policy says; it may want more of them followed."""
+        """Sequences that could use a tree next, and what the policy says; it may want more of them followed.
+
+        Args:
+            asks: False where trees made of earlier text are worth more than asking for anybody.
+        """
         proposals = self._proposals(plan, flight) + held
+        if not asks or (not proposals and any(seq.draft.text_tree is not None for seq in plan.decodes)):
+            self._num_unplanned = 0
+            return [], self._speculation.made_of_text()
         unfollowed = [seq for seq in plan.decodes if seq.draft.may_be_followed and self._has_room(seq, 1)]
         num_rounds, self._num_unplanned = max(self._num_unplanned, 1), 0
         draft = self._speculation.plan(plan.decodes, proposals, len(unfollowed), num_rounds)
@@ -270,24 +299,27 @@ class DrafterClient(RoundObserver):
 
     def _proposals(self, plan: SchedulerOutput, flight: RoundInFlight) -> list[Sequence]:
         """Sequences that could use a tree next."""
-        others_run = any(seq.masker is None for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
+        others_run = any(not seq.is_awaited for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
         rows = [*enumerate(plan.decodes), *((None, c.seq) for c in plan.chunks if c.samples)]
         return [
             seq
             for row, seq in rows
             if seq.draft.complete
+            and seq.draft.text_tree is None
             and self._has_room(seq, 1 if row is None else flight.num_new_tokens(row))
             # Who sits the next round out is drafted for beside it.
-            and not (others_run and seq.masker is not None and flight.result is None)
+            and not (others_run and seq.is_awaited and flight.result is None)
         ]
 
-    def _held(self, before: RoundInFlight) -> list[Sequence]:
-        """Sequences that could use a tree once a round is settled whose tokens are known, and run in no later one."""
+    def _held(self, before: RoundInFlight, now: SchedulerOutput) -> list[Sequence]:
+        """Sequences that could use a tree once a round is settled whose tokens are known, and do not run now."""
         new, plan = before.tokens_by_slot(), before.plan
+        running = {id(seq) for seq in (*now.decodes, *(chunk.seq for chunk in now.chunks))}
         seqs = [*plan.decodes, *(chunk.seq for chunk in plan.chunks)]
         there = [seq for seq, epoch in zip(seqs, before.epochs, strict=True) if seq.slot in new and seq.epoch == epoch]
-        waiting = [seq for seq in there if seq.masker is not None and seq.draft.complete]
-        return [seq for seq in waiting if self._has_room(seq, len(new[seq.slot]))]
+        waiting = [seq for seq in there if seq.masker is not None and seq.draft.complete and id(seq) not in running]
+        # Where it is settled, its tokens are the sequences' own.
+        return [seq for seq in waiting if self._has_room(seq, len(new[seq.slot]) if seq.in_flight else 1)]
 
     def _ask(self, proposals: list[Sequence], draft: DraftPlan) -> None:
         if draft.reason == Reason.FORCED:
@@ -295,20 +327,27 @@ class DrafterClient(RoundObserver):
             self.plain_reason = str(Reason.PLAIN)
         else:
             self.plain_reason = str(Reason.IDLE if draft.levels else draft.reason)
-        for seq in self._asked:
-            seq.draft.tree_requested = False
+        self._forget_asked()
         self._asked = proposals if draft.levels else []
         for seq in self._asked:
             seq.draft.tree_requested = True
 
+    def _forget_asked(self) -> None:
+        for seq in self._asked:
+            seq.draft.tree_requested = False
+        self._asked = []
+
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
-        """Keep a round of bare roots back, when no trees are wanted next; False where it has to be published."""
-        seqs = [seq for seq in plan.decodes if seq.draft.complete]
+        """Keep a round back whose tokens the host can count, when no trees are wanted next; False where it has to be
+        published."""
+        rows = [row for row, seq in enumerate(plan.decodes) if seq.draft.complete]
+        seqs = [plan.decodes[row] for row in rows]
         if seqs and not self._stateless:
             bare = flight.decodes.nodes.shape[1] == 1 and all(seq.min_len == seq.max_len for seq in seqs)
-            if not bare or not self._deferred.has_room(seqs):
+            counts = [flight.num_new_tokens(row) for row in rows]
+            if not (bare or flight.result is not None) or not self._deferred.has_room(seqs, counts):
                 return False
-            self._deferred.add(seqs, flight.decodes, self._index(plan.decodes, seqs))
+            self._deferred.add(seqs, flight.decodes, self._index(plan.decodes, seqs), counts)
         self._publish_history(plan, flight)
         return True
 

@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -64,9 +65,14 @@ class Engine:
         self.counter = RoundCounter(self.drafting, self.clock, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
-        self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
+        self.remembers = parts.texts is not None
+        """Whether trees may be made of other requests' texts, whatever the drafter is."""
+        # What continues a text must know the text.
+        overlaps = loaded.device.type != "cpu" and not self.remembers
+        self.overlap = overlaps if config.overlap is None else config.overlap
         self.shown = ShownRounds(self.drafting)
-        self._own_observers = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown)
+        own = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown)
+        self._own_observers = own if parts.texts is None else (*own, parts.texts)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
@@ -162,8 +168,7 @@ class Engine:
         return self._hand_out()
 
     def _wingbeat(self) -> None:
-        if self._in_flight and all(seq.masker is not None for seq in self.scheduler.running):
-            # What may come next depends on tokens that are still on their way, and nobody else could run meanwhile.
+        if self._in_flight and self._is_held_up():
             self._settle(leave=0)
         self.look_for_late_drafter()
         with self.clock.schedule:
@@ -177,19 +182,34 @@ class Engine:
         with self.clock.accept:
             trees = self.runner.check(plan, rows, drafted)
             trees = self.policy.prune(trees, plan.decodes, drafted)
-            flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes)
-            self._launched(flight, with_trees=trees is not None)
-        held = self._held()
+            advance = partial(self.scheduler.advance, plan, with_trees=trees is not None)
+            before, take_before = None, None
+            if self.overlap and plan.is_masked:
+                before = self._in_flight[-1] if self._in_flight else None
+                take_before = partial(self._take_before, advance)
+            flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes, take_before)
+            if take_before is None:
+                advance()
+            self._launched(flight)
+        held = self._held() if before is None else before
         with self.clock.publish:
             self.drafting.publish(plan, flight, held)
         self._settle(leave=1 if self.overlap else 0)
+
+    def _is_held_up(self) -> bool:
+        """Whether every sequence waits for its tokens in flight: something may be certain behind them, or it is masked
+        as all others are, and a drafter that is told what the roots allow is worth more than a host ahead."""
+        running = self.scheduler.running
+        if self.drafter_state is DrafterState.ATTACHED and all(seq.masker is not None for seq in running):
+            return True
+        return all(seq.is_awaited for seq in running)
 
     def _held(self) -> RoundInFlight | None:
         """The round before, once its tokens are known, where sequences sit the latest one out until they are.
 
         They are drafted for beside the latest round, and the device has that to compute meanwhile.
         """
-        awaited = (seq for seq in self.scheduler.running if seq.masker is not None and seq.in_flight)
+        awaited = (seq for seq in self.scheduler.running if seq.is_awaited and seq.in_flight)
         if len(self._in_flight) < 2 or next(awaited, None) is None:
             return None
         before = self._in_flight[-2]
@@ -259,9 +279,14 @@ class Engine:
             plan = plan.without_dropped()
         return self.drafting.plan_replay(plan)
 
-    def _launched(self, flight: RoundInFlight, with_trees: bool) -> None:
+    def _take_before(self, advance: Callable[[], object]) -> None:
+        """Take the tokens of the round before while the device runs the pass of the one that is being launched: which
+        tokens may be chosen behind the nodes of its trees follows from them."""
+        advance()
+        self._settle(leave=0)
+
+    def _launched(self, flight: RoundInFlight) -> None:
         """Note that a round is on its way; without overlap it is waited for at once."""
-        self.scheduler.advance(flight.plan, with_trees)
         self._in_flight.append(flight)
         self._plan = None
         for observer in self._observers:

@@ -46,6 +46,8 @@ class EngineStats:
     """`speculation` by tokens of context, such as 513-2048."""
     tree_nodes: Histogram | None = None
     """Nodes of each verified tree, its root not counted."""
+    by_text: tuple[int, ...] = (0, 0, 0)
+    """As `RoundCounter.by_text`."""
     by_head: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """By version of the head, as `RoundCounter.by_head`."""
     head_version: int = 0

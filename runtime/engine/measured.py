@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.engine.calibration import draft_curve, pass_curve
@@ -47,10 +49,11 @@ class MeasuredSpeculation(Speculation):
 
     @contextmanager
     def fixed(self) -> Iterator[None]:
-        """Within the block every draft has the configured shape. No round is in flight when it begins or ends."""
+        """See `Speculation.fixed`."""
         current, self.current = self.current, self._fixed
         try:
-            yield
+            with super().fixed():
+                yield
         finally:
             self.current = current
 
@@ -59,6 +62,26 @@ class MeasuredSpeculation(Speculation):
     ) -> DraftPlan:
         """As what decides now, like everything below."""
         return self.current.plan(running, proposals, num_unfollowed, num_rounds)
+
+    def made_of_text(self) -> DraftPlan:
+        return self.current.made_of_text()
+
+    def text_table(self) -> np.ndarray | None:
+        return self.current.text_table()
+
+    @property
+    def text_pays(self) -> bool:
+        return self.current.text_pays
+
+    @property
+    def is_probing(self) -> bool:
+        return self.current.is_probing
+
+    def node_price(self, running: list[Sequence]) -> float:
+        return self.current.node_price(running)
+
+    def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
+        return self.current.slow_down(running, num_drafting)
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         return self.current.to_follow(unfollowed)

@@ -137,11 +137,10 @@ def as_numbers(tensor: Tensor) -> np.ndarray:
 
 
 class DeferredPairs:
-    """Pairs of plain rounds, kept back: while nobody asks for trees the drafter is rung once in many rounds.
+    """Pairs of rounds, kept back: while nobody asks for trees the drafter is rung once in many rounds.
 
-    A pair is the taps at a position and the token after it. Only rounds of bare roots are kept back: they emit one
-    token each, so the host knows every position without having seen a token. Each slot has a row of buffers, of which
-    `DraftProgress.num_deferred` pairs count.
+    A pair is the taps at a position and the token after it. Rounds are kept back whose tokens the host can count: those
+    of bare roots, and decided ones. Each slot has a row of buffers, of which `DraftProgress.num_deferred` pairs count.
 
     Args:
         spec: of the channel they will go through; all sequences' pairs together fit into one of its rounds.
@@ -156,22 +155,25 @@ class DeferredPairs:
         if slots.device.type == "cpu":
             self._on_host = (as_numbers(self._taps), self._token_ids.numpy())
 
-    def has_room(self, seqs: list[Sequence]) -> bool:
-        """Whether one more pair of each fits."""
-        return all(seq.draft.num_deferred < self.capacity for seq in seqs)
+    def has_room(self, seqs: list[Sequence], counts: list[int]) -> bool:
+        """Whether so many more pairs of each fit."""
+        return all(seq.draft.num_deferred + n <= self.capacity for seq, n in zip(seqs, counts, strict=True))
 
-    def add(self, seqs: list[Sequence], paths: AcceptedPaths, index: Tensor | slice) -> None:
-        """Keep the pairs of a round of bare roots.
+    def add(self, seqs: list[Sequence], paths: AcceptedPaths, index: Tensor | slice, counts: list[int]) -> None:
+        """Keep the pairs of a round.
 
         Args:
             index: rows of `paths` that belong to `seqs`.
+            counts: pairs of each.
         """
         for seq in seqs:
             if not seq.draft.num_deferred:
                 # The round itself is counted already: its root stands before the token it emits.
                 seq.draft.deferred_from = seq.min_len - 2
         columns = [seq.draft.num_deferred for seq in seqs]
-        if self._on_host is None:
+        if max(counts) > 1:
+            self._add_paths(seqs, paths, index, counts)
+        elif self._on_host is None:
             slots, column = paths.slots[index], upload(columns, paths.slots.device)
             if paths.taps is not None:
                 self._taps[slots, column] = paths.taps[index, 0]
@@ -181,8 +183,19 @@ class DeferredPairs:
             if paths.taps is not None:
                 self._on_host[0][rows, columns] = as_numbers(paths.taps[:, 0][index].to(self._taps.dtype))
             self._on_host[1][rows, columns] = paths.token_ids[:, 0][index].numpy()
-        for seq in seqs:
-            seq.draft.num_deferred += 1
+        for seq, count in zip(seqs, counts, strict=True):
+            seq.draft.num_deferred += count
+
+    def _add_paths(self, seqs: list[Sequence], paths: AcceptedPaths, index: Tensor | slice, counts: list[int]) -> None:
+        """Copy pairs of paths of several tokens."""
+        row = np.repeat(np.arange(len(seqs)), counts)
+        step = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        slots, begins = np.array([[seq.slot, seq.draft.num_deferred] for seq in seqs]).T
+        places = np.stack([row, step, slots[row], begins[row] + step]).tolist()
+        row, step, slot, column = upload(places, paths.slots.device).unbind()
+        if paths.taps is not None:
+            self._taps[slot, column] = paths.taps[index][row, step].to(self._taps.dtype)
+        self._token_ids[slot, column] = paths.token_ids[index][row, step]
 
     def hand_over(self, seq: Sequence, taps: Tensor, next_token_ids: Tensor) -> None:
         """Copy a sequence's pairs out, in order, and forget them.
@@ -287,11 +300,12 @@ def write_root_masks(outcome: Outcome, asked: list[Sequence], flight: RoundInFli
         What the header says of them: 1, or 0 where they are not to be read.
     """
     rows, has_masks = outcome.allowed_tokens, False
-    if flight.result is None or not rows.shape[1] or all(seq.masker is None for seq in asked):
+    if not rows.shape[1] or all(seq.masker is None for seq in asked):
         return 0
-    masks, tokens = rows.numpy(), flight.tokens_by_slot()
+    masks, tokens = rows.numpy(), {} if flight.result is None else flight.tokens_by_slot()
     for mask, seq in zip(masks, asked, strict=False):
-        known = tokens.get(seq.slot)
+        # With two rounds in flight nobody knows the root; with none the sequence has it.
+        known = [] if not seq.in_flight else tokens.get(seq.slot) if len(seq.in_flight) == 1 else None
         if seq.masker is not None and known is not None and seq.masker.ahead(known, mask):
             has_masks = True
         else:

@@ -91,6 +91,8 @@ class RoundCounter(RoundObserver):
         self.by_head: dict[int, list[int]] = {}
         """By version of the head: rounds of sequences with a tree, drafted and accepted tokens, and the sum of the
         squares of what each round accepted."""
+        self.by_text = [0, 0, 0]
+        """Rounds of sequences with a tree made of earlier text, and its drafted and accepted tokens."""
         self._launched: deque[tuple[str, int]] = deque()
         """Of the rounds launched and not settled: why one without trees has none, and which head drew its trees."""
 
@@ -132,6 +134,7 @@ class RoundCounter(RoundObserver):
             "plain_rounds": self.plain_rounds,
             "by_context": {_context_label(bucket): part for bucket, part in enumerate(self.by_context)},
             "tree_nodes": self.tree_nodes,
+            "by_text": tuple(self.by_text),
             "by_head": {version: tuple(counts) for version, counts in self.by_head.items()},
             "head_version": self._clock.drafter.head_version,
         }
@@ -142,6 +145,9 @@ class RoundCounter(RoundObserver):
         seq.metrics.record(num_nodes, num_accepted)
         self.by_context[bucket].record(num_nodes, num_accepted)
         self.tree_nodes.observe(num_nodes)
+        if flight.by_text[row]:
+            self.by_text = [had + more for had, more in zip(self.by_text, (1, num_nodes, num_accepted), strict=True)]
+            return
         counts = self.by_head.get(version)
         if counts is None:
             counts = self._new_head(version)

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundObserver
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats
+from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason
 
 Trees = Any
 """Trees of a round's decodes, as its kind of round keeps them; None where all are bare roots."""
@@ -31,6 +33,8 @@ class Speculation(RoundObserver):
 
     num_nodes: int | None = None
     """Nodes to keep of each tree where the device chooses them; None keeps all."""
+    takes_texts = True
+    """Whether trees may be made of earlier text in the place of the drafter's."""
 
     def __init__(self, max_levels: int) -> None:
         self._plan = DraftPlan(max_levels, "fixed")
@@ -44,8 +48,13 @@ class Speculation(RoundObserver):
 
     @contextmanager
     def fixed(self) -> Iterator[None]:
-        """Within the block every draft has the configured shape. No round is in flight when it begins or ends."""
-        yield
+        """Within the block every draft has the configured shape, and is the drafter's. No round is in flight when it
+        begins or ends."""
+        self.takes_texts = False
+        try:
+            yield
+        finally:
+            self.takes_texts = True
 
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
@@ -59,6 +68,33 @@ class Speculation(RoundObserver):
             num_rounds: since the latest plan; more than one where nobody was drafted for.
         """
         return self._plan
+
+    def made_of_text(self) -> DraftPlan:
+        """Plan in the place of `plan` where nobody is drafted for, because earlier text is worth more."""
+        return DraftPlan(0, Reason.TEXT)
+
+    def text_table(self) -> np.ndarray | None:
+        """Rows of `Acceptance.table` of trees made of earlier text; None believes what these say of themselves."""
+        return None
+
+    @property
+    def text_pays(self) -> bool:
+        """Whether trees made of text have been worth their time."""
+        return True
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether the next plan goes on with what is being tried, which trees made of text would hide."""
+        return False
+
+    def node_price(self, running: list[Sequence]) -> float:
+        """Tokens that the time of verifying one more node is worth."""
+        return 0.0
+
+    def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
+        """Time of a round behind a draft for so many, over that of the same round behind none; None where a draft does
+        not pay, and is not to be tried."""
+        return 1.0
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         """Which of the running sequences that the drafter is not told of it is told of from now on."""

@@ -28,8 +28,12 @@ def with_certain(plan: SchedulerOutput, trees: TokenTree | None, shape: Speculat
     return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in trees))
 
 
-def add_certain(plan: SchedulerOutput, trees: TokenTree, shape: SpeculationConfig) -> TokenTree:
-    """Add the chains to trees of a fixed width, wherever they lie."""
+def add_certain(
+    plan: SchedulerOutput, trees: TokenTree | None, shape: SpeculationConfig, device: torch.device
+) -> TokenTree | None:
+    """Add the chains to trees of a fixed width, wherever they lie; without a drafter's there are none."""
+    if trees is None:
+        return None
     chains = _chains(plan, shape.max_path - 1)
     return _add_chains(plan, trees, chains, shape) if chains else trees
 

@@ -80,6 +80,8 @@ class GrammarMasker:
         self._spent_s = 0.0
         """CPU time, less what tokens have earned."""
         self._tree: _Tree | None = None
+        self._may_force: bool | None = None
+        """Of the tree, as `may_force`; None before it is looked for."""
         self._node = 0
         """Of the tree, whose masks say what may follow the last token taken."""
         self._root: np.ndarray | None = None
@@ -122,9 +124,17 @@ class GrammarMasker:
         if not in_time and self.problem is None and self._num_late < MOST_SLOW:
             in_time = bool(self._for_drafts(self._fill_tree, token_ids, parents, masks))
             self._num_late = 0 if in_time else self._num_late + 1
-        nodes = slice(None if in_time else 1)
+        nodes, self._may_force = slice(None if in_time else 1), None
         self._tree, self._node = _Tree(token_ids[nodes], parents[nodes], masks[nodes]), 0
         return in_time
+
+    def may_force(self) -> bool:
+        """See `TokenMasker`."""
+        if self._may_force is None and self._tree is not None:
+            self._may_force = any(
+                certain_text.only_text(mask, self._vocabulary) is not None for mask in self._tree.masks
+            )
+        return bool(self._may_force)
 
     def allows(self, token_id: int) -> bool:
         """See `TokenMasker`."""
@@ -135,6 +145,10 @@ class GrammarMasker:
         """See `TokenMasker`."""
         if self._num_slow == MOST_SLOW or self.problem is not None:
             return False
+        if not token_ids:
+            root = self._root_mask()
+            mask[:] = 0 if root is None else root[0]
+            return root is not None
         started = time.thread_time()
         found = self._for_drafts(self._look_ahead, token_ids)
         self._num_slow += time.thread_time() - started > MOST_AHEAD_S

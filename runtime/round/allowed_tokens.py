@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.protocol.transfer import Download, upload
 from wingbeat.runtime.round.processors import ProcessorTables
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -38,9 +39,25 @@ class TokenMasks:
         finally:
             wait([masks])
 
+    def send(self, plan: SchedulerOutput, trees: TokenTree | None) -> "SentTrees":
+        """Have the trees of a masked round come to the host, whose pass is enqueued before their masks are known."""
+        decodes = _masked(plan)
+        if trees is None or not decodes:
+            return SentTrees(decodes, None)
+        rows = upload([row for row, _ in decodes], trees.parents.device)
+        fields = (trees.token_ids, trees.parents, trees.num_valid)
+        return SentTrees(decodes, Download([field.index_select(0, rows) for field in fields]))
+
+    def fill(self, plan: SchedulerOutput, sent: "SentTrees") -> list[int]:
+        """The masks of such a round, enqueued behind its pass: once the sequences have the tokens of the round before.
+
+        Returns:
+            As `started` yields them.
+        """
+        return self._fill(sent.decodes, _sampling(plan), None if sent.trees is None else sent.trees.wait())
+
     def _start(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Future[list[int]]":
-        decodes = [(row, seq) for row, seq in enumerate(plan.decodes) if seq.masker is not None]
-        roots = [chunk.seq for chunk in plan.chunks if chunk.samples and chunk.seq.masker is not None]
+        decodes, roots = _masked(plan), _sampling(plan)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-masks")
         drafted = None
@@ -56,6 +73,8 @@ class TokenMasks:
     ) -> list[int]:
         late = []
         for index, (row, seq) in enumerate(decodes):
+            if seq.masker is None:  # it has ended meanwhile
+                continue
             token_ids, parents = _ROOT
             if drafted is not None:
                 num_valid = drafted[2][index]
@@ -63,12 +82,31 @@ class TokenMasks:
             if not self._fill_one(seq, token_ids, parents):
                 late.append(row)
         for seq in roots:
-            self._fill_one(seq, *_ROOT)
+            if seq.masker is not None:
+                self._fill_one(seq, *_ROOT)
         return late
 
     def _fill_one(self, seq: Sequence, token_ids: np.ndarray, parents: np.ndarray) -> bool:
         table = self._tables.masks[seq.slot]
         masks = np.zeros((len(token_ids), table.shape[1]), np.int32)
         in_time = seq.masker.fill(token_ids, parents, masks)
-        table[: len(masks)] = torch.from_numpy(masks).to(table.device)
+        made, on_host = torch.from_numpy(masks), table.device.type == "cpu"
+        table[: len(masks)].copy_(made if on_host else made.pin_memory(), non_blocking=not on_host)
         return in_time
+
+
+class SentTrees(NamedTuple):
+    """Trees of masked decodes on their way to the host."""
+
+    decodes: list[tuple[int, Sequence]]
+    """Rows of the round, and their sequences."""
+    trees: Download | None
+    """By these: tokens, parents and numbers of valid nodes; None where all are bare roots."""
+
+
+def _masked(plan: SchedulerOutput) -> list[tuple[int, Sequence]]:
+    return [(row, seq) for row, seq in enumerate(plan.decodes) if seq.masker is not None]
+
+
+def _sampling(plan: SchedulerOutput) -> list[Sequence]:
+    return [chunk.seq for chunk in plan.chunks if chunk.samples and chunk.seq.masker is not None]

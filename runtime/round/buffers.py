@@ -72,6 +72,10 @@ class ForwardBuffers:
         """Where the output of a pass that is put next may be left already."""
         return ModelOutput(*(None if part is None else part[: num_reqs * num_nodes] for part in self._large[num_nodes]))
 
+    def keep_roots(self, num_nodes: int, rows: Tensor) -> None:
+        """Let only the roots count of some trees of the latest result: rows int64 [n]."""
+        self._small[num_nodes][_NUM_VALID][rows] = 1
+
     def take(self, slots: Tensor, num_nodes: int) -> ForwardResult:
         """The latest result, for sequences in slots int64 [num_reqs]: of the pass, in its order, or nobody's."""
         num_reqs, num_rows = len(slots), len(slots) * num_nodes
@@ -84,6 +88,10 @@ class ForwardBuffers:
             tree = TokenTree(*fields)
         decodes = Decodes(slots, roots, fields[0], tree, positions, mapping)
         return ForwardResult(decodes, ModelOutput(logits, taps), evidence)
+
+
+_NUM_VALID = 3 + TokenTree._fields.index("num_valid")
+"""Among the parts of a result with trees."""
 
 
 def _num_nodes(result: ForwardResult) -> int:

@@ -30,6 +30,7 @@ from wingbeat.runtime.graphs.graph_runner import (
     Stage,
 )
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
+from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.buffers import ChunkBuffers, ForwardBuffers, ForwardResult
 from wingbeat.runtime.round.choice import Choosing
 from wingbeat.runtime.round.eager_rounds import EagerRounds, rooted
@@ -146,6 +147,14 @@ class DecodeGraphs:
             rows = rows if trees is None else self.inbox.put(rows.slots, trees)
         done = self._forward_mixed(plan, rows, num_nodes) if plan.chunks else self._forward(rows, num_nodes)
         return done._replace(forward_s=time.perf_counter() - started)
+
+    def with_roots(self, done: GraphPass, late: list[int]) -> GraphPass:
+        """As `EagerRounds.with_roots`."""
+        if late and done.result is not None:
+            self.eager.with_roots(done.result, late)
+        elif late:
+            self._buffers.keep_roots(done.num_nodes, upload(late, self.slots.device))
+        return done
 
     def decide(self, plan: SchedulerOutput, done: GraphPass) -> AcceptedPaths:
         """As `EagerRounds.decide`; every decode has a row of log-probabilities where one asks."""

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
+from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.buffers import ForwardResult
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.choice import PathAcceptance, TokenChooser
@@ -60,6 +61,12 @@ class EagerRounds:
             decodes.tree = tree
         return ForwardResult(decodes, own, evidence, chunks if plan.chunks else None, forward_s)
 
+    def with_roots(self, result: ForwardResult, late: list[int]) -> ForwardResult:
+        """The pass, of some of whose decodes only the root counts."""
+        if late:
+            result.decodes.tree = only_roots(result.decodes.tree, late)
+        return result
+
     def decide(self, plan: SchedulerOutput, result: ForwardResult) -> AcceptedPaths:
         """The paths that the target chooses; KV and slot state follow them."""
         decodes, (logits, taps) = result.decodes, result.output
@@ -77,8 +84,11 @@ class EagerRounds:
 def rooted(trees: TokenTree | None, masks: "Future[list[int]] | None") -> TokenTree | None:
     """The trees once their masks are there; of those that came too late only the root counts."""
     late = [] if masks is None else masks.result()
-    if trees is None or not late:
-        return trees
+    return trees if trees is None or not late else only_roots(trees, late)
+
+
+def only_roots(trees: TokenTree, rows: list[int]) -> TokenTree:
+    """The trees, of some of which only the root counts."""
     num_valid = trees.num_valid.clone()
-    num_valid[late] = 1
+    num_valid[upload(rows, num_valid.device)] = 1
     return trees._replace(num_valid=num_valid)

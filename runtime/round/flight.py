@@ -67,6 +67,8 @@ class RoundInFlight:
     """By decode that asks for log-probabilities: their row in the result."""
     num_targets: list[int] = field(default_factory=list)
     """By chunk: prompt tokens whose log-probabilities are in the result."""
+    by_text: list[bool] = field(default_factory=list)
+    """By decode: whether its tree was made of earlier text."""
     result: RoundResult | None = None
     """What it decided, once the host knows."""
     live: list[bool] = field(default_factory=list)
@@ -81,8 +83,7 @@ class RoundInFlight:
     def settle(self) -> RoundResult:
         """The tokens, at the moment when the sequences take them."""
         result, plan = self.wait(), self.plan
-        now = [seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks]
-        self.live = [epoch == then for epoch, then in zip(now, self.epochs, strict=True)]
+        self.live = [epoch == then for epoch, then in zip(epochs_of(plan), self.epochs, strict=True)]
         return result
 
     def report(self, result: RoundResult) -> None:
@@ -176,8 +177,14 @@ class FirstTokens(NamedTuple):
     """As `Feature.told`, of all features."""
 
 
+def epochs_of(plan: SchedulerOutput) -> list[int]:
+    """As `RoundInFlight.epochs`, while the sequences are those of the plan."""
+    return [seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks]
+
+
 def launched_round(
     plan: SchedulerOutput,
+    epochs: list[int],
     accepted: AcceptedPaths,
     first: FirstTokens,
     forward_s: float,
@@ -196,7 +203,7 @@ def launched_round(
     rows = range(len(plan.decodes)) if asking is None else asking
     return RoundInFlight(
         plan=plan,
-        epochs=[seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks],
+        epochs=epochs,
         decodes=accepted,
         sampled=first.sampled,
         chunk_taps=first.taps,
@@ -205,4 +212,5 @@ def launched_round(
         told=tuple(told),
         asking={row: index for index, row in enumerate(rows) if plan.decodes[row].reports is not None},
         num_targets=[len(chunk.prompt_targets()) for chunk in plan.chunks],
+        by_text=plan.with_texts(),
     )

@@ -87,6 +87,10 @@ class PromptGraphs:
         rooted(None, masks)
         return ForwardResult(None, ModelOutput(said.logits[:0], None), None, said, forward_s)
 
+    def with_roots(self, result: ForwardResult, late: list[int]) -> ForwardResult:
+        """As `EagerRounds.with_roots`: there are no decodes."""
+        return result
+
     def decide(self, plan: SchedulerOutput, result: ForwardResult) -> AcceptedPaths:
         """As `EagerRounds.decide`: there is nothing to decide of."""
         return self.eager.decide(plan, result)

@@ -37,7 +37,7 @@ class DevicePruner:
     """Calibrated acceptance on a device, and the choice by it.
 
     Args:
-        slots: for temperatures by slot; the spare one included.
+        slots: for the kinds of trees by slot; the spare one included.
         max_depth: of the deepest node.
     """
 
@@ -66,7 +66,7 @@ class DevicePruner:
         real = valid & (index > 0) & (trees.depths <= self.max_depth)
         up = trees.parents.clamp(min=0)
         log_probs = _conditional_log_probs(trees.scores, up, real)
-        table = self._table[(self.slots.temperatures[slots] > 0).to(torch.int64)]
+        table = self._table[self.slots.kinds[slots]]
         given_parent = table.gather(1, torch.bucketize(log_probs, self._edges))
         path = self._path_probabilities(torch.where(real, given_parent, (index == 0).to(table.dtype)), up)
         kept = real & (_ranks(path) < num_nodes)

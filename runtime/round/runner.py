@@ -1,9 +1,11 @@
 """One round on the device: run the verifier over the batch, choose tokens, walk the trees, compact the KV.
 
-A launch waits for nothing: on an accelerator it returns with everything enqueued. Lengths, roots and block tables come
-from the slot state, which the round before advances on the device, and the host's lengths are upper bounds.
+A launch waits for nothing: on an accelerator it returns with everything enqueued, but for a masked round whose masks
+follow from the round before. Lengths, roots and block tables come from the slot state, which the round before advances
+on the device, and the host's lengths are upper bounds.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from wingbeat.runtime.round.choice import Choosing, PathAcceptance, TokenChooser
 from wingbeat.runtime.round.decode_graphs import DecodeGraphs
 from wingbeat.runtime.round.eager_rounds import EagerRounds
 from wingbeat.runtime.round.fixed_round import FixedRound
-from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, launched_round
+from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, epochs_of, launched_round
 from wingbeat.runtime.round.pruning import DevicePruner
 from wingbeat.runtime.round.rows import Feature, Model, ModelOutput
 from wingbeat.runtime.round.shapes import MOST_ROWS
@@ -124,18 +126,19 @@ class ModelRunner:
 
     @torch.inference_mode()
     def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: TreeInbox | None) -> TokenTree | TreeInbox | None:
-        """Trees that came for a round's decodes, checked, and what is certain in them; graphs check them by themselves.
+        """Trees that came for a round's decodes, checked, and what the host adds; graphs check them by themselves.
 
         Args:
             rows: what `SlotState.load` made of the plan.
             drafted: None where no tree came.
         """
-        captured = self.graphs is not None and bool(plan.decodes)
-        if drafted is None or (captured and not plan.is_masked):
-            return drafted
-        trees = drafted.checked(rows)
-        for add_certain in hooks("add_certain") if plan.is_masked else ():
-            trees = add_certain(plan, trees, self.config.speculation)
+        self.slots.rank_as_text(plan.decodes)
+        if not plan.adds_nodes:
+            captured = self.graphs is not None and bool(plan.decodes)
+            return drafted if drafted is None or captured else drafted.checked(rows)
+        trees = None if drafted is None else drafted.checked(rows)
+        for add_nodes in hooks("add_nodes"):
+            trees = add_nodes(plan, trees, self.config.speculation, self.device)
         return trees
 
     @torch.inference_mode()
@@ -145,6 +148,7 @@ class ModelRunner:
         rows: DecodeRows,
         trees: TokenTree | TreeInbox | None,
         num_nodes: int | None = None,
+        before_choice: Callable[[], object] | None = None,
     ) -> RoundInFlight:
         """Enqueue one round.
 
@@ -153,6 +157,8 @@ class ModelRunner:
             trees: as `check` gives them, one per decoding sequence; None where all are bare roots. Roots are filled in
                 here.
             num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
+            before_choice: called between a masked round's pass and the choice of its tokens, whose masks are found
+                then; None finds them beside the pass.
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
         captured = self.graphs is not None and bool(plan.decodes)
@@ -160,9 +166,14 @@ class ModelRunner:
             feature.prepare(plan)
         masked = plan.is_masked
         executor = self.eager if self.graphs is None else self.graphs if captured else self.graphs.prompts
-        clock = self.device_clock
+        clock, epochs = self.device_clock, epochs_of(plan)
         began = clock.begin()
-        if masked:
+        if masked and before_choice is not None:
+            sent = self.masks.send(plan, trees)
+            done = executor.forward(plan, rows, trees, num_nodes, None)
+            before_choice()
+            done = executor.with_roots(done, self.masks.fill(plan, sent))
+        elif masked:
             with self.masks.started(plan, trees) as masks:
                 done = executor.forward(plan, rows, trees, num_nodes, masks)
         else:
@@ -172,7 +183,8 @@ class ModelRunner:
         accepted = executor.decide(plan, done)
         first = FirstTokens(rows.slots[:0]) if done.chunks is None else self._decide_chunks(plan, done.chunks)
         clock.end("accept", began)
-        return launched_round(plan, accepted, first, done.forward_s, asking=None if captured else plan.asking)
+        asking = None if captured else plan.asking
+        return launched_round(plan, epochs, accepted, first, done.forward_s, asking=asking)
 
     @torch.inference_mode()
     def widest_round(self) -> None:

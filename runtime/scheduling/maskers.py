@@ -86,6 +86,10 @@ class BadWords:
         """See `TokenMasker`: nothing is."""
         return []
 
+    def may_force(self) -> bool:
+        """See `TokenMasker`: nothing is."""
+        return False
+
     def allows(self, token_id: int) -> bool:
         """See `TokenMasker`: what is said only of trees that grammars add to."""
         return True
@@ -120,6 +124,9 @@ class _Both:
 
     def forced(self, most: int) -> list[int]:
         return self._grammar.forced(most)
+
+    def may_force(self) -> bool:
+        return self._grammar.may_force()
 
     def allows(self, token_id: int) -> bool:
         return self._grammar.allows(token_id)

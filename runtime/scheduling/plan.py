@@ -58,8 +58,12 @@ class SchedulerOutput(NamedTuple):
         """By decode: whether a tree was asked for and there are blocks for it."""
         return [seq.draft.tree_requested and seq not in self.without_room for seq in self.decodes]
 
+    def with_texts(self) -> list[bool]:
+        """By decode: whether its tree is made of earlier text, and there are blocks for it."""
+        return [seq.draft.text_tree is not None and seq not in self.without_room for seq in self.decodes]
+
     def with_nodes(self) -> list[bool]:
-        """By decode: whether anything may be drafted for it, by the drafter or by its grammar."""
+        """By decode: whether anything may be drafted for it, by the drafter, from earlier text or by its grammar."""
         return [seq.may_draft and seq not in self.without_room for seq in self.decodes]
 
     @property
@@ -82,6 +86,11 @@ class SchedulerOutput(NamedTuple):
         if any(seq.masker is not None for seq in self.decodes):
             return True
         return any(chunk.samples and chunk.seq.masker is not None for chunk in self.chunks)
+
+    @property
+    def adds_nodes(self) -> bool:
+        """Whether the host may add nodes to the trees: what is certain, and what continues earlier text."""
+        return self.is_masked or any(seq.draft.text_tree is not None for seq in self.decodes)
 
     @property
     def is_seated(self) -> bool:

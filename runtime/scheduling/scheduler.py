@@ -278,7 +278,7 @@ class Scheduler:
     def _must_settle(self, seq: Sequence) -> bool:
         """Whether what is in flight ends the sequence for certain, may fill it to the last position, or is awaited."""
         certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
-        return certain or seq.masker is not None or seq.max_len >= self.config.max_model_len
+        return certain or seq.is_awaited or seq.max_len >= self.config.max_model_len
 
     def _grow(self, seq: Sequence) -> bool:
         """Blocks for the root; preempts sequences where there are none, the youngest of the lowest priority first."""

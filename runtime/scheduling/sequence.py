@@ -1,7 +1,7 @@
 """One request on its way through the engine: its tokens, its blocks, and how far each model is with them."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -32,6 +32,9 @@ class DraftProgress:
     deferred_from: int = 0
     """Position of the first of them."""
     tree_requested: bool = False
+    text_tree: Any = None
+    """Nodes of the next tree where these are made of earlier text, and nothing is asked of the drafter: written and
+    read by what makes such trees."""
     recorded: "Tensor | None" = None
     """[num_tokens, taps_size]: of a saved prefix that the sequence begins by, until the drafter has been given it."""
 
@@ -67,12 +70,16 @@ class TokenMasker(Protocol):
         """Tokens, at most so many, likely to come next whatever the model is: a guess, wrong ones cost speed."""
         ...
 
+    def may_force(self) -> bool:
+        """Whether something may be `forced` behind one of the nodes that were filled last."""
+        ...
+
     def allows(self, token_id: int) -> bool:
         """Whether a token may come next, as far as that is known."""
         ...
 
     def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
-        """Write the tokens allowed behind the next ones, which are not taken yet.
+        """Write the tokens allowed behind the next ones, none or more, which are not taken yet.
 
         Args:
             mask: int32 [ceil(vocab_size / 32)], written: as a row of `fill`.
@@ -206,15 +213,27 @@ class Sequence:
     def certain(self, most: int) -> list[int]:
         """Tokens, at most so many, that are drafted whatever the drafter says: see `TokenMasker.forced`."""
         params = self.request.params
-        if self.masker is None or not params.speculation:
+        if self.masker is None or self.in_flight or not params.speculation:
             return []
         # The last token that may be emitted needs no draft: it is the one behind the accepted path.
         return self.masker.forced(max(min(most, params.max_tokens - self.num_output_tokens - 1), 0))
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether it sits a round out while its tokens are in flight: what is certain behind them is worth more."""
+        return self.masker is not None and self.request.params.speculation and self.masker.may_force()
+
+    @property
     def may_draft(self) -> bool:
-        """Whether its next round may hold more than its root: a tree was asked for, or something is certain."""
-        return self.draft.tree_requested or (self.masker is not None and bool(self.certain(1)))
+        """Whether its next round may hold more than its root: a tree was asked for or made, or something is certain."""
+        if self.draft.tree_requested or self.draft.text_tree is not None:
+            return True
+        return self.masker is not None and bool(self.certain(1))
+
+    @property
+    def draft_kind(self) -> int:
+        """Row of `speculation.acceptance.Acceptance.table` for the nodes of its next tree."""
+        return int(self.request.params.temperature > 0) + 2 * (self.draft.text_tree is not None)
 
     @property
     def num_output_tokens(self) -> int:

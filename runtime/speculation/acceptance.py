@@ -3,7 +3,7 @@
 A drafter's confidence is a poor probability: an EAGLE head trained on sampled text says 0.3 where a greedy target
 agrees nine times out of ten. Confidences are only ranked by it, and each rank's acceptance is counted:
 
-    P(node | parent accepted) = table[greedy or sampled, bin of the confidence]
+    P(node | parent accepted) = table[who drafted, greedy or sampled; bin of the confidence]
     P(node) = product of that along its path
 """
 
@@ -14,6 +14,9 @@ import numpy as np
 from wingbeat.runtime.config import NUM_BINS
 
 _LOGIT_RANGE = 6.0
+NUM_KINDS = 4
+"""Rows of a table of acceptance, see `Acceptance`; those from `OF_TEXT` on are of trees made of earlier text."""
+OF_TEXT = 2
 PRIOR_TRIALS = 4.0
 FORGET_ROUNDS = 2048
 """Recorded rounds over which evidence fades."""
@@ -96,21 +99,23 @@ def path_probabilities(table: np.ndarray, trees: DraftedTrees) -> np.ndarray:
 def prior_table() -> np.ndarray:
     """Acceptance before any evidence, as `Acceptance.table`.
 
-    A greedy target agrees with EAGLE heads far more often than these believe.
+    A greedy target agrees with EAGLE heads far more often than these believe. What continues earlier text is estimated
+    from counts, and believed.
     """
     centres = (np.arange(NUM_BINS) + 0.5) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
-    log_odds = np.stack([1.2 * centres + 2.4, 0.7 * centres + 0.7])
+    log_odds = np.stack([1.2 * centres + 2.4, 0.7 * centres + 0.7, centres, centres])
     return 1.0 / (1.0 + np.exp(-log_odds))
 
 
 class Acceptance:
-    """Acceptance by confidence, of greedy and of sampled requests; its arrays stay where they are."""
+    """Acceptance by confidence; its arrays stay where they are."""
 
     def __init__(self) -> None:
-        self.trials = np.full((2, NUM_BINS), PRIOR_TRIALS)
+        self.trials = np.full((NUM_KINDS, NUM_BINS), PRIOR_TRIALS)
         self.successes = PRIOR_TRIALS * prior_table()
         self.table = self.successes / self.trials
-        """float64 [2, NUM_BINS]: acceptance by bin, of greedy and of sampled requests."""
+        """float64 [NUM_KINDS, NUM_BINS]: acceptance by bin, of greedy and of sampled requests with the drafter's trees,
+        then of both with trees made of earlier text."""
         self.expected_accepted = 0.0
         """Sum of the probabilities given to verified nodes whose parent was accepted; compare `num_accepted`."""
         self.num_accepted = 0
@@ -119,7 +124,7 @@ class Acceptance:
         """Learn from one verified round.
 
         Args:
-            kinds: int64 [num_reqs]: 1 where the request's temperature is above 0, its row of `table`.
+            kinds: int64 [num_reqs]: row of `table` of each.
             tried: bool [num_reqs, num_nodes]: verified nodes whose parent was accepted.
             accepted: bool [num_reqs, num_nodes]: those accepted themselves.
         """
@@ -131,5 +136,5 @@ class Acceptance:
         self.trials[old] *= 1.0 - 1.0 / FORGET_ROUNDS
         self.successes[old] *= 1.0 - 1.0 / FORGET_ROUNDS
         for counts, part in ((self.trials, tried), (self.successes, accepted)):
-            counts.reshape(-1)[:] += np.bincount(cells, part.ravel().astype(np.float64), 2 * NUM_BINS)
+            counts.reshape(-1)[:] += np.bincount(cells, part.ravel().astype(np.float64), counts.size)
         np.divide(self.successes, self.trials, out=self.table)

@@ -154,14 +154,14 @@ class RoundCosts:
 
     def __init__(self, passes: PassCurve, drafts: DraftCurve) -> None:
         self.passes, self.drafts = passes, drafts
-        self._plain, self._verify, self._draft = Factors(), Factors(), Factors()
+        self._plain, self._verify, self._draft, self._text = (Factors() for _ in range(4))
         self._passes_s: dict[int, float] = {}
         """Seconds at a short context of passes that were seen, by rows: every round asks for one."""
         self._drafts_s: dict[tuple[int, int], tuple[float, float]] = {}
         """Seconds of drafts that were seen, by requests and levels: at a short context, and by token of context."""
         self._round = 0
-        self._was_plain = False
-        """Whether the latest round was."""
+        self._before = self._verify
+        """What the latest round was counted as."""
 
     def plain_s(self, num_reqs: int, context: float) -> float:
         """Time of a plain round behind plain rounds; as one behind a draft takes, until one was seen."""
@@ -174,6 +174,11 @@ class RoundCosts:
         The draft itself is left out.
         """
         factor = self._verify.at(num_reqs)
+        return self.passes.seconds(num_reqs, num_extra, context) * (factor.value if factor else 1.0)
+
+    def text_s(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
+        """Time of rounds over trees that nobody is asked for; as `verify_s`."""
+        factor = self._text.at(num_reqs) or self._plain.at(num_reqs) or self._verify.at(num_reqs)
         return self.passes.seconds(num_reqs, num_extra, context) * (factor.value if factor else 1.0)
 
     def draft_s(self, num_reqs: int, levels: np.ndarray, context: float) -> np.ndarray:
@@ -204,15 +209,17 @@ class RoundCosts:
         """Correct the predictions by a round.
 
         Plain rounds count behind plain rounds alone, and where no draft is asked for beside them: caches and cores are
-        the drafter's otherwise. Behind plain rounds a draft takes their context in first, and does not count either.
+        the drafter's otherwise. Behind others than drafted rounds a draft takes their context in first, and does not
+        count either.
         """
-        was_plain, self._was_plain = self._was_plain, took.draft is None
-        self._round += 1
-        if (took.draft is None) == was_plain and not (was_plain and took.asks):
-            ratio = took.seconds / (self._pass_s(took) + self.passes.row_s * took.num_chunk_tokens)
-            (self._plain if was_plain else self._verify).observe(took.num_reqs, ratio, self._round)
         draft = took.draft
-        if draft is not None and draft.num_reqs and not was_plain:
+        kind = self._verify if draft is not None else self._text if took.num_extra else self._plain
+        before, self._before = self._before, kind
+        self._round += 1
+        if kind is self._text or (kind is before and not (kind is self._plain and took.asks)):
+            ratio = took.seconds / (self._pass_s(took) + self.passes.row_s * took.num_chunk_tokens)
+            kind.observe(took.num_reqs, ratio, self._round)
+        if draft is not None and draft.num_reqs and kind is before:
             trees_s = self._trees_s(draft, took.mean_context) + self.drafts.row_s * draft.num_chunk_tokens
             ratio = draft.seconds / trees_s
             self._draft.observe(draft.num_reqs, ratio, self._round)

@@ -35,6 +35,8 @@ class Reason(StrEnum):
     """Nobody can be drafted for."""
     PLAIN = "plain"
     """Plain decoding is faster."""
+    TEXT = "text"
+    """Trees made of earlier text are worth more than a draft, and nobody is drafted for."""
     SPECULATE = "speculate"
     PROBE_PLAIN = "probe_plain"
     """Plain for some rounds, to see what that takes: half of every decision."""
@@ -85,6 +87,38 @@ class PolicyStats:
     """By phase and requests, `RoundCosts.by_batch` of whole trees."""
 
 
+class TextWorth:
+    """What a token is worth in rounds over trees made of earlier text alone."""
+
+    def __init__(self) -> None:
+        self._seconds = self._tokens = 0.0
+        self._num_bare = 0
+        """Rounds in a row that verified no node."""
+
+    def token_s(self, plain_s: float) -> float | None:
+        """Seconds that a token takes there, or in plain decoding where that is less; None where costs may be wrong, as
+        no round has shown for long, or nothing is known.
+
+        Args:
+            plain_s: in plain decoding; 0 where that is not known.
+        """
+        if self._num_bare >= HOLD or not (plain_s or self._tokens):
+            return None
+        own_s = self._seconds / self._tokens if self._tokens else plain_s
+        return min(own_s, plain_s or own_s)
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds that a token took in the latest rounds; 0 before there were some."""
+        return self._seconds / self._tokens if self._tokens else 0.0
+
+    def observe(self, seconds: float, num_tokens: int, num_extra: int) -> None:
+        """Note a round."""
+        self._num_bare = 0 if num_extra else self._num_bare + 1
+        self._seconds += FADE * (seconds - self._seconds) if self._tokens else seconds
+        self._tokens += FADE * (num_tokens - self._tokens) if self._tokens else num_tokens
+
+
 class SpeculationPolicy:
     """Decides for one engine. Host arithmetic only; every input is a handful of small arrays.
 
@@ -124,6 +158,11 @@ class SpeculationPolicy:
         self._now = DraftPlan(0, Reason.IDLE)
         self._drafted = DraftPlan(max_levels, Reason.SPECULATE, widths[-1] if widths else None)
         """The best draft at the latest load."""
+        self._best = max_levels, num_nodes - 1
+        """Levels and drafted nodes of that."""
+        self._slower: dict[tuple[int, int], float] = {}
+        """By requests, and those drafted for: see `slow_down`; since the latest decision, as the next."""
+        self._node_prices: dict[int, float] = {}
         self._token_s = 0.0, 0.0
         """Worth of a token: its seconds in plain decoding, and by the best draft; 0 before the first decision."""
         self._break_even: float | None = None
@@ -131,6 +170,7 @@ class SpeculationPolicy:
         """Whether drafts for all who could be drafted for are the best choice; so they may be, until one was made."""
         self._prices: dict[tuple[int, int, str], np.ndarray] = {}
         """The latest ones by load, as long as a plan holds."""
+        self._text = TextWorth()
         self._decisions: dict[str, int] = {}
 
     def plan(
@@ -205,7 +245,10 @@ class SpeculationPolicy:
         plain, drafted = float(rates[0, 0]), float(rates[levels, column])
         self.pays = drafted > plain * (1.0 + DOUBTS * max(self.costs.doubt(num_reqs), FADE))
         self._token_s = 1.0 / plain, 1.0 / drafted
+        self._best = levels, int(self._nodes[column])
         self._prices.clear()
+        self._slower.clear()
+        self._node_prices.clear()
         # Rounds that a probe loses: its tokens, at the difference of the seconds that a token takes.
         tokens = 1.0 + num_drafting / num_reqs * float(self._gain[levels, self._nodes[column]])
         # The draft's seconds, in tokens of plain decoding, less the tokens that come without drafts.
@@ -240,6 +283,56 @@ class SpeculationPolicy:
         node_s = min((verify_s[1:] - verify_s[0]) / (nodes[1:] - 1)) / num_drafting
         worth_s = self._token_s[1] * self._onward  # of a parent's probability
         return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s), 0.0) / worth_s)
+
+    def slow_down(self, num_reqs: int, num_drafting: int, mean_context: float) -> float:
+        """Time of a round behind the best draft, over that of the same round behind none."""
+        key = num_reqs, num_drafting
+        if key not in self._slower:
+            levels, nodes = self._best
+            draft_s = self.costs.draft_s(num_drafting, self._grown[levels : levels + 1], mean_context)
+            verify_s = self.costs.verify_s(num_reqs, np.array([num_drafting * nodes]), mean_context)
+            self._slower[key] = 1.0 + float(draft_s[0] / verify_s[0])
+        return self._slower[key]
+
+    def text_prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
+        """As `prices`, of a pass over trees made of earlier text alone; None takes all nodes, to see what it takes."""
+        token_s = self._text.token_s(self._token_s[0])
+        return None if token_s is None else self.costs.text_s(num_reqs, np.arange(most + 1), mean_context) / token_s
+
+    def saw_text(self, seconds: float, num_tokens: int, num_extra: int) -> None:
+        """Note a round that `text_prices` was asked of: tokens that it emitted, and drafted nodes that it verified."""
+        self._text.observe(seconds, num_tokens, num_extra)
+
+    def made_of_text(self) -> DraftPlan:
+        """Note a round that nothing is drafted for, because earlier text is worth more."""
+        self._until_probe -= 1
+        self._decisions[str(Reason.TEXT)] = self._decisions.get(str(Reason.TEXT), 0) + 1
+        return DraftPlan(0, Reason.TEXT)
+
+    def node_price(self, num_reqs: int, mean_context: float) -> float:
+        """Tokens that the time of verifying one more node is worth, where trees are full; 0 before a decision."""
+        if num_reqs not in self._node_prices:
+            nodes = num_reqs * (self.num_nodes - 1)
+            bare_s, full_s = self.costs.verify_s(num_reqs, np.array([0, nodes]), mean_context)
+            token_s = min(self._token_s)
+            self._node_prices[num_reqs] = max(float(full_s - bare_s), 0.0) / nodes / token_s if token_s else 0.0
+        return self._node_prices[num_reqs]
+
+    @property
+    def text_pays(self) -> bool:
+        """Whether a token took less in rounds made of text than it would by the best other choice, as far as known."""
+        plain_s, drafted_s = self._token_s
+        return self._text.measured_s <= (min(plain_s, drafted_s) if self.pays else plain_s) or not plain_s
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether the next plan goes on with a probe."""
+        return self._probe_left > 0
+
+    @property
+    def probe_is_due(self) -> bool:
+        """Whether the next plan tries what is not chosen."""
+        return self._until_probe <= 1
 
     def overdue(self) -> bool:
         """Whether a probe has waited too long for somebody to draft for; told so, it waits anew."""

@@ -138,6 +138,32 @@ class SuffixAutomaton:
             for seen, token_id, to in counted[:most]
         ]
 
+    def likeliest(self, cursor: Cursor) -> Follower | None:
+        """The first of `longest_followers`; None where there is none."""
+        link, lengths, count, next_of = self._link, self._length, self._count, self._next
+        state, length = self._normal(cursor)
+        following = next_of[state]
+        while not following and state > _ROOT:
+            state = link[state]
+            length, following = lengths[state], next_of[state]
+        if length >= MAX_CONTEXT_TOKENS:
+            length = MAX_CONTEXT_TOKENS - 1
+            state, _ = self._normal(Cursor(state, length))
+            following = next_of[state]
+        if not following or not length:
+            return None
+        best = total = 0
+        token_id = to = _ROOT
+        for follower, target in islice(following.items(), MAX_FOLLOWERS):
+            seen = count[target]
+            total += seen
+            if seen >= best:  # of equals, the one seen last
+                best, token_id, to = seen, follower, target
+        if len(following) > MAX_FOLLOWERS:
+            total = max(total, count[state])
+        probability = best * (1.0 / (total + len(following) / length))
+        return Follower(token_id, probability, best / total, self._capped(to, length + 1))
+
     def _append(self, last: int, token_id: int) -> int:
         """The state of a whole text, one token longer."""
         following, link, length = self._next, self._link, self._length

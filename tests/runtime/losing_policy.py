@@ -1,7 +1,7 @@
 """Policies by which drafting never pays, as on a machine that is busy with other work, and costs that are known."""
 
 from wingbeat.runtime.speculation.curves import DraftCurve, Factor, PassCurve
-from wingbeat.runtime.speculation.policy import SpeculationPolicy
+from wingbeat.runtime.speculation.policy import SpeculationPolicy, TextWorth
 
 POLICY = "wingbeat.runtime.engine.measured.SpeculationPolicy"
 """Where an engine that measures its costs finds its policy's class."""
@@ -35,3 +35,4 @@ def know_costs(monkeypatch, passes: PassCurve) -> None:
     monkeypatch.setattr("wingbeat.runtime.engine.measured.pass_curve", lambda *args: passes)
     monkeypatch.setattr("wingbeat.runtime.engine.measured.draft_curve", lambda *args: drafts)
     monkeypatch.setattr(Factor, "observe", lambda *args: None)
+    monkeypatch.setattr(TextWorth, "observe", lambda *args: None)

@@ -70,6 +70,19 @@ def test_rounds_wait_for_the_device_in_their_one_wait_alone(gpu, kind, shape, nu
     assert stats.replays[Stage.DRAFT_PROPOSAL]
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("num_slots", [1, 3])
+@pytest.mark.parametrize("kind", ["eagle-3", "none"])
+def test_masked_rounds_overlap_and_wait_in_their_one_wait_alone(gpu, kind, num_slots):
+    drafter = None if kind == "none" else new_drafter(kind, TREE, FakeGraphDevice(gpu))
+    masked = replace(GREEDY, bad_words=((3, 5), (4, 6, 7)), max_tokens=8)
+    served = serve(gpu, engine_config(TREE, num_slots), drafter, [masked, SAMPLED])
+    stats = served.engine.runner.graphs.stats
+    assert stats.failed == []
+    assert served.engine.overlap
+    assert kind == "none" or stats.replays[Stage.BASE_VERIFICATION]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -7,15 +7,12 @@ from typing import Any, NamedTuple
 
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
 from wingbeat.deployments.fleet.fingerprint import fingerprint
-from wingbeat.runtime.drafters.choice import KINDS
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, TokenLogprob, VerifiedRound
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
 
-REMEMBERING = frozenset(kind.name for kind in KINDS.values() if kind.remembers)
-"""Drafters whose drafts come from other requests' texts: what of them was rejected is not the asker's to read."""
 RoundBody = dict[str, Any]
 """One round as JSON; `docs/http_api.md` has its fields."""
 

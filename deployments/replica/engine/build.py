@@ -62,6 +62,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
         eos_token_ids=tuple(sorted(engine.loaded.eos_token_ids)),
         dtype=str(engine.loaded.dtype).removeprefix("torch."),
         drafter=config.choice().label,
+        remembers=config.choice().remembers or engine.remembers,
         num_spec_tokens=engine.config.speculation.max_path - 1 if config.has_drafter() else 0,
         num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
         block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,

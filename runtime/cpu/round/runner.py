@@ -1,5 +1,6 @@
 """Runs rounds of a CPU by C++."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -54,15 +55,20 @@ class HostRunner(ModelRunner):
 
     def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: HostTrees | None) -> HostTrees | None:
         """See `ModelRunner.check`; chains of what is certain are drafted without a drafter too."""
-        if not plan.is_masked:
+        if not plan.adds_nodes:
             return drafted
         trees = None if drafted is None else drafted.checked()
-        for with_certain in hooks("with_certain"):
-            trees = with_certain(plan, trees, self.config.speculation)
+        for add_nodes in hooks("add_nodes_on_host"):
+            trees = add_nodes(plan, trees, self.config.speculation)
         return None if trees is None else HostTrees.of_checked(self._intake, rows.slots, trees)
 
     def launch(
-        self, plan: SchedulerOutput, rows: DecodeRows, trees: HostTrees | None, num_nodes: int | None = None
+        self,
+        plan: SchedulerOutput,
+        rows: DecodeRows,
+        trees: HostTrees | None,
+        num_nodes: int | None = None,
+        before_choice: Callable[[], object] | None = None,
     ) -> RoundInFlight:
         """See `ModelRunner.launch`."""
-        return super().launch(plan, rows, None if trees is None else trees.verified(), num_nodes)
+        return super().launch(plan, rows, None if trees is None else trees.verified(), num_nodes, before_choice)

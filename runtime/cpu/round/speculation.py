@@ -11,7 +11,7 @@ from wingbeat.runtime.engine.adaptive import NOT_ASKED, AdaptiveSpeculation, Lau
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.acceptance import EDGES
+from wingbeat.runtime.speculation.acceptance import EDGES, OF_TEXT
 from wingbeat.runtime.speculation.curves import DraftTook, RoundTook
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPolicy
 
@@ -51,6 +51,11 @@ class HostSpeculation(AdaptiveSpeculation):
         self._asks = bool(plan.levels)
         return plan
 
+    def made_of_text(self) -> DraftPlan:
+        """See `Speculation.made_of_text`."""
+        self._asks = False
+        return super().made_of_text()
+
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
         """See `Speculation.write_rule`."""
         self._num_context_tokens = num_context_tokens
@@ -70,6 +75,7 @@ class HostSpeculation(AdaptiveSpeculation):
         if taken is None:
             self._pruned = LaunchedRound(NOT_ASKED, len(decodes), [], [], seen)
             return None
+        kinds = [seq.draft_kind for seq in decodes]
         if drafted is trees:
             seen = seen._replace(num_drafting=taken.num_drafting, levels=taken.levels)
         elif own is not None:
@@ -77,7 +83,7 @@ class HostSpeculation(AdaptiveSpeculation):
         self._pruned = LaunchedRound(
             self._plan if came else NOT_ASKED,
             len(decodes),
-            [int(seq.request.params.temperature > 0) for seq in decodes],
+            kinds,
             [drafted is not trees and bool(seq.certain(1)) for seq in decodes],
             seen._replace(evidence=taken.evidence.numpy()),
         )
@@ -85,10 +91,13 @@ class HostSpeculation(AdaptiveSpeculation):
 
     def _choice(self, trees: HostTrees, decodes: list[Sequence], context: float) -> NodeChoice:
         num_reqs = len(decodes)
-        prices = self.policy.prices(num_reqs, num_reqs * trees.num_nodes, context)
+        kinds = [seq.draft_kind for seq in decodes]
+        by_text = not self._plan.levels and max(kinds) >= OF_TEXT
+        prices_of = self.policy.text_prices if by_text else self.policy.prices
+        prices = prices_of(num_reqs, num_reqs * trees.num_nodes, context)
         tokens = None if prices is None else torch.from_numpy(prices)
         forced = [seq.request.params.force_drafts for seq in decodes]
-        return NodeChoice(*self._by, tokens, list(map(_useful_depth, decodes)), forced, self.policy.max_levels)
+        return NodeChoice(*self._by, tokens, list(map(_useful_depth, decodes)), forced, kinds, self.policy.max_levels)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
         """See `RoundObserver.settled`."""
@@ -97,16 +106,18 @@ class HostSpeculation(AdaptiveSpeculation):
             observes = self._is_observed(this)
             self._learn(this, this.seen.evidence, result.path_nodes, flight.live, observes=observes)
         if this.num_decodes:
-            self._time(this, flight, sum(result.num_valid) - len(result.num_valid))
+            self._time(this, flight, result)
 
-    def _time(self, this: LaunchedRound, flight: RoundInFlight, num_extra: int) -> None:
-        times, draft, seen = flight.times, None, this.seen
+    def _time(self, this: LaunchedRound, flight: RoundInFlight, result: RoundResult) -> None:
+        times, draft, seen, num_extra = flight.times, None, this.seen, sum(result.num_valid) - len(result.num_valid)
         if this.plan.levels:
             draft = DraftTook(times.draft_s, seen.num_drafting, seen.levels, seen.num_context_tokens)
         num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks)
         seconds = times.forward_s + times.host_s + times.publish_s
         took = RoundTook(seconds, this.num_decodes, num_extra, seen.context, num_chunk_tokens, draft, self._asks)
         self.policy.costs.observe(took)
+        if draft is None and any(flight.by_text):
+            self.policy.saw_text(seconds, sum(map(len, result.token_ids)), num_extra)
 
 
 def _useful_depth(seq: Sequence) -> int:

@@ -85,6 +85,18 @@ def test_a_late_drafter_is_lost_once_its_patience_is_over(ref, taps, rigs):
     assert one.engine.drafter_state == "attached"
 
 
+def test_nobody_counts_as_asked_for_while_the_drafter_is_late(ref, taps, rigs):
+    """What others make of a round's tokens must not be held against the drafter's trees."""
+    one, end, _, _ = new_rig(rigs, ref, taps)
+    run = Run(one.engine, ref.prompts, greedy_params(SHORT))
+    while not any(seq.draft.tree_requested for seq in one.engine.scheduler.running):
+        one.step(run)
+    end.silent = {"wait_reply"}
+    one.step(run)
+    assert one.engine.drafter_state == "late"
+    assert not any(seq.draft.tree_requested for seq in one.engine.scheduler.running)
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_an_idle_engine_looks_for_a_late_drafter_too(ref, taps, rigs, answers):
     one, end, _, clock = new_rig(rigs, ref, taps)

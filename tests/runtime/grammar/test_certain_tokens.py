@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 
 from tests.runtime.scripted import random_tree, tree_tensors, well_formed
 from wingbeat.runtime.config import SpeculationConfig
@@ -47,7 +48,7 @@ def test_a_tree_holds_what_is_certain_and_keeps_its_first_nodes(seed):
     trees = tree_tensors([1, 2, 3], nodes, 12)
     before = [paths(trees, row) for row in range(3)]
     plan = plan_of(*map(Certain, chains))
-    for added in (with_certain(plan, trees, TREE), add_certain(plan, trees, TREE)):
+    for added in (with_certain(plan, trees, TREE), add_certain(plan, trees, TREE, torch.device("cpu"))):
         assert well_formed(added, 100)
         for row, (chain, had) in enumerate(zip(chains, before, strict=True)):
             got = paths(added, row)

@@ -1,4 +1,6 @@
-"""With rounds in flight a guided sequence sits out the round after its own; the others' rounds go on overlapping."""
+"""With rounds in flight a guided sequence runs in every round, and sits one out where what comes next is certain."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,7 +8,10 @@ import pytest
 from tests.runtime.grammar.test_root_masks import listener
 from tests.runtime.grammar.world import SPECS, TOKENIZER, Constrained, demo_drafter, params_of
 from tests.runtime.models import CHAIN, TREE, engine_config, new_engine
-from wingbeat.runtime.grammar.grammar_masker import fill_row
+from tests.runtime.recorded_graphs import RecordingDevice
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.grammar.grammar_masker import GrammarMasker, fill_row
+from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.round.flight import RoundInFlight
 from wingbeat.runtime.scheduling.request import SamplingParams
 
@@ -64,8 +69,15 @@ def test_mixed_batches_write_what_they_write_without_overlap(loaded, grammars, p
         assert (drafter is None) or engine.speculation.num_accepted_tokens > 0
 
 
-def test_rounds_are_launched_before_the_one_before_is_waited_for(loaded, grammars, plain, monkeypatch):
-    engine = overlapped(loaded, None)
+@pytest.mark.parametrize("certain", [False, True], ids=["free", "certain"])
+@pytest.mark.parametrize("kind", ["none", "eagle"])
+def test_a_guided_sequence_runs_in_every_round_unless_something_is_certain(
+    loaded, grammars, plain, monkeypatch, kind, certain
+):
+    """Its masks are found between a round's pass and the choice of its tokens."""
+    if not certain:
+        monkeypatch.setattr(GrammarMasker, "may_force", lambda self: False)
+    engine = overlapped(loaded, None if kind == "none" else demo_drafter(TREE))
     events, guided = [], []
 
     def noted(owner, name, event):
@@ -73,30 +85,56 @@ def test_rounds_are_launched_before_the_one_before_is_waited_for(loaded, grammar
 
         def wrapped(*args):
             events.append(event)
-            if event == "launch":
-                plan = args[0]
-                guided.append([seq.masker is not None for seq in plan.decodes])
+            if event == "pass":
+                guided.append([seq.masker is not None for seq in args[0].decodes])
             return method(*args)
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    noted(engine.runner, "launch", "launch")
+    noted(engine.runner.eager, "forward", "pass")
+    noted(engine.runner.eager, "decide", "choice")
     noted(RoundInFlight, "_result", "wait")
     try:
         assert Mixed(engine, grammars, prompts()[:2], PARAMS[:2]).finish() == plain[:2]
     finally:
         engine.model.remove_taps()
-    mixed = [kinds for kinds in guided if len(kinds) == 2]
-    assert mixed
-    # While both run, the guided one is in every second round, and no round waits for the one before.
-    first, last = (
-        index for index in (guided.index([True, False]), len(guided) - 1 - guided[::-1].index([True, False]))
-    )
-    assert guided[first : last + 1] == [[False] if index % 2 else [True, False] for index in range(last + 1 - first)]
-    launches = [index for index, event in enumerate(events) if event == "launch"]
-    for number in range(first + 1, last):
-        assert events[launches[number] - 1] == "wait"
-        assert events[: launches[number]].count("wait") == number - 1
+    first, last = guided.index([True, False]), len(guided) - 1 - guided[::-1].index([True, False])
+    together = guided[first : last + 1]
+    assert ([False] in together) == certain
+    passes = [index for index, event in enumerate(events) if event == "pass"]
+    for number in range(first + 1, last + 1):
+        # The pass is on its way before the round before is waited for, and that before tokens are chosen.
+        until = events.index("choice", passes[number])
+        assert events[: passes[number]].count("wait") <= number
+        if guided[number] == [True, False] and guided[number - 1] == [True, False]:
+            assert events[passes[number] : until].count("wait") == 1
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_trees_whose_masks_come_too_late_are_verified_by_their_roots_alone(loaded, grammars, plain, monkeypatch, shape):
+    monkeypatch.setattr("wingbeat.runtime.grammar.grammar_masker.MOST_TREE_S", -1.0)
+    monkeypatch.setattr("wingbeat.runtime.grammar.grammar_masker.MOST_SLOW", 10**6)
+    monkeypatch.setattr(GrammarMasker, "may_force", lambda self: False)
+    for device in (None, RecordingDevice()):
+        config = engine_config(shape, max_model_len=512, num_kv_blocks=300, overlap=True)
+        engine = build_engine(loaded, config, demo_drafter(shape), InProcessChannel, device, on_host=False)
+        try:
+            assert Mixed(engine, grammars, prompts(), PARAMS).finish() == plain
+        finally:
+            engine.model.remove_taps()
+
+
+@pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_captured_rounds_that_overlap_write_the_same(loaded, grammars, plain, shape, adaptive):
+    shape = replace(shape, adaptive=adaptive)
+    config = engine_config(shape, max_model_len=512, num_kv_blocks=300, overlap=True)
+    engine = build_engine(loaded, config, demo_drafter(shape), InProcessChannel, RecordingDevice(), on_host=False)
+    try:
+        assert Mixed(engine, grammars, prompts(), PARAMS).finish() == plain
+    finally:
+        engine.model.remove_taps()
+    assert engine.speculation.num_accepted_tokens > 0
 
 
 def test_the_drafter_is_told_what_the_roots_allow(loaded, grammars, plain, monkeypatch):

@@ -43,9 +43,13 @@ def some_trees(seed):
     return trees
 
 
+KINDS = np.array([0, 2, 3, 1, 0, 0, 0, 0, 0])
+"""Row of the table by slot."""
+
+
 def pruner_of(table):
     slots = SlotState(engine_config(max_num_seqs=8), 100, torch.device("cpu"))
-    slots.temperatures[3] = 0.7
+    slots.kinds[:] = torch.from_numpy(KINDS)
     pruner = DevicePruner(slots, DEPTH)
     pruner.upload(table)
     return pruner
@@ -69,7 +73,7 @@ def test_the_likeliest_nodes_stay_and_the_host_can_tell_which(seed, num_nodes):
     host = drafted_trees(*(part.numpy() for part in parts), DEPTH)
     for name in ("depths", "real"):
         assert (getattr(seen, name)[host.real] == getattr(host, name)[host.real]).all(), name
-    path = np.where(host.real, path_probabilities(table[(slots == 3).long().numpy()], host), -1.0)
+    path = np.where(host.real, path_probabilities(table[KINDS[slots.numpy()]], host), -1.0)
     for row in range(5):
         number = {0: ()}
         for node in np.flatnonzero(kept[row]):
@@ -105,7 +109,7 @@ def test_the_host_keeps_the_nodes_that_the_device_keeps():
         pruned, packed = pruner_of(table).prune(trees, torch.arange(6), 6)
         parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
         host = drafted_trees(*(part.numpy() for part in parts), DEPTH)
-        path = np.where(host.real, path_probabilities(table[[0, 0, 0, 1, 0, 0]], host), -1.0)
+        path = np.where(host.real, path_probabilities(table[KINDS[:6]], host), -1.0)
         best = np.argsort(-path, axis=1, kind="stable")[:, :5]
         kept = np.zeros(host.real.shape, bool)
         np.put_along_axis(kept, best, True, axis=1)

@@ -8,7 +8,8 @@ import torch
 from tests.runtime.draft_world import NUM_SLOTS, World, channel_spec
 from tests.runtime.models import Run, engine_config, greedy_params, new_engine, reference
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.suffix.suffix_drafter import TAIL_TOKENS, SuffixDrafter
+from wingbeat.runtime.suffix.suffix_drafter import SuffixDrafter
+from wingbeat.runtime.suffix.suffix_texts import TAIL_TOKENS
 
 CHAIN = SpeculationConfig(draft_steps=5, draft_top_k=1)
 TREE = SpeculationConfig(draft_steps=4, draft_top_k=3, verify_tree_size=9)
@@ -129,7 +130,7 @@ def test_requests_can_be_kept_apart():
     slots.drafted(0, OPENING)
     assert slots.drafted(0, [*OPENING, 60, 61, *OPENING]) == [60, 61, *OPENING[:3]]
     assert slots.drafted(1, OPENING) == []
-    assert slots.drafter._shared.younger.num_tokens == 0
+    assert slots.drafter._texts._shared.younger.num_tokens == 0
 
 
 def test_prompts_of_others_are_not_drafted_from():
@@ -178,7 +179,7 @@ def test_old_outputs_are_forgotten():
         assert slots.drafted(1, text[:4], begin=True)[:2] == text[4:6]
         if number >= 8:
             assert slots.drafted(2, texts[number - 8][:4], begin=True) == []
-        shared = slots.drafter._shared
+        shared = slots.drafter._texts._shared
         assert shared.younger.num_tokens + shared.older.num_tokens <= 64 + 2 * TAIL_TOKENS
 
 
@@ -190,7 +191,7 @@ def test_a_running_request_stays_matched_when_the_shared_texts_move_on():
     slots.drafted(1, OPENING[:3])
     slots.drafted(2, [70])
     slots.drafted(2, [70, 71, 72, 73, 74, 75])
-    assert slots.drafter._shared.generation == 1
+    assert slots.drafter._texts._shared.generation == 1
     assert slots.drafted(1, OPENING[:3]) == [53, 60, 61, 62, 63]
     assert slots.drafted(1, OPENING) == [60, 61, 62, 63, 64]
 

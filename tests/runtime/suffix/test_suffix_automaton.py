@@ -136,3 +136,13 @@ def test_continuations_are_different_and_share_one_certainty(texts):
             assert len({f.token_id for f in found}) == len(found) <= 6
             assert sum(f.probability for f in found) < 1
             assert [f.cursor.length for f in found] == sorted((f.cursor.length for f in found), reverse=True)
+
+
+def test_the_likeliest_follower_is_the_first_of_all():
+    generator = Random(3)
+    for width in (2, 5, 80):
+        automaton, text = SuffixAutomaton(), Text()
+        for _ in range(600):
+            text = automaton.extend(text, generator.randrange(width))
+            first = automaton.longest_followers(text.cursor, 1)
+            assert automaton.likeliest(text.cursor) == (first[0] if first else None)

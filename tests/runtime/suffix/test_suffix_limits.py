@@ -6,7 +6,8 @@ from tests.runtime.suffix.test_suffix import OPENING, TREE, Slots
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.suffix.part import drafter_kinds
-from wingbeat.runtime.suffix.suffix_drafter import SuffixLimits, build_suffix
+from wingbeat.runtime.suffix.suffix_drafter import build_suffix
+from wingbeat.runtime.suffix.suffix_texts import SuffixLimits
 
 LONG = SpeculationConfig(draft_steps=40, draft_top_k=1, verify_tree_size=41)
 TEXT = list(range(100, 140))

@@ -23,6 +23,7 @@ from wingbeat.runtime.round.pruning import keep_nodes
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.speculation.acceptance import (
     EDGES,
+    NUM_KINDS,
     Acceptance,
     path_probabilities,
     unpack_evidence,
@@ -191,12 +192,13 @@ def test_one_call_takes_what_the_references_take_one_by_one(seed, price, chains)
 
     arrived = HostInbox(intake_of(config, state)).collect(reply, rows)
     by = (None if part is None else torch.from_numpy(part) for part in (acceptance.table, EDGES, prices))
-    taken = arrived.take(NodeChoice(*by, useful, forced, max_depth))
+    by_request = [rng.randrange(NUM_KINDS) for _ in range(count)]
+    taken = arrived.take(NodeChoice(*by, useful, forced, by_request, max_depth))
 
     assert (taken is None) == (believed is None)
     if believed is None:
         return
-    kinds = (state.temperatures[rows.slots] > 0).long().numpy()
+    kinds = np.array(by_request)
     reference, kept = kept_nodes(believed, kinds, acceptance, np.array(useful), np.array(forced), prices, max_depth)
     width = believed.token_ids.shape[1]
     assert np.array_equal(taken.evidence[:, :width].numpy(), pack_evidence(reference, kept))

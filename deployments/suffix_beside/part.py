@@ -1,0 +1,53 @@
+"""The setting `suffix_beside`, and what trees of earlier text brought."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from wingbeat.deployments.options.panel_titles import DRAFTING
+from wingbeat.runtime.refusals import Feature, Refusal
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+    from wingbeat.deployments.options.model_options import ModelOptions
+
+SUFFIX_BESIDE = "`suffix_beside`"
+refusals = (
+    Refusal(SUFFIX_BESIDE, Feature.TEXT_DRAFTER, "it continues earlier text already"),
+    Refusal(SUFFIX_BESIDE, Feature.NO_DRAFTER, "there is nothing beside it", "use drafter suffix"),
+    Refusal(SUFFIX_BESIDE, Feature.ENGINE_DIR, "its engines are built for their drafter's trees"),
+)
+_DESCRIPTION = (
+    "Beside a drafter: continue earlier text, of the request and of outputs of others, where that is expected to bring "
+    "more tokens than a draft, which is then not asked for. For requests that quote: edits of files, tool results."
+)
+model_settings = {
+    "suffix_beside": (bool, Field(False, description=_DESCRIPTION, json_schema_extra={"panel": DRAFTING}))
+}
+
+
+def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
+    """Feature of texts that are continued beside a drafter: whether they are asked for, and how."""
+    none = config.choice().drafts
+    return {
+        SUFFIX_BESIDE: (config.suffix_beside, "suffix_beside is True"),
+        Feature.NO_DRAFTER: (not none, f"drafter is {config.choice().label}"),
+    }
+
+
+def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
+    """Rounds of sequences whose tree continued earlier text."""
+    from wingbeat.deployments.metrics.families import counter
+    from wingbeat.deployments.metrics.vllm_families import LABELS, rows
+
+    texts = {
+        "rounds": "Sequences' rounds with a tree that continued earlier text",
+        "draft_tokens": "Nodes of such trees verified",
+        "accepted_tokens": "Nodes of such trees accepted",
+    }
+    for index, (name, text) in enumerate(texts.items()):
+        found = rows(snapshot, lambda figures, at=index: figures["by_text"][at])
+        yield counter(f"wingbeat_text_{name}", f"{text}, beside a drafter.", LABELS, found)

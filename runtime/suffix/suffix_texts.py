@@ -1,0 +1,229 @@
+"""What suffix automata know of the texts of requests, and the drafts that continue a text: no tensors, no verifier.
+
+Source: Oliaro et al., SuffixDecoding (2024): the longest context that occurred before is continued, best-first by how
+often each token followed, and deeper the longer it is.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import log
+from typing import NamedTuple
+
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.suffix.suffix_automaton import Cursor, SuffixAutomaton, Text
+
+LEVELS_PER_TOKEN = 4.0
+"""Levels drafted for each token of the context that matched: the paper's alpha, which it takes from 1 to 4."""
+MIN_PROBABILITY = 0.01
+"""Nodes whose path is estimated less likely are not drafted."""
+TAIL_TOKENS = 8
+"""Tokens before an output, or before a part of it, that go with it to the shared texts, so that its beginning is
+matched too."""
+MAX_SHARED_TOKENS = 1 << 17
+"""Outputs remembered beyond their requests, in tokens; some 500 bytes each."""
+_LEAST_SCORE = log(MIN_PROBABILITY)
+_START, _NOWHERE = Text(), Cursor()
+
+
+class SuffixLimits(NamedTuple):
+    """Bounds of what is matched, remembered and drafted, of which None is as the drafter is best by itself."""
+
+    max_tree_depth: int | None = None
+    """Tokens of a context and of the draft behind it, together."""
+    max_cached_requests: int | None = None
+    """Requests whose outputs are remembered; 0 has none."""
+    max_spec_factor: float | None = None
+    """Levels for each token of a context."""
+    min_token_prob: float | None = None
+    """Share of the times that a context occurred by which a draft's tokens followed."""
+
+    def levels(self, context_length: int) -> int:
+        """Most levels of a draft behind a context of this length, or an end of it, which has matched too."""
+        factor = LEVELS_PER_TOKEN if self.max_spec_factor is None else self.max_spec_factor
+        if self.max_tree_depth is None:
+            return _levels(context_length, factor)
+        lengths = range(1, min(context_length, self.max_tree_depth - 1) + 1)
+        return max((min(_levels(length, factor), self.max_tree_depth - length) for length in lengths), default=0)
+
+
+def _levels(context_length: int, factor: float) -> int:
+    return int(context_length * factor + 1e-6)
+
+
+class _Match(NamedTuple):
+    """Where a draft begins."""
+
+    automaton: SuffixAutomaton
+    cursor: Cursor
+
+
+@dataclass
+class KnownText:
+    """As much of a sequence's text as is known."""
+
+    epoch: int
+    shared_from: int
+    """Tokens from here on go to the shared texts."""
+    num_known: int = 0
+    last_token_id: int = -1
+    own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    text: Text = _START
+    tail: deque[int] = field(default_factory=lambda: deque(maxlen=TAIL_TOKENS))
+    """The latest known tokens."""
+    generation: int = -1
+    """Of the shared texts that the next two are places of."""
+    shared: Text = _START
+    older: Cursor = _NOWHERE
+    counted_in: int = -1
+    """Generation whose younger automaton counts this request."""
+
+
+class _SharedTexts:
+    """Outputs of all requests, running ones too, the oldest dropped.
+
+    An automaton cannot forget: there is a younger one that grows, and when it is full it takes the place of the older.
+    """
+
+    def __init__(self, max_tokens: int, max_requests: int | None) -> None:
+        self.max_tokens = 0 if max_requests == 0 else max_tokens
+        self._max_requests = max_requests
+        self.younger, self.older = SuffixAutomaton(), SuffixAutomaton()
+        self.generation = self.num_requests = 0
+
+    def extend(self, request: KnownText, token_id: int) -> None:
+        """Append a token to a request's output."""
+        if not self.max_tokens:
+            return
+        is_new, most = request.counted_in != self.generation, self._max_requests
+        is_full = is_new and most is not None and self.num_requests >= max(most // 2, 1)
+        if is_full or self.younger.num_tokens >= self.max_tokens // 2:
+            self.younger, self.older = SuffixAutomaton(), SuffixAutomaton() if most == 1 else self.younger
+            self.generation, self.num_requests, is_new = self.generation + 1, 0, True
+        self.num_requests += is_new
+        request.counted_in = self.generation
+        self._join(request)
+        self._append(request, token_id)
+
+    def places(self, request: KnownText) -> list[_Match]:
+        """Where a request's text ends."""
+        if not self.max_tokens:
+            return []
+        self._join(request)
+        return [_Match(self.younger, request.shared.cursor), _Match(self.older, request.older)]
+
+    def _join(self, request: KnownText) -> None:
+        if request.generation != self.generation:
+            request.generation = self.generation
+            request.shared, request.older = _START, _NOWHERE
+            for token_id in request.tail:
+                self._append(request, token_id)
+
+    def _append(self, request: KnownText, token_id: int) -> None:
+        request.shared = self.younger.extend(request.shared, token_id)
+        request.older = self.older.advance(request.older, token_id)
+
+
+class SuffixTexts:
+    """Texts of requests, each with an automaton of its own, and of all their outputs.
+
+    A loop over nodes in Python: each step is a few dictionary look-ups that depend on the last one.
+
+    Args:
+        max_shared_tokens: as `MAX_SHARED_TOKENS`. With 0 requests draft from their own text alone.
+        limits: beside the trees' shape.
+    """
+
+    def __init__(
+        self,
+        speculation: SpeculationConfig,
+        max_shared_tokens: int = MAX_SHARED_TOKENS,
+        limits: SuffixLimits = SuffixLimits(),
+    ) -> None:
+        self.speculation, self.limits = speculation, limits
+        self._shared = _SharedTexts(max_shared_tokens, limits.max_cached_requests)
+
+    def take_in(self, request: KnownText, token_ids: Sequence[int]) -> None:
+        """Append tokens, one or more, to a request's text."""
+        own, text = request.own, request.text
+        for index, token_id in enumerate(token_ids, request.num_known):
+            text = own.extend(text, token_id)
+            if index >= request.shared_from:
+                self._shared.extend(request, token_id)
+            request.tail.append(token_id)
+        request.text = text
+        request.num_known += len(token_ids)
+        request.last_token_id = token_ids[-1]
+
+    def _match(self, request: KnownText) -> _Match | None:
+        """The longest context with followers: of the request itself where others know no longer one."""
+        places = [_Match(request.own, request.text.cursor), *self._shared.places(request)]
+        followed = [_Match(place.automaton, place.automaton.longest_followed(place.cursor)) for place in places]
+        best = max(followed, key=_context_length)
+        return best if best.cursor.length else None
+
+    def grow(self, request: KnownText, levels: int) -> list["TextNode"]:
+        """Nodes below the last token of a known text, likeliest path first, so that parents come before their
+        children; none where its context is new."""
+        match = self._match(request)
+        if match is None:
+            return []
+        automaton, top_k = match.automaton, self.speculation.draft_top_k
+        depth_limit = min(levels, self.limits.levels(match.cursor.length))
+        least_share = self.limits.min_token_prob
+        if top_k == 1:
+            return _chain(match, min(depth_limit, self.speculation.num_nodes - 1), least_share)
+        heap: list[tuple[float, int, TextNode]] = []
+        nodes: list[TextNode] = []
+        num_seen, parent, depth, score, share = 0, 0, 0, 0.0, 1.0
+        # Everything hangs on the first token: shorter contexts may have a say there.
+        followers = automaton.continuations(match.cursor, top_k) if depth_limit else []
+        while True:
+            for follower in followers:
+                child_score, child_share = score + log(follower.probability), share * follower.share
+                if _is_likely(child_score, child_share, least_share):
+                    num_seen += 1
+                    child = TextNode(follower.token_id, parent, depth + 1, child_score, child_share, follower.cursor)
+                    heapq.heappush(heap, (-child_score, num_seen, child))
+            if not heap or len(nodes) == self.speculation.num_nodes - 1:
+                return nodes
+            node = heapq.heappop(heap)[2]
+            nodes.append(node)
+            parent, depth, score, share = len(nodes), node.depth, node.score, node.share
+            followers = automaton.longest_followers(node.cursor, top_k) if depth < depth_limit else []
+
+
+class TextNode(NamedTuple):
+    """Node of a draft; the number of its parent is 0 for the root, else 1 + its place among the nodes."""
+
+    token_id: int
+    parent: int
+    depth: int
+    score: float
+    """Log-probability of the path, estimated."""
+    share: float
+    """Product of the shares of its path's tokens."""
+    cursor: Cursor
+
+
+def _chain(match: _Match, depth: int, least_share: float | None) -> list[TextNode]:
+    """Nodes without branches, as `SuffixTexts.grow` has them."""
+    nodes: list[TextNode] = []
+    score, share, follower = 0.0, 1.0, match.automaton.likeliest(match.cursor)
+    while follower is not None and len(nodes) < depth:
+        score += log(follower.probability)
+        share *= follower.share
+        if not _is_likely(score, share, least_share):
+            break
+        nodes.append(TextNode(follower.token_id, len(nodes), len(nodes) + 1, score, share, follower.cursor))
+        follower = match.automaton.likeliest(follower.cursor)
+    return nodes
+
+
+def _is_likely(score: float, share: float, least_share: float | None) -> bool:
+    return score >= _LEAST_SCORE if least_share is None else share >= least_share
+
+
+def _context_length(match: _Match) -> int:
+    return match.cursor.length
