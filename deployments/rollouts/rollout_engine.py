@@ -289,9 +289,7 @@ class RolloutEngine:
         self._end_update()
         if self._backend is None:
             if "master_address" in info:
-                raise WeightsRefused(
-                    "init_info.master_address is given: weight_transfer_config has no such backend"
-                )
+                raise WeightsRefused("init_info.master_address is given: weight_transfer_config has no such backend")
             return None
         fields = {"master_address": str, "master_port": int, "rank_offset": int, "world_size": int}
         for name, kind in fields.items():
