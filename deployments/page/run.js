@@ -9,6 +9,7 @@ const REASONS = {
   no_drafter: "the server has no drafter now",
   drafter_lost: "the drafter was lost and has not been replaced yet",
   drafter_late: "the drafter has not answered in time",
+  text: "trees made of earlier text were worth more than a draft",
   not_asked: "plain decoding was asked for",
   no_room: "the KV cache had no room for a draft tree",
   not_usable: "no draft came that was worth verifying",
