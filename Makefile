@@ -17,7 +17,7 @@ SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examp
 # Of all processes that import a file, the first one compiles it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-all test-models test-versions test-without with-ray without-ray chaos soak lint clean anew
+.PHONY: serve test test-all test-models test-versions test-without with-ray without-ray chaos soak lint docs clean anew
 .DELETE_ON_ERROR:
 
 # The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end. Where there is no
@@ -72,6 +72,10 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/basedpyright
 	$(VENV)/bin/lint-imports --no-cache --no-logo
+
+# The manual as a site in build/site, searchable, every link checked.
+docs: $(STAMP)
+	$(VENV)/bin/mkdocs build
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache

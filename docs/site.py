@@ -34,7 +34,10 @@ def on_config(config: Any) -> Any:
     titles = {"api": "Python API", "cli": "Command line"}
     entry = lambda name: {titles[name]: f"{name}.md"} if name in titles else f"{name}.md"  # noqa: E731
     nav = {title: [entry(name) for name in names if name in there] for title, names in sections.items()}
-    config["nav"] = ["index.md", *({title: pages if len(pages) > 1 else pages[0]} for title, pages in nav.items() if pages)]
+    config["nav"] = [
+        "index.md",
+        *({title: pages if len(pages) > 1 else pages[0]} for title, pages in nav.items() if pages),
+    ]
     return config
 
 
@@ -92,11 +95,11 @@ def settings() -> str:
         f"## {title}\n\n| setting | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
         for title, rows in by_panel.items()
     )
-    return (
-        "# Settings\n\nEach setting is an option of `wingbeat serve` (`max_num_seqs` is `--max-num-seqs`), a key of the "
-        "arguments of `wingbeat.build`, and a key of the YAML of `serve deploy`. An empty default is explained beside it."
-        "\n\n" + "\n".join(tables)
+    introduction = (
+        "Each setting is an option of `wingbeat serve` (`max_num_seqs` is `--max-num-seqs`), a key of the arguments of "
+        "`wingbeat.build`, and a key of the YAML of `serve deploy`. An empty default is explained beside it."
     )
+    return f"# Settings\n\n{introduction}\n\n" + "\n".join(tables)
 
 
 def _cell(text: str) -> str:
@@ -117,8 +120,9 @@ def commands() -> str:
     names = re.findall(r"^  ([\w-]+) {2,}\S", top.partition("Commands:")[2], re.M)
     # Settings have a page of their own.
     parts = [f"## wingbeat {name}\n\n```text\n{shown(name)}\n```\n" for name in names if name != "serve"]
-    return f"# Command line\n\n```text\n{top}\n```\n\nOptions of `wingbeat serve` are the [settings](settings.md).\n\n" + (
-        "\n".join(parts)
+    return (
+        f"# Command line\n\n```text\n{top}\n```\n\nOptions of `wingbeat serve` are the [settings](settings.md).\n\n"
+        + ("\n".join(parts))
     )
 
 

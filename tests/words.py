@@ -34,7 +34,11 @@ def docstrings(path: Path) -> Iterator[Passage]:
     """Strings that are statements: docstrings, and those below a field."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         for part in getattr(node, "body", ()) if not isinstance(node, ast.Lambda | ast.IfExp) else ():
-            if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str):
+            if (
+                isinstance(part, ast.Expr)
+                and isinstance(part.value, ast.Constant)
+                and isinstance(part.value.value, str)
+            ):
                 yield Passage(f"{path.relative_to(ROOT)}:{part.lineno}", " ".join(part.value.value.split()))
 
 
@@ -74,17 +78,14 @@ def sentences(path: Path) -> Iterator[Passage]:
 
 
 def num_words(path: Path) -> int:
-    """Words as `wc -w` counts them."""
-    return len(path.read_text(encoding="utf-8").split())
+    """Words of a document, tables and code included; bars, dashes and other marks are not words."""
+    return sum(any(map(str.isalnum, word)) for word in path.read_text(encoding="utf-8").split())
 
 
 def badly_begun() -> list[Passage]:
     """Docstrings and comments whose first word is banned."""
     return [
-        passage
-        for path in sources()
-        for passage in (*docstrings(path), *comments(path))
-        if BANNED.match(passage.text)
+        passage for path in sources() for passage in (*docstrings(path), *comments(path)) if BANNED.match(passage.text)
     ]
 
 

@@ -8,14 +8,18 @@ _BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PROGRAMS = ("make ", "curl ", ".venv/bin/", "wingbeat ", "serve ", "pip ")
 
 
-def commands(text: str) -> list[str]:
-    """Each command of the fenced blocks, over as many lines as its quotes are open; without prompts and remarks."""
+def commands(text: str, more: tuple[str, ...] = ()) -> list[str]:
+    """Each command of the fenced blocks, over as many lines as its quotes are open; without prompts and remarks.
+
+    Args:
+        more: programs that commands begin with, beside the usual ones.
+    """
     found: list[str] = []
     for block in _BLOCK.findall(text):
         open_one = ""
         for line in block.splitlines():
             begun = line.removeprefix("$ ")
-            if open_one or begun.startswith(_PROGRAMS):
+            if open_one or begun.startswith((*_PROGRAMS, *more)):
                 open_one = f"{open_one}\n{begun}" if open_one else begun
                 if open_one.count("'") % 2 == 0:
                     found.append(re.sub(r"\s{2,}#.*$", "", open_one))

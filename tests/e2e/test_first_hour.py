@@ -26,7 +26,11 @@ VENV = Path(sys.executable).parents[1]
 READY_S, END_S, ANSWER_S = 300.0, 90.0, 120.0
 AT_ONCE_S = 3.0
 HEAVY = ("torch", "transformers", "ray")
-NOT_RUN = {"make test": "it would run this test"}
+NOT_RUN = {
+    "make test": "it would run this test",
+    ".venv/bin/wingbeat serve Qwen/Qwen3-8B Tengyunw/qwen3_8b_eagle3": "needs the hub and a GPU",
+    ".venv/bin/serve run examples/serve/demo_cpu.yaml": "test_serve_deploy deploys the file",
+}
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +174,8 @@ def _is_healthy(port: int) -> bool:
         return False
 
 
-def _model(port: int) -> str:
+def model_of(port: int) -> str:
+    """Name of the model that a server has."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=10) as answer:
         return json.load(answer)["data"][0]["id"]
 
@@ -178,16 +183,17 @@ def _model(port: int) -> str:
 @pytest.fixture(scope="module")
 def served(home: Path) -> Iterator[int]:
     """The port of what `make serve` starts in a fresh folder."""
-    yield from _made(home)
+    yield from made(home)
 
 
 @pytest.fixture(scope="module")
 def demo(home: Path) -> Iterator[int]:
     """The port of the demo pair."""
-    yield from _made(home, "MODEL=demo")
+    yield from made(home, "MODEL=demo")
 
 
-def _made(home: Path, *words: str) -> Iterator[int]:
+def made(home: Path, *words: str) -> Iterator[int]:
+    """The port of `make serve` in a fresh folder, while it runs."""
     port = free_port()
     # What is installed stays as it is: the rule for the stamp would install it again.
     stamp, makefile = VENV / "serving", ROOT / "Makefile"
@@ -211,7 +217,7 @@ def test_a_curl_of_the_readme_gets_what_it_says(command: str, served: int, home:
         assert 'vllm:num_requests_running{engine="' in said
         return
     answer = json.loads(said)
-    if "/chat/" in command and _model(served) == "wingbeat-demo":
+    if "/chat/" in command and model_of(served) == "wingbeat-demo":
         pytest.skip("the model cannot be fetched here")
     if "/chat/" in command:
         assert "Paris" in answer["choices"][0]["message"]["content"]
