@@ -228,7 +228,7 @@ class SpeculationPolicy:
     def _probe(self, load: int) -> DraftPlan:
         """Begins a probe of the alternative that is not chosen: plain decoding, or the best draft.
 
-        In engines with captured rounds the host does not see what a pass takes, so while drafts are chosen the probe is
+        In engines with captured rounds the duration of passes is not measured, so while drafts are chosen the probe is
         a whole tree.
         """
         every = self._probe_every[load] = min(2 * self._probe_every.get(load, HOLD), self._most_every)
@@ -271,7 +271,7 @@ class SpeculationPolicy:
 
         Columns are `widths` if given, else 0, 1, .. drafted nodes per tree.
         """
-        # In captured shapes every sequence takes the rows of a whole tree.
+        # Captured shapes give every sequence the rows of a whole tree.
         verified = (num_drafting if self.widths is None else num_reqs) * self._nodes
         tokens = num_reqs + num_drafting * self._gain[:, self._nodes]
         draft_s = self.costs.draft_s(num_drafting, self._grown, mean_context)
