@@ -1,1 +1,1 @@
-"""Grammars that answers must match."""
+"""Grammars (JSON schemas, regular expressions, EBNF, structural tags) that constrain answers, by llguidance."""

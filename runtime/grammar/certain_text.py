@@ -1,4 +1,4 @@
-"""What a grammar leaves no choice about, found token by token: a grammar may be certain of a text without an end."""
+"""Finds text that a grammar forces, token by token, with a limit on length because forced text may be endless."""
 
 import codecs
 import time
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MOST_STEPS = 128
-"""Tokens that are looked ahead at a time."""
+"""Most tokens that one walk looks ahead."""
 MOST_WALK_S = 0.002
-"""CPU time of it."""
+"""CPU seconds after which a walk stops."""
 _MOST_SPELLINGS = 64
-"""Of one certain text, by the tokens that it may begin with."""
+"""Most allowed tokens with which one forced text may begin."""
 
 
 class CertainWalk(NamedTuple):
-    """Tokens that a grammar leaves no choice about."""
+    """Tokens that a grammar forces."""
 
     token_ids: list[int]
     goes_on: bool
-    """Whether more is certain than was looked at."""
+    """Whether the walk stopped at a limit, with more forced text ahead."""
 
 
 def only_text(mask: np.ndarray, table: Vocabulary) -> int | None:
-    """The shortest allowed token, where all others begin by its text; None where there is a choice.
+    """The shortest allowed token, if all other allowed tokens begin with its text; None if the grammar leaves a choice.
 
     Args:
         mask: int32 [ceil(vocab_size / 32)].
@@ -49,7 +49,7 @@ def only_text(mask: np.ndarray, table: Vocabulary) -> int | None:
 
 
 def walk(matcher: "LLMatcher", first: int, table: Vocabulary) -> CertainWalk:
-    """The shortest tokens from `first` on while there is no choice; the matcher goes there."""
+    """Advances the matcher along the shortest tokens, from `first` on, while the grammar leaves no choice."""
     mask, token_ids, until = np.zeros(table.num_words, np.int32), [], time.thread_time() + MOST_WALK_S
     following: int | None = first
     while following is not None and len(token_ids) < MOST_STEPS and time.thread_time() < until:
@@ -62,15 +62,16 @@ def walk(matcher: "LLMatcher", first: int, table: Vocabulary) -> CertainWalk:
 
 
 def spelled(found: CertainWalk, table: Vocabulary) -> list[int]:
-    """The same text as the tokenizer would write it: a text that begins inside a character as found, up to its end."""
+    """Token ids of the walk's text as the tokenizer would write it; leading bytes of a split character keep their
+    tokens."""
     texts, start = [table.texts[token_id] for token_id in found.token_ids], 0
     while start < len(texts) and texts[start][0] & 0xC0 == 0x80:
         start += 1
     try:
-        # The last character may be there in part.
+        # The last character may be incomplete.
         text = codecs.getincrementaldecoder("utf-8")().decode(b"".join(texts[start:]))
     except UnicodeDecodeError:
         return found.token_ids
     token_ids = [*found.token_ids[:start], *table.encode(text)]
-    # What the last token would be is not known where the text is cut.
+    # Where the text is cut off, the tokenizer's last token is uncertain.
     return token_ids[:-1] if found.goes_on else token_ids

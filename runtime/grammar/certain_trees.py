@@ -1,4 +1,4 @@
-"""Tokens that a grammar leaves no choice about are drafted as a chain, beside a drafter's tree or alone."""
+"""Adds the tokens that a grammar forces to draft trees, as chains beside the drafter's nodes or alone."""
 
 import torch
 from torch.nn.functional import pad
@@ -10,11 +10,11 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 def with_certain(plan: SchedulerOutput, trees: TokenTree | None, shape: SpeculationConfig) -> TokenTree | None:
-    """The trees of a round with the chains of what is certain in them, on the host; as wide as the widest one.
+    """Adds chains of forced tokens to a round's trees on the host; the result is as wide as the largest tree.
 
     Args:
-        trees: one per decode; None where all are bare roots.
-        shape: of trees, at most.
+        trees: one tree per decode; None for bare roots.
+        shape: limits of trees.
     """
     chains = _chains(plan, shape.max_path - 1)
     if not chains:
@@ -31,7 +31,7 @@ def with_certain(plan: SchedulerOutput, trees: TokenTree | None, shape: Speculat
 def add_certain(
     plan: SchedulerOutput, trees: TokenTree | None, shape: SpeculationConfig, device: torch.device
 ) -> TokenTree | None:
-    """Add the chains to trees of a fixed width, wherever they lie; without a drafter's there are none."""
+    """Adds chains of forced tokens to trees of a fixed width, on any device; returns None if there are no trees."""
     if trees is None:
         return None
     chains = _chains(plan, shape.max_path - 1)
@@ -39,7 +39,7 @@ def add_certain(
 
 
 def _chains(plan: SchedulerOutput, max_depth: int) -> dict[int, list[int]]:
-    """By decode that has room for nodes, its certain tokens; none where there are none."""
+    """Forced tokens by decode, for decodes with room for nodes that have any."""
     rows = zip(plan.decodes, plan.with_nodes(), strict=True)
     chains = {row: seq.certain(max_depth) for row, (seq, has_room) in enumerate(rows) if has_room}
     return {row: chain for row, chain in chains.items() if chain}
@@ -61,7 +61,8 @@ def _add_chains(
 
 
 def _begins_otherwise(trees: TokenTree, row: int, chain: list[int], seq: Sequence) -> bool:
-    """Whether a drafter's tree begins by another token that may follow: it knows how a model spells a text."""
+    """Whether the drafter's tree begins with another allowed token: the drafter has learned how the model tokenizes a
+    text."""
     if int(trees.num_valid[row]) == 1:
         return False
     first = int(trees.token_ids[row, 1])
@@ -69,10 +70,10 @@ def _begins_otherwise(trees: TokenTree, row: int, chain: list[int], seq: Sequenc
 
 
 def _add_chain(trees: TokenTree, row: int, chain: list[int], *, chains_only: bool) -> None:
-    """Make a tree hold a path, in place; its last nodes make room where there is none.
+    """Adds a path to a tree in place; if there is no room, the tree's last nodes are removed.
 
     Args:
-        chains_only: trees have no branches.
+        chains_only: whether trees must not branch.
     """
     num_nodes, num_valid = trees.token_ids.shape[1], int(trees.num_valid[row])
     chain = chain[: num_nodes - 1]
@@ -80,7 +81,7 @@ def _add_chain(trees: TokenTree, row: int, chain: list[int], *, chains_only: boo
     if not rest:
         return
     if num_valid + len(rest) > num_nodes:
-        # Parents come before their children, so that what is left is a tree.
+        # Parents precede their children, so the remaining nodes form a tree.
         num_valid = num_nodes - len(chain)
         node, rest = _follow(trees, row, num_valid, chain)
     if chains_only and node != num_valid - 1:
@@ -96,7 +97,7 @@ def _add_chain(trees: TokenTree, row: int, chain: list[int], *, chains_only: boo
 
 
 def _follow(trees: TokenTree, row: int, num_valid: int, chain: list[int]) -> tuple[int, list[int]]:
-    """The deepest node of a tree's first `num_valid` on a path, and what of the path lies below it."""
+    """The deepest of a tree's first `num_valid` nodes on a path, and the rest of the path."""
     token_ids, parents = (field[row, :num_valid].tolist() for field in (trees.token_ids, trees.parents))
     node = 0
     for place, token_id in enumerate(chain):

@@ -1,4 +1,4 @@
-"""From a schema, an expression or a list of choices to a grammar over the model's tokens, by llguidance."""
+"""Compiles schemas, expressions and other forms of grammars over the model's tokens, by llguidance."""
 
 import re
 import threading
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 MOST_ITEMS = 10_000
-"""Parser items of one mask."""
+"""Most parser items for computing one mask."""
 MOST_SETS = 4
-"""Intersections and negations in a Lark grammar: what they are computed by grows with the product of their parts."""
+"""Most intersections and negations in a Lark grammar: the automata for them grow with the product of their operands."""
 _MAX_REASON = 300
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
 _SOURCE = re.compile(r"(?m)^(at )?\d+\(\d+\): |^ *\d+ \|.*\n?|^ *\^\n?")
-"""Where in the Lark that was made an error arose."""
+"""Source positions and excerpts of generated Lark in llguidance's error messages."""
 
 
 class Grammars:
     """Compiles grammars for one tokenizer. Safe to share between threads.
 
     Args:
-        vocab_size: of the model's logits; ids that the tokenizer does not have are never allowed.
-        eos_token_ids: what ends an answer once its grammar is complete.
+        vocab_size: size of the model's logits; ids that the tokenizer lacks are never allowed.
+        eos_token_ids: tokens that end an answer once its grammar is complete.
     """
 
     def __init__(self, tokenizer: "Tokenizer", vocab_size: int, eos_token_ids: frozenset[int]) -> None:
@@ -44,22 +44,22 @@ class Grammars:
         self._making = threading.Lock()
 
     def compile(self, spec: GrammarSpec, lark: str | None = None) -> RequestGrammar:
-        """The grammar of a request.
+        """Compiles a request's grammar.
 
         Args:
-            lark: what `lark_of_spec` makes of it. Making it keeps Python's lock, which a thread beside an engine's is
-                not to hold for long; compiling it does not.
+            lark: result of `lark_of_spec` for this grammar, if available. Writing Lark holds Python's global lock,
+                which a thread beside an engine must not do for long; compiling releases the lock.
 
         Raises:
-            ValueError: it is none, it is not served, or the model has no token to end an answer with; the message
-                names the field and says why.
+            ValueError: the text is not a valid grammar, the grammar is not supported, or the model has no token to end
+                an answer with; the message names the field and the reason.
         """
         if not self._eos_token_ids:
             raise ValueError(f"{spec.field} cannot be used: the model names no token that ends a text")
         return compile_spec(self.vocabulary(), spec, lark)
 
     def vocabulary(self) -> Vocabulary:
-        """The tokens, which take a second or more to read; from any thread."""
+        """The tokenizer's tokens, read on first use, which takes a second or more; may be called from any thread."""
         with self._making:
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self._tokenizer, self._vocab_size, self._eos_token_ids)
@@ -67,12 +67,12 @@ class Grammars:
 
 
 def grammars(tokenizer: "Tokenizer | None", vocab_size: int, eos_token_ids: frozenset[int]) -> Grammars | None:
-    """The compiler of a model; None without a tokenizer."""
+    """Compiler for a model; None without a tokenizer."""
     return None if tokenizer is None else Grammars(tokenizer, vocab_size, eos_token_ids)
 
 
 def lark_of_spec(vocabulary: Vocabulary, spec: GrammarSpec) -> str:
-    """A request's grammar in Lark, as llguidance reads it; raises as `Grammars.compile`."""
+    """A request's grammar in llguidance's Lark; raises as `Grammars.compile`."""
     make = _LARK_OF.get(spec.kind)
     if make is None:
         raise ValueError(f"{spec.field} has no kind {spec.kind!r}: there are {', '.join(KINDS)}")
@@ -83,13 +83,13 @@ def lark_of_spec(vocabulary: Vocabulary, spec: GrammarSpec) -> str:
 
 
 def compile_spec(vocabulary: Vocabulary, spec: GrammarSpec, lark: str | None = None) -> RequestGrammar:
-    """The grammar of a request; arguments and errors as of `Grammars.compile`."""
+    """Compiles a request's grammar; arguments and errors as for `Grammars.compile`."""
     lark = lark_of_spec(vocabulary, spec) if lark is None else lark
     try:
         return RequestGrammar(_compiled(lark, vocabulary, spec.field), vocabulary, spec)
     except ValueError:
         if spec.kind == "structural_tag":
-            # One schema of many is named by its own place.
+            # Compiles the schemas one by one, so that the message names the place of the one that fails.
             for place, schema in _tag(spec, vocabulary).schemas:
                 _compiled(lark_of(json_of(schema)), vocabulary, place)
         raise

@@ -1,4 +1,4 @@
-"""Grammars in EBNF as xgrammar and llama.cpp (GBNF) write it, as forms."""
+"""Parses grammars in EBNF, as xgrammar and llama.cpp (GBNF) write them, into forms."""
 
 import re
 from typing import TYPE_CHECKING
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from llguidance.gbnf_to_lark import ASTNode
 
 _PIECE = re.compile(r'("(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\])|#[^\n]*|\n(?!\s*[\w-]+\s*::=)\s*', re.DOTALL)
-"""Strings and classes, which stay; comments; and ends of lines inside a rule."""
+"""Strings and character classes, which are kept; comments; and line ends inside a rule."""
 _CODE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def rules_of(grammar: str) -> dict[str, Form]:
-    """The rules of a grammar, by name.
+    """Rules of a grammar, by name.
 
     Raises:
-        ValueError: the text is no grammar, or a rule is missing.
+        ValueError: the text is not a valid grammar, or a rule is missing.
     """
     from llguidance.gbnf_to_lark import GbnfToLarkError, GrammarParser
 
@@ -35,7 +35,7 @@ def rules_of(grammar: str) -> dict[str, Form]:
 
 
 def _plain(piece: str) -> str:
-    """A string or class without characters by number."""
+    """A string or class in which characters given by number are replaced by themselves."""
 
     def character(code: re.Match[str]) -> str:
         if code[4] is not None:
@@ -70,7 +70,8 @@ def _names(form: Form) -> set[str]:
 
 
 def _without_recursion(name: str, form: Form) -> Form:
-    """The same as a repetition, where a rule repeats itself at one end alone: that is regular."""
+    """The form with recursion replaced by repetition, if the rule refers to itself at one end only: such a rule is
+    regular."""
     itself = Rule(name)
     ways = [one for one in form.forms if one.order != [itself]]
     for place, rest in ((-1, slice(None, -1)), (0, slice(1, None))):

@@ -1,7 +1,7 @@
-"""Forms of answers, and how they are written in llguidance's Lark.
+"""Abstract forms of answers, and their translation to llguidance's Lark.
 
-llguidance cuts a text into lexemes, each as long as it can be, before it parses them: `/[a-z]*/ "b"` matches nothing as
-two lexemes. Whatever is regular is therefore written as one.
+llguidance splits a text into lexemes, each as long as possible, before it parses them: `/[a-z]*/ "b"` as two lexemes
+matches nothing. Each regular part of a form is therefore written as a single lexeme.
 """
 
 import json
@@ -12,14 +12,15 @@ from typing import Any, NamedTuple, TypeAlias
 from wingbeat.runtime.grammar.patterns import rust_pattern
 
 MOST_WHITESPACE = 16
-"""Characters of whitespace between two pieces of JSON: without a bound a model may write nothing else."""
+"""Most whitespace characters between two pieces of JSON; without a limit a model may write nothing but whitespace."""
 _JSON_OPTIONS = {
     "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MOST_WHITESPACE}}}",
-    # Without \u, by which a key could spell a property's name in other letters.
+    # Without \u escapes, with which a key could spell a property's name differently.
     "json_allowed_escapes": 'nrbtf\\"',
 }
 HEADER = '%llguidance {"no_forcing": true}'
-"""Every spelling of a certain text in tokens is allowed: which one is chosen is the model's."""
+"""First line of every grammar: llguidance must allow all tokenizations of forced text, as the model chooses among
+them."""
 _ANY = "/(?s:.*)/"
 
 
@@ -42,7 +43,7 @@ class Rule(NamedTuple):
 
 
 class In(NamedTuple):
-    """Forms one after the other."""
+    """Sequence of forms."""
 
     order: Sequence["Form"]
 
@@ -54,7 +55,7 @@ class Either(NamedTuple):
 
 
 class Times(NamedTuple):
-    """A form several times; without an end where `most` is None."""
+    """Repetition of a form; unbounded if `most` is None."""
 
     form: "Form"
     least: int
@@ -66,24 +67,24 @@ NOTHING = Regex('""')
 
 
 def text(value: str) -> Regex:
-    """Exactly this."""
+    """Form of exactly this text."""
     return Regex(json.dumps(value))
 
 
 def pattern(expression: str) -> Regex:
-    """A match of a whole expression."""
+    """Form of texts that match a whole regular expression."""
     from llguidance import regex_to_lark
 
     return Regex(f"/{regex_to_lark(rust_pattern(expression), '')}/")
 
 
 def without(marks: Sequence[str]) -> Regex:
-    """Text in which no mark stands."""
+    """Text that contains none of the marks."""
     return Regex(f"({_ANY} & ~({_ANY} {_one_of(marks)} {_ANY}))") if marks else Regex(_ANY)
 
 
 def until(mark: str, others: Sequence[str] = ()) -> Regex:
-    """Text up to a mark, and the mark; no other mark stands in the text."""
+    """Text up to and including a mark; the text contains no other mark."""
     return Regex(f"({_ANY} {json.dumps(mark)} & ~({_ANY} {_one_of([mark, *others])} /(?s:.+)/))")
 
 
@@ -92,14 +93,14 @@ def _one_of(marks: Sequence[str]) -> str:
 
 
 def json_of(schema: Any) -> Other:
-    """JSON of a schema."""
+    """JSON that matches a schema."""
     schema = {} if schema is True else {"not": {}} if schema is False else schema
     options = {"x-guidance": _JSON_OPTIONS}
     return Other(f"%json {json.dumps({**schema, **options}, allow_nan=False)}")
 
 
 def renamed(form: Form, prefix: str) -> Form:
-    """The same with other names of rules."""
+    """The form with a prefix before the names of its rules."""
     match form:
         case Rule(name):
             return Rule(prefix + name)
@@ -114,12 +115,12 @@ def renamed(form: Form, prefix: str) -> Form:
 
 
 def optional(form: Form) -> Times:
-    """A form, or nothing."""
+    """The form or nothing."""
     return Times(form, 0, 1)
 
 
 def lark_of(form: Form, rules: Mapping[str, Form] | None = None) -> str:
-    """Lark of a form over some rules."""
+    """Lark of a form that refers to the given rules."""
     return _Writer(rules or {}).write(form)
 
 
@@ -128,9 +129,9 @@ class _Writer:
         self._rules = rules
         self._regular = _regular_rules(rules)
         self._terminals: dict[str, str] = {}
-        """Names by what they are."""
+        """Names of terminals, by their Lark."""
         self._names: dict[str, str] = {}
-        """Of the rules that were met."""
+        """Lark names of the rules written so far, by rule."""
         self._lines: list[str] = []
 
     def write(self, form: Form) -> str:
@@ -206,7 +207,7 @@ def _below(form: Form) -> Sequence[Form]:
 
 
 def leaves(form: Form) -> Iterator[Regex | Other | Rule]:
-    """The pieces of a form."""
+    """Leaf forms of a form."""
     if isinstance(form, Regex | Other | Rule):
         yield form
     for one in _below(form):
@@ -214,7 +215,7 @@ def leaves(form: Form) -> Iterator[Regex | Other | Rule]:
 
 
 def _regular_rules(rules: Mapping[str, Form]) -> set[str]:
-    """Rules without recursion and without anything that is no regular expression."""
+    """Rules that are regular: without recursion and without non-regular leaves."""
     regular: set[str] = set()
     waiting = {name: [one for one in leaves(form) if not isinstance(one, Regex)] for name, form in rules.items()}
     while found := [

@@ -1,4 +1,4 @@
-"""Follows one request's grammar; see `GrammarMasker`."""
+"""Masker that follows one request's grammar; see `GrammarMasker`."""
 
 import time
 from collections import deque
@@ -17,39 +17,40 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MOST_TREE_S = 0.005
-"""For one tree's masks. A grammar that takes longer is decoded from the bare root: slower, and the same text."""
+"""CPU seconds for one tree's masks. If a grammar takes longer, only the root is verified: slower, but with the same
+text."""
 MOST_AHEAD_S = 0.001
-"""CPU time of telling the drafter what is allowed, which a round waits for."""
+"""CPU seconds for the drafter's mask, for which a round waits."""
 MOST_SLOW = 4
-"""Times that telling it may take longer, and trees one after another, before either is left out for good."""
+"""Number of drafter masks, or of consecutive trees, that may exceed their time before no more of them are computed."""
 MASK_S = 1e-3
-"""CPU time of a token that a request may take for good: rounds of the batch wait for it."""
+"""CPU seconds per token that a request may take on average; rounds of the batch wait for its masks."""
 MOST_AT_ONCE_S = 0.25
-"""CPU time that a request may take beyond that."""
+"""CPU seconds that a request may take beyond this average."""
 _ALL = -1
 _NOTHING_FITS = "NoExtensionBias"
-"""llguidance's word for a place where the grammar allows nothing."""
+"""Part of llguidance's error where the grammar allows no token."""
 
 
 class RequestGrammar(NamedTuple):
-    """A compiled grammar."""
+    """Compiled grammar of a request."""
 
     compiled: "LLMatcher"
-    """Matcher of no text yet: it is copied, and never written to."""
+    """Matcher at the beginning of a text; copied for each use and never modified."""
     vocabulary: Vocabulary
     spec: GrammarSpec
 
     def matcher(self) -> "LLMatcher":
-        """A matcher of its own for one text."""
+        """New matcher for one text."""
         return self.compiled.deep_copy()
 
     def masker(self, token_ids: Sequence[int]) -> "GrammarMasker":
-        """Follows a text that begins with these tokens; raises as `GrammarMasker`."""
+        """Masker for a text that begins with these tokens; raises as `GrammarMasker`."""
         return GrammarMasker(self, token_ids)
 
 
 class _Tree(NamedTuple):
-    """The tree whose masks were found last, and those masks."""
+    """Tree of the latest `fill`, and its masks."""
 
     token_ids: np.ndarray
     parents: np.ndarray
@@ -59,66 +60,67 @@ class _Tree(NamedTuple):
 class GrammarMasker:
     """Follows a grammar.
 
-    Drafts are followed by copies of the text's own matcher, which takes microseconds, and no matcher is ever rolled
-    back: in llguidance 1.9.1 masks behind a rollback may be those of the way that was left. llguidance bounds a call by
-    what it may compute, and a matcher that met a bound is of no use any more. A request whose grammar is too dear ends
-    by `TooDear` at its next token.
+    Drafted nodes are followed by copies of the text's matcher, which takes microseconds, and matchers are never rolled
+    back: in llguidance 1.9.1 masks after a rollback may be those of the abandoned path. llguidance limits the
+    computation of each call; a matcher that hit a limit is unusable from then on. A request whose grammar takes too
+    much time ends with `TooDear` at its next token.
 
     Args:
-        output_token_ids: what was generated already, by another engine.
+        output_token_ids: tokens that another engine has generated already.
 
     Raises:
-        ValueError: they break the grammar.
-        TooDear: they take too long.
+        ValueError: these tokens do not match the grammar.
+        TooDear: following these tokens takes too long.
     """
 
     def __init__(self, grammar: RequestGrammar, output_token_ids: Sequence[int] = ()) -> None:
         self._grammar, self._vocabulary = grammar, grammar.vocabulary
         self.problem: TooDear | None = None
-        """What the request ends by at its next token."""
+        """Error with which the request ends at its next token."""
         self._matcher = grammar.matcher()
         self._spent_s = 0.0
-        """CPU time, less what tokens have earned."""
+        """CPU seconds used, less `MASK_S` for each token."""
         self._tree: _Tree | None = None
         self._may_force: bool | None = None
-        """Of the tree, as `may_force`; None before it is looked for."""
+        """Result of `may_force` for the latest tree; None before it is computed."""
         self._node = 0
-        """Of the tree, whose masks say what may follow the last token taken."""
+        """Node of the latest tree that is the last accepted token."""
         self._root: np.ndarray | None = None
-        """The mask behind the last token taken, int32 [1, num_words]; None before it is found."""
+        """Mask behind the last accepted token, int32 [1, num_words]; None before it is computed."""
         self._ahead: tuple[list[int], np.ndarray] | None = None
-        """Tokens that are to come, as was foretold, and the mask behind them."""
+        """Predicted next tokens, and the mask behind them."""
         self._certain: deque[int] | None = None
-        """Tokens of certain text that are still ahead; None before they are looked for."""
+        """Forced tokens that are still ahead; None before they are computed."""
         self._num_slow = self._num_late = 0
         for token_id in output_token_ids:
             self.accept(token_id)
 
     def accept(self, token_id: int) -> bool:
-        """See `TokenMasker`; nothing follows the end-of-sequence token behind a complete answer."""
+        """See `TokenMasker`; the end-of-sequence token behind a complete answer ends the sequence."""
         self._spent_s = max(0.0, self._spent_s - MASK_S)
         if self.problem is not None:
             raise self.problem
         masked = self._tree is not None
         if masked:
             self._step(token_id)
-        # Where it is another one, the same text is written in other tokens.
+        # If the token differs, the forced text is being written with other tokens, and the rest is computed anew.
         if not self._certain or self._certain.popleft() != token_id or not self._certain:
             self._certain = None
         is_end = token_id in self._vocabulary.stop_token_ids
         started = time.thread_time()
         fits = self._matcher.is_accepting() if is_end else self._matcher.try_consume_tokens([token_id]) == 1
         self._spend(time.thread_time() - started)
-        # A matcher that refuses what its own masks allow has met a bound too, and does not say so in llguidance 1.9.1.
+        # A matcher that refuses a token its own mask allows has hit a limit too, which llguidance 1.9.1 does not
+        # report.
         if self._matcher.is_error() or (masked and not fits):
             raise self._too_dear()
         if not fits:
-            raise ValueError(f"token {token_id} breaks the grammar")
+            raise ValueError(f"token {token_id} does not match the grammar")
         self._foretold(token_id)
         return is_end
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
-        """See `TokenMasker`. Rows of nodes that the grammar forbids, and of those below, are not written."""
+        """See `TokenMasker`. Rows of nodes that the grammar forbids, and of their descendants, are not written."""
         masks[:1] = _ALL if self._root_mask() is None else self._root
         in_time = len(token_ids) == 1
         if not in_time and self.problem is None and self._num_late < MOST_SLOW:
@@ -159,30 +161,30 @@ class GrammarMasker:
         return True
 
     def forced(self, most: int) -> list[int]:
-        """See `TokenMasker`. The text is certain; its tokens are those that the tokenizer would write."""
+        """See `TokenMasker`. The text is forced; its split into tokens is the tokenizer's."""
         if self._certain is None:
             self._certain = deque(self._find_certain())
         return list(islice(self._certain, most))
 
     def _step(self, token_id: int) -> None:
-        """Follow a token by the masks that it was chosen by.
+        """Advances in the latest tree by a token, checked against the mask with which it was chosen.
 
         Raises:
-            NothingAllowed: nothing may stand there.
-            ValueError: it is forbidden.
+            NothingAllowed: every token is forbidden.
+            ValueError: the token is forbidden.
         """
         tree, node = self._tree, self._node
         if not _has(tree.masks[node], token_id):
             if not tree.masks[node].any():
-                raise NothingAllowed("the grammar allows nothing here")
-            raise ValueError(f"token {token_id} breaks the grammar")
+                raise NothingAllowed("the grammar allows no token here")
+            raise ValueError(f"token {token_id} does not match the grammar")
         below = np.flatnonzero((tree.parents == node) & (tree.token_ids == token_id))
         self._node = int(below[0]) if len(below) else 0
         if not len(below):
             self._tree = None
 
     def _foretold(self, token_id: int) -> None:
-        """Keep the mask that was found ahead, as far as what comes is what was foretold."""
+        """Uses or keeps the mask computed ahead, as long as accepted tokens equal the predicted ones."""
         self._root = None
         if self._ahead is not None:
             (first, *rest), found = self._ahead
@@ -202,7 +204,7 @@ class GrammarMasker:
         return spelled[: self._for_drafts(_num_allowed, spelled) or 0] or found.token_ids
 
     def _root_mask(self) -> np.ndarray | None:
-        """The mask behind the last token taken, int32 [1, num_words]; None where the request ends."""
+        """Mask behind the last accepted token, int32 [1, num_words]; None if the request must end."""
         if self._root is None and self.problem is None:
             started, self._root = time.thread_time(), np.zeros((1, self._vocabulary.num_words), np.int32)
             fill_row(self._matcher, self._root, 0)
@@ -223,7 +225,8 @@ class GrammarMasker:
             fits = below.try_consume_tokens([token_id]) == 1
             if fits:
                 fill_row(below, masks, node)
-            # A node that met a bound is not forbidden: the text may go there, and its row is not to be read.
+            # A node at which a limit was hit is not forbidden: the text may continue there, so its row must not be
+            # used.
             if below.is_error():
                 self._leave_drafts()
                 return False
@@ -244,7 +247,8 @@ class GrammarMasker:
         return found
 
     def _for_drafts(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Result of `work` by a matcher of its own; None where that met a bound, which the text has no part in."""
+        """Runs `work` with a copy of the matcher; None if the copy hit a limit, which must not affect the text
+        itself."""
         if self._matcher.is_error():
             return None
         matcher = self._matcher.deep_copy()
@@ -255,11 +259,11 @@ class GrammarMasker:
         return found
 
     def _leave_drafts(self) -> None:
-        """Follow none any more: a bound was met."""
+        """Stops following drafts, because a limit was hit."""
         self._num_late = self._num_slow = MOST_SLOW
 
     def _spend(self, seconds: float) -> None:
-        """Count time that the text itself takes: drafts change nothing about when a request ends."""
+        """Adds CPU time of the text itself; time for drafts must not change when a request ends."""
         self._spent_s += seconds
         if self._spent_s > MOST_AT_ONCE_S:
             self.problem = self._too_dear()
@@ -273,7 +277,8 @@ def _num_allowed(matcher: "LLMatcher", token_ids: list[int]) -> int:
 
 
 class _Walk:
-    """Nodes of a tree below its root, each before those below it; `descend` goes on below the last one."""
+    """Depth-first iteration over a tree below its root, parents first; children of the last node follow only after
+    `descend`."""
 
     def __init__(self, parents: np.ndarray) -> None:
         self._below: dict[int, list[int]] = {}
@@ -283,19 +288,19 @@ class _Walk:
         self._last = 0, 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Nodes, with how many are above each, the root apart."""
+        """Yields nodes with the number of their ancestors below the root."""
         while self._pending:
             self._last = self._pending.pop()
             yield self._last
 
     def descend(self) -> None:
-        """Visit the nodes below the last one next."""
+        """Visits the children of the last node next."""
         node, above = self._last
         self._pending += [(below, above + 1) for below in self._below.get(node, ())]
 
 
 def fill_row(matcher: "LLMatcher", masks: np.ndarray, row: int) -> None:
-    """Write the tokens that may come next into a row of masks, int32 [_, num_words]."""
+    """Writes the allowed next tokens into a row of masks, int32 [_, num_words]."""
     target = masks[row]
     matcher.unsafe_compute_mask_ptr(target.ctypes.data, target.nbytes)
 

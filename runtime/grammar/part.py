@@ -1,4 +1,4 @@
-"""Grammars that answers must match; imports what compiles them where it is asked for."""
+"""Hooks of the grammar part; the compiler is imported on first use."""
 
 add_nodes = "wingbeat.runtime.grammar.certain_trees:add_certain"
 add_nodes_on_host = "wingbeat.runtime.grammar.certain_trees:with_certain"

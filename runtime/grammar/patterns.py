@@ -1,7 +1,8 @@
-"""Regular expressions as JSON schemas write them, in the words of llguidance's own.
+"""Translates regular expressions of JSON schemas (ECMAScript) to the Rust syntax that llguidance reads.
 
-Rust's classes nest, subtract and intersect, and its `\\d`, `\\w` and `\\s` are Unicode's. ECMAScript's and Python's
-classes do none of that, and the two do not agree on Unicode: a class here holds the characters that both have.
+Rust's character classes nest, subtract and intersect, and its `\\d`, `\\w` and `\\s` are Unicode classes. ECMAScript's
+and Python's classes do none of this and disagree with each other on Unicode: a class here holds the characters on which
+both agree.
 """
 
 import re
@@ -19,7 +20,7 @@ _NARROW = {
     "W": f"[^{_WORDS}]",
     "S": f"[^{_BLANKS}]",
 }
-"""Characters that every reading of a class has."""
+"""Characters that belong to a class in both dialects."""
 _WIDE = {
     "d": r"\p{Nd}",
     "w": _WORDS,
@@ -28,11 +29,11 @@ _WIDE = {
     "W": "[^0-9A-Za-z_]",
     "S": r"[^\t\n\x{0B}\x{0C}\r\x20]",
 }
-"""Characters that some reading of a class has: what a negated class leaves out."""
+"""Characters that belong to a class in at least one dialect; a negated class excludes all of them."""
 
 
 def rust_pattern(pattern: str) -> str:
-    """The expression in Rust's syntax, which is checked where it is compiled."""
+    """The expression in Rust syntax; its validity is checked when it is compiled."""
     written, place = [], 0
     while place < len(pattern):
         found = _PIECE.match(pattern, place)
@@ -51,10 +52,10 @@ def rust_pattern(pattern: str) -> str:
 
 
 def searched(pattern: str) -> str:
-    """An expression that matches a whole string where `pattern` is found in it.
+    """Expression that matches a whole string in which `pattern` is found anywhere.
 
     Raises:
-        ValueError: an anchor stands elsewhere than at an end of an alternative.
+        ValueError: an anchor is not at an end of an alternative.
     """
     alternatives, depth, place = [""], 0, 0
     while place < len(pattern):
@@ -69,7 +70,7 @@ def searched(pattern: str) -> str:
         if piece == "|" and depth == 0:
             alternatives.append("")
         elif piece in "^$" and not (depth == 0 and _at_an_end(piece, alternatives[-1], pattern[place : place + 1])):
-            raise ValueError(f"has {piece!r} elsewhere than at an end of an alternative")
+            raise ValueError(f"has the anchor {piece!r} elsewhere than at an end of an alternative")
         else:
             alternatives[-1] += piece
     return "|".join(map(_anywhere, alternatives))
@@ -86,7 +87,7 @@ def _anywhere(alternative: str) -> str:
 
 
 def _class(pattern: str, place: int, is_negated: bool) -> tuple[str, int]:
-    """Text of a class from `place` to its end, and the place behind the class."""
+    """Translation of a class from `place` to its end, and the place behind it."""
     sets, written = _WIDE if is_negated else _NARROW, []
     while place < len(pattern):
         if pattern[place] == "]":
@@ -103,11 +104,11 @@ def _class(pattern: str, place: int, is_negated: bool) -> tuple[str, int]:
 
 
 def _atom(pattern: str, place: int, sets: dict[str, str]) -> tuple[str, bool, int]:
-    """A character or set of a class, whether a set, and the place behind it."""
+    """Translation of one character or set in a class, whether it is a set, and the place behind it."""
     found = _IN_CLASS.match(pattern, place)
     escaped, plain = found.groups()
     if plain is not None:
-        # These mean something else in a class of Rust's, alone or doubled.
+        # These characters have another meaning in Rust's classes, alone or doubled.
         return f"\\{plain}" if plain in "[&~^-" else plain, False, found.end()
     if escaped in sets:
         return sets[escaped], True, found.end()
@@ -116,6 +117,6 @@ def _atom(pattern: str, place: int, sets: dict[str, str]) -> tuple[str, bool, in
 
 
 def _escape(escaped: str) -> str:
-    r"""Meaning of `\` and a character, or of a longer escape."""
-    # Rust has no escapes of letters beyond ASCII, and reads these two as the ends of words.
+    r"""Translation of a backslash with a character, or of a longer escape."""
+    # Rust does not escape letters beyond ASCII, and reads `\<` and `\>` as word boundaries.
     return escaped if not escaped[0].isascii() or escaped in "<>" else f"\\{escaped}"

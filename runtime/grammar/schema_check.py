@@ -1,4 +1,4 @@
-"""JSON schemas as llguidance is to read them: every keyword is enforced, or refused by keyword and place."""
+"""Prepares JSON schemas for llguidance: every keyword is either enforced or refused with its name and place."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _NEVER = {
     "object": {"propertyNames", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties"},
     None: {"not", "if", "$dynamicRef", "$recursiveRef"},
 }
-"""Keywords that llguidance does not have, by the type that they are about."""
+"""Keywords that llguidance does not support, by the type of value that they constrain."""
 _WITHOUT_EFFECT = {"uniqueItems": False, "propertyNames": True, "unevaluatedItems": True, "unevaluatedProperties": True}
 _HELPERS = {
     "then",
@@ -28,7 +28,7 @@ _HELPERS = {
     "$recursiveAnchor",
     "x-guidance",
 }
-"""Keywords that say nothing without those that are refused, and llguidance's own."""
+"""Keywords without effect unless a refused keyword is present, and llguidance's own keyword."""
 _IN_PLACE = {"$ref", "allOf", "anyOf", "oneOf"}
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
@@ -36,10 +36,10 @@ _LISTED = ("prefixItems", "items", "allOf", "anyOf", "oneOf")
 
 
 class NotEnforced(Exception):
-    """A keyword that would be passed over.
+    """Raised for a keyword that would be ignored.
 
     Args:
-        reason: follows the keyword and its place.
+        reason: part of the message behind the keyword and its place.
     """
 
     def __init__(self, keyword: str, reason: str = "is not enforced") -> None:
@@ -48,13 +48,13 @@ class NotEnforced(Exception):
 
 
 def enforced(schema: Any, field: str) -> Any:
-    """A schema as llguidance is to read it.
+    """The schema rewritten for llguidance.
 
     Raises:
-        ValueError: a keyword is not enforced; the message names field, keyword and place.
+        ValueError: a keyword cannot be enforced; the message names field, keyword and place.
     """
     if not isinstance(schema, dict | bool):
-        raise ValueError(f"{field} is no JSON schema: an object or a boolean")
+        raise ValueError(f"{field} is no JSON schema: must be an object or a boolean")
     try:
         read = _rewritten(schema, schema)
         pending, seen = [(read, "#")], {}
@@ -62,7 +62,7 @@ def enforced(schema: Any, field: str) -> Any:
             part, place = pending.pop()
             if not isinstance(part, dict) or id(part) in seen:
                 continue
-            seen[id(part)] = part  # kept, so that no other part has its id
+            seen[id(part)] = part  # keeps the part alive, so that its id stays unique
             try:
                 _check(part)
                 pending += [
@@ -87,7 +87,7 @@ def _target(reference: Any, root: Any) -> Any:
 
 
 def _below(part: Schema) -> Iterator[tuple[str, Any]]:
-    """The schemas directly below a schema, by name."""
+    """Schemas directly below a schema, by keyword and name."""
     for keyword in _NAMED:
         if isinstance(part.get(keyword), dict):
             yield from ((f"{keyword}/{name}", below) for name, below in part[keyword].items())
@@ -100,7 +100,7 @@ def _below(part: Schema) -> Iterator[tuple[str, Any]]:
 
 
 def _check(part: Schema) -> None:
-    """Hold one schema to what is enforced."""
+    """Raises NotEnforced for a keyword of this schema, not of those below, that cannot be enforced."""
     for keywords in _NEVER.values():
         for keyword in keywords & part.keys():
             raise NotEnforced(keyword)
@@ -110,16 +110,16 @@ def _check(part: Schema) -> None:
         raise NotEnforced("format", f"has {str(name)[:40]!r}, which is not known: {', '.join(sorted(FORMATS))} are")
     multiple = part.get("multipleOf")
     if isinstance(multiple, float) and Fraction(multiple) != Fraction(str(multiple)):
-        raise NotEnforced("multipleOf", "has no exact value in a reader's binary numbers")
+        raise NotEnforced("multipleOf", "has no exact binary value: use a number such as 0.5 or an integer")
     least = part.get("minProperties")
     if isinstance(least, int) and least > 1 and len(set(part.get("required", ()))) < least:
         others = part.get("additionalProperties")
         if others is not False or part.get("patternProperties"):
-            raise NotEnforced("minProperties", "is enforced above 1 where all properties are named")
+            raise NotEnforced("minProperties", "can be enforced above 1 only if all properties are named")
 
 
 def _rewritten(part: Any, root: Any) -> Any:
-    """The same schema in keywords that llguidance has."""
+    """The schema in keywords that llguidance supports."""
     if not isinstance(part, dict):
         return part
     written = {name: value for name, value in part.items() if name not in _HELPERS and _says_something(name, part)}
@@ -145,7 +145,7 @@ def _rewritten(part: Any, root: Any) -> Any:
 
 
 def _name_the_rest(written: Schema) -> None:
-    """Put `items`, `additionalProperties` and `patternProperties` in the place of other keywords, in place."""
+    """Replaces unsupported keywords by `items`, `additionalProperties` and `patternProperties`, in place."""
     for keyword, usual in (("unevaluatedItems", "items"), ("unevaluatedProperties", "additionalProperties")):
         if keyword in written:
             rest = written.pop(keyword)
@@ -169,7 +169,7 @@ def _quoted(value: str) -> str:
 
 
 def _says_something(keyword: str, part: Schema) -> bool:
-    """Whether a keyword says anything about values of the types that a schema names."""
+    """Whether a keyword constrains values of the types that the schema allows."""
     if keyword in _WITHOUT_EFFECT and part[keyword] in (_WITHOUT_EFFECT[keyword], {}):
         return False
     types = _types(part)
@@ -178,15 +178,15 @@ def _says_something(keyword: str, part: Schema) -> bool:
 
 
 def _types(part: Schema) -> set[str] | None:
-    """The types that a schema names; None where it names none."""
+    """Types that a schema names; None if it names none."""
     return type_names(part["type"]) if part.get("type") else None
 
 
 def read_json(text: str, field: str) -> Any:
-    """JSON that a request brought as text.
+    """Parses JSON that a request holds as text.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not valid JSON.
     """
     try:
         value = json.loads(text)

@@ -1,4 +1,4 @@
-"""Which values JSON schemas allow, as far as their types, constants and required properties tell."""
+"""Determines which values JSON schemas allow, from their types, constants and required properties."""
 
 import json
 from itertools import combinations
@@ -12,7 +12,7 @@ _MOST_REFS = 32
 
 
 def resolve(reference: Any, root: Any) -> Any:
-    """What a `$ref` leads to; None where that is nothing."""
+    """Target of a `$ref` within the schema; None if there is no target."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     part = root
@@ -28,13 +28,13 @@ def resolve(reference: Any, root: Any) -> Any:
 
 
 def type_names(declared: Any) -> set[str]:
-    """Of a `type`, one or several."""
+    """Type names in the keyword `type`, which holds a name or a list."""
     names = declared if isinstance(declared, list) else [declared]
     return {name for name in names if isinstance(name, str)}
 
 
 def types_of_value(value: Any) -> set[str]:
-    """The types that a value is of."""
+    """Type names that match a value."""
     match value:
         case None:
             return {"null"}
@@ -53,7 +53,7 @@ def types_of_value(value: Any) -> set[str]:
 
 
 def tells_apart(choices: list[Any], root: Any) -> bool:
-    """Whether no value matches two of the schemas, by type, constant or a required property's constant."""
+    """Whether no value can match two of the schemas, judged by type, constants or constants of a required property."""
     if len(choices) > _MOST_CHOICES:
         return False
     found = [_followed(choice, root) for choice in choices]
@@ -79,14 +79,15 @@ def _are_disjoint(one: Schema, other: Schema, root: Any) -> bool:
         return not {_canonical(value) for value in values} & {_canonical(value) for value in others}
     return any(
         _are_disjoint(_property(one, name, root), _property(other, name, root), root)
-        # A value of the schema that requires the property has one of its constants, and the other allows none of them.
+        # A value that matches the schema requiring the property has one of its constants there, which the other schema
+        # forbids.
         for name in sorted(_required(one) | _required(other))[:_MOST_NAMES]
         if _values(_property(one, name, root)) is not None and _values(_property(other, name, root)) is not None
     )
 
 
 def _types(part: Schema) -> set[str] | None:
-    """None where any type is allowed; a number may be an integer."""
+    """Types that a schema allows, None for any; "number" includes "integer"."""
     values = _values(part)
     if values is not None:
         return set().union(*map(types_of_value, values))

@@ -1,4 +1,4 @@
-"""xgrammar's structural tags, as forms: which parts of an answer match what."""
+"""Translates xgrammar's structural tags, which constrain parts of an answer, to forms."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -38,22 +38,22 @@ _OF_STRINGS = {"format", "pattern", "minLength", "maxLength"}
 
 
 class StructuralTag:
-    """The form of a tag, and the rules of the grammars in it.
+    """Form of a structural tag, and the rules of the grammars in it.
 
     Args:
-        special: ids of special tokens by their spelling, which marks may hold.
+        special: ids of special tokens by their text, which marks may contain.
         never: tokens that no part of a tag allows.
-        field: where the request has the tag.
+        field: request field that holds the tag.
 
     Raises:
-        ValueError: the tag is none, or has a part that is not served; the message names the part.
+        ValueError: the tag is invalid or has a part that is not supported; the message names the part.
     """
 
     def __init__(self, tag: Any, special: Mapping[str, int], never: Sequence[int], field: str) -> None:
         self._special, self._never, self._field = special, never, field
         self.rules: dict[str, Form] = {}
         self.schemas: list[tuple[str, Any]] = []
-        """The schemas in it, as they are enforced, with their places in the request."""
+        """Schemas in the tag, as enforced, with their places in the request."""
         try:
             self.form = self._form(tag["format"] if "format" in tag else _from_triggers(tag))
         except (KeyError, TypeError, AttributeError) as error:
@@ -61,7 +61,7 @@ class StructuralTag:
             raise ValueError(f"{field} {kind} {error}") from None
 
     def _form(self, part: Format, end: Sequence[str] = ()) -> Form:
-        """The form of a part; with marks at its end, of the part and one of these."""
+        """Form of a part; with marks in `end`, of the part followed by one of them."""
         kind = part["type"]
         if kind == "any_text":
             return self._free_text(part, end)
@@ -74,7 +74,7 @@ class StructuralTag:
         return In([form, Either([self._marks(mark) for mark in end])]) if end else form
 
     def _marks(self, value: str) -> Form:
-        """Text in which special tokens stand as such."""
+        """Text in which special tokens are matched as tokens."""
         for name in sorted(self._special, key=len, reverse=True):
             before, found, behind = value.partition(name)
             if found:
@@ -93,7 +93,7 @@ class StructuralTag:
         return Either([self._up_to(mark, [*excluded, *end]) for mark in end if mark]) if any(end) else without(excluded)
 
     def _up_to(self, mark: str, others: Sequence[str]) -> Form:
-        """Text up to a mark, and the mark."""
+        """Text up to and including a mark."""
         plain = [other for other in others if self._is_plain(other)]
         return until(mark, plain) if self._is_plain(mark) else In([without(plain), self._marks(mark)])
 
@@ -183,7 +183,7 @@ class StructuralTag:
 
 
 def _from_triggers(tag: Format) -> Format:
-    """The older kind of tag, as a part."""
+    """Converts the older kind of tag (`structures` and `triggers`) to a part."""
     tags = [
         {"type": "tag", "begin": one["begin"], "content": {"type": "json_schema", "json_schema": one["schema"]}}
         | {"end": one["end"]}
@@ -193,7 +193,7 @@ def _from_triggers(tag: Format) -> Format:
 
 
 def _arguments(schema: Any, style: str, place: str) -> Form:
-    """An object's properties as text between marks."""
+    """Properties of an object as text between marks."""
     before, behind, end, side = _STYLES[style]
     properties = schema.get("properties", {})
 
@@ -215,7 +215,7 @@ def _arguments(schema: Any, style: str, place: str) -> Form:
 
 
 def _argument_value(value: Any, root: Any, marks: tuple[str, str], place: str) -> Form:
-    """The value of an argument, and the marks around it."""
+    """Value of an argument, and the marks around it."""
     side, end = marks
     while isinstance(value, dict) and "$ref" in value:
         value = resolve(value["$ref"], root)
@@ -234,7 +234,7 @@ def _argument_value(value: Any, root: Any, marks: tuple[str, str], place: str) -
 
 
 def _string(value: Mapping[str, Any], end: str, place: str) -> str:
-    """Lark of the strings that a schema allows, in which the mark does not stand."""
+    """Lark of the strings that a schema allows and that do not contain the end mark."""
     least, most = value.get("minLength", 0), value.get("maxLength", "")
     wanted = [pattern(PATTERNS[value["format"]]).lark] if "format" in value else []
     if "pattern" in value:

@@ -1,4 +1,4 @@
-"""Grammars of callers are tried out in a process of their own: a compile can be endless, and cannot be cancelled."""
+"""Tries requests' grammars out in a separate process, because a compile may never end and cannot be cancelled."""
 
 import json
 import logging
@@ -17,41 +17,41 @@ from wingbeat.runtime.scheduling.request import GrammarSpec
 logger = logging.getLogger(__name__)
 
 MOST_CPU_S = 3
-"""CPU time of a compile."""
+"""CPU seconds allowed for a compile."""
 MOST_BYTES = 2**29
-"""Memory of a compile."""
+"""Bytes of memory allowed for a compile."""
 CHEAP_KINDS = ("json_object", "choice")
-"""They take milliseconds at any length that a request may have."""
+"""Kinds that compile in milliseconds at any length that a request may have, and are not tried out."""
 _NUM_KNOWN = 512
 _PATIENCE_S = 120.0
 _MOST_TRIES = 12
-"""Processes that may end under one grammar by no fault of the grammar's."""
+"""Most worker processes that may end during one trial for reasons other than the grammar."""
 
 
 class GrammarTrial:
-    """Says of grammars whether they compile within limits; safe to share between threads.
+    """Checks that grammars compile within limits; safe to share between threads.
 
-    The process starts by `warm` or with the first grammar, which takes seconds; it ends with this object.
+    The worker process starts on `warm` or with the first grammar, which takes seconds, and ends with `close`.
     """
 
     def __init__(self, grammars: Grammars, cpu_s: int = MOST_CPU_S, memory_bytes: int = MOST_BYTES) -> None:
         self.grammars = grammars
-        """Those of the engine."""
+        """The engine's compiler."""
         self._limits = cpu_s, memory_bytes
         self._known: OrderedDict[GrammarSpec, Verdict] = OrderedDict()
-        """Of the last ones."""
+        """Verdicts on the latest grammars."""
         self._lock = threading.Lock()
         self.process: subprocess.Popen | None = None
-        """The one that compiles."""
+        """Worker process that compiles."""
         self._control: socket.socket | None = None
         self._closed = False
 
     def check(self, spec: GrammarSpec) -> str | None:
-        """Try a grammar out, unless it is known; its Lark, or None where it is cheap to make and was not tried.
+        """Tries a grammar out unless its verdict is known; returns its Lark, or None for kinds that are not tried out.
 
         Raises:
-            ValueError: it does not compile, or takes more time or memory than it may; begins with the field's name.
-            RuntimeError: the process ends again and again.
+            ValueError: the grammar does not compile, or exceeds the limits; begins with the field's name.
+            RuntimeError: the worker process ends again and again.
         """
         if spec.kind in CHEAP_KINDS:
             return None
@@ -68,11 +68,11 @@ class GrammarTrial:
         return verdict.lark
 
     def compile(self, spec: GrammarSpec) -> RequestGrammar:
-        """Try a grammar out and compile it; raises as `check` and `Grammars.compile`."""
+        """Tries a grammar out and compiles it; raises as `check` and `Grammars.compile`."""
         return self.grammars.compile(spec, self.check(spec))
 
     def warm(self) -> None:
-        """Start the process, unless it runs, and make ready what the first grammar needs in this one."""
+        """Starts the worker process, unless it runs, and loads what the first grammar needs in this process."""
         try:
             with self._lock:
                 self._ensure_started()
@@ -81,7 +81,7 @@ class GrammarTrial:
                 raise
 
     def close(self) -> None:
-        """End the process; one that is starting too, for which nobody waits."""
+        """Kills the worker process, even while it starts."""
         self._closed = True
         process = self.process
         if process is not None:
@@ -109,15 +109,15 @@ class GrammarTrial:
                     process.kill()
                     process.wait()
                 continue
-            # Without a word it was ended by others.
+            # No answer: the worker was ended by something other than the grammar.
             if told:
                 return Verdict(*json.loads(told))
-        raise RuntimeError("grammars cannot be tried out: the process for it ends again and again")
+        raise RuntimeError("grammars cannot be tried out: the worker process ends again and again")
 
     def _ensure_started(self) -> subprocess.Popen:
-        """The process; another where it has died. The lock is held."""
+        """The worker process, restarted if it has died; the caller holds the lock."""
         if self._closed:
-            raise ValueError("structured_outputs cannot be tried out: the engine ends")
+            raise ValueError("structured_outputs cannot be tried out: the engine is shutting down")
         if self.process is not None and self.process.poll() is not None:
             self._control.close()
             self.process = None

@@ -1,12 +1,12 @@
-"""Result of trying a grammar out."""
+"""Result of a grammar's trial."""
 
 from typing import NamedTuple
 
 
 class Verdict(NamedTuple):
-    """Written by the process that tries grammars out, read by the engine's."""
+    """Result of a grammar's trial; written by the worker process, read by the engine's."""
 
     problem: str
-    """What is wrong with the grammar, beginning with its field; empty where nothing was found."""
+    """Description of the problem, beginning with the request's field; empty if there is none."""
     lark: str
-    """What `lark_of_spec` makes of it; empty where something is wrong."""
+    """Result of `lark_of_spec`; empty if there is a problem."""

@@ -1,4 +1,4 @@
-"""A tokenizer's tokens as llguidance reads them: bytes, special tokens, and the tokens that end a text."""
+"""A tokenizer's vocabulary for llguidance: bytes of the tokens, special tokens, and the tokens that end a text."""
 
 import json
 import re
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
-"""How sentencepiece spells a space."""
+"""Character for a space in sentencepiece vocabularies."""
 
 
 class Vocabulary(NamedTuple):
-    """The tokens of a model."""
+    """Tokens of a model."""
 
     tokens: "LLTokenizer"
     texts: Sequence[bytes]
-    """By token id, one for each of the model's logits: a token may be a part of a character, and may have no text."""
+    """Bytes by token id, one entry for each of the model's logits; may be part of a character, or empty."""
     special: dict[str, int]
-    """Special tokens by their spelling. A grammar's text never writes one; a structural tag names them."""
+    """Ids of special tokens by their text. A grammar's text never matches them; structural tags name them."""
     stop_token_ids: frozenset[int]
     encode: Callable[[str], list[int]]
 
@@ -36,12 +36,13 @@ class Vocabulary(NamedTuple):
 
     @property
     def never(self) -> list[int]:
-        """Tokens that no text holds."""
+        """Tokens that no text contains."""
         return sorted({*self.special.values(), *self.stop_token_ids})
 
 
 class _Tokens:
-    """llguidance's view of a tokenizer. Tokens are never made from text there, so that every spelling is allowed."""
+    """Tokenizer interface for llguidance, whose encode returns nothing so that llguidance allows all tokenizations of a
+    text."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -54,7 +55,7 @@ class _Tokens:
 
 
 def vocabulary_of(tokenizer: "Tokenizer", size: int, stop_token_ids: frozenset[int]) -> Vocabulary:
-    """The vocabulary of a tokenizer, padded to `size` ids, with the tokens that end a text."""
+    """Vocabulary of a tokenizer, padded to `size` ids, with the tokens that end a text."""
     model = tokenizer.hugging_face
     pieces = model.convert_ids_to_tokens(list(range(min(len(model), size))))
     added = {token_id: token for token_id, token in model.added_tokens_decoder.items() if token_id < size}
@@ -77,8 +78,8 @@ def vocabulary_of(tokenizer: "Tokenizer", size: int, stop_token_ids: frozenset[i
 def vocabulary(
     texts: Sequence[bytes], special: dict[str, int], stop_token_ids: frozenset[int], encode: Callable[[str], list[int]]
 ) -> Vocabulary:
-    """A vocabulary of its tables."""
-    # The import takes a while, and most servers never need it.
+    """Vocabulary from its tables."""
+    # Imported here because the import is slow and most servers never need it.
     from llguidance import LLTokenizer
 
     made, stops = Vocabulary(None, texts, special, stop_token_ids, encode), sorted(stop_token_ids)
@@ -87,12 +88,12 @@ def vocabulary(
 
 
 def _has_byte_letters(backend: "BackendTokenizer") -> bool:
-    """Whether a vocabulary spells bytes by letters, as GPT-2's does."""
+    """Whether a vocabulary writes bytes as letters, as GPT-2's does."""
     return '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
 
 
 def _bytes(piece: str, of_letters: dict[str, int] | None) -> bytes:
-    """The bytes that a piece stands for, in a vocabulary of byte-level letters or of text."""
+    """Bytes of a piece, of a vocabulary with byte-level letters or with text."""
     if of_letters is not None:
         known = all(letter in of_letters for letter in piece)
         return bytes(of_letters[letter] for letter in piece) if known else piece.encode()

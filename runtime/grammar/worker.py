@@ -1,7 +1,8 @@
-"""The process that tries grammars out: each in a fork of its own, which the kernel ends at its limits.
+"""Worker process that tries grammars out, each in a fork that the kernel ends at its limits.
 
-Started by `GrammarTrial` with the number of its control socket, the seconds and the bytes that a compile may take; the
-tokens come on the standard input, and each grammar over a socket that comes over the control socket.
+Started by `GrammarTrial` with three arguments: the number of the control socket, and the CPU seconds and bytes allowed
+for a compile. Reads the vocabulary from standard input, and each grammar from a socket received over the control
+socket.
 """
 
 import contextlib
@@ -24,16 +25,16 @@ from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
 
 MOST_WALL_S = 60
 NUM_STEPS = 64
-"""Tokens of a walk: what grows with the text is found before a request has it."""
+"""Tokens of a random walk, to find grammars whose cost grows with the text before a request does."""
 _NICENESS = 5
-"""Rounds go before trials."""
+"""Trials yield the CPU to rounds."""
 _BY_ITSELF = (signal.SIGXCPU, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-"""What a grammar that is beyond its limits ends by; any other signal comes from elsewhere."""
+"""Signals that end a grammar beyond its limits; other signals have other causes."""
 _ROOT = np.zeros(1, np.int64), np.full(1, -1, np.int64)
 
 
 def main() -> None:
-    """Fork for each socket that arrives, until the other end is gone."""
+    """Forks for each socket that arrives, until the other end of the control socket is closed."""
     control = socket.socket(fileno=int(sys.argv[1]))
     cpu_s, memory_bytes = int(sys.argv[2]), int(sys.argv[3])
     tokens = vocabulary(*pickle.load(sys.stdin.buffer), lambda text: [])
@@ -55,7 +56,8 @@ def main() -> None:
 
 
 def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: int) -> None:
-    """Read a grammar and write a `Verdict` of it; nothing where something else ended what finds that out."""
+    """Reads a grammar and writes its `Verdict`; writes nothing if the trial was ended by another cause than the
+    grammar."""
     with peer.makefile("rb") as reader:
         spec = GrammarSpec(*json.loads(reader.read()))
     finder = os.fork()
@@ -74,7 +76,7 @@ def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: in
 
 
 def limit(cpu_s: int, memory_bytes: int) -> None:
-    """End this process where it takes more than this from here on."""
+    """Limits the CPU time, wall time and additional memory of this process, which the kernel enforces."""
     signal.setitimer(signal.ITIMER_REAL, MOST_WALL_S)
     with open("/proc/self/statm") as sizes:
         own_bytes = int(sizes.read().split()[0]) * resource.getpagesize()
@@ -84,7 +86,7 @@ def limit(cpu_s: int, memory_bytes: int) -> None:
 
 
 def verdict_of(spec: GrammarSpec, tokens: Vocabulary) -> Verdict:
-    """Verdict of a grammar that is compiled and followed here."""
+    """Verdict on a grammar, after compiling it and following random texts."""
     try:
         lark = lark_of_spec(tokens, spec)
         grammar = compile_spec(tokens, spec, lark)
@@ -96,14 +98,14 @@ def verdict_of(spec: GrammarSpec, tokens: Vocabulary) -> Verdict:
 
 
 def _walk(grammar: RequestGrammar, rng: Random, again: bool) -> None:
-    """Follow random tokens.
+    """Follows random allowed tokens.
 
     Args:
-        again: take the same token as long as it may be: repetition is what ambiguous grammars grow by.
+        again: repeat the same token as long as it is allowed, because repetition makes ambiguous grammars grow.
 
     Raises:
         ValueError: the grammar matches no text.
-        TooDear: it takes too long.
+        TooDear: following the text takes too long.
     """
     masker, tokens = GrammarMasker(grammar), grammar.vocabulary
     masks, last = np.zeros((1, tokens.num_words), np.int32), -1

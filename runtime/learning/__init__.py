@@ -1,1 +1,1 @@
-"""Training a draft head on what it is served with, and telling whether that has made it better."""
+"""Online training of a draft head on served requests, and the test whether a trained head is better."""

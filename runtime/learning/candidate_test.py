@@ -1,4 +1,4 @@
-"""A candidate beside the served head, over the held-out requests that are still to be drafted for."""
+"""Compares a candidate head with the served head on held-out requests, by drafting for recorded texts."""
 
 from collections import deque
 from typing import NamedTuple
@@ -17,23 +17,25 @@ from wingbeat.runtime.training.family import TrainedHead
 from wingbeat.runtime.training.sources import tap_columns
 
 MOST_HELD = 512
-"""Held-out requests of one test: the newest ones."""
+"""Most held-out requests of one test; the newest are used."""
 
 
 class _Request(NamedTuple):
-    """A held-out request; what it holds is read when it is its turn."""
+    """Held-out request, whose record is read when it is drafted for."""
 
     reader: RecordingReader
     sequence: int
 
 
 class CandidateTest:
-    """Test of one candidate.
+    """Test of one candidate against the served head.
 
     Args:
-        number: of the candidate among all, from 1 on.
+        number: number of the candidate among all tests, from 1 on.
+        margin: relative gain by which the candidate must be better.
         against: version of the served head.
-        ring: whose held-out requests are drafted for, the newest first: they are of what is served now.
+        heads: candidate and served head.
+        ring: source of held-out requests; the newest are drafted for first, because they resemble current traffic most.
     """
 
     def __init__(
@@ -50,16 +52,17 @@ class CandidateTest:
         self._candidate, self._served = heads
         self._family, self._chain, self._ring = trainer.family, trainer.chain, ring
         self._newest = 0
-        """Held-out requests up to this moment were taken, in nanoseconds since 1970."""
+        """Time up to which held-out requests were taken, in nanoseconds since 1970."""
         self._waiting: deque[_Request] = deque(maxlen=MOST_HELD)
-        """Newest first; with one more, the oldest makes room."""
+        """Requests still to draft for, newest first; a further request displaces the oldest."""
         self._seen: list[tuple[Tensor, Drafted, Drafted]] = []
-        """Histogram of each request that was drafted for, and what came of it."""
+        """Token histogram of each request drafted for, and the rounds of candidate and served head."""
         self._take()
         self._group()
 
     def _group(self) -> None:
-        """Find groups in all texts that are known, and judge what was seen in these: neither looks at outcomes."""
+        """Groups all known texts anew and repeats the judgement of requests seen so far; grouping uses texts alone, not
+        outcomes."""
         waiting = [histogram(request.reader.token_ids(request.sequence)) for request in self._waiting]
         texts = [*waiting, *(text for text, _, _ in self._seen)]
         self._groups = TextGroups(torch.stack(texts) if texts else torch.zeros(0, WIDTH))
@@ -69,11 +72,12 @@ class CandidateTest:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to see for now."""
+        """Whether no request is waiting to be drafted for."""
         return not self._waiting
 
     def renew(self) -> None:
-        """Take the requests that came in since, each once; with twice as many as were grouped, group them anew."""
+        """Takes requests recorded since the last call; groups anew once there are twice as many texts as were
+        grouped."""
         self._take()
         if len(self._waiting) + len(self._seen) >= 2 * max(self._groups.num_texts, 1):
             self._group()
@@ -83,12 +87,12 @@ class CandidateTest:
             self._newest = made_at
             try:
                 reader = RecordingReader(folder)
-            except RecordingError:  # it is being written, or has made room: others are there
+            except RecordingError:  # the shard is being written or was removed; other shards remain
                 continue
             self._waiting.extendleft(_Request(reader, sequence) for sequence in range(reader.num_sequences))
 
     def see_next(self) -> None:
-        """Count a request for which both have drafted."""
+        """Drafts for the next waiting request with both heads and adds the outcome to the test."""
         reader, sequence = self._waiting.popleft()
         record, columns = reader.record(sequence), tap_columns(reader, self._candidate.tap_layers)
         new, old = (

@@ -1,4 +1,5 @@
-"""What all engines of a ledger have counted of its versions, on disk: an engine that starts anew begins at 0."""
+"""Acceptance counts of head versions, summed over all engines of a ledger and stored on disk, since engines restart at
+0."""
 
 import json
 import math
@@ -14,18 +15,18 @@ COUNTS_FILE, LOCK_FILE = "accepted.json", "accepted.lock"
 
 
 class Accepted(NamedTuple):
-    """Drafts of one version that were verified, in one engine or in all."""
+    """Verified drafts of one version, in one engine or in all."""
 
     rounds: int = 0
-    """Sequences' rounds with a tree."""
+    """Verified trees, counted per sequence."""
     drafted: int = 0
     accepted: int = 0
     squares: int = 0
-    """Of the accepted tokens of each round."""
+    """Sum of the squares of the accepted tokens per round."""
 
     @property
     def length(self) -> float:
-        """Tokens per round: the accepted ones and the next one."""
+        """Acceptance length: mean tokens per round, the bonus token included."""
         return 1 + self.accepted / self.rounds if self.rounds else math.nan
 
     @property
@@ -41,13 +42,15 @@ class Accepted(NamedTuple):
 
 
 LEAST_ROUNDS, SIGMAS = 256, 3.0
-"""Of a version before it is judged, and how many standard errors below the one before it has to be."""
+"""Rounds of a version before it is judged, and standard errors below the previous version at which it is rolled
+back."""
 
 
 def fell_below(new: Accepted, old: Accepted) -> str | None:
-    """Why a version is to be rolled back; None where it is not.
+    """Reason for rolling a version back; None if there is none.
 
-    It is where length_new - length_old < -3 sqrt(error_new^2 + error_old^2), each over at least 256 rounds.
+    A version is rolled back if length_new - length_old < -3 sqrt(error_new^2 + error_old^2), with at least 256 rounds
+    each.
     """
     if min(new.rounds, old.rounds) < LEAST_ROUNDS:
         return None
@@ -58,20 +61,20 @@ def fell_below(new: Accepted, old: Accepted) -> str | None:
 
 
 class HeadCounts:
-    """The counts of one ledger; any number of processes may add to them.
+    """Counts of one ledger; any number of processes may add to them.
 
     Args:
-        folder: of the ledger.
+        folder: folder of the ledger.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def add(self, more: dict[int, Accepted], ledger: Ledger, weights: str = "") -> dict[int, Accepted]:
-        """By version, what is known with this since it was promoted last.
+        """Adds counts by version and returns the totals since each version's last promotion.
 
         Args:
-            weights: of the verifier, by their digest; with others nothing is known of any version.
+            weights: digest of the verifier's weights; counts made with other weights are dropped.
 
         Raises:
             OSError: the folder cannot be read or written, or another process holds its lock for long.
@@ -89,7 +92,7 @@ class HeadCounts:
         return counted
 
     def _read(self, weights: str) -> dict[int, tuple[int, Accepted]]:
-        """By version, after how many promotions and what; a file that is none, or of other weights, has nothing."""
+        """Number of promotions and counts by version; empty if the file is missing, invalid, or for other weights."""
         try:
             found = json.loads((self._folder / COUNTS_FILE).read_text(encoding="utf-8"))
             if found["weights"] != weights:
@@ -105,14 +108,14 @@ class HeadCounts:
 
 
 class CountedSince:
-    """What an engine has counted since it was asked last; it counts from 0 where it is another process."""
+    """Counts of an engine since the previous call; an engine in another process counts from 0 again."""
 
     def __init__(self) -> None:
         self._pid = 0
         self._before: dict[int, Accepted] = {}
 
     def take(self, pid: int, by_head: dict[int, tuple[int, ...]]) -> dict[int, Accepted]:
-        """By version, those with something new alone."""
+        """Versions with new counts."""
         now = {number: Accepted(*counts) for number, counts in by_head.items()}
         before = self._before if pid == self._pid else {}
         self._pid, self._before = pid, now
@@ -120,7 +123,7 @@ class CountedSince:
 
 
 def _since(now: Accepted, before: Accepted | None) -> Accepted:
-    """The counts may have been set back meanwhile."""
+    """Difference of two counts; `now` if the counter was reset meanwhile."""
     if before is None or now.rounds < before.rounds:
         return now
     return Accepted(*(one - other for one, other in zip(now, before, strict=True)))

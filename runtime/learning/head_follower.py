@@ -1,8 +1,8 @@
-"""Keeps a drafter at the version of its head that a ledger says is served: it reads the file, and nobody tells it.
+"""Keeps a drafter at the version of its head that the ledger lists as served, by polling the ledger's file.
 
-Another version is read and checked by a thread of its own while the drafter drafts, and taken between two rounds. What
-the drafter keeps of contexts (its KV, and each sequence's last hidden state) was made by the version before, and stays:
-the pairs that follow are the new version's, and computing the others again would cost a pass over every context.
+Another version is read and checked on a separate thread while the drafter drafts, and swapped in between two rounds.
+The drafter's context (its KV cache and each sequence's last hidden state) was computed by the previous version and is
+kept: recomputing it would cost a pass over every context. Pairs from the swap on are computed by the new version.
 """
 
 import logging
@@ -16,13 +16,14 @@ from wingbeat.runtime.learning.ledger import LedgerError
 
 logger = logging.getLogger(__name__)
 LOOK_S = 0.5
-"""Between two looks at the ledger."""
+"""Seconds between two looks at the ledger."""
 TAKEN_S = 5.0
-"""For the round that runs to end: others of the fleet wait so long for their turn. An idle engine takes it later."""
+"""Seconds to wait for the running round to end and the swap to happen, while other drafters wait for their turn. An
+idle engine swaps later."""
 
 
 class HeadFollower:
-    """Of one drafter.
+    """Follows the ledger for one drafter.
 
     Args:
         ledger: shared with all drafters of the same head.
@@ -31,11 +32,11 @@ class HeadFollower:
     def __init__(self, ledger: HeadLedger, worker: DraftWorker) -> None:
         self._ledger, self._worker = ledger, worker
         self._offered = self._noted = worker.head_version
-        """The version that was offered last, and the version that the ledger holds as taken by this drafter."""
+        """Version offered last, and version that the ledger lists as taken by this drafter."""
         self._unreadable = False
 
     def start(self) -> None:
-        """Take the version that is served, and follow from then on; whatever is wrong with it is logged.
+        """Takes the served version and starts the thread that follows the ledger; problems with a version are logged.
 
         The thread ends with its process.
         """
@@ -48,28 +49,28 @@ class HeadFollower:
             self._follow()
 
     def _follow(self, first: bool = False) -> None:
-        """Draft with the version that is served, once it is this drafter's turn; a first one waits for nobody."""
+        """Switches to the served version, once it is this drafter's turn; the first switch does not wait for a turn."""
         try:
             if first:
                 while self.look() and not self._take():
-                    logger.error("the drafter starts with the version before")
+                    logger.error("the drafter starts with the previous version of its head")
             elif self._served() != self._offered:
                 with self._ledger.turn() as is_own:
                     if is_own and self.look():
                         self._wait()
             self._note_taken()
-        except (LedgerError, OSError) as error:  # such as a full disk: the drafter goes on, and tries again
+        except (LedgerError, OSError) as error:  # such as a full disk; the drafter continues and tries again
             logger.error("the ledger of heads cannot be written: %s", error)
 
     def look(self) -> bool:
-        """Offer the version that is served where it is another one; whether that was done."""
+        """Reads and offers the served version if it is another one; returns whether it was offered."""
         version = self._served()
         if version == self._offered or not self._ledger.begin(version):
             return False
         try:
             began = time.monotonic()
             head = self._worker.drafter.prepare_head(str(self._ledger.checked_folder(version)))
-        except Exception as error:  # of any kind: what a file can hold must not end a drafter that is well
+        except Exception as error:  # any exception: the content of a file must not end a healthy drafter
             self._refuse(version, error)
             if version == 0:
                 self._offered = 0
@@ -84,14 +85,14 @@ class HeadFollower:
         self._ledger.refuse(version, f"{type(error).__name__}: {error}")
 
     def _failed(self, version: int, error: Exception) -> None:
-        """Refuse a version that raised when it was taken: the drafter may end by that, and must not take it again."""
+        """Refuses a version whose swap raised: the drafter may die of it and must not take it again."""
         try:
             self._refuse(version, error)
         except (LedgerError, OSError) as unwritten:
             logger.error("the ledger of heads cannot be written: %s", unwritten)
 
     def _take(self) -> bool:
-        """Swap now, before the first round; False where the swap raises, for which the version is refused."""
+        """Swaps now, before the first round; returns False if the swap raises, for which the version is refused."""
         try:
             return self._worker.take_offered_head()
         except Exception:
@@ -99,14 +100,15 @@ class HeadFollower:
             return False
 
     def _note_taken(self) -> None:
-        """Write down the version that drafts, once the swap is over: one that ends its drafter there is not taken."""
+        """Records in the ledger the version that drafts, once the swap is over; a version that kills its drafter is not
+        recorded."""
         version = self._worker.head_version
         if version != self._noted:
             self._ledger.took(version)
             self._noted = version
 
     def _served(self) -> int:
-        """By the ledger; the version that drafts where nobody can read it, which is said once."""
+        """The served version by the ledger; the current version if the ledger cannot be read, which is logged once."""
         try:
             served, self._unreadable = self._ledger.read().served, False
         except LedgerError as error:
@@ -116,7 +118,7 @@ class HeadFollower:
         return served
 
     def _wait(self) -> None:
-        """Until the version that was offered drafts, or for as long as others may be kept waiting."""
+        """Waits until the offered version drafts, for at most `TAKEN_S` seconds."""
         deadline = time.monotonic() + TAKEN_S
         while self._worker.head_version != self._offered and time.monotonic() < deadline:
             time.sleep(LOOK_S / 10)

@@ -1,8 +1,8 @@
-"""Versions of a draft head on disk: which one is served, what became of the others, and why.
+"""Versions of a draft head on disk: the served version, and the state of the others with the reasons.
 
 A ledger is one folder for one verifier and one configured head. Its file is replaced as a whole under a lock, so that
-drafters, replicas, routers and the learner, each killed at any moment, agree on the version that is served. Drafters
-follow the file: none is told anything, and one that starts anew comes back with the version that is served.
+drafters, replicas, routers and the learner, each of which may be killed at any moment, agree on the served version.
+Drafters poll the file, and a restarted drafter comes back with the served version.
 """
 
 import json
@@ -23,36 +23,37 @@ from wingbeat.runtime.recordings.stored_files import digest_of, make_private, ma
 logger = logging.getLogger(__name__)
 LEDGER_FILE, COPY_FILE, LOCK_FILE, HEADS = "ledger.json", "ledger.copy.json", "ledger.lock", "heads"
 LEARNER, FIGURES_FILE = "learner", "figures.json"
-"""The learner's own folder, and what it says of itself."""
+"""The learner's own folder, and the file of its status."""
 MOST_DECISIONS = 64
-"""The latest of them are kept; counts go on."""
+"""Latest decisions that are kept; counts cover all decisions."""
 MOST_TRIES = 8
-"""Drafters that may begin to read a version and end before they have taken it: then it is refused."""
+"""Drafters that may begin to read a version and die before they have taken it, until it is refused."""
 MOST_EARLIER = 2
-"""Versions before the previous one that a roll-back can still lead to, once the one that is served is taken."""
+"""Versions before the previous one that are kept for roll-backs, once the served version is taken."""
 MOST_UNUSED = 4
-"""Versions that no roll-back leads to, and refused ones; older ones are removed."""
+"""Versions kept that no roll-back leads to, and as many refused ones; older ones are removed."""
 
 
 class HeadLedger:
     """Reads and writes one ledger; any number of processes may hold one of the same folder.
 
     Args:
-        folder: made where it is not there.
-        configured: folder of the head that the settings name: version 0.
-        verifier: name of the verifier, for people.
+        folder: created if missing.
+        configured: folder of the head named in the settings, which is version 0.
+        verifier: display name of the verifier.
     """
 
     def __init__(self, folder: Path, configured: Path, verifier: str) -> None:
         self.folder, self._configured, self._verifier = folder, configured, verifier
         self._by_copy = False
-        """Whether the last look was at the copy, which is logged once."""
+        """Whether the last read used the copy, which is logged once."""
 
     def read(self) -> Ledger:
-        """The ledger in the file, or else in its copy; a folder without a file serves the configured head.
+        """The ledger from its file, or else from the file's copy; without a file, a ledger that serves the configured
+        head.
 
         Raises:
-            LedgerError: both are damaged.
+            LedgerError: file and copy are damaged.
         """
         path = self.folder / LEDGER_FILE
         try:
@@ -79,13 +80,13 @@ class HeadLedger:
         return Ledger(verifier=self._verifier, versions=(first,))
 
     def repair(self, served: int = 0) -> None:
-        """Begin another ledger, where neither the file nor its copy can be read, with the heads that are on disk.
+        """Begins a new ledger with the heads on disk, if neither the file nor its copy can be read.
 
         Args:
-            served: the version that drafters have; where it is not on disk, the configured head is served.
+            served: the version that drafters have; if it is not on disk, the configured head is served.
 
         Raises:
-            LedgerError: there is nothing to repair.
+            LedgerError: the ledger can be read.
         """
         with self._locked():
             try:
@@ -113,31 +114,33 @@ class HeadLedger:
             self._write(ledger)
 
     def folder_of(self, number: int) -> Path:
-        """Of the files of a version; raises as `Ledger.version`."""
+        """Folder of a version's files; raises as `Ledger.version`."""
         return self._configured if number == 0 else self.folder / HEADS / self.read().version(number).folder
 
     def checked_folder(self, number: int) -> Path:
-        """Folder of a version whose files are those that were added.
+        """Folder of a version, after comparing its files with the digest taken when it was added.
 
         Raises:
-            LedgerError: they are not, or there is no such version.
+            LedgerError: the files differ, or there is no such version.
         """
         folder, digest = self.folder_of(number), self.read().version(number).digest
         if digest and digest_of(folder) != digest:
-            raise LedgerError(f"the files of version {number} of the head are damaged: their checksum is another one")
+            raise LedgerError(
+                f"the files of version {number} of the head are damaged: their checksum differs from the ledger's"
+            )
         return folder
 
     def add(
         self, write: Callable[[Path], object], source: Literal["learner", "operator"], reason: str, serve: bool = False
     ) -> int:
-        """A version more; its number.
+        """Adds a version and returns its number.
 
         Args:
             write: fills a folder with the head's files.
-            serve: promote it at once; otherwise it waits.
+            serve: promote the version at once; otherwise it waits.
 
         Raises:
-            Exception: what `write` raises; then nothing is left of it.
+            Exception: raised by `write`; its files are then removed.
         """
         temporary = unused_name(self.folder / HEADS / "new")
         with ExitStack() as writing:
@@ -150,11 +153,12 @@ class HeadLedger:
             make_private(temporary)
             digest = digest_of(temporary)
             with self._locked():
-                # Before the new one is counted, which may yet be refused.
+                # Pruned before the new version is added, which may yet be refused.
                 ledger = self._pruned(self.read())
                 number = max(version.number for version in ledger.versions) + 1
                 name = f"{number:05d}"
-                shutil.rmtree(self.folder / HEADS / name, ignore_errors=True)  # of a process that was killed below
+                # left by a process that was killed before it wrote the ledger
+                shutil.rmtree(self.folder / HEADS / name, ignore_errors=True)
                 temporary.replace(self.folder / HEADS / name)
                 new = HeadVersion(
                     number=number,
@@ -173,10 +177,10 @@ class HeadLedger:
         return number
 
     def promote(self, number: int, reason: str, over: int | None = None) -> bool:
-        """Serve a version from now on; raises as `Ledger.version`.
+        """Serves a version from now on; raises as `Ledger.version`, or LedgerError if the version was refused.
 
         Args:
-            over: do nothing, and return False, where another version than this one is served.
+            over: do nothing, and return False, if another version than this one is served.
         """
         with self._locked():
             ledger = self.read()
@@ -190,13 +194,13 @@ class HeadLedger:
         return True
 
     def roll_back(self, reason: str, only: int | None = None) -> int | None:
-        """Serve the version before; the version that was rolled back, None where `only` is served no more.
+        """Serves the previous version; returns the version rolled back, or None if `only` is no longer served.
 
         Args:
-            only: do nothing where another version than this one is served.
+            only: do nothing if another version than this one is served.
 
         Raises:
-            LedgerError: there is no version before.
+            LedgerError: there is no previous version.
         """
         with self._locked():
             ledger = self.read()
@@ -208,7 +212,8 @@ class HeadLedger:
             return ledger.served
 
     def begin(self, number: int) -> bool:
-        """A drafter begins to read a version; False where as many as may have ended over it, and it is refused."""
+        """Records that a drafter begins to read a version; returns False and refuses it after `MOST_TRIES` drafters
+        died of it."""
         with self._locked():
             ledger = self.read()
             version = ledger.version(number)
@@ -217,20 +222,20 @@ class HeadLedger:
             if version.tries < MOST_TRIES:
                 self._write(ledger.updated(number, tries=version.tries + 1))
                 return True
-        self.refuse(number, f"{MOST_TRIES} drafters began to read it, and none was heard of again")
+        self.refuse(number, f"{MOST_TRIES} drafters began to read it, and none of them finished")
         return False
 
     def took(self, number: int) -> None:
-        """A drafter has swapped its head for a version, and drafts with it from its next round on."""
+        """Records that a drafter has swapped its head for a version."""
         with self._locked():
             ledger = self.read()
             if number and not ledger.version(number).taken:
                 self._write(self._pruned(ledger.updated(number, taken=True)))
 
     def refuse(self, number: int, reason: str) -> None:
-        """A version cannot be served: where it is to be, the one before is again, as if it had never been promoted.
+        """Marks a version that cannot be served; if it is served, the previous version is served again.
 
-        Its files are removed; its number and the reason stay, to be shown.
+        Roll-backs no longer lead to it and its files are removed; its number and the reason stay in the ledger.
         """
         with self._locked():
             ledger = self.read()
@@ -242,13 +247,14 @@ class HeadLedger:
             shutil.rmtree(self.folder / HEADS / version.folder, ignore_errors=True)
 
     def reject(self, reason: str) -> None:
-        """A candidate was measured and is not served; it never had files, and has no number."""
+        """Records that a candidate was measured and is not served; candidates have no files and no version number
+        here."""
         with self._locked():
             ledger = self.read()
             self._decide(ledger, ledger.served, "rejected", reason, marks=False)
 
     def count_test(self) -> int:
-        """Begin to compare a candidate with the served head; its number among all, from 1 on."""
+        """Records the beginning of a candidate's test; returns its number among all tests, from 1 on."""
         with self._locked():
             ledger = self.read()
             self._write(ledger.model_copy(update={"num_tests": ledger.num_tests + 1}))
@@ -256,7 +262,7 @@ class HeadLedger:
 
     @contextmanager
     def turn(self, name: str = "swap.lock") -> Iterator[bool]:
-        """One holder at a time, such as a drafter that swaps; whether this is it. Never waits."""
+        """Tries to take a lock, such as the turn to swap heads; yields whether it was taken. Never waits."""
         make_private_folder(self.folder)
         with ExitStack() as held:
             try:
@@ -275,7 +281,7 @@ class HeadLedger:
         self._write(ledger.model_copy(update={"counts": counts, "decisions": decisions}))
 
     def _pruned(self, ledger: Ledger) -> Ledger:
-        """Without the versions that nobody can go back to, but for the latest."""
+        """The ledger without versions that no roll-back leads to, except for the latest; removes their files."""
         if ledger.settled == ledger.served:
             ledger = ledger.model_copy(update={"earlier": ledger.earlier[-MOST_EARLIER:]})
         kept, gone = {0, ledger.served, *ledger.way_back}, set[int]()
@@ -288,12 +294,12 @@ class HeadLedger:
         return ledger.model_copy(update={"versions": tuple(v for v in ledger.versions if v.number not in gone)})
 
     def _sweep(self) -> None:
-        """Remove what killed processes have left of versions that they were writing: their locks are free."""
+        """Removes files of versions that killed processes left half written; their locks are free."""
         for folder in (self.folder / HEADS).glob("new.*.tmp"):
             with ExitStack() as held:
                 try:
                     held.enter_context(locked(folder, 0.0))
-                except (TimeoutError, OSError):  # it is being written, or its writer has ended just now
+                except (TimeoutError, OSError):  # the version is being written, or its writer has ended just now
                     continue
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -302,7 +308,7 @@ class HeadLedger:
         return locked(self.folder / LOCK_FILE)
 
     def _write(self, ledger: Ledger) -> None:
-        """The copy first: it counts only where the file is damaged."""
+        """Writes the copy first, then the file: the copy is read only if the file is damaged."""
         text = ledger.model_dump_json(indent=1) + "\n"
         for name in (COPY_FILE, LEDGER_FILE):
             with replacing(self.folder / name) as temporary:
@@ -318,7 +324,7 @@ def _parsed(path: Path) -> Ledger:
 
 
 def learner_figures(folder: Path) -> dict[str, Any] | None:
-    """What the learner of a ledger's folder says of itself; None where none has run."""
+    """Status of the learner in a ledger's folder; None if none has run."""
     try:
         return json.loads((folder / LEARNER / FIGURES_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A head that is served, as it can be measured and trained further: by its files alone."""
+"""Loads a served head, from its files alone, to measure or train it."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from wingbeat.runtime.training.family import TrainedHead
 
 
 def family_name(folder: Path) -> str:
-    """The family of a head as `TrainDrafterConfig.family` names it.
+    """Family of a head, as in `TrainDrafterConfig.family`.
 
     Raises:
         CheckpointError: the folder holds no head that can be read.
@@ -24,12 +24,12 @@ def family_name(folder: Path) -> str:
 
 
 def load_head(folder: Path, target: TargetDescription) -> TrainedHead:
-    """A head as its family loads it, see `training.family.Family.load`."""
+    """Loads a head by its family, see `training.family.Family.load`."""
     return FAMILIES[family_name(folder)].load(folder, target)
 
 
 def training_config(settings: LearnerSettings, family: str, head: TrainedHead) -> TrainDrafterConfig:
-    """What the families' losses and files go by."""
+    """Settings for the family's losses and file formats."""
     return TrainDrafterConfig(
         verifier=str(settings.verifier),
         family=family,

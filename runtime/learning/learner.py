@@ -1,7 +1,7 @@
-"""The learner: trains in spare time, measures what it has in shadow, and has it served where that is better.
+"""Learner process: trains a head in spare time, tests candidates on recorded rounds, and promotes better ones.
 
-It is told nothing and tells nobody: rounds come by a ring on disk, heads go by a ledger, and what it says of itself is
-a file. Killed at any moment, it goes on from its last checkpoint.
+The learner communicates through files alone: rounds come from a ring on disk, heads go to a ledger, and its status is a
+file. Killed at any moment, it continues from its last checkpoint.
 """
 
 import json
@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 CANDIDATE = "candidate"
 PAUSE_S = 1.0
 REPLACED_AFTER = 4
-"""Candidates' worth of steps after which one without a verdict makes room for a newer one."""
+"""A test without a verdict ends after this many times `candidate_steps` steps, to make room for a newer candidate."""
 
 
 class Learner:
-    """One learner of one ledger.
+    """The learner of one ledger.
 
     Args:
-        load: of the machine, as `os.getloadavg()[0]`.
-        worked: seconds of a core that this process has had.
+        load: load average of the machine, such as `os.getloadavg()[0]`.
+        worked: CPU seconds that this process has used.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Learner:
         self._load, self._clock, self._worked = load, clock, worked
         self._served: tuple[int, TrainedHead] | None = None
         self._base = 0
-        """Version that is trained from: the one that is served, as of the last look."""
+        """Version from which training started: the served version at the last look."""
         self._test: CandidateTest | None = None
         self._tested_at = 0
         """Step of the last candidate."""
@@ -62,16 +62,17 @@ class Learner:
         self.state = "waiting for rounds"
 
     def run(self) -> None:
-        """Learn until the process ends."""
+        """Learns until the process ends."""
         self.resume()
         while True:
             time.sleep(self.turn())
 
     def resume(self) -> None:
-        """Go on from the last checkpoint, if the version behind it is still served; otherwise start from that one."""
+        """Continues from the last checkpoint, if its base version is still served; otherwise starts from the served
+        version."""
         try:
             base = self.trainer.resume()
-        except Exception as error:  # of any kind: what is in the file is not this program's to say
+        except Exception as error:  # any exception: the file's content is arbitrary
             logger.error("the checkpoint of the learner cannot be read: %s", error)
             base = None
         if base is not None and self._goes_on_from(base, self.ledger.read()):
@@ -82,14 +83,15 @@ class Learner:
 
     @staticmethod
     def _goes_on_from(base: int, ledger: Ledger) -> bool:
-        """Whether what was trained from a version is still of use.
+        """Whether training from a base version is still of use: the base is served, or is the settled version.
 
-        A version that no drafter has taken may yet be refused, and nothing is to be lost by it.
+        A served version that no drafter has taken may yet be refused; training from the version before it is then
+        continued.
         """
         return base in (ledger.served, ledger.settled)
 
     def turn(self) -> float:
-        """A look, and a step or a part of a test; for how many seconds to rest then."""
+        """Runs one training step or one part of a test; returns the seconds to sleep afterwards."""
         began, worked = self._clock(), self._worked()
         if began - self._looked_at >= self.settings.refresh_s:
             self._look()
@@ -106,7 +108,8 @@ class Learner:
             self.trainer.refresh()
         except FloatingPointError as error:
             self._start_over(str(error))
-        # A share of a core: w seconds of work are spread over w / share, the time that others took the core included.
+        # To use a share of a core, w CPU seconds are spread over w / share seconds, including time that others used the
+        # core.
         return max(0.0, (self._worked() - worked) / self.settings.core_share - (self._clock() - began))
 
     def _advance(self) -> None:
@@ -127,7 +130,7 @@ class Learner:
             del self.trainer.state.losses[:-100]
 
     def _is_settled(self) -> bool:
-        """Whether it is clear which version is served, and a verdict over that one can be carried out."""
+        """Whether the served version is settled, so that a verdict against it can be carried out."""
         ledger = self.ledger.read()
         return ledger.settled == ledger.served
 
@@ -140,7 +143,7 @@ class Learner:
         return source is not None and source.num_tokens >= self.settings.least_tokens
 
     def _look(self) -> None:
-        """What came in, what is served; and a checkpoint now and then."""
+        """Updates the ring, the served version and the status, and writes a checkpoint from time to time."""
         self._looked_at = self._clock()
         kept = self.ring.tidy()
         self.trainer.refresh()
@@ -162,7 +165,8 @@ class Learner:
         self.trainer.save(self._base)
 
     def _restart(self) -> None:
-        """Train from the version that is served, with a checkpoint of it: a kill must not bring back what went."""
+        """Starts from the served version and writes a checkpoint, so that a kill does not bring back the discarded
+        state."""
         self._base, folder = self._served_folder()
         logger.info("the learner starts from version %d", self._base)
         self.trainer.restart(folder)
@@ -170,7 +174,7 @@ class Learner:
         self._save()
 
     def _served_folder(self) -> tuple[int, Path]:
-        """Number and folder of the version that is served; one whose files are damaged is refused."""
+        """Number and folder of the served version; refuses versions whose files are damaged."""
         while True:
             number = self.ledger.read().served
             try:
@@ -184,7 +188,7 @@ class Learner:
         self._restart()
 
     def _begin_test(self) -> None:
-        """Export what has been learnt, and load it as drafters will: what is measured is what would be served."""
+        """Exports the trained head and loads it as drafters do, so that the test measures what would be served."""
         folder = self.settings.work / CANDIDATE
         shutil.rmtree(folder, ignore_errors=True)
         self.trainer.export(folder)
@@ -206,7 +210,7 @@ class Learner:
         if self.ledger.promote(number, why, over=self._test.against):
             logger.info("version %d of the head is promoted: %s", number, why)
             self._base = number
-        else:  # an operator was quicker, or the version it was compared with is gone
+        else:  # an operator promoted another version, or the version compared with is gone
             logger.info("version %d of the head waits, another one than %d is served", number, self._test.against)
         self._test = None
         self._save()
@@ -218,7 +222,7 @@ class Learner:
         self._test = None
 
     def _say(self, kept: dict[str, int]) -> None:
-        """Write what there is to see of the learner."""
+        """Writes the learner's status file."""
         state, held, source = self.trainer.state, self.trainer.held, self.trainer.source
         gate = None if self._test is None else self._test.gate
         figures = {

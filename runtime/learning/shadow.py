@@ -1,7 +1,7 @@
-"""Drafting in shadow: what a head would have drafted in the rounds of requests that were served, had it been asked.
+"""Shadow drafting: computes what a head would have drafted in the rounds of recorded requests.
 
-The verifier's text does not depend on who drafts, so a recorded request says what every draft would have come to: a
-chain of drafts is accepted as far as it equals the text. Greedy chains stand for what is served, trees included.
+The verifier's text does not depend on the drafter, so a recorded request decides the outcome of every draft: a chain is
+accepted as far as it equals the text. Greedy chains are used as a proxy for served drafts, trees included.
 """
 
 from bisect import bisect_left
@@ -14,13 +14,13 @@ from wingbeat.runtime.recordings.format import Record
 from wingbeat.runtime.training.family import Family, TrainedHead
 
 CONTEXT_BUCKETS = (256, 1024, 4096)
-"""Tokens of context: what one bucket ends with; the last has no end."""
+"""Upper bounds of the buckets, in tokens of context; the last bucket has none."""
 MOST_TOKENS = 2048
-"""Of a request that is drafted for: its last ones."""
+"""Most tokens of a request that are drafted for, counted from its end."""
 
 
 class Drafted(NamedTuple):
-    """A head's rounds over one request, by bucket of context."""
+    """Rounds of a head over one request and the tokens they emitted, by bucket of context."""
 
     rounds: dict[int, int]
     tokens: dict[int, int]
@@ -35,10 +35,10 @@ class Drafted(NamedTuple):
 def draft_in_shadow(
     family: Family, head: TrainedHead, record: Record, chain: int, columns: Tensor | None = None
 ) -> Drafted | None:
-    """Rounds over the answer of a request; None where that is too short.
+    """Drafts over the answer of a request; returns None if the answer is too short.
 
     Args:
-        columns: of the record's taps, those that the head reads; None where it reads all.
+        columns: columns of the record's taps that the head reads; None for all.
     """
     begin = max(0, len(record.token_ids) - MOST_TOKENS)
     taps = record.taps[begin:] if columns is None else record.taps[begin:, columns]

@@ -1,22 +1,22 @@
-"""Groups of requests that are alike: a head does well or badly by the text, whoever asks for it.
+"""Groups similar requests, because the quality of a head's drafts depends on the kind of text.
 
-Texts are grouped by their tokens alone, before anything is drafted for them: by k-means of token histograms on the unit
-sphere.
+Texts are grouped by their tokens alone, before anything is drafted for them: by spherical k-means of token histograms.
 """
 
 import torch
 from torch import Tensor
 
 WIDTH = 1024
-"""Entries of a histogram; token ids are taken modulo it."""
+"""Entries of a histogram; token ids are taken modulo this number."""
 MOST_GROUPS = 4
 LEAST_TEXTS, LEAST_SHARE = 12, 0.07
-"""Of the texts that are grouped, in a group that is judged: the others are in none, where they hide nobody's loss."""
+"""Fewest texts, and smallest share of all texts, of a group that is judged; texts of smaller groups belong to no
+group."""
 _RESTARTS, _ROUNDS = 8, 20
 
 
 def histogram(token_ids: Tensor) -> Tensor:
-    """Square roots of the shares of tokens: the dot product of two is how alike their texts are, 0 to 1.
+    """Square roots of the shares of tokens; the dot product of two histograms is the similarity of their texts, 0 to 1.
 
     Args:
         token_ids: [num_tokens]
@@ -29,10 +29,10 @@ def histogram(token_ids: Tensor) -> Tensor:
 
 
 class TextGroups:
-    """Groups that were found in some texts.
+    """Groups found in a set of texts.
 
     Args:
-        histograms: [num_texts, WIDTH]; one group where they are few.
+        histograms: [num_texts, WIDTH]; few texts form a single group.
     """
 
     def __init__(self, histograms: Tensor) -> None:
@@ -46,7 +46,7 @@ class TextGroups:
         least = min(max(LEAST_TEXTS, LEAST_SHARE * self.num_texts), max(sizes))
         judged = [centre for centre, size in enumerate(sizes) if size >= least]
         self._group_of = {centre: group for group, centre in enumerate(judged)}
-        """By centre, those that are judged alone."""
+        """Number of the group, by centre; only groups that are judged."""
 
     @property
     def count(self) -> int:
@@ -54,7 +54,7 @@ class TextGroups:
         return len(self._group_of)
 
     def of(self, histogram: Tensor) -> int | None:
-        """The group of a text, from 0 on; None where it is in none that is judged."""
+        """Group of a text, from 0 on; None if its group is not judged."""
         return self._group_of.get(int((self._centres @ histogram).argmax()))
 
     @staticmethod
@@ -65,6 +65,6 @@ class TextGroups:
         for _ in range(_ROUNDS):
             members = (histograms @ centres.T).argmax(1)
             sums = torch.zeros_like(centres).index_add_(0, members, histograms)
-            # A centre without members stays where it is.
+            # A centre without members is kept.
             centres = torch.where(sums.any(1, keepdim=True), torch.nn.functional.normalize(sums, dim=1), centres)
         return centres

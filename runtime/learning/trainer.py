@@ -1,4 +1,4 @@
-"""Training of a head step by step on rounds that are on disk, which come and go meanwhile."""
+"""Trains a head step by step on recorded rounds on disk, which are added and removed meanwhile."""
 
 import math
 import time
@@ -32,16 +32,16 @@ _WHOLE = Part(0, 1)
 _GRADIENT_NORM = 1.0
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 AVERAGE_STEP = 0.03
-"""Share of the latest weights in the average of all; about the last 30 steps count."""
+"""Weight of the latest parameters in their moving average, which covers about the last 30 steps."""
 LEAST_PACE = 1 / 16
 _CPU = torch.device("cpu")
 
 
 class OnlineTrainer:
-    """One head in training, by the recipe of its family.
+    """Trains one head, by the recipe of its family.
 
     Raises:
-        CheckpointError: the head cannot be read, or is of another verifier.
+        CheckpointError: the head cannot be read, or belongs to another verifier.
     """
 
     def __init__(self, settings: LearnerSettings) -> None:
@@ -54,9 +54,9 @@ class OnlineTrainer:
         self.held: RecordingReader | None = None
         there = read_shapes(settings.configured_head)
         self._own = {part for part in _LENT if any(name.endswith(part) for name in there)}
-        """Of its own, though the families' files leave them to the verifier."""
+        """Matrices that this head has itself although its family's files usually take them from the verifier."""
         self.pace = 1.0
-        """Of the learning rate: a head that knows little gains by large steps, one that knows much loses by them."""
+        """Factor on the learning rate: an untrained head gains by large steps, a well-trained one loses by them."""
         self._start(settings.configured_head)
         self.chain = self.family.chain(self.config)
 
@@ -69,48 +69,50 @@ class OnlineTrainer:
         self._begin_average()
 
     def _begin_average(self) -> None:
-        """Of the latest weights: what is exported. The learning rate does not fall, and their noise is left out so."""
+        """Starts the moving average of the parameters, which is what is exported: the learning rate does not decay, and
+        averaging removes the noise."""
         self._average = {name: part.detach().clone() for name, part in self._trained()}
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, part) for name, part in self.head.named_parameters() if part.requires_grad]
 
     def restart(self, folder: Path) -> None:
-        """Train on from another head, with nothing of what was learnt since."""
+        """Restarts training from another head and discards all progress."""
         self._start(folder)
 
     def change_pace(self, better: bool) -> None:
-        """Twice the learning rate after a candidate that was better, half of it after one that was not."""
+        """Doubles the learning rate after a candidate that was better, and halves it after one that was not."""
         self.pace = min(max(self.pace * (2.0 if better else 0.5), LEAST_PACE), 1.0)
 
     def resume(self) -> int | None:
-        """Go on from the last checkpoint; the version that it was trained from, None where there is no checkpoint."""
+        """Continues from the last checkpoint; returns the version from which it was trained, or None without a
+        checkpoint."""
         path = self.settings.work / STATE_FILE
         if not path.is_file():
             return None
         try:
             own = self.state.load(path, self.config, _CPU)
             self.pace, self._average, base = own["pace"], own["average"], own["base"]
-        except Exception:  # of any kind: a checkpoint of another program's version costs what was learnt since
+        except Exception:  # any exception: a checkpoint of another program version is dropped with its progress
             path.unlink(missing_ok=True)
             raise
         return base
 
     def save(self, base: int) -> None:
-        """Write a checkpoint of what was trained from a version."""
+        """Writes a checkpoint of training that started from version `base`."""
         make_private_folder(self.settings.work)
         own = {"base": base, "pace": self.pace, "average": self._average}
         self.state.save(self.settings.work / STATE_FILE, self.config, own)
 
     def refresh(self) -> None:
-        """See what came in and what is gone; nothing is there before the first rounds are."""
+        """Reopens the recorded rounds; `source` and `held` are None while there are none."""
         self.source, self.held = self._open_train(), self._open_held()
 
     def _open_train(self) -> RecordedSource | None:
         folder = self.settings.rounds / TRAIN
         try:
             return RecordedSource(self.config, folder, self.settings.verifier, self.head.tap_layers, _CPU, True)
-        except RecordingError:  # nothing is there, or a shard has gone between two looks
+        except RecordingError:  # there are no shards, or a shard was removed between two looks
             return None
 
     def _open_held(self) -> RecordingReader | None:
@@ -122,11 +124,11 @@ class OnlineTrainer:
         return reader
 
     def step(self) -> float:
-        """One optimizer step; the seconds of a core that it took.
+        """Runs one optimizer step; returns its CPU seconds.
 
         Raises:
             FloatingPointError: the loss is not finite.
-            RecordingError: a shard has gone; `refresh` helps.
+            RecordingError: a shard was removed; call `refresh`.
         """
         began, state, config = time.process_time(), self.state, self.config
         found = self.source.inputs(state.step, _WHOLE)
@@ -152,13 +154,13 @@ class OnlineTrainer:
         return seconds
 
     def export(self, folder: Path) -> None:
-        """Write the head as drafters load it, its weights averaged over the latest steps."""
+        """Writes the head in the format that drafters load, with its averaged weights."""
         with self.averaged():
             self._write(folder)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The head has the averages while the block lasts."""
+        """Puts the averaged weights into the head while the `with` block runs."""
         latest = {name: part.detach().clone() for name, part in self._trained()}
         try:
             self._put(self._average)

@@ -1,8 +1,8 @@
-"""What an engine holds of a prefix, as tensors by name: keys and values of whole blocks, and the state behind them.
+"""Contents of a prefix in an engine, as tensors by name: KV of whole blocks, recurrent state behind them, and taps.
 
-`layers.N.keys` and `layers.N.values` are [num_tokens, num_kv_heads, dim], as uint8 where the pool has float8_e4m3fn;
-`states.L.KIND.I` is a part of the state that layer L has of one sequence; `taps.LAYERS` [num_tokens, taps_size] is what
-a drafter that needs these layers is given.
+`layers.N.keys` and `layers.N.values` are [num_tokens, num_kv_heads, dim], stored as uint8 if the pool is float8_e4m3fn.
+`states.L.KIND.I` is a part of layer L's recurrent state of one sequence. `taps.LAYERS` [num_tokens, taps_size] are the
+taps for a drafter that needs these layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +22,12 @@ TAPS = "taps."
 
 
 class PrefixContents:
-    """Reads and writes prefixes in an engine's memory.
+    """Reads and writes contents of prefixes in an engine's memory.
 
     Args:
-        states: of a model with recurrent layers; None where it has none.
-        contexts: what is recorded for drafters.
-        needs: of the engine's drafter.
+        states: recurrent states of the model; None if it has none.
+        contexts: taps recorded for drafters.
+        needs: needs of the engine's drafter.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PrefixContents:
 
     @torch.no_grad()
     def read(self, blocks: Sequence[int], taps: Tensor | None) -> Contents:
-        """Copies on the host, of blocks that are cached, and what was recorded with them."""
+        """Copies the contents of cached blocks to the host, and adds the recorded taps."""
         rows = torch.tensor(blocks)
         found = {
             name: part.index_select(0, rows.to(part.device)).flatten(0, 1).cpu() for name, part in self._pool_parts()
@@ -52,15 +52,16 @@ class PrefixContents:
         return found if taps is None else found | {self._taps_name: taps}
 
     def taps_in(self, contents: Contents) -> Tensor | None:
-        """What the engine's own drafter is given; None where another one's was recorded, or none's."""
+        """Taps for the engine's own drafter; None if none were recorded, or only those of a drafter with other
+        needs."""
         return contents.get(self._taps_name)
 
     @torch.no_grad()
     def write(self, blocks: Sequence[int], contents: Contents) -> bool:
-        """Fill live blocks that are not cached yet; False where there is no room for the state.
+        """Writes contents into live blocks that are not cached yet; returns False if there is no room for the state.
 
         Args:
-            contents: in which `mismatch` finds nothing.
+            contents: tensors that passed `mismatch`.
         """
         rows, size = torch.tensor(blocks), self._cache.block_size
         for name, part in self._pool_parts():
@@ -72,7 +73,7 @@ class PrefixContents:
         return self._states.put(blocks[-1], state)
 
     def mismatch(self, num_blocks: int, contents: Contents) -> str | None:
-        """Why tensors cannot be those of so many blocks of this engine; None where they can."""
+        """Reason for which tensors cannot be the contents of `num_blocks` blocks of this engine; None if they can."""
         expected = self._expected(num_blocks)
         contents = {name: part for name, part in contents.items() if not name.startswith(TAPS) or name in expected}
         expected = {name: what for name, what in expected.items() if not name.startswith(TAPS) or name in contents}
@@ -85,7 +86,7 @@ class PrefixContents:
         return None
 
     def num_bytes(self, num_blocks: int) -> int:
-        """Of so many blocks, and the state behind them."""
+        """Bytes of `num_blocks` blocks and the state behind them."""
         state = 0 if self._states is None else self._states.kept_bytes
         return num_blocks * self._cache.block_bytes + state
 
@@ -93,7 +94,7 @@ class PrefixContents:
         for index, pair in enumerate(self._cache.layers):
             for kind, part in zip(("keys", "values"), pair, strict=True):
                 if part.numel():
-                    # As bytes: torch indexes no float8 on CPUs.
+                    # Viewed as bytes, because torch does not index float8 on CPUs.
                     is_fp8 = part.dtype == torch.float8_e4m3fn
                     yield f"layers.{index}.{kind}", part.view(torch.uint8) if is_fp8 else part
 

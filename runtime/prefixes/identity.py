@@ -1,4 +1,5 @@
-"""What computes an engine's keys and values: where two are equal, what the one computed the other may read."""
+"""Identity of everything that determines an engine's KV: engines with equal identities can read each other's
+prefixes."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -13,10 +14,10 @@ _PACKAGES = ("wingbeat", "torch", "transformers")
 
 
 def identity_of(folder: Path, loaded: "LoadedModel", block_size: int, kv_cache_dtype: str = "auto") -> dict[str, str]:
-    """Of an engine, by what each entry is.
+    """Identity of an engine, by name of each entry.
 
     Args:
-        kv_cache_dtype: as the engine's limits have it.
+        kv_cache_dtype: as in the engine's limits.
 
     Raises:
         OSError: the checkpoint cannot be read.

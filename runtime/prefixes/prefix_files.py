@@ -1,6 +1,6 @@
-"""Prefixes on disk: `NAME.json` says what a prefix is, `NAME.safetensors` has what an engine computed of it.
+"""Files of a prefix: `NAME.json` holds its definition, `NAME.safetensors` the contents that an engine computed.
 
-Both are written whole or not at all, and have checksums. The first is enough to compute the second again.
+Both files are replaced atomically and have checksums. The contents can be recomputed from the definition.
 """
 
 import hashlib
@@ -22,24 +22,24 @@ from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.scheduling.request import Variant
 
 FORMAT = "1"
-"""Of both files."""
+"""Format version of both files."""
 MOST_RECORD_BYTES = 1 << 26
 MOST_SPAN_BYTES = 1 << 25
-"""Content of a prefix's spans, which a record has in base64."""
+"""Most bytes of the contents of a prefix's spans, which a record holds in base64."""
 
 
 class PrefixFileError(ValueError):
-    """A file is not taken; one line that names it and says why."""
+    """A file cannot be used; one line that names the file and the reason."""
 
 
 def write_record(path: Path, prefix: SavedPrefix, tokenizer: str) -> None:
-    """Write what a prefix is.
+    """Writes the definition of a prefix.
 
     Args:
-        tokenizer: digest of what its tokens are those of.
+        tokenizer: digest of the tokenizer.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the file cannot be written.
     """
     fields = {
         "format": FORMAT,
@@ -58,10 +58,10 @@ def write_record(path: Path, prefix: SavedPrefix, tokenizer: str) -> None:
 
 
 def read_record(path: Path, tokenizer: str) -> SavedPrefix:
-    """What the prefix of a file is.
+    """Reads the definition of a prefix.
 
     Raises:
-        PrefixFileError: it cannot be read, is damaged, or has tokens of another tokenizer.
+        PrefixFileError: the file cannot be read, is damaged, or belongs to another tokenizer.
     """
     try:
         if path.stat().st_size > MOST_RECORD_BYTES:
@@ -70,7 +70,7 @@ def read_record(path: Path, tokenizer: str) -> SavedPrefix:
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise PrefixFileError(f"{path} is not of format {FORMAT}")
         if fields.pop("checksum", None) != _checksum_of_fields(fields):
-            raise PrefixFileError(f"{path} is damaged: its checksum is another one")
+            raise PrefixFileError(f"{path} is damaged: its checksum does not match")
         if fields["tokenizer"] != tokenizer:
             raise PrefixFileError(f"{path} has tokens of another tokenizer")
         if fields["name"] != path.stem or not is_prefix_name(path.stem):
@@ -86,13 +86,13 @@ def read_record(path: Path, tokenizer: str) -> SavedPrefix:
 
 
 def write_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str], contents: Contents) -> None:
-    """Write what an engine computed of a prefix.
+    """Writes the contents of a prefix.
 
     Args:
-        identity: of what computed it, by what each entry is.
+        identity: identity of the engine that computed them, by name of each entry.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the file cannot be written.
     """
     own = {**identity, "prefix": prefix_digest(prefix)}
     metadata = {"format": FORMAT, "identity": json.dumps(own), "checksum": _checksum(own, contents)}
@@ -105,10 +105,10 @@ def write_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str],
 
 
 def read_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str]) -> Contents:
-    """The tensors of a prefix, on the host.
+    """Reads the contents of a prefix, as tensors on the host.
 
     Raises:
-        PrefixFileError: it cannot be read, is damaged, or was computed by or for something else.
+        PrefixFileError: the file cannot be read, is damaged, or has another identity or prefix.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -121,7 +121,7 @@ def read_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str]) 
                     raise PrefixFileError(f"{path} has another {what}: {found.get(what)}, not {value}")
             contents = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if metadata["checksum"] != _checksum(own, contents):
-                raise PrefixFileError(f"{path} is damaged: its checksum is another one")
+                raise PrefixFileError(f"{path} is damaged: its checksum does not match")
             return contents
     except PrefixFileError:
         raise
@@ -130,15 +130,16 @@ def read_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str]) 
 
 
 def prefix_digest(prefix: SavedPrefix) -> str:
-    """Of what decides a prefix's keys and values beside the model: its tokens and its adapter."""
+    """Digest of what determines a prefix's KV beside the model: tokens, spans and adapter."""
     return hashlib.sha256(json.dumps([prefix.variant_digest, prefix.hashed_ids]).encode()).hexdigest()[:32]
 
 
 def _read_span(fields: Mapping[str, Any]) -> PromptSpan:
-    """Raises ValueError, KeyError or TypeError where the fields are none of `PromptSpan.as_fields`."""
+    """Restores a span from its fields; raises ValueError, KeyError or TypeError if they are not
+    `PromptSpan.as_fields`."""
     span = first("read_span", fields)
     if span is None:
-        raise ValueError("nothing here reads its spans")
+        raise ValueError("this server cannot read its spans")
     return span
 
 
@@ -156,7 +157,7 @@ def _checksum(identity: Mapping[str, str], contents: Contents) -> str:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file of this user alone to be written, which takes the place of another one when it is complete."""
+    """Temporary file, readable by this user alone, that replaces `path` when the `with` block ends."""
     with replacing(path) as temporary:
         temporary.touch(0o600, exist_ok=False)
         yield temporary

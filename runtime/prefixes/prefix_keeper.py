@@ -1,6 +1,6 @@
-"""The prefixes that an engine has pinned: computed by a request of the engine's own, or read from disk.
+"""Pinned prefixes of an engine, computed by requests of the engine's own or read from disk.
 
-All calls come from the engine's thread, between two rounds; files are written by another one.
+All calls come from the engine's thread, between two rounds; a separate thread writes files.
 """
 
 import logging
@@ -29,52 +29,52 @@ ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 INVALID, NO_ROOM = "invalid_value", "pinned_memory_exceeded"
 
 Key = tuple[str, int]
-"""Name and version: while one takes the place of another, both are there."""
+"""Name and version: while one version replaces another, both are present."""
 
 
 class Refusal(NamedTuple):
-    """Why a prefix is not pinned."""
+    """Reason for which a prefix is not pinned."""
 
     code: str
     """INVALID or NO_ROOM."""
     reason: str
-    """Of the prompt, to be read behind its name."""
+    """Sentence about the prefix, to be read behind its name."""
 
 
 @dataclass
 class _Pinned:
-    """A prefix that is here."""
+    """Prefix that is pinned."""
 
     prefix: SavedPrefix
     blocks: list[int]
     taps: Tensor | None
-    """What a drafter is given of it; None where drafters need none, or these are not on disk."""
+    """Taps for a drafter; None if drafters need none, or the taps are not on disk."""
     path: Path | None = None
-    """Its file, once there is one."""
+    """File of the prefix, once it is written."""
     is_kept: bool = False
-    """Whether it is on disk, or about to be written."""
+    """Whether the prefix is on disk, or about to be written."""
 
 
 @dataclass
 class _Computing:
-    """A prefix whose request runs or waits."""
+    """Prefix whose request runs or waits."""
 
     prefix: SavedPrefix
     num_blocks: int
     num_new: int
-    """Of them, those that are not pinned yet."""
+    """Blocks of the prefix that are not pinned yet."""
     done: "Future[Refusal | None]"
 
 
 class PrefixKeeper:
-    """Owner of an engine's pins.
+    """Owner of an engine's pinned prefixes.
 
     Args:
-        store: where prefixes are kept; None keeps them in memory alone.
-        max_pinned_tokens: of all prefixes; None takes a quarter of the blocks.
+        store: folder on disk for prefixes; None keeps them in memory alone.
+        max_pinned_tokens: most pinned tokens of all prefixes; None allows a quarter of the blocks.
 
     Raises:
-        ValueError: the settings leave no room for a sequence beside what may be pinned; says what to change.
+        ValueError: the settings leave no room for a sequence beside pinned prefixes; names the setting to change.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class PrefixKeeper:
         self.max_blocks = most_pinned_blocks(engine, max_pinned_tokens)
         self._pinned: dict[Key, _Pinned] = {}
         self._latest: dict[str, int] = {}
-        """By name, the version that is kept, or at which it was let go of."""
+        """Latest version by name, either kept or deleted."""
         self._computing: dict[str, _Computing] = {}
-        """By request."""
+        """Prefixes being computed, by request id."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-prefixes")
 
     def open(self, variants: Iterable[Variant] = ()) -> list[SavedPrefix]:
-        """Pin what is kept on disk, or begin to compute it; returns all that is kept there.
+        """Pins the prefixes on disk, or starts computing them; returns all prefixes on disk.
 
         Args:
-            variants: that are served: a prefix is of the one that has its variant's name now.
+            variants: served variants; a prefix of a variant is assigned to the one that has this name now.
         """
         by_name = {variant.name: variant for variant in variants}
         found = []
@@ -109,9 +109,9 @@ class PrefixKeeper:
         return found
 
     def save(self, prefix: SavedPrefix) -> "Future[Refusal | None]":
-        """Pin a prefix, from its file where that is one of its tokens; it is not written before it is kept.
+        """Pins a prefix, from its file if the file matches; does not write it to disk, which `keep` does.
 
-        The future has why it cannot be, where it cannot.
+        The future's result is the refusal, or None once the prefix is pinned.
         """
         done: Future[Refusal | None] = Future()
         if self._key(prefix) in self._pinned:
@@ -131,9 +131,9 @@ class PrefixKeeper:
         return done
 
     def keep(self, entries: Iterable[tuple[str, int, SavedPrefix | None]]) -> "Future[None]":
-        """Let names stand for prefixes, None for no longer: what is missing is pinned, what is not named any more goes.
+        """Assigns names to prefixes, None to delete: pins missing prefixes and unpins those without a name.
 
-        The future ends once what is pinned already has been written.
+        The future ends once prefixes that are pinned already have been written.
         """
         for name, version, prefix in entries:
             if version < self._latest.get(name, 0):
@@ -151,7 +151,7 @@ class PrefixKeeper:
         return self._writer.submit(lambda: None)
 
     def drop(self, name: str, version: int) -> None:
-        """Let go of a prefix that was pinned and is not to be kept; harmless where it is not here."""
+        """Unpins a prefix that is not to be kept; does nothing if it is not pinned."""
         if (name, version) in self._pinned:
             self._unpin((name, version))
         for request_id, computing in list(self._computing.items()):
@@ -159,11 +159,11 @@ class PrefixKeeper:
                 self._give_up(request_id, "is not to be kept")
 
     def stored(self, name: str) -> SavedPrefix | None:
-        """The prefix of a name on disk."""
+        """The prefix on disk with this name; None if there is none."""
         return None if self._store is None else self._store.record(name)
 
     def take(self, output: RequestOutput) -> None:
-        """What became of a request; of those that are not the keeper's too."""
+        """Handles an output of any request; pins a prefix whose request has finished."""
         if output.finish_reason is None or output.request_id not in self._computing:
             return
         if output.failure is not None:
@@ -173,12 +173,12 @@ class PrefixKeeper:
         refusal = None
         try:
             self._pin(computed.prefix, computed.num_blocks, taps)
-        except (RuntimeError, KeyError) as error:  # such as a state for which there was no row
+        except (RuntimeError, KeyError) as error:  # such as a state that found no free row
             refusal = Refusal(INVALID, f"could not be pinned: {error}")
         computed.done.set_result(refusal)
 
     def describe(self) -> dict[str, Any]:
-        """What is pinned, for people: `prefixes`, and the tokens of all and of how many there may be."""
+        """Status of pinned prefixes for people: `prefixes`, and the pinned and allowed tokens."""
         size = self._blocks.block_size
         return {
             "pinned_tokens": self._blocks.num_pinned * size,
@@ -196,14 +196,14 @@ class PrefixKeeper:
         }
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Waits until pending files are written."""
         self._writer.shutdown()
 
     def _start(self, prefix: SavedPrefix, is_new: bool) -> None:
-        """Pin a prefix that is to be kept, now or as soon as it is computed, and write what is not on disk.
+        """Pins a prefix that is to be kept, now or once it is computed, and writes what is not on disk.
 
         Args:
-            is_new: it may be another one than that on disk.
+            is_new: whether it may differ from the prefix on disk.
         """
         self.save(prefix).add_done_callback(lambda done: self._started(prefix, is_new, done))
 
@@ -247,7 +247,7 @@ class PrefixKeeper:
         return None
 
     def _restore(self, prefix: SavedPrefix, num_blocks: int) -> bool:
-        """Pin a prefix from its file; False where that cannot be done."""
+        """Pins a prefix from its file; returns False if that is not possible."""
         if self._store is None:
             return False
         contents = self._store.contents(prefix, lambda found: self._contents.mismatch(num_blocks, found))
@@ -272,7 +272,7 @@ class PrefixKeeper:
     def _compute(self, computing: _Computing) -> None:
         prefix, num_tokens = computing.prefix, computing.num_blocks * self._blocks.block_size
         request_id = f"prefix {prefix.name} {prefix.version}"
-        # What a drafter is given of it is in no cache.
+        # Taps for the drafter are in no cache, so the whole prefix is computed.
         fresh = self._engine.needs.keeps_context
         tokens = prefix.token_ids[:num_tokens]
         spans = tuple(one for one in prefix.spans if one.end < num_tokens)
@@ -310,7 +310,7 @@ class PrefixKeeper:
         computing.done.set_result(Refusal(INVALID, reason))
 
     def _end(self, request_id: str) -> tuple[_Computing, Tensor | None]:
-        """What is no longer computed, and what was recorded of it."""
+        """Ends the computation of a prefix; returns it with the taps recorded."""
         if self._states is not None:
             self._states.marks.pop(request_id, None)
         taps = self._engine.contexts.take(request_id) if self._engine.needs.keeps_context else None
@@ -329,10 +329,11 @@ class PrefixKeeper:
 
 
 def most_pinned_blocks(engine: "Engine", max_pinned_tokens: int | None) -> int:
-    """Blocks that may be pinned: what is left always holds a sequence of max_model_len, so that every request can end.
+    """Most blocks that may be pinned; the rest always holds a sequence of max_model_len, so that every request can
+    finish.
 
     Raises:
-        ValueError: max_pinned_tokens is more.
+        ValueError: max_pinned_tokens exceeds this.
     """
     config, num_blocks = engine.config, engine.block_manager.num_blocks
     beside = max(0, num_blocks - 1 - config.max_blocks_per_seq)

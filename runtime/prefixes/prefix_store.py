@@ -1,4 +1,4 @@
-"""The folder in which one model's prefixes are kept; what cannot be used there is logged, and never trusted."""
+"""Folder with the prefixes of one model; files that cannot be used are logged and ignored."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -22,9 +22,9 @@ class PrefixStore:
     """Reads and writes the files of prefixes.
 
     Args:
-        identity: of what computes prefixes here: another one's keys and values are not read.
-        tokenizer: digest of the tokenizer: another one's prefixes are not read at all.
-        has_contents: False keeps what prefixes are, and nothing that was computed of them.
+        identity: identity of this engine; contents of another identity are not read.
+        tokenizer: digest of the tokenizer; prefixes of another tokenizer are not read at all.
+        has_contents: False keeps definitions of prefixes without computed contents.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, str], tokenizer: str, has_contents: bool = True) -> None:
@@ -34,12 +34,12 @@ class PrefixStore:
         self._tokenizer = tokenizer
 
     def records(self) -> list[SavedPrefix]:
-        """The prefixes that are kept, by name."""
+        """Prefixes on disk, sorted by name."""
         found = (self.record(path.stem) for path in sorted(self.folder.glob(f"*{RECORD}")))
         return [prefix for prefix in found if prefix is not None]
 
     def record(self, name: str) -> SavedPrefix | None:
-        """The prefix of a name; None where there is none, or none that can be used."""
+        """The prefix with this name; None if there is none that can be used."""
         path = self.folder / f"{name}{RECORD}"
         if not path.exists():
             return None
@@ -50,10 +50,10 @@ class PrefixStore:
             return None
 
     def contents(self, prefix: SavedPrefix, mismatch: Callable[[Contents], str | None]) -> Contents | None:
-        """What was computed of a prefix; None where there is nothing, or nothing that can be used.
+        """Contents computed of a prefix; None if there are none that can be used.
 
         Args:
-            mismatch: why tensors are not those of such a prefix.
+            mismatch: returns the reason for which tensors are not those of this prefix, or None.
         """
         path = self.path(prefix)
         if not (self.has_contents and path.exists()):
@@ -68,10 +68,10 @@ class PrefixStore:
             return None
 
     def write(self, prefix: SavedPrefix, contents: Contents | None) -> Path | None:
-        """Keep a prefix; None where the disk refuses, which is warned of.
+        """Writes a prefix and returns its file; None if the disk refuses, which is logged.
 
         Args:
-            contents: None where they are there already.
+            contents: None if they are on disk already.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class PrefixStore:
             return None
 
     def delete(self, name: str, version: int) -> None:
-        """Forget a prefix, unless a later one has its name."""
+        """Deletes a prefix, unless a later version has its name."""
         kept = self.record(name)
         if kept is not None and kept.version > version:
             return
@@ -95,5 +95,5 @@ class PrefixStore:
                 logger.warning("Prefix %s cannot be deleted from %s: %s", name, self.folder, error)
 
     def path(self, prefix: SavedPrefix) -> Path:
-        """Of what was computed of it."""
+        """File of the contents of a prefix."""
         return self.folder / f"{prefix.name}{CONTENTS}"

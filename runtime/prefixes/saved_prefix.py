@@ -1,4 +1,4 @@
-"""A prefix under its name, as engines, replicas and routers know it."""
+"""Named prefix, as exchanged by engines, replicas and routers."""
 
 import re
 from typing import NamedTuple
@@ -10,26 +10,27 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class SavedPrefix(NamedTuple):
-    """What a name stands for."""
+    """Definition of a named prefix."""
 
     name: str
     version: int
-    """Nanoseconds since 1970: of two prefixes of one name the later one counts."""
+    """Nanoseconds since 1970: among prefixes of one name the latest counts."""
     token_ids: tuple[int, ...]
     variant: Variant | None = None
-    """The variant for whose requests it is; None is the base model."""
+    """Variant whose requests use the prefix; None for the base model."""
     conversation: str = ""
-    """JSON of the messages that it was made of, and of what else their template read; empty for a plain prompt."""
+    """JSON of the messages that the prefix was made of, and other inputs of their template; empty for a plain
+    prompt."""
     spans: tuple[PromptSpan, ...] = ()
-    """Spans among its tokens that stand for more than text."""
+    """Spans of the prompt with content other than text."""
 
     @property
     def hashed_ids(self) -> list[int]:
-        """Numbers by which its blocks are hashed: tokens, and the content of spans in the place of theirs."""
+        """Numbers by which the prefix's blocks are hashed: token ids, replaced by content hashes inside spans."""
         return prefix_ids(list(self.token_ids), self.spans)
 
     def num_blocks(self, block_size: int) -> int:
-        """Whole blocks that can be computed of it alone: none ends within a span, or right behind it."""
+        """Whole blocks that can be computed from the prefix alone: none ends within a span, or right behind it."""
         count = len(self.token_ids) // block_size
         while any(one.start < count * block_size <= one.end for one in self.spans):
             count -= 1
@@ -37,10 +38,10 @@ class SavedPrefix(NamedTuple):
 
     @property
     def variant_digest(self) -> str:
-        """Digest of its variant; empty for the base model."""
+        """Digest of the prefix's variant; empty for the base model."""
         return "" if self.variant is None else self.variant.digest
 
 
 def is_prefix_name(name: str) -> bool:
-    """Whether a prefix may have this name, which is also that of its files."""
+    """Whether a name is valid for a prefix and its files."""
     return _NAME.fullmatch(name) is not None

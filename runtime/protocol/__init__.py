@@ -1,1 +1,1 @@
-"""What crosses between verifier and drafter."""
+"""Messages and channel interface between verifier and drafter."""

@@ -1,4 +1,4 @@
-"""Inputs of drafters for pieces of prompts whose tokens stand for more than text: embeddings, and rotations."""
+"""Drafter inputs for prompt chunks with spans (images, ...): embeddings and rotary positions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,57 +10,60 @@ from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 
 
 class PlacedChunk(NamedTuple):
-    """A chunk whose inputs are asked for."""
+    """Chunk whose drafter inputs are needed."""
 
     start: int
-    """Position of its first pair."""
+    """Position of the chunk's first pair."""
     length: int
     spans: tuple[PromptSpan, ...]
     """Spans of the whole prompt."""
 
 
 TellInputs = Callable[[Any, list[PlacedChunk]], int]
-"""(outcome, its chunks) -> `RoundHeader.has_inputs`; fills in what the outcome has room for."""
+"""(outcome, its chunks) -> `RoundHeader.has_inputs`; writes the inputs that the outcome has fields for."""
 
 
 class ChunkInputs(NamedTuple):
-    """Inputs of pairs (taps at position i, token i + 1), chunk behind chunk.
+    """Drafter inputs of pairs (taps at position i, token i + 1), chunks in order.
 
-    A pair is rotated by where its token stands, less one: that is i in a text, and trainers of heads on prompts with
-    spans give the same, because they number the tokens of a sequence without its first.
+    A pair is rotated by its token's rotary position minus one. For text that is i. Trainers of heads on prompts with
+    spans number positions in the same way, because they number a sequence's tokens without the first.
     """
 
     axes: Tensor
-    """int64 [num_tokens, 3 or 0]: by what a pair is rotated, on each axis; 0 columns where that is its position."""
+    """int64 [num_tokens, 3 or 0]: rotary position of each pair on each axis; 0 columns if it equals the pair's
+    position."""
     shown: Tensor
-    """int64 [num_tokens or 0]: 1 where the token is one of a span; 0 rows: nobody looks."""
+    """int64 [num_tokens or 0]: 1 where the token belongs to a span; 0 rows if the drafter reads no embeddings."""
     embeddings: Tensor
-    """[num_tokens, embedding_width]: what the model read in the place of the tokens' own; read where shown."""
+    """[num_tokens, embedding_width]: embeddings that the verifier read in place of the token embeddings; valid where
+    `shown` is 1."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "ChunkInputs":
-        """On a device."""
+        """Copies the inputs to a device."""
         return ChunkInputs(*(part.to(device, non_blocking=non_blocking) for part in self))
 
     def of(self, rows: slice) -> "ChunkInputs":
-        """Inputs of some of the pairs."""
+        """Inputs of a slice of the pairs."""
         return ChunkInputs(*(part[rows] for part in self))
 
     def positions(self, plain: Tensor) -> Tensor:
-        """Rotations of pairs at positions int64 [num_tokens]: int64 [num_tokens] or [3, num_tokens]."""
+        """Rotary positions of pairs at positions int64 [num_tokens]: int64 [num_tokens] or [3, num_tokens]."""
         return self.axes.T if self.axes.shape[1] else plain
 
     def embedded(self, own: Tensor) -> Tensor:
-        """Embeddings [num_tokens, size] of the pairs' tokens, those of spans in the place of the tokens' own."""
+        """Token embeddings [num_tokens, size] with those of spans replaced by the span's embeddings."""
         if not len(self.shown) or own.shape[1] != self.embeddings.shape[1]:
             return own
         return torch.where(self.shown[:, None] > 0, self.embeddings.to(own.dtype), own)
 
 
 def joined(parts: list[tuple[ChunkInputs | None, Tensor]]) -> ChunkInputs | None:
-    """Inputs of several verifiers' chunks; None where none has any.
+    """Concatenates the inputs of several verifiers' chunks; None if none has any.
 
     Args:
-        parts: what each says, and the positions int64 [num_tokens] of its pairs, by which those of a text are rotated.
+        parts: inputs of each verifier's chunks, and the positions int64 [num_tokens] of their pairs, which are the
+            rotary positions of text.
     """
     told = [one for one, _ in parts if one is not None]
     if not told:
@@ -72,7 +75,7 @@ def joined(parts: list[tuple[ChunkInputs | None, Tensor]]) -> ChunkInputs | None
 
 
 def _filled(told: ChunkInputs | None, positions: Tensor, num_axes: int, like: Tensor) -> ChunkInputs:
-    """With as many columns as those beside it."""
+    """Inputs extended to the number of columns of the widest part."""
     count = len(positions)
     axes = positions[:, None].expand(count, num_axes)
     shown, embeddings = positions.new_zeros(count), like.new_zeros(count, like.shape[1])

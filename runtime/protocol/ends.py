@@ -1,9 +1,9 @@
-"""The two ends of the channel between a verifier and its drafter, as the engine sees them.
+"""Interfaces of the two ends of the channel between a verifier and its drafter.
 
-`wingbeat.cluster` implements them (in one process, over shared memory); the runtime knows only this contract.
-One round: the verifier fills an `Outcome` and publishes it, the drafter answers with a `TreeReply`. Two rounds of
-buffers alternate by parity, so addresses never change. Every round is answered, also one that asks for no tree: the
-answer frees its buffers.
+`wingbeat.cluster` implements the interfaces (within one process, over shared memory); the runtime uses them alone. In
+each round the verifier fills an `Outcome` and publishes it, and the drafter answers with a `TreeReply`. Two sets of
+buffers alternate by the round's parity, so addresses never change. Every round is answered, even if it requests no
+tree, because the answer frees its buffers.
 """
 
 from typing import Protocol
@@ -14,7 +14,7 @@ from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply
 
 
 class VerifierEnd(Protocol):
-    """Held by the engine. It never blocks longer than the time-out it is given."""
+    """The engine's end; no method blocks longer than its time-out."""
 
     spec: ChannelSpec
     token_ids: Tensor
@@ -22,59 +22,60 @@ class VerifierEnd(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """Incarnation of the attached drafter; 0 while none is attached."""
+        """Incarnation of the attached drafter; 0 if none is attached."""
         ...
 
     def peer_alive(self) -> bool:
-        """False once the attached drafter's process is gone, or none is attached. Costs microseconds."""
+        """Whether a drafter is attached and its process is alive. Costs microseconds."""
         ...
 
     def acquire_outcome(self, timeout_s: float) -> Outcome | None:
-        """Buffers of the next round, or None while the drafter still uses them after `timeout_s`."""
+        """Buffers of the next round; None if the drafter still uses them after `timeout_s`."""
         ...
 
     def publish_outcome(self) -> int:
-        """Hand the acquired buffers to the drafter; returns the round's number (1, 2, ...)."""
+        """Passes the acquired buffers to the drafter; returns the round's number (1, 2, ...)."""
         ...
 
     def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
-        """The answer to a round, or None when it does not come in time or the drafter dies or changes meanwhile."""
+        """The answer to a round; None if it does not arrive in time or the drafter dies or is replaced meanwhile."""
         ...
 
     def close(self) -> None:
-        """Release the buffers; the drafter's end then reports the channel as closed."""
+        """Releases the buffers; the drafter's end then reports the channel as closed."""
         ...
 
 
 class DrafterEnd(Protocol):
-    """Held by the drafter's worker."""
+    """The drafter worker's end."""
 
     spec: ChannelSpec
     token_ids: Tensor
     incarnation: int
 
     def poll_outcome(self) -> Outcome | None:
-        """The oldest round not answered yet, or None; never blocks. Also counts as a heartbeat."""
+        """The oldest unanswered round, or None; never blocks. Also serves as heartbeat."""
         ...
 
     def has_outcome(self) -> bool:
-        """Whether a round waits and all of it is there: nothing enqueued now would wait for the verifier's device."""
+        """Whether a round is waiting and complete, so that work enqueued now does not wait for the verifier's
+        device."""
         ...
 
     @property
     def reply(self) -> TreeReply:
-        """Buffers for the answer to the round last polled."""
+        """Buffers for the answer to the round polled last."""
         ...
 
     def publish_reply(self) -> None:
-        """Answer the round last polled and release its buffers (writes round and incarnation into the header)."""
+        """Answers the round polled last and releases its buffers; writes round and incarnation into the header."""
         ...
 
     @property
     def closed(self) -> bool:
-        """True once the verifier closed the channel or its process is gone, or another incarnation took over."""
+        """True once the verifier closed the channel, its process is gone, or another drafter incarnation took over."""
         ...
 
     def close(self) -> None:
-        """Detach; the buffers stay with the verifier."""
+        """Detaches; the buffers remain with the verifier."""
         ...

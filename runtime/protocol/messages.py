@@ -1,7 +1,7 @@
 """Tensors that cross a boundary: between engine and model, and between verifier and drafter.
 
-Dimension words: num_slots rows of persistent state, num_nodes tree nodes per sequence (root included), max_path
-tokens one round can emit, taps_size = taps x verifier hidden size.
+Dimensions: num_slots rows of persistent state, num_nodes tree nodes per sequence (root included), max_path tokens that
+one round can emit at most, taps_size = taps x verifier hidden size.
 """
 
 from dataclasses import dataclass
@@ -18,33 +18,33 @@ from wingbeat.runtime.protocol.sampling_rules import MOST_BIASED, NUM_RULES, Sam
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """Shapes of every buffer between a verifier and its drafter; fixed for the channel's life."""
+    """Shapes of all buffers between a verifier and its drafter; constant during the channel's life."""
 
     num_slots: int
     num_nodes: int
     max_path: int
     max_prefill_tokens: int
     taps_size: int
-    """0 where the drafter needs no hidden states."""
+    """0 if the drafter needs no hidden states."""
     max_model_len: int
     max_blocks_per_seq: int
     block_size: int
     num_blocks: int
-    """Of the verifier's KV pool: the drafter's KV lives under the same block ids."""
+    """Blocks of the verifier's KV pool; the drafter stores its KV under the same block ids."""
     taps_dtype: torch.dtype = torch.float32
     keeps_context: bool = True
-    """Whether the drafter keeps state per committed position, so that it is told of every one; see `DrafterNeeds`."""
+    """Whether the drafter keeps state per committed position and must receive every position; see `DrafterNeeds`."""
     vocab_size: int = 0
-    """Of the verifier; 0 where the drafter is never told which tokens are allowed: with rounds in flight the host knows
-    the roots too late."""
+    """Vocabulary size of the verifier; 0 if masks of allowed tokens are never sent, because with rounds in flight the
+    host knows the roots too late."""
     embedding_width: int = 0
-    """Width of the embeddings of prompts' spans; 0 where the drafter is never shown them."""
+    """Width of the embeddings of prompt spans; 0 if these are not sent."""
     num_axes: int = 0
-    """Axes of positions in prompts: 3 where spans are rotated by row and column, and the drafter is told so."""
+    """3 if rotary positions of spans by time, row and column are sent; else 0."""
 
     @classmethod
     def of(cls, config: EngineConfig, **others: Any) -> "ChannelSpec":
-        """What an engine's settings say of it, and the fields that they do not."""
+        """Spec from an engine's settings and the fields that do not follow from these."""
         return cls(
             num_slots=config.max_num_seqs,
             num_nodes=config.speculation.num_nodes,
@@ -58,7 +58,7 @@ class ChannelSpec:
 
 
 class TokenTree(NamedTuple):
-    """Draft trees of several sequences; a chain is a tree. Node 0 is the root, the last committed token."""
+    """Draft trees of several sequences; chains are trees too. Node 0 is the root, the last committed token."""
 
     token_ids: Tensor
     """int64 [num_reqs, num_nodes]"""
@@ -69,11 +69,11 @@ class TokenTree(NamedTuple):
     scores: Tensor
     """float32 [num_reqs, num_nodes]: cumulative log-probability of the path."""
     num_valid: Tensor
-    """int64 [num_reqs]: nodes that count, root included; 1 is a bare root."""
+    """int64 [num_reqs]: valid nodes, root included; 1 is a bare root."""
 
 
 class AcceptedPaths(NamedTuple):
-    """What a round decided for its decodes, on the device; rows are in the order of `SchedulerOutput.decodes`."""
+    """Result of a round for its decodes, on the device; rows are in the order of `SchedulerOutput.decodes`."""
 
     slots: Tensor
     """int64 [num_decodes]"""
@@ -86,113 +86,115 @@ class AcceptedPaths(NamedTuple):
     num_valid: Tensor
     """int64 [num_decodes]: nodes that were verified, root included."""
     nodes: Tensor
-    """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
+    """int64 [num_decodes, 1..max_path]: root and accepted nodes, padded with the last node."""
     taps: Tensor | None
-    """[num_decodes, 1..max_path, taps_size] along the path, as many columns as `nodes` has."""
+    """[num_decodes, 1..max_path, taps_size]: taps along the path, with as many columns as `nodes`."""
     evidence: Tensor | None = None
-    """int64 [num_decodes, num_nodes]: see `runtime.speculation.acceptance`; None where trees were not pruned there."""
+    """int64 [num_decodes, num_nodes]: see `runtime.speculation.acceptance`; None where trees were not pruned on the
+    device."""
     logprobs: Tensor | None = None
-    """int64 [num_asking, 1..max_path, n]: see `runtime.round.choice`; None where nobody asks. Where the
-    round is captured every decode has a row, and else those that ask."""
+    """int64 [num_asking, 1..max_path, n]: see `runtime.round.choice`; None if no request wants log-probabilities.
+    Captured rounds have a row for every decode, other rounds for the requesting decodes alone."""
     tree_token_ids: Tensor | None = None
-    """int64 [num_decodes, num_nodes]: the trees that were walked, as the next one; None where all were bare roots."""
+    """int64 [num_decodes, num_nodes]: token ids of the walked trees; None if all were bare roots."""
     tree_parents: Tensor | None = None
     columns: Tensor | None = None
-    """int64 [num_decodes, max_path]: where in the history the tokens belong, where the device has worked it out."""
+    """int64 [num_decodes, max_path]: columns of the token history for the emitted tokens; None if not computed on the
+    device."""
     packed: Tensor | None = None
-    """int64 [num_decodes, n]: `told` side by side, where the device has put it so."""
+    """int64 [num_decodes, n]: the tensors of `told` side by side; None if not packed on the device."""
 
     def told(self) -> dict[str, Tensor]:
-        """What of this the host is told, by name."""
+        """Tensors that are downloaded to the host, by name."""
         names = ("num_tokens", "num_valid", "token_ids", "nodes", "evidence", "logprobs")
         return {name: part for name in names if (part := getattr(self, name)) is not None}
 
 
 class RoundHeader(NamedTuple):
-    """What the drafter's host must know of a round: `Outcome.header` by name."""
+    """Data of a round that the drafter's host needs: the fields of `Outcome.header`."""
 
     round_number: int = 0
-    """Stamped by the channel when the round is published."""
+    """Set by the channel when the round is published."""
     num_decodes: int = 0
     num_chunks: int = 0
     num_proposals: int = 0
     max_levels: int = 0
     """Most levels to grow."""
     max_len: int = 0
-    """A bound of the longest sequence; 0 where the verifier's host cannot tell."""
+    """Upper bound of the longest sequence's length; 0 if the verifier's host has none."""
     has_rule: int = 0
-    """1 where growth stops by a rule, which the outcome holds."""
+    """1 if the outcome holds a rule by which growth stops."""
     has_masks: int = 0
-    """1 where not every token may follow the roots, and the outcome says which ones may."""
+    """1 if the outcome holds masks of the tokens allowed behind the roots."""
     sampling_rules: int = 0
-    """`RuleKinds` of the sequences that trees are asked for, whose rules of sampling the outcome holds; 0 where none of
-    them has any."""
+    """`RuleKinds` of the sequences for which trees are requested; 0 if none of them has sampling rules."""
     has_inputs: int = 0
-    """1 where a chunk has tokens of spans, or stands before some: `Outcome.inputs` has those of all chunks."""
+    """1 if a chunk has tokens of spans or precedes some; `Outcome.inputs` then holds inputs of all chunks."""
 
     @classmethod
     def read(cls, header: Tensor) -> "RoundHeader":
-        """Of a tensor int64 [16] on the host."""
+        """Reads the header from a tensor int64 [16] on the host."""
         return cls(*header.tolist()[: len(cls._fields)])
 
     def write(self, header: Tensor) -> None:
-        """Into a tensor int64 [16] on the host; the rest of it stays zero."""
+        """Writes the header into a tensor int64 [16] on the host; the rest stays zero."""
         header.numpy()[: len(self)] = self
 
     @staticmethod
     def stamp(header: np.ndarray, round_number: int) -> None:
-        """Number a header that is filled in otherwise."""
+        """Writes the round's number into a header that is otherwise complete."""
         header[0] = round_number
 
 
 class ReplyHeader(NamedTuple):
-    """Which round is answered, and by whom: `TreeReply.header` by name."""
+    """Round and drafter of an answer: the first fields of `TreeReply.header`."""
 
     round_number: int = 0
     incarnation: int = 0
-    """Of the drafter."""
+    """Incarnation of the drafter."""
 
     @classmethod
     def read(cls, header: np.ndarray | Tensor) -> "ReplyHeader":
-        """Of int64 [8] on the host."""
+        """Reads the header from int64 [8] on the host."""
         return cls(*header.tolist()[: len(cls._fields)])
 
     def write(self, header: np.ndarray | Tensor) -> None:
-        """Into int64 [8] on the host; the rest is `DrafterFigures`."""
+        """Writes the header into int64 [8] on the host; the rest is `DrafterFigures`."""
         header[0], header[1] = self
 
 
 class DrafterFigures(NamedTuple):
-    """What a drafter says of itself with every answer: `TreeReply.header` behind `ReplyHeader`; `_us`: microseconds."""
+    """Timings and counters that a drafter sends with every answer, in `TreeReply.header` behind `ReplyHeader`; `_us`:
+    microseconds."""
 
     started_ns: int = 0
-    """When it began with the round, nanoseconds since 1970."""
+    """Time at which the drafter began the round, nanoseconds since 1970."""
     commit_us: int = 0
-    """What its host then took to take in decided tokens."""
+    """Host time to take in decided tokens."""
     levels_us: int = 0
-    """And to grow trees: both together where one call or one graph does both."""
+    """Host time to grow trees; includes `commit_us` where one call or one graph does both."""
     reply_us: int = 0
-    """And to write the answer."""
+    """Host time to write the answer."""
     device_commit_us: int = 0
-    """Of its device, over all rounds so far, as the next."""
+    """Device time to take in decided tokens, over all rounds so far; `device_levels_us` is that of growing trees."""
     device_levels_us: int = 0
     captured: int = 0
-    """Stages at one shape, as `GraphStats.counts`, as the next two."""
+    """Stages that were captured, as counted by `GraphStats.counts`."""
     failed: int = 0
     eager: int = 0
     head_version: int = 0
-    """Of the head that drafted: 0 is the one that the settings name."""
+    """Version of the head that drafted; 0 is the head named in the settings."""
 
     @classmethod
     def read(cls, header: np.ndarray | Tensor) -> "DrafterFigures":
-        """Of a reply's header. Whatever it holds, the figures are in range: a drafter may be on another node."""
+        """Reads the figures from a reply's header and clamps them to valid ranges, because a drafter is not trusted."""
         started_ns, host, reply, commit, levels, stages = header.tolist()[2:8]
         spans, version = (host >> 32 & _WORD, host & _WORD, reply & _WORD), reply >> 32 & _WORD >> 1
         counts = (stages & _COUNT, stages >> 20 & _COUNT, stages >> 40 & _COUNT)
         return cls(max(started_ns, 0), *spans, max(commit, 0), max(levels, 0), *counts, version)
 
     def write(self, header: np.ndarray) -> None:
-        """Into a reply's header."""
+        """Writes the figures into a reply's header, clamped to the widths of their fields."""
         stages = min(self.captured, _COUNT) | min(self.failed, _COUNT) << 20 | min(self.eager, _COUNT) << 40
         host = min(self.commit_us, _WORD >> 1) << 32 | min(self.levels_us, _WORD)
         reply = min(self.head_version, _WORD >> 1) << 32 | min(self.reply_us, _WORD)
@@ -203,66 +205,69 @@ _WORD, _COUNT = (1 << 32) - 1, (1 << 20) - 1
 
 
 class Outcome(NamedTuple):
-    """Verifier -> drafter, once per round: what was decided, and the hidden states to draft from.
+    """Message from verifier to drafter, once per round: decided tokens, and the hidden states to draft from.
 
-    Decode row r is a running sequence whose root and accepted path were computed this round; chunk c is a piece of
-    prompt (or of context replayed for a drafter that lacks it). A pair (taps at position i, token i + 1) feeds EAGLE.
+    Decode row r is a running sequence whose root and accepted path were computed this round; chunk c is a piece of a
+    prompt, or of context replayed for a drafter that lacks it. EAGLE heads read pairs (taps at position i, token i +
+    1).
     """
 
     header: Tensor
     """int64 [16]: `RoundHeader`."""
     decode_slots: Tensor
-    """int64 [num_slots], the first num_decodes rows count."""
+    """int64 [num_slots]: valid in the first num_decodes rows, as all decode_ fields."""
     decode_positions: Tensor
-    """int64 [num_slots]: position of row r's root, the first one computed."""
+    """int64 [num_slots]: position of row r's root, the first computed position."""
     decode_num_tokens: Tensor
-    """int64 [num_slots]: tokens emitted = positions computed, 1..max_path."""
+    """int64 [num_slots]: tokens emitted, which equal positions computed, 1..max_path."""
     decode_token_ids: Tensor
     """int64 [num_slots, max_path]: emitted tokens; [r, j] follows position decode_positions[r] + j."""
     decode_taps: Tensor
-    """[num_slots, max_path, taps_size] at those positions."""
+    """[num_slots, max_path, taps_size]: taps at these positions."""
     chunk_slots: Tensor
-    """int64 [num_slots], the first num_chunks rows count."""
+    """int64 [num_slots]: valid in the first num_chunks rows, as chunk_positions and chunk_lens."""
     chunk_positions: Tensor
     """int64 [num_slots]: first position of the chunk."""
     chunk_lens: Tensor
-    """int64 [num_slots]; chunks lie back to back in the two tensors below."""
+    """int64 [num_slots]: tokens of each chunk; chunks are concatenated in `chunk_next_token_ids` and `chunk_taps`."""
     chunk_next_token_ids: Tensor
     """int64 [max_prefill_tokens]: the token after each position."""
     chunk_taps: Tensor
     """[max_prefill_tokens, taps_size]"""
     proposal_slots: Tensor
-    """int64 [num_slots], the first num_proposals want a tree next."""
+    """int64 [num_slots]: slots for which a tree is requested, valid in the first num_proposals rows."""
     epochs: Tensor
-    """int64 [num_slots] by slot: bumped whenever a slot gets another sequence or loses its state."""
+    """int64 [num_slots] by slot: incremented whenever a slot gets another sequence or loses its state."""
     committed_lens: Tensor
-    """int64 [num_slots] by slot: tokens decided; the last one is the next root and is not computed yet."""
+    """int64 [num_slots] by slot: number of decided tokens; the last of them is the next root and is not computed
+    yet."""
     block_tables: Tensor
-    """int64 [num_slots, max_blocks_per_seq] by slot; only rows of decodes, chunks and proposals are fresh."""
+    """int64 [num_slots, max_blocks_per_seq] by slot; only rows of decodes, chunks and proposals are up to date."""
     temperatures: Tensor
     """float32 [num_slots] by slot; 0 is greedy."""
     seeds: Tensor
     """int64 [num_slots] by slot: noise seed, for drafters that rank candidates with the target's own noise."""
     last_token_ids: Tensor
-    """int64 [num_slots] by slot: the last decided token, which is the root of the next tree."""
+    """int64 [num_slots] by slot: last decided token, the root of the next tree."""
     position_deltas: Tensor
-    """int64 [num_slots] by slot: by how much the text behind a prompt's spans is rotated as if it stood elsewhere."""
+    """int64 [num_slots] by slot: offset added to the rotary positions of text behind a prompt's spans."""
     chunk_axes: Tensor
-    """int64 [max_prefill_tokens, num_axes], with the next two: see `ChunkInputs`; read where the header says so."""
+    """int64 [max_prefill_tokens, num_axes]: see `ChunkInputs`; valid if `RoundHeader.has_inputs`, as the next two
+    fields."""
     chunk_shown: Tensor
     """int64 [max_prefill_tokens]"""
     chunk_embeddings: Tensor
     """[max_prefill_tokens, embedding_width]"""
     growth_limits: Tensor
-    """float32 [2]: `speculation.policy.GrowthLimits`; read where the header says so, as the next one."""
+    """float32 [2]: `speculation.policy.GrowthLimits`; valid if `RoundHeader.has_rule`, as `acceptance_table`."""
     acceptance_table: Tensor
     """float32 [2, NUM_BINS]: `speculation.acceptance.Acceptance.table`."""
     allowed_tokens: Tensor
-    """int32 [num_slots, ceil(vocab_size / 32)], a row per proposal, read where the header says so: bit b of word w
+    """int32 [num_slots, ceil(vocab_size / 32)], one row per proposal, valid if `RoundHeader.has_masks`: bit b of word w
     allows token 32 * w + b behind the root."""
     sampling_rules: Tensor
-    """float32 [num_slots, NUM_RULES] by slot: `sampling_rules.RuleColumns`; read where the header says so, as the next
-    two."""
+    """float32 [num_slots, NUM_RULES] by slot: `sampling_rules.RuleColumns`; valid if `RoundHeader.sampling_rules`, as
+    the next two fields."""
     biased_token_ids: Tensor
     """int64 [num_slots, MOST_BIASED] by slot: see `sampling_rules.SamplingRules`."""
     biases: Tensor
@@ -270,23 +275,24 @@ class Outcome(NamedTuple):
 
     @property
     def rules(self) -> SamplingRules:
-        """Of every slot."""
+        """Sampling rules of all slots."""
         return SamplingRules(self.sampling_rules, self.biased_token_ids, self.biases)
 
     def inputs(self, num_tokens: int) -> ChunkInputs:
-        """Of the chunks, which have so many tokens together."""
+        """Drafter inputs of the chunks, which have `num_tokens` tokens in total."""
         return ChunkInputs(*(part[:num_tokens] for part in (self.chunk_axes, self.chunk_shown, self.chunk_embeddings)))
 
 
 class TreeReply(NamedTuple):
-    """Drafter -> verifier, once per round: one token tree per proposal, in the sequence's slot row."""
+    """Message from drafter to verifier, once per round: one token tree per proposal, in the row of the sequence's
+    slot."""
 
     header: Tensor
     """int64 [8]: `ReplyHeader`, then `DrafterFigures`."""
     epochs: Tensor
-    """int64 [num_slots]: the epoch each tree was grown for."""
+    """int64 [num_slots]: epoch for which each tree was grown."""
     committed_lens: Tensor
-    """int64 [num_slots]: the committed length each tree was grown from; a tree that does not match is dropped."""
+    """int64 [num_slots]: committed length from which each tree was grown; a tree that does not match is dropped."""
     token_ids: Tensor
     """int64 [num_slots, num_nodes]; node 0 is the root, the last committed token."""
     parents: Tensor
@@ -296,7 +302,7 @@ class TreeReply(NamedTuple):
     scores: Tensor
     """float32 [num_slots, num_nodes]: cumulative log-probability of the path."""
     num_valid: Tensor
-    """int64 [num_slots]: nodes that count, root included; 1 is a bare root."""
+    """int64 [num_slots]: valid nodes, root included; 1 is a bare root."""
 
 
 def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -1,4 +1,4 @@
-"""Requests' own rules of sampling as a drafter is told them: a row per slot, and tokens whose logits are changed."""
+"""Sampling rules of requests as sent to a drafter: one row of numbers per slot, and tokens whose logits are changed."""
 
 from enum import IntFlag
 from typing import NamedTuple
@@ -7,26 +7,26 @@ import torch
 from torch import Tensor
 
 MOST_BIASED = 64
-"""Tokens of a request whose biases and bans are told; those of the largest are. What is left out costs speed alone."""
+"""Most biased or banned tokens sent per request, largest changes first. Tokens left out only cost speed."""
 
 
 class RuleKinds(IntFlag):
-    """What a drafter has to look at."""
+    """Kinds of sampling rules that a drafter must apply."""
 
     NUMBERS = 1
     LISTED = 2
-    """Tokens are biased or banned, or the only ones."""
+    """Some tokens are biased or banned, or only listed tokens are allowed."""
     PENALTIES = 4
-    """Histories count."""
+    """Penalties depend on the token history."""
 
     @classmethod
     def every(cls) -> "RuleKinds":
-        """All of it."""
+        """All kinds."""
         return cls.NUMBERS | cls.LISTED | cls.PENALTIES
 
 
 class RuleColumns(NamedTuple):
-    """Columns of `SamplingRules.numbers`, by name; as they are where a request has no rule."""
+    """Columns of `SamplingRules.numbers`, by name; the defaults are those of a request without rules."""
 
     top_k: float = 0.0
     top_p: float = 1.0
@@ -36,30 +36,30 @@ class RuleColumns(NamedTuple):
     frequency: float = 0.0
     num_prompt_tokens: float = 0.0
     only_listed: float = 0.0
-    """1 where nothing may follow but the tokens that are listed."""
+    """1 if only the listed tokens are allowed."""
 
 
 NUM_RULES = len(RuleColumns._fields)
 
 
 class SamplingRules(NamedTuple):
-    """Of every slot."""
+    """Sampling rules of all slots."""
 
     numbers: Tensor
-    """float32 [num_slots, NUM_RULES]: `RuleColumns`."""
+    """float32 [num_slots, NUM_RULES]: columns as in `RuleColumns`."""
     token_ids: Tensor
-    """int64 [num_slots, MOST_BIASED]: -1 behind those that are listed."""
+    """int64 [num_slots, MOST_BIASED]: listed tokens, padded with -1."""
     biases: Tensor
-    """float32 [num_slots, MOST_BIASED]: what is added to their logits; -inf bans."""
+    """float32 [num_slots, MOST_BIASED]: values added to the listed tokens' logits; -inf bans."""
 
 
 def prompt_lens(rules: SamplingRules) -> Tensor:
-    """float32 [num_slots]: a view of them."""
+    """View of the column num_prompt_tokens: float32 [num_slots]."""
     return rules.numbers[:, RuleColumns._fields.index("num_prompt_tokens")]
 
 
 def no_rules(num_slots: int, device: torch.device | str = "cpu") -> SamplingRules:
-    """Rows of slots that have none."""
+    """Rows of slots without rules."""
     numbers = torch.empty(num_slots, NUM_RULES, device=device)
     for column, value in enumerate(RuleColumns()):
         # Filled, not uploaded: a copy from pageable memory would wait for the device.

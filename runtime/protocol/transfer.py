@@ -1,4 +1,4 @@
-"""Numbers between host and device without waiting: uploads from, and downloads into, pinned memory."""
+"""Transfers between host and device that do not block: uploads from pinned memory and downloads into pinned memory."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def upload(values: Sequence, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor of host numbers on `device`; enqueued behind the device's work, not waited for."""
+    """Copies host numbers to a tensor on `device`; enqueued behind the device's work, not waited for."""
     made = torch.tensor(values, dtype=dtype)
     if device.type == "cpu":
         return made
@@ -17,18 +17,19 @@ def upload(values: Sequence, device: torch.device, dtype: torch.dtype = torch.in
 
 
 def upload_into(target: Tensor, values: Sequence) -> None:
-    """Host numbers into a tensor, as one copy that is not waited for."""
+    """Copies host numbers into a tensor in one transfer that is not waited for."""
     made, on_host = torch.tensor(values, dtype=target.dtype), target.device.type == "cpu"
     target.copy_(made if on_host else made.pin_memory(), non_blocking=not on_host)
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
-    """Copy without waiting where that is safe: a host that reads `target` next must find it complete."""
+    """Copies a tensor; waits only if the target is on the host, where the next reader must find it complete."""
     target.copy_(source, non_blocking=target.device.type != "cpu")
 
 
 def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copies of (target, source) that do not wait: one launch for all that lie alike on one GPU."""
+    """Copies (target, source) pairs without waiting; contiguous pairs of equal shape and type on one GPU take a single
+    launch."""
     if any(target.device.type != "cpu" for target, _ in pairs):
         Copies(pairs).run()
         return
@@ -37,7 +38,7 @@ def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
 
 
 class Copies:
-    """Copies of (target, source) that are run again and again, at the same addresses; see `copy_all`."""
+    """Copies of fixed (target, source) pairs that are run repeatedly; see `copy_all`."""
 
     def __init__(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
         together: list[tuple[Tensor, Tensor]] = []
@@ -46,12 +47,12 @@ class Copies:
             (together if _alike(*pair) else self._apart).append(pair)
         if len(together) < 2:
             together, self._apart = [], pairs
-        # As bytes, because one launch takes one dtype.
+        # Viewed as bytes, because one launch handles one dtype.
         self._targets = [target.view(-1).view(torch.uint8) for target, _ in together]
         self._sources = [source.view(-1).view(torch.uint8) for _, source in together]
 
     def run(self) -> None:
-        """Enqueue them."""
+        """Enqueues the copies."""
         for target, source in self._apart:
             copy_into(target, source)
         if self._targets:
@@ -64,12 +65,12 @@ def _alike(target: Tensor, source: Tensor) -> bool:
 
 
 class Download:
-    """int64 tensors on their way to the host: enqueued as one copy when made, waited for by `wait`.
+    """Download of int64 tensors: enqueued as one copy when created, completed by `wait`.
 
     Args:
-        parts: [num_rows, ...] each where they are packed.
-        packed: [num_rows, n], the parts side by side in the rows, where the device has put them so.
-        stays: nobody writes where the parts lie before they are done with, so that on a host they are read there.
+        parts: tensors to download; [num_rows, ...] each if they are packed.
+        packed: [num_rows, n]: the parts side by side, if the device has packed them.
+        stays: whether nothing overwrites the parts before they are used, so that CPU tensors need no copy.
     """
 
     def __init__(self, parts: list[Tensor], packed: Tensor | None = None, *, stays: bool = False) -> None:
@@ -81,7 +82,7 @@ class Download:
         self._is_packed = packed is not None
         self._host = torch.cat([part.flatten() for part in parts]) if packed is None else packed
         if self._host.device.type == "cpu":
-            self._host = self._host if packed is None else packed.clone()  # which the next replay overwrites
+            self._host = self._host if packed is None else packed.clone()  # the next replay overwrites the original
         else:
             pinned = torch.empty(self._host.shape, dtype=torch.int64, pin_memory=True)
             self._host = pinned.copy_(self._host, non_blocking=True)
@@ -89,7 +90,7 @@ class Download:
             self._event.record()
 
     def wait(self) -> list[np.ndarray]:
-        """The numbers on the host, once they have arrived; as arrays, of which taking parts costs less."""
+        """Waits for the transfer and returns the parts as numpy arrays."""
         if self._parts is not None:
             return [part.numpy() for part in self._parts]
         if self._event is not None:

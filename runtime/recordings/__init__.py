@@ -1,1 +1,1 @@
-"""Tokens and hidden states on disk."""
+"""Recordings: token ids and hidden states of verified sequences on disk."""

@@ -1,7 +1,7 @@
-"""Serve text to an engine and keep what a drafter learns from: the work behind `wingbeat extract`.
+"""Implementation of `wingbeat extract`: runs texts through an engine and records what a drafter trains on.
 
-The engine that serves the verifier writes and reads the texts: each is computed once, with the weights in the form that
-they are served in.
+The engine that serves the verifier writes and reads the texts, so each text is computed once, with the weights in the
+form in which they are served.
 """
 
 import time
@@ -38,30 +38,30 @@ from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 _TEXT_SETTINGS = ("sequence_length", "own_share", "greedy_fraction", "temperature", "dtype", "seed")
-"""What decides the sequences, beside what `RecordingSpec` has fields for."""
+"""Settings that determine the sequences, beside the fields of `RecordingSpec`."""
 _HELD_SHARDS = 8
-"""Finished sequences wait for those begun before them, so that the shards have them in order. Where these fill so many
-shards, none is begun."""
+"""Finished sequences wait for those begun before them, so that shards hold sequences in order. While the waiting ones
+would fill this many shards, no sequence is begun."""
 
 
 class ExtractResult(NamedTuple):
-    """A run's end."""
+    """Result of a run."""
 
     index: RecordingIndex
     stopped: str | None
-    """Why it ended before all was recorded; None where all is."""
+    """Reason for stopping before all sequences were recorded; None if all are."""
     num_prompts_left_out: int
 
 
 def extract(config: ExtractConfig) -> ExtractResult:
-    """Record what is missing of `config.sequences`. A run that was killed is continued with the same sequences.
+    """Records the missing sequences of `config.sequences`. A killed run continues with the same sequences.
 
     Raises:
-        FileNotFoundError: the demo's checkpoint, or the checkpoint's weights, are not there.
+        FileNotFoundError: the demo's checkpoint, or the checkpoint's weights, do not exist.
         ValueError: model, text or settings do not fit each other, or the folder holds another recording.
     """
     folder = config.model_folder()
-    TargetDescription.from_checkpoint(folder)  # raises where the model cannot be read, before its texts are
+    TargetDescription.from_checkpoint(folder)  # raises early if the model cannot be read, before texts are encoded
     source = _source(config, folder)
     engine = _engine(config, folder)
     loaded = engine.loaded
@@ -90,7 +90,7 @@ def extract(config: ExtractConfig) -> ExtractResult:
 
 
 class _Sequences:
-    """Sink of the recorder: the sequences that ended, by request."""
+    """Sink of the recorder: finished sequences by request id."""
 
     is_open = True
 
@@ -98,19 +98,19 @@ class _Sequences:
         self.ended: dict[str, FinishedSequence] = {}
 
     def reserve(self, num_bytes: int) -> bool:
-        """Memory is bounded by the sequences that run and wait."""
+        """Always grants memory, which is bounded by the number of running and waiting sequences."""
         return True
 
     def give_back(self, num_bytes: int, dropped: bool) -> None:
-        """A sequence without a row."""
+        """Called for a sequence without rows; nothing to free."""
 
     def put(self, sequence: FinishedSequence) -> None:
-        """Keep it until the engine has told its end."""
+        """Keeps the sequence until the engine has output its last tokens."""
         self.ended[sequence.request_id] = sequence
 
 
 class _Extraction:
-    """The sequences that are missing, through an engine, into shards in the order of their numbers."""
+    """Runs the missing sequences through an engine and writes them into shards in order of their numbers."""
 
     def __init__(
         self, config: ExtractConfig, engine: Engine, source: TextSource, writer: RecordingWriter, total: int
@@ -119,12 +119,13 @@ class _Extraction:
         self.begun = writer.num_sequences
         self.sequences = _Sequences()
         self.logprobs: dict[str, list[TokenLogprob]] = {}
-        """Of the sequences that run, by request: of their tokens from the second one on."""
+        """Log-probabilities of running sequences' tokens from the second on, by request id."""
         self.held: dict[int, Record] = {}
-        """Finished, by number, until all before them are written."""
+        """Finished sequences by number, until all before them are written."""
 
     def run(self) -> None:
-        """Raises RecordingFull where the next shard does not fit, with those before it written."""
+        """Runs all missing sequences; raises RecordingFull if the next shard does not fit, after writing those before
+        it."""
         config, engine, writer = self.config, self.engine, self.writer
         spec = writer.index.spec
         kept = LiveRecording(self.sequences, 1.0, spec.taps_size, DTYPES[spec.taps_dtype], min_tokens=1)
@@ -146,7 +147,7 @@ class _Extraction:
             writer.flush()
 
     def _admit(self) -> None:
-        """Begin sequences while there is a slot for them."""
+        """Begins sequences while there are free slots."""
         waiting = sum(len(record.token_ids) for record in self.held.values()) * self.writer.index.spec.bytes_per_token
         if self.held and waiting >= _HELD_SHARDS * self.config.shard_bytes:
             return
@@ -154,7 +155,7 @@ class _Extraction:
             start = self.source.start(self.begun)
             prompt = start.token_ids[: self.engine.config.max_model_len - 1].tolist()
             params = SamplingParams(
-                # The last token of a text has no row: one more is written, and left out.
+                # The last token of a text has no row of taps, so one more token is generated and left out.
                 max_tokens=min(start.length + 1, self.engine.config.max_model_len) - len(prompt),
                 temperature=start.temperature,
                 seed=start.seed,
@@ -167,7 +168,7 @@ class _Extraction:
             self.begun += 1
 
     def _take(self, output: RequestOutput) -> None:
-        """Keep what a round brought.
+        """Adds an output of a round; completes the record if the sequence has finished.
 
         Raises:
             RuntimeError: the engine could not compute the sequence.
@@ -186,7 +187,7 @@ class _Extraction:
             del self.logprobs[output.request_id]
 
     def _tops(self, logprobs: list[TokenLogprob]) -> dict[str, Tensor]:
-        """The likeliest tokens by row; their log-probabilities are logits whose logsumexp is 0."""
+        """Most likely tokens by row; log-probabilities are stored as logits whose logsumexp is 0."""
         if not self.config.top_k:
             return {}
         top = torch.tensor([one.top[: self.config.top_k] for one in logprobs], dtype=torch.float64)
@@ -197,13 +198,13 @@ class _Extraction:
         }
 
     def _write(self) -> None:
-        """Hand over the records whose predecessors are written."""
+        """Passes on finished records whose predecessors are written."""
         while (record := self.held.pop(self.writer.num_sequences + self.writer.num_pending, None)) is not None:
             self.writer.add(record)
 
 
 def _engine(config: ExtractConfig, folder: Path) -> Engine:
-    """The verifier's engine, that writes plainly and taps what is recorded."""
+    """Engine of the verifier, without a drafter, that taps the recorded layers."""
     if config.threads:
         torch.set_num_threads(config.threads)
     device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
@@ -211,7 +212,7 @@ def _engine(config: ExtractConfig, folder: Path) -> Engine:
         max_num_seqs=config.batch_size,
         max_model_len=config.sequence_length + 1,
         lower_max_model_len=True,
-        enable_prefix_caching=False,  # what it holds of a text would not be computed, and not be recorded
+        enable_prefix_caching=False,  # cached prefixes would not be computed, and so not be recorded
     )
     settings = PairSettings.of(
         model=folder,

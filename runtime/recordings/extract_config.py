@@ -1,4 +1,4 @@
-"""Settings of `wingbeat extract`. Validated once, then frozen; loads no torch."""
+"""Settings of `wingbeat extract`, validated once, then frozen. Does not import torch."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -14,20 +14,20 @@ from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.standard_library import stdlib_root
 
 MIN_ANSWER = 16
-"""Tokens an answer must have room for, or its prompt is left out."""
+"""Fewest tokens that an answer must have room for; prompts that leave less are left out."""
 
 
 class ExtractConfig(Settings):
     """Settings of `extract`.
 
     Raises:
-        pydantic.ValidationError: a field is out of range, or names no folder, file or available device.
+        pydantic.ValidationError: a field is out of range, or names a missing folder, file or device.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model: Path | None = Field(None, description="Folder of the verifier's checkpoint; without it the demo's.")
-    output: Path = Field(description="Folder of the recording; one that is there is continued.")
+    model: Path | None = Field(None, description="Folder of the verifier's checkpoint; default: the demo's.")
+    output: Path = Field(description="Folder of the recording; an existing recording is continued.")
     corpus: Path = Field(
         default_factory=stdlib_root,
         description="Folder of text files; the default is this interpreter's standard library.",
@@ -39,10 +39,13 @@ class ExtractConfig(Settings):
     sequences: int = Field(4096, gt=0, description="Sequences to record; with prompts, at most.")
     sequence_length: int = Field(256, gt=8, description="Tokens per sequence; with prompts, at most.")
     own_share: float = Field(
-        0.75, ge=0, le=1, description="Share of the corpus sequences that the verifier writes itself after a beginning."
+        0.75,
+        ge=0,
+        le=1,
+        description="Share of the corpus sequences of which the verifier writes all but the beginning.",
     )
     greedy_fraction: float = Field(0.75, ge=0, le=1, description="Share of the verifier's text written greedily.")
-    temperature: float = Field(0.8, gt=0, le=100, description="Temperature of the rest.")
+    temperature: float = Field(0.8, gt=0, le=100, description="Temperature of text that is not written greedily.")
     tap_layers: tuple[int, ...] | None = Field(
         None,
         description="Layers whose input is tapped, the number of layers standing for the final norm's output; by "
@@ -51,13 +54,15 @@ class ExtractConfig(Settings):
     top_k: int = Field(
         MAX_LOGPROBS, ge=0, le=MAX_LOGPROBS, description="Log-probabilities kept per token; 0 keeps none."
     )
-    taps_dtype: FloatName = Field("bfloat16", description="Of the stored hidden states.")
-    dtype: FloatName = Field("float32", description="Of the verifier's arithmetic, and of the stored logits.")
+    taps_dtype: FloatName = Field("bfloat16", description="Data type of the stored hidden states.")
+    dtype: FloatName = Field("float32", description="Data type of the verifier's arithmetic and of the stored logits.")
     batch_size: int = Field(64, gt=0, description="Sequences the verifier continues at once.")
-    shard_bytes: int = Field(32 * 2**20, gt=0, description="Size of a shard, about.")
+    shard_bytes: int = Field(32 * 2**20, gt=0, description="Approximate bytes of a shard.")
     shard_interval_s: float = Field(300.0, gt=0, description="Seconds until a shard is written, full or not.")
-    max_bytes: int = Field(20 * 10**9, gt=0, description="Of all shards: the run stops before it would exceed them.")
-    seed: int = Field(0, ge=0, description="Of the data order and of sampling.")
+    max_bytes: int = Field(
+        20 * 10**9, gt=0, description="Most bytes of all shards; the run stops before exceeding them."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the data order and of sampling.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the verifier runs.")
     threads: int = Field(0, ge=0, description="Torch CPU threads; 0 leaves torch's own choice.")
 
@@ -71,21 +76,21 @@ class ExtractConfig(Settings):
         if self.prompts is not None and not self.prompts.is_file():
             raise ValueError(f"prompts={str(self.prompts)!r} is not a file")
         if self.prompts is not None and self.sequence_length <= MIN_ANSWER:
-            raise ValueError(f"sequence_length={self.sequence_length} leaves no answer {MIN_ANSWER} tokens")
+            raise ValueError(f"sequence_length={self.sequence_length} leaves answers fewer than {MIN_ANSWER} tokens")
         if self.prompts is None and not self.corpus.is_dir():
             raise ValueError(f"corpus={str(self.corpus)!r} is not a folder")
         if self.device == "cuda":
-            import torch  # takes seconds, for which no command's help should wait
+            import torch  # imported here because it takes seconds, which no command's help should wait for
 
             if not torch.cuda.is_available():
                 raise ValueError("device='cuda', but torch sees no CUDA device; use cpu")
         return self
 
     def model_folder(self) -> Path:
-        """The verifier's checkpoint.
+        """Folder of the verifier's checkpoint.
 
         Raises:
-            FileNotFoundError: the demo is asked for and not there.
-            HubError: it has a name of the hub and is not to be had.
+            FileNotFoundError: the demo is used and does not exist.
+            HubError: the model is named on the hub and cannot be downloaded.
         """
         return demo_pair().verifier if self.model is None else checkpoint_folder(self.model)

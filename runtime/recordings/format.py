@@ -1,4 +1,4 @@
-"""The files of a recording: which tensors a shard holds, and the index that says what all shards have in common."""
+"""File format of recordings: the tensors of a shard, and the index of the shards and their common properties."""
 
 import hashlib
 import json
@@ -18,55 +18,59 @@ VERSION = 1
 INDEX_FILE = "index.json"
 TEMPORARY_SUFFIX = ".tmp"
 HEADER_BYTES = 4096
-"""No less than a shard's bytes beside its tensors."""
+"""Upper bound of a shard's bytes beside its tensors."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class RecordingError(ValueError):
-    """A recording cannot be read or continued; the message names folder or file and says why."""
+    """A recording cannot be read or continued; the message names the folder or file and the reason."""
 
 
 class Record(NamedTuple):
-    """One recorded sequence, on the CPU."""
+    """Recorded sequence, on the CPU."""
 
     token_ids: Tensor
     """int32 [num_tokens]"""
     taps: Tensor
-    """[num_tokens, taps_size]: row i was tapped where the verifier read token i."""
+    """[num_tokens, taps_size]: row i holds the taps from the verifier's pass over token i."""
     loss_mask: Tensor
-    """bool [num_tokens]: whether predicting token i is to be learnt; False for what a user wrote."""
+    """bool [num_tokens]: whether predicting token i is trained; False for text of a user."""
     position: int = 0
-    """Of the first token in its text: above 0 where the beginning was not recorded."""
+    """Position of the first token in its text; above 0 if the beginning was not recorded."""
     top_ids: Tensor | None = None
-    """int32 [num_tokens, top_k]: the verifier's likeliest next tokens at row i, likeliest first; None without top_k."""
+    """int32 [num_tokens, top_k]: the verifier's most likely next tokens at row i, best first; None without top_k."""
     top_logits: Tensor | None = None
-    """[num_tokens, top_k]: their logits."""
+    """[num_tokens, top_k]: logits of `top_ids`."""
     logsumexp: Tensor | None = None
-    """float32 [num_tokens]: over the whole vocabulary, so that exp(top_logits - logsumexp) are the probabilities."""
+    """float32 [num_tokens]: over the whole vocabulary, so that exp(top_logits - logsumexp) are probabilities."""
     adapter: str = ""
-    """The LoRA adapter that the verifier had on top, `name@digest`; empty for none."""
+    """LoRA adapter of the verifier, as `name@digest`; empty for none."""
 
 
 class ShardInfo(BaseModel):
-    """One complete shard."""
+    """Index entry of a complete shard."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     file: str
     num_sequences: int = Field(ge=1)
     num_tokens: int = Field(ge=1)
-    num_bytes: int = Field(ge=1, description="Of the file.")
-    adapters: tuple[str, ...] = Field((), description="That its tensor `adapters` counts from 1 on; 0 is none.")
+    num_bytes: int = Field(ge=1, description="Size of the file.")
+    adapters: tuple[str, ...] = Field(
+        (), description="Adapters that the shard's tensor `adapters` numbers from 1 on; 0 is none."
+    )
 
 
 class RecordingSpec(BaseModel):
-    """What all sequences of a recording have in common."""
+    """Properties common to all sequences of a recording."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    verifier: str = Field(description="Name of the verifier, for people.")
-    fingerprint: str = Field(description="Of its weights: see `wingbeat.runtime.heads.fingerprint`.")
+    verifier: str = Field(description="Display name of the verifier.")
+    fingerprint: str = Field(
+        description="Fingerprint of the verifier's weights: see `wingbeat.runtime.heads.fingerprint`."
+    )
     tap_layers: tuple[int, ...] = Field(
         description="Layers whose input was tapped, ascending; the number of layers stands for the final norm's output."
     )
@@ -76,7 +80,9 @@ class RecordingSpec(BaseModel):
     taps_dtype: FloatName
     top_k: int = Field(ge=0, description="Logits kept per token; 0 keeps none, nor their logsumexp.")
     logits_dtype: FloatName
-    settings: dict[str, Any] = Field(description="Where the text came from; a run continues one with equal settings.")
+    settings: dict[str, Any] = Field(
+        description="Source of the text; a recording is continued only with equal settings."
+    )
 
     @property
     def taps_size(self) -> int:
@@ -85,13 +91,13 @@ class RecordingSpec(BaseModel):
 
     @property
     def bytes_per_token(self) -> int:
-        """Of a shard's tensors."""
+        """Bytes of a shard's tensors per token."""
         logits = self.top_k * (4 + DTYPES[self.logits_dtype].itemsize) + 4 if self.top_k else 0
         return 4 + 1 + self.taps_size * DTYPES[self.taps_dtype].itemsize + logits
 
 
 class RecordingIndex(BaseModel):
-    """The index file: it lists the shards that are complete, and nothing else in the folder counts."""
+    """Index file: lists the complete shards; other files in the folder are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -99,26 +105,26 @@ class RecordingIndex(BaseModel):
     version: int = VERSION
     spec: RecordingSpec
     shards: tuple[ShardInfo, ...] = ()
-    complete: bool = Field(False, description="Whether all that was asked for is there.")
+    complete: bool = Field(False, description="Whether all requested sequences are recorded.")
 
     @property
     def num_sequences(self) -> int:
-        """In all shards."""
+        """Sequences in all shards."""
         return sum(shard.num_sequences for shard in self.shards)
 
     @property
     def num_tokens(self) -> int:
-        """In all shards."""
+        """Tokens in all shards."""
         return sum(shard.num_tokens for shard in self.shards)
 
     @property
     def num_bytes(self) -> int:
-        """Of all shards."""
+        """Bytes of all shards."""
         return sum(shard.num_bytes for shard in self.shards)
 
 
 def hashed_share(content: bytes) -> float:
-    """A number from 0 to 1 that follows from some bytes alone, evenly spread: it chooses a share of all."""
+    """Hash of bytes, uniform in [0, 1); compared with a share to select items deterministically."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
 
 
@@ -128,10 +134,10 @@ def shard_name(number: int) -> str:
 
 
 def read_index(folder: Path) -> RecordingIndex:
-    """The index of a recording whose listed shards are all there.
+    """Reads the index of a recording and checks that all listed shards exist.
 
     Raises:
-        RecordingError: there is none, it is of another format or version, or a shard is missing or cut short.
+        RecordingError: there is no index, it has another format or version, or a shard is missing or truncated.
     """
     path = folder / INDEX_FILE
     try:
@@ -139,7 +145,7 @@ def read_index(folder: Path) -> RecordingIndex:
     except FileNotFoundError:
         raise RecordingError(f"{folder} holds no recording: there is no {INDEX_FILE}") from None
     except ValueError as error:
-        raise RecordingError(f"{path} is no JSON: {error}") from error
+        raise RecordingError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise RecordingError(f"{path} is not the index of a recording")
     if content.get("version") != VERSION:
@@ -156,18 +162,19 @@ def read_index(folder: Path) -> RecordingIndex:
         if not file.is_file():
             raise RecordingError(f"{file} is missing, though {INDEX_FILE} lists it")
         if file.stat().st_size != shard.num_bytes:
-            raise RecordingError(f"{file} has {file.stat().st_size} bytes, not {shard.num_bytes}: it is cut short")
+            raise RecordingError(f"{file} has {file.stat().st_size} bytes, not {shard.num_bytes}: it is truncated")
     return index
 
 
 def write_index(folder: Path, index: RecordingIndex) -> None:
-    """Replace the index of a folder."""
+    """Replaces the index of a folder."""
     text = index.model_dump_json(indent=1) + "\n"
     write_atomically(folder / INDEX_FILE, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file by another name and rename it: a kill at any moment leaves the old file, or none, or the new one."""
+    """Writes a file under a temporary name and renames it, so that a kill at any moment leaves the old file, no file,
+    or the complete new file."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     write(temporary)
     with temporary.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The frozen model a drafter learns from: its logits, its taps, and text it writes itself."""
+"""Frozen verifier for training drafters: computes logits and taps, and generates text."""
 
 from typing import NamedTuple
 
@@ -13,17 +13,17 @@ from wingbeat.runtime.verifier.model import LayerTaps
 
 
 class Observation(NamedTuple):
-    """One forward pass of the verifier over whole sequences."""
+    """Result of one forward pass of the verifier over whole sequences."""
 
     logits: Tensor
-    """[batch, length, vocab_size]; row i is the prediction of token i + 1."""
+    """[batch, length, vocab_size]; row i predicts token i + 1."""
     taps: Tensor
-    """[batch, length, num_taps * hidden_size]; un-normed residual stream entering the tapped layers, low first. Behind
-    the last layer, what enters the output matrix: the normed one."""
+    """[batch, length, num_taps * hidden_size]: un-normed residual stream entering the tapped layers, lowest layer
+    first. A tap behind the last layer is the normed input of the output matrix."""
 
 
 class FrozenVerifier:
-    """A causal LM in evaluation mode whose hidden states are tapped.
+    """Causal LM in evaluation mode whose hidden states are tapped.
 
     Args:
         tap_layers: as for `LayerTaps`.
@@ -57,7 +57,7 @@ class FrozenVerifier:
 
     @torch.no_grad()
     def observe(self, token_ids: Tensor) -> Observation:
-        """Logits and taps of sequences, int64 [batch, length]."""
+        """Computes logits and taps of sequences, int64 [batch, length]."""
         self._taps.clear()
         logits = self.model(input_ids=token_ids, use_cache=False).logits
         return Observation(logits, torch.cat(self._taps.take(), dim=-1))
@@ -66,7 +66,7 @@ class FrozenVerifier:
     def continue_text(
         self, prefix: Tensor, length: int, temperature: Tensor, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Continue prefixes of equal length, each row at its own temperature.
+        """Continues prefixes of equal length, each row at its own temperature.
 
         Args:
             prefix: int64 [batch, prefix_length].
@@ -75,7 +75,7 @@ class FrozenVerifier:
             generator: source of the noise, on the CPU; not needed when every row is greedy.
 
         Returns:
-            int64 [batch, length]. An end-of-text token does not stop a row: what follows it is a new document.
+            int64 [batch, length]. An end-of-text token does not stop a row; the tokens behind it form a new document.
         """
         cache = DynamicCache(config=self.model.config)
         rows, new = [prefix], prefix

@@ -1,7 +1,7 @@
-"""Recordings of live traffic: the hidden states that rounds compute anyway, of a sampled share of the requests.
+"""Records live traffic: the hidden states that rounds compute anyway, for a sampled share of the requests.
 
-The engine's thread copies rows and nothing else; finished sequences are written by a thread of their own. Where that
-falls behind, sequences are dropped: recording may cost memory up to a bound, and never a round.
+The engine's thread only copies rows; a separate thread writes finished sequences. If that thread falls behind,
+sequences are dropped: recording may use memory up to a limit, but never delays a round.
 """
 
 from collections import deque
@@ -18,28 +18,28 @@ from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 MIN_TOKENS = 8
-"""Shorter sequences teach a drafter nothing."""
+"""Shorter sequences are useless for training a drafter."""
 
 
 class FinishedSequence(NamedTuple):
-    """A sequence on its way to the disk."""
+    """Finished sequence that waits to be written."""
 
     token_ids: list[int]
     """[num_tokens], one per row of the taps."""
     taps: list[Tensor]
-    """[n, taps_size] pieces of what its positions yielded, in order."""
+    """[n, taps_size] pieces of the taps, in order of position."""
     position: int
-    """Of its first row."""
+    """Position of the first row."""
     prompt: list[int]
-    """Tokens of the text before the answer, the part before `position` included."""
+    """Tokens of the text before the answer, including those before `position`."""
     num_bytes: int
     adapter: str = ""
-    """As in `Record`."""
+    """See `Record.adapter`."""
     request_id: str = ""
 
 
 class Sink(Protocol):
-    """Where finished sequences go; `wingbeat.runtime.recordings.live_writer.LiveWriter`."""
+    """Receiver of finished sequences, such as `wingbeat.runtime.recordings.live_writer.LiveWriter`."""
 
     @property
     def is_open(self) -> bool:
@@ -47,25 +47,25 @@ class Sink(Protocol):
         ...
 
     def reserve(self, num_bytes: int) -> bool:
-        """Take memory for rows that are about to be copied; False where there is none left."""
+        """Reserves memory for rows that are about to be copied; returns False if there is none left."""
         ...
 
     def give_back(self, num_bytes: int, dropped: bool) -> None:
-        """Return memory of a sequence that is not put; `dropped` counts it as lost."""
+        """Releases memory of a sequence that is not passed to `put`; `dropped` counts the sequence as lost."""
         ...
 
     def put(self, sequence: FinishedSequence) -> None:
-        """Hand over a sequence with its memory."""
+        """Passes on a sequence together with its reserved memory."""
         ...
 
     def forget(self) -> None:
-        """Drop what was handed over so far, written or not."""
+        """Discards all sequences received so far, written or not."""
         ...
 
 
 @dataclass
 class _Growing:
-    """What was copied of a sequence so far."""
+    """Rows copied of a running sequence so far."""
 
     seq: Sequence
     position: int = 0
@@ -89,7 +89,7 @@ class _Copy:
         self._event.record()
 
     def wait(self) -> Tensor:
-        """The rows, in memory that may be kept."""
+        """Waits for the copy; returns the rows in memory that the caller may keep."""
         if self._event is None:
             return self._host
         self._event.synchronize()
@@ -97,23 +97,23 @@ class _Copy:
 
 
 class _RoundCopy(NamedTuple):
-    """What was copied of one round."""
+    """Rows copied of one round."""
 
     flight: RoundInFlight
     decode_rows: list[int]
     decodes: _Copy | None
     """[num_decode_rows, path, taps_size]"""
     chunks: list[tuple[int, _Copy]]
-    """(number of the chunk, [length, taps_size])"""
+    """(index of the chunk, [length, taps_size])"""
 
 
 class LiveRecording(RoundObserver):
-    """Watches an engine's rounds; all calls come from the engine's thread.
+    """Observer of an engine's rounds that records a share of the requests; all calls come from the engine's thread.
 
     Args:
-        share: of the requests to record, 0..1; which ones follows from their ids alone.
+        share: share of the requests to record, 0..1; selected by request id alone.
         taps_size: leading columns of the rounds' taps that are kept.
-        dtype: they are kept in.
+        dtype: data type of the kept taps.
         min_tokens: shorter sequences are not kept.
     """
 
@@ -126,11 +126,11 @@ class LiveRecording(RoundObserver):
         self._dtype = dtype
         self._min_tokens = min_tokens
         self._requests: dict[str, _Growing | None] = {}
-        """Those seen and not ended; None for the ones that are not recorded."""
+        """Running requests seen so far, by id; None for requests that are not recorded."""
         self._copies: deque[_RoundCopy] = deque()
 
     def launched(self, flight: RoundInFlight) -> None:
-        """A round was enqueued: enqueue copies of its sampled rows behind it, before the next one overwrites them."""
+        """Enqueues copies of the round's recorded rows behind it, before the next round overwrites them."""
         plan, paths = flight.plan, flight.decodes
         rows = [row for row, seq in enumerate(plan.decodes) if self._growing(seq) is not None]
         decodes = None
@@ -146,7 +146,7 @@ class LiveRecording(RoundObserver):
         self._copies.append(_RoundCopy(flight, rows if decodes is not None else [], decodes, chunks))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """The oldest launched round is decided, and its sequences have not taken its tokens yet."""
+        """Appends the rows of the oldest round in flight, before its sequences take their tokens."""
         copy = self._copies.popleft()
         if copy.flight is not flight:
             raise RuntimeError("rounds were settled in another order than they were launched in")
@@ -161,19 +161,19 @@ class LiveRecording(RoundObserver):
         for index, row in enumerate(copy.decode_rows):
             seq = plan.decodes[row]
             if flight.live[row]:
-                # A decode's root is the last token it has, and that one's position is the first not computed.
+                # A decode's root is the sequence's last token, whose position is the first one computed in the round.
                 self._append(seq, len(seq.token_ids) - 1, taps[index, : len(result.token_ids[row])].clone())
 
     def abandoned(self) -> None:
-        """The rounds launched and not settled never will be."""
+        """Discards copies of rounds that will never be settled."""
         self._copies.clear()
 
     def ended(self, request_id: str) -> None:
-        """A request has finished or was aborted: what it has is complete."""
+        """Passes the rows of a finished or aborted request to the sink."""
         growing = self._requests.pop(request_id, None)
         if growing is None:
             return
-        # The last round may have computed positions past the token that ended the text.
+        # The last round may have computed positions behind the token that ended the text.
         num_tokens = min(growing.num_rows, len(growing.seq.token_ids) - growing.position)
         if num_tokens < self._min_tokens:
             self._sink.give_back(growing.num_bytes, dropped=False)
@@ -193,7 +193,7 @@ class LiveRecording(RoundObserver):
         )
 
     def renewed(self) -> None:
-        """What was recorded is of weights that are gone: it goes too, and what runs by both is not recorded."""
+        """Discards all recorded rows, which belong to replaced weights; running requests are not recorded any more."""
         for request_id, growing in self._requests.items():
             if growing is not None:
                 self._sink.give_back(growing.num_bytes, dropped=True)
@@ -201,7 +201,7 @@ class LiveRecording(RoundObserver):
         self._sink.forget()
 
     def _growing(self, seq: Sequence) -> _Growing | None:
-        """What there is of a sequence that is recorded; None for one that is not."""
+        """Rows of a recorded sequence so far; None for a sequence that is not recorded."""
         request_id = seq.request.request_id
         if request_id not in self._requests:
             wanted = self._sink.is_open and is_sampled(request_id, self._share) and may_be_kept(seq.request)
@@ -209,10 +209,10 @@ class LiveRecording(RoundObserver):
         return self._requests[request_id]
 
     def _append(self, seq: Sequence, position: int, rows: Tensor) -> None:
-        """Take the rows of positions `position` and following.
+        """Appends rows of positions `position` and following.
 
-        What a preempted sequence computes again is there already. Rows that do not continue what is there (their
-        beginning came from the prefix cache) end what can be recorded of the sequence, save at its start.
+        Rows that a preempted sequence recomputes are skipped. Rows behind a gap, after a restart from the prefix cache,
+        are skipped as well, so nothing further of the sequence is recorded; a gap before the first rows is allowed.
         """
         growing = self._requests.get(seq.request.request_id)
         if growing is None:
@@ -234,13 +234,14 @@ class LiveRecording(RoundObserver):
 
 
 def may_be_kept(request: Request) -> bool:
-    """Whether a request's tokens may be stored: not those of one that opts out, nor of one whose cache is its own.
+    """Whether a request's tokens may be stored: not if it opts out of learning or has a cache salt, which keeps its
+    cache private.
 
-    A recording holds tokens, which do not tell what a span stood for.
+    Requests with spans are left out too, because a recording holds tokens alone, without the spans' content.
     """
     return request.params.learn and not request.params.cache_salt and not request.spans
 
 
 def is_sampled(request_id: str, share: float) -> bool:
-    """Whether a request is among a share of all, decided by its id: independent of everything else."""
+    """Whether a request belongs to the recorded share, decided by its id alone."""
     return hashed_share(request_id.encode()) < share

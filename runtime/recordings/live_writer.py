@@ -1,8 +1,8 @@
-"""The thread that writes recorded sequences to disk, within bounds of memory and of disk.
+"""Thread that writes recorded sequences to disk, within limits of memory and disk space.
 
-A disk that is full or fails stops the recording until it is well: the thread tries, and requests are recorded again.
-Errors of any kind do so: those of libraries that write are no OSErrors, and without its thread nothing would ever be
-written again.
+A full or failing disk suspends the recording: the thread tries the disk periodically and resumes once a write succeeds.
+Exceptions of any kind are handled in this way, because libraries that write raise other classes than OSError, and
+without its thread nothing would be written again.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from wingbeat.runtime.recordings.writer import RecordingFull, RecordingWriter
 
 logger = logging.getLogger(__name__)
 MEMORY_BYTES = 256 * 2**20
-"""Of sequences that are growing or wait to be written; more are dropped."""
+"""Most bytes of sequences that grow or wait to be written; further ones are dropped."""
 SHARD_BYTES = 32 * 2**20
 FLUSH_S = 300.0
-"""Sequences wait no longer for a shard to fill."""
+"""Longest time in seconds that sequences wait for a shard to fill."""
 RETRY_S = 10.0
-"""Between two looks at a disk that could not be written."""
+"""Seconds between two attempts to write to a failed disk."""
 PROBE_FILE, PROBE_BYTES = "probe.tmp", 4096
 _NICENESS = 10
 _FORGET = "forget"
@@ -36,22 +36,22 @@ _FORGET = "forget"
 
 @dataclass
 class RecordingStats:
-    """What came of the sampled requests so far."""
+    """Counts of sampled requests so far."""
 
     num_sequences: int = 0
-    """In shards."""
+    """Sequences in shards."""
     num_tokens: int = 0
     num_dropped: int = 0
-    """For want of memory, or because the recording was full or could not be written."""
+    """Sequences dropped for lack of memory, or because the disk was full or failed."""
     stopped: str | None = None
-    """Why nothing is recorded for now."""
+    """Reason for which recording is suspended; None while it is not."""
 
 
 class LiveWriter:
     """Writes finished sequences; all methods may be called from any thread.
 
     Args:
-        folder: of this engine's recording; made when there is something to write.
+        folder: folder of this engine's recording; created at the first write.
         root: folder of all engines' recordings, whose shards together count against `max_bytes`.
     """
 
@@ -82,7 +82,7 @@ class LiveWriter:
         self._lock = threading.Lock()
         self._used_bytes = 0
         self._forgets = False
-        """Whether what was recorded is still to go."""
+        """Whether recorded sequences still have to be discarded."""
         self._queue: queue.SimpleQueue[FinishedSequence | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="wingbeat-recording", daemon=True)
         self._thread.start()
@@ -93,7 +93,8 @@ class LiveWriter:
         return self.stats.stopped is None
 
     def reserve(self, num_bytes: int) -> bool:
-        """Take memory for rows that are about to be copied; False where there is none left, or nothing is written."""
+        """Reserves memory for rows that are about to be copied; returns False if there is none left or recording is
+        suspended."""
         with self._lock:
             if self.stats.stopped is not None or self._used_bytes + num_bytes > self._memory_bytes:
                 return False
@@ -101,21 +102,21 @@ class LiveWriter:
             return True
 
     def give_back(self, num_bytes: int, dropped: bool) -> None:
-        """Return memory of a sequence that is not put; `dropped` counts it as lost."""
+        """Releases memory of a sequence that is not passed to `put`; `dropped` counts the sequence as lost."""
         with self._lock:
             self._used_bytes -= num_bytes
             self.stats.num_dropped += dropped
 
     def put(self, sequence: FinishedSequence) -> None:
-        """Hand over a sequence with its memory."""
+        """Queues a sequence together with its reserved memory."""
         self._queue.put(sequence)
 
     def forget(self) -> None:
-        """Drop what was handed over and not written."""
+        """Queues the discarding of everything received before that is not written."""
         self._queue.put(_FORGET)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what waits, and end the thread."""
+        """Writes waiting sequences and ends the thread."""
         self._queue.put(None)
         self._thread.join(timeout_s)
 
@@ -161,12 +162,12 @@ class LiveWriter:
                 logger.warning("A sequence is not recorded: %s", error)
 
     def _try_to_forget(self) -> None:
-        """Drop what there is, now or once the disk is well again: until then nothing is recorded."""
+        """Discards recorded sequences, now or once the disk works again; recording stays suspended until then."""
         self._forgets = True
         try:
             self._forget()
             self._forgets = False
-        except Exception as error:  # of any kind, as where shards are written
+        except Exception as error:  # any exception, as in `_flush`
             self._stop(error, 0)
 
     def _forget(self) -> None:
@@ -178,7 +179,7 @@ class LiveWriter:
         return RecordingWriter(self._folder, self.spec, self._max_bytes)
 
     def _flush(self) -> None:
-        """Write a shard of what waits; what cannot be written is dropped, and stops the recording."""
+        """Writes a shard of the waiting sequences; on failure drops them and suspends the recording."""
         writer, waiting = self._writer, self._waiting
         self._waiting = 0
         if writer is None or not waiting:
@@ -204,7 +205,7 @@ class LiveWriter:
         self.stats.stopped, self._unwritten = reason, num_bytes
 
     def _retry(self) -> None:
-        """Record again, if what could not be written could be now."""
+        """Resumes the recording if a shard of the size that failed could be written now."""
         try:
             self._try_disk(self._unwritten)
         except Exception as error:
@@ -218,7 +219,7 @@ class LiveWriter:
         self.stats.stopped = None
 
     def _try_disk(self, num_bytes: int) -> None:
-        """Raise what writing a shard with so many bytes of taps would raise."""
+        """Raises the exception that writing a shard with this many bytes of taps would raise."""
         writer = self._opened()
         num_tokens = -(-num_bytes // (self.spec.taps_size * DTYPES[self.spec.taps_dtype].itemsize))
         writer.check_room(num_tokens, -(-num_tokens // MIN_TOKENS), _bytes_below(self._root))
@@ -227,7 +228,7 @@ class LiveWriter:
 
 
 def _bytes_below(root: Path) -> int:
-    """Of the shards of all recordings in a folder, with those that a killed process left half written."""
+    """Bytes of the shards of all recordings in a folder, including shards that killed processes left half written."""
     total = 0
     for path in root.glob("*/shard-*"):
         with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
@@ -236,7 +237,7 @@ def _bytes_below(root: Path) -> int:
 
 
 def write_probe(folder: Path) -> None:
-    """Raise OSError where a file cannot be written into a folder."""
+    """Raises OSError if no file can be written into a folder."""
     path = folder / PROBE_FILE
     try:
         with path.open("wb") as file:
@@ -248,7 +249,7 @@ def write_probe(folder: Path) -> None:
 
 
 def record_of(sequence: FinishedSequence) -> Record:
-    """A finished sequence as recordings have it: what its user wrote is not to be learnt."""
+    """Record of a finished sequence; its loss mask excludes the prompt."""
     num_tokens = len(sequence.token_ids)
     learnt = torch.arange(num_tokens) + sequence.position >= len(sequence.prompt)
     return Record(

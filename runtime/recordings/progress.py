@@ -1,4 +1,4 @@
-"""Progress of a run of hours: a bar on a terminal; elsewhere a line a minute, for log files."""
+"""Progress of a long run: a bar on a terminal; elsewhere one line per minute, for log files."""
 
 import sys
 import time
@@ -12,12 +12,12 @@ LINE_INTERVAL_S = 60.0
 
 
 class RunProgress:
-    """A context manager around the run.
+    """Context manager that shows the progress of a run.
 
     Args:
-        task: what runs, one word.
-        total: of what is counted.
-        done: before this run, by earlier ones.
+        task: name of the run, one word.
+        total: number of items of the whole run.
+        done: items done by earlier runs.
         enabled: False shows nothing, for all processes of a run but the first.
     """
 
@@ -46,7 +46,7 @@ class RunProgress:
         self._bar.stop()
 
     def show(self, done: int, note: str) -> None:
-        """Show how much is done, and figures of the run; seldom more than a comparison of clocks."""
+        """Shows the number of items done and a note; usually costs no more than reading a clock."""
         self._bar.update(self._shown, completed=done, note=note)
         now = time.monotonic()
         last = done >= self._total > self._begun_with

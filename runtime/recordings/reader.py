@@ -1,4 +1,4 @@
-"""Recordings as training data: batches of fixed-length windows, read from memory-mapped shards, addressed by step."""
+"""Reads recordings as training data: batches of fixed-length windows from memory-mapped shards, addressed by step."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,50 +19,53 @@ from wingbeat.runtime.recordings.format import (
 )
 
 HELD_OUT_SHARE = 1 / 32
-"""Of the sequences, those that drafters are measured on and that none is trained on."""
+"""Share of the sequences that are held out of training, to measure drafters on."""
 _PROMPT_TOKENS = 32
 
 
 class RecordingBatch(NamedTuple):
-    """Windows of recorded sequences, on the CPU. Windows of sequences that are shorter are padded with zeros."""
+    """Windows of recorded sequences, on the CPU; windows of shorter sequences are padded with zeros."""
 
     token_ids: Tensor
     """int64 [batch, length]"""
     taps: Tensor
-    """[batch, length, taps_size], in the recording's dtype: row i was tapped where the verifier read token i."""
+    """[batch, length, taps_size], in the recording's dtype: row i holds the taps from the verifier's pass over token
+    i."""
     loss_mask: Tensor
-    """bool [batch, length]: whether predicting token i is to be learnt; False in prompts and padding."""
+    """bool [batch, length]: whether predicting token i is trained; False in prompts and padding."""
     lengths: Tensor
-    """int64 [batch]: tokens of the window; what follows is padding."""
+    """int64 [batch]: tokens of the window, without padding."""
     positions: Tensor
-    """int64 [batch]: of the window's first token in its text."""
+    """int64 [batch]: position of the window's first token in its text."""
     target_top_ids: Tensor | None
-    """int64 [batch, length, top_k]: the verifier's likeliest tokens after token i; None where it kept no logits."""
+    """int64 [batch, length, top_k]: the verifier's most likely tokens after token i; None if logits were not
+    recorded."""
     target_top_logits: Tensor | None
     """float32 [batch, length, top_k]"""
     logsumexp: Tensor | None
-    """float32 [batch, length] over the whole vocabulary: exp(top_logits - logsumexp) are exact probabilities, and what
-    is left of 1 is spread over all other tokens. In padding, top_logits are 0 and this is infinite: no probability."""
+    """float32 [batch, length] over the whole vocabulary: exp(top_logits - logsumexp) are exact probabilities, and the
+    rest of the probability mass is spread over all other tokens. In padding, top_logits are 0 and logsumexp is
+    infinite, so probabilities are 0."""
 
 
 class _Windows(NamedTuple):
-    """Where the windows of an epoch lie, in the order they are read: int64 [num_windows]."""
+    """Windows of an epoch in reading order: int64 [num_windows]."""
 
     sequences: np.ndarray
     begins: np.ndarray
-    """First token within the sequence."""
+    """First token of the window within its sequence."""
 
 
 class RecordingReader:
-    """A recording's folder, or a folder of such folders (one per server that wrote live traffic), as one data set.
+    """Data set of one recording's folder, or of a folder of such folders (one for each server that wrote live traffic).
 
     Args:
-        adapter: `name@digest` of the sequences that are read: those of another one are another model's.
-        held_out: True reads the sequences that are held out of training, False the others, None all. Their prompts
-            decide, so that equal prompts are on one side, and a sequence stays on its side while a recording grows.
+        adapter: `name@digest` of the sequences to read; sequences of other adapters belong to other models.
+        held_out: True reads the sequences held out of training, False the others, None all. The side is decided by the
+            prompt, so equal prompts are on one side and sequences keep their side while a recording grows.
 
     Raises:
-        RecordingError: there is no recording, it is damaged, it is empty, or several do not belong together.
+        RecordingError: there is no recording, it is damaged or empty, or several recordings do not belong together.
     """
 
     def __init__(self, folder: str | Path, seed: int = 0, adapter: str = "", held_out: bool | None = None) -> None:
@@ -100,7 +103,7 @@ class RecordingReader:
             self._choose(side)
 
     def _choose(self, chosen: np.ndarray) -> None:
-        """Leave the other sequences out."""
+        """Keeps only the chosen sequences."""
         self._shard_of, self._begins, self._lengths, self._positions = (
             of_all[chosen] for of_all in (self._shard_of, self._begins, self._lengths, self._positions)
         )
@@ -115,12 +118,12 @@ class RecordingReader:
 
     @property
     def num_sequences(self) -> int:
-        """In all shards."""
+        """Sequences in all shards."""
         return len(self._lengths)
 
     @property
     def num_tokens(self) -> int:
-        """In all shards."""
+        """Tokens in all shards."""
         return int(self._lengths.sum())
 
     def num_windows(self, length: int) -> int:
@@ -141,9 +144,10 @@ class RecordingReader:
         return self._read(rows, length)
 
     def token_weights(self) -> Tensor:
-        """Occurrences of each token that are to be learnt, and its probabilities in all places -> float64 [vocab_size].
+        """Weight of each token as a training target: its count plus its recorded probabilities in all places, float64
+        [vocab_size].
 
-        The probabilities add what a text of this length might have held as well.
+        The probabilities account for tokens that texts of this length might have held as well.
         """
         size = self.spec.vocab_size
         weights = torch.zeros(size, dtype=torch.float64)
@@ -156,22 +160,22 @@ class RecordingReader:
         return weights
 
     def records(self) -> Iterator[Record]:
-        """Every sequence as it was recorded, in order."""
+        """All sequences as recorded, in order."""
         return map(self.record, range(self.num_sequences))
 
     def token_ids(self, sequence: int) -> Tensor:
-        """int32 [num_tokens] of one sequence, from 0 on."""
+        """Token ids int32 [num_tokens] of a sequence, numbered from 0."""
         begin = int(self._begins[sequence])
         rows = slice(begin, begin + int(self._lengths[sequence]))
         return self._shard(int(self._shard_of[sequence])).get_slice("token_ids")[rows]
 
     def record(self, sequence: int) -> Record:
-        """One sequence as it was recorded, from 0 on."""
+        """A sequence as recorded, numbered from 0."""
         parts = self._slices(sequence, 0, int(self._lengths[sequence]))
         return Record(**parts, position=int(self._positions[sequence]), adapter=self.adapter)
 
     def check_verifier(self, fingerprint: str) -> None:
-        """Raise RecordingError where it is not of this verifier: its taps would teach another model's drafter.
+        """Raises RecordingError if the recording belongs to another verifier, whose taps must not be used in training.
 
         Args:
             fingerprint: `wingbeat.runtime.heads.fingerprint.checkpoint_fingerprint` of the verifier's folder.
@@ -206,7 +210,7 @@ class RecordingReader:
         )
 
     def _slices(self, sequence: int, begin: int, end: int) -> dict[str, Tensor]:
-        """Rows of one sequence, by tensor name; fewer where it ends earlier."""
+        """Rows of one sequence by tensor name; fewer if the sequence ends before `end`."""
         shard, first = self._shard(int(self._shard_of[sequence])), int(self._begins[sequence])
         rows = slice(first + begin, first + min(end, int(self._lengths[sequence])))
         names = ["token_ids", "taps", "loss_mask"]
@@ -215,11 +219,11 @@ class RecordingReader:
         return {name: shard.get_slice(name)[rows] for name in names}
 
     def _shard(self, number: int) -> Any:
-        """An open shard: mapped into memory, not read."""
+        """Opened shard, memory-mapped."""
         if number not in self._open:
             try:
                 self._open[number] = safe_open(self._files[number], framework="pt")
-            except Exception as error:  # the library has an exception class of its own, which is no OSError
+            except Exception as error:  # safetensors raises its own exception class, which is no OSError
                 raise RecordingError(f"{self._files[number]} cannot be read: {error}") from error
         return self._open[number]
 

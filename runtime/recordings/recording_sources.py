@@ -1,4 +1,4 @@
-"""What recorded sequences begin with: windows of a corpus, or prompts from a file. Sequence n depends on n alone."""
+"""Beginnings of recorded sequences: windows of a corpus, or prompts from a file. Sequence n depends on n alone."""
 
 import hashlib
 import json
@@ -14,57 +14,57 @@ from wingbeat.runtime.corpus import WindowSampler
 from wingbeat.runtime.tokenizer import Tokenizer
 
 _PREFIX_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Of a sequence: how much of it the corpus gives where the verifier writes the rest. Few values, so that many rows of a
-batch are equally long."""
+"""Shares of a sequence that the corpus provides if the verifier writes the rest; few values, so that many rows of a
+batch have equal lengths."""
 
 
 class Sampling(NamedTuple):
-    """How the verifier writes."""
+    """Sampling settings of the verifier's texts."""
 
     greedy_fraction: float
-    """Share of its texts written greedily."""
+    """Share of the texts that are written greedily."""
     temperature: float
-    """Of the rest."""
+    """Temperature of the other texts."""
     seed: int
 
 
 class Start(NamedTuple):
-    """The beginning of one sequence, and how the verifier is to go on."""
+    """Beginning of a sequence, and the settings for continuing it."""
 
     token_ids: Tensor
     """int64 [num_tokens]"""
     length: int
-    """Tokens to continue to, at most; `num_tokens` where the text is complete."""
+    """Most tokens of the whole sequence; equals `num_tokens` if the text is complete."""
     temperature: float
     """0 is greedy."""
     seed: int
-    """Of its sampling noise."""
+    """Seed of the sampling noise."""
     num_unlearnt: int
-    """Leading tokens whose prediction is not to be learnt."""
+    """Leading tokens whose prediction is not trained."""
 
 
 class TextSource(Protocol):
-    """Beginnings by number."""
+    """Beginnings of sequences, by number."""
 
     digest: str
-    """Of the whole text, so that a recording is not continued with another one."""
+    """Digest of the whole text, so that a recording is not continued with another text."""
     num_starts: int | None
-    """How many there are; None for as many as wanted."""
+    """Number of beginnings; None for unlimited."""
     stops: bool
-    """Whether a text ends at an end-of-text token; else what follows it is a new document."""
+    """Whether a text ends at an end-of-text token; if not, the tokens behind it form a new document."""
 
     def start(self, number: int) -> Start:
-        """Beginning number `number`."""
+        """The beginning with this number."""
         ...
 
 
 class CorpusSource:
-    """Windows of a corpus: some as they are, of some only the beginning.
+    """Windows of a corpus: some complete, of others only the beginning.
 
     Args:
         documents: int64 [length] each, from `encode_documents`.
         length: tokens of every sequence.
-        own_share: share of the sequences that the verifier writes itself, after a beginning.
+        own_share: share of the sequences that the verifier continues after a beginning.
     """
 
     num_starts = None
@@ -78,7 +78,7 @@ class CorpusSource:
         self.digest = _digest(documents)
 
     def start(self, number: int) -> Start:
-        """Beginning number `number`.
+        """The beginning with this number.
 
         Raises:
             ValueError: the corpus is shorter than one sequence.
@@ -92,10 +92,10 @@ class CorpusSource:
 
 
 class PromptSource:
-    """Prompts, in their order, each answered by the verifier up to its end-of-text token.
+    """Prompts in their order, each answered by the verifier up to its end-of-text token.
 
     Args:
-        prompts: token ids; those that leave no room for an answer of `min_answer` tokens are left out and counted.
+        prompts: token ids; prompts that leave no room for an answer of `min_answer` tokens are left out and counted.
         length: most tokens of prompt and answer.
 
     Raises:
@@ -116,20 +116,21 @@ class PromptSource:
         self.digest = _digest(self._prompts)
 
     def start(self, number: int) -> Start:
-        """Beginning number `number`."""
+        """The beginning with this number."""
         prompt = self._prompts[number]
         _, temperature, seed = _draws(self._sampling, number)
         return Start(prompt, self._length, temperature, seed, num_unlearnt=len(prompt))
 
 
 def read_prompts(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of a JSON Lines file: `{"prompt": text}` or `{"messages": [{"role", "content"}, ...]}` per line.
+    """Token ids of the prompts in a JSON Lines file: `{"prompt": text}` or `{"messages": [{"role", "content"}, ...]}`
+    per line.
 
-    Messages go through the chat template; an assistant's message at the end is dropped, because the verifier writes
+    Messages are formatted by the chat template; assistant messages at the end are dropped, because the verifier writes
     its own.
 
     Raises:
-        ValueError: a line is something else, or the template refuses it; names file and line.
+        ValueError: a line has another form, or the template refuses it; names file and line.
     """
     prompts = []
     with path.open(encoding="utf-8") as file:
@@ -158,7 +159,7 @@ def _encode(entry: Any, tokenizer: Tokenizer) -> list[int]:
 
 
 def _draws(sampling: Sampling, number: int) -> tuple[np.random.Generator, float, int]:
-    """A sequence's own random numbers, its temperature and its noise seed."""
+    """Random generator, temperature and noise seed of a sequence."""
     rng = np.random.default_rng((sampling.seed, number))
     greedy = rng.random() < sampling.greedy_fraction
     return rng, 0.0 if greedy else sampling.temperature, int(rng.integers(2**62))

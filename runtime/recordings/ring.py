@@ -1,7 +1,8 @@
-"""A bounded store of served rounds: what is new comes in, what is old is thinned out, what is too old goes.
+"""Bounded store of served rounds on disk: new shards are added, older ones are thinned out, expired ones are removed.
 
-Every shard is a recording of its own, in `train` or, for a share of the prompts, in `held`, which nobody trains on. A
-shard that has to make room is drawn at random from all but the newest quarter, so that samples of all ages stay.
+Every shard is a recording of its own, in folder `train` or, for a share of the prompts, in `held`, which is never
+trained on. A shard that must make room is drawn at random from all but the newest quarter, so that samples of all ages
+remain.
 """
 
 import errno
@@ -26,40 +27,40 @@ logger = logging.getLogger(__name__)
 TRAIN, HELD = "train", "held"
 HELD_SHARE = 0.2
 SHARD_BYTES, FLUSH_S = 4 * 2**20, 10.0
-"""Sequences are learnt from soon, and a shard is what goes when there is no room."""
+"""Small shards and short waits, because sequences should be trained on soon, and room is made by whole shards."""
 NEWEST = 0.25
 CHECKSUM_FILE, FORGOTTEN = "sha256", "forgotten"
 
 
 class Kept(NamedTuple):
-    """What a ring holds."""
+    """Content of a ring."""
 
     num_bytes: int
     num_shards: int
 
 
 class RoundRing:
-    """The folder; any number of processes may hold one of the same folder.
+    """Folder of the ring; any number of processes may hold one of the same folder.
 
     Args:
-        max_bytes: of all files below it.
-        expire_s: age of a shard at which it goes in any case.
-        clock: seconds since 1970.
+        max_bytes: most bytes of all files in the folder.
+        expire_s: age in seconds at which a shard is removed in any case.
+        clock: returns seconds since 1970.
     """
 
     def __init__(self, folder: Path, max_bytes: int, expire_s: float, clock: Callable[[], float] = time.time) -> None:
         self.folder, self.max_bytes, self._expire_s, self._clock = folder, max_bytes, expire_s, clock
         self._random = random.Random(0)
         self._checked: set[str] = set()
-        """Names of the shards that were compared with their checksums."""
+        """Names of shards whose checksums were verified."""
 
     def new_folder(self, held: bool) -> Path:
-        """Of a shard to come; names go up with time."""
+        """Folder for a new shard; names increase with time."""
         return self.folder / (HELD if held else TRAIN) / f"{int(1e9 * self._clock()):020d}"
 
     @contextmanager
     def room_for(self, num_bytes: int) -> Iterator[bool]:
-        """Hold the ring, with room for so many bytes; False where it is too small for them."""
+        """Locks the ring and makes room for `num_bytes` bytes; yields False if the ring is too small for them."""
         make_private_folder(self.folder)
         with locked(self.folder / "ring.lock"):
             self._expire()
@@ -68,7 +69,7 @@ class RoundRing:
             yield num_bytes <= self.max_bytes
 
     def tidy(self) -> Kept:
-        """Let go what is too old, also where nothing new comes, and what was damaged on disk; what is left."""
+        """Removes expired and damaged shards; returns what is left."""
         with self.room_for(0):
             pass
         self._remove_damaged()
@@ -76,7 +77,7 @@ class RoundRing:
         return Kept(sum(sizes), len(sizes))
 
     def forget(self) -> None:
-        """Let go of everything: it is of a verifier that is no longer."""
+        """Removes all shards, because the verifier's weights were replaced."""
         make_private_folder(self.folder)
         with locked(self.folder / "ring.lock"):
             for path in self._shards():
@@ -85,32 +86,32 @@ class RoundRing:
 
     @property
     def forgotten_at(self) -> int:
-        """Nanoseconds since 1970 of the last `forget`; 0 where there was none."""
+        """Time of the last `forget`, in nanoseconds since 1970; 0 if there was none."""
         file = self.folder / FORGOTTEN
         return file.stat().st_mtime_ns if file.exists() else 0
 
     def held_since(self, moment: int) -> list[tuple[int, Path]]:
-        """Held-out shards that are newer than a moment, in nanoseconds since 1970, oldest first, with theirs."""
+        """Held-out shards newer than `moment`, as (time, folder), oldest first; times in nanoseconds since 1970."""
         found = ((_made_at(path), path) for path in (self.folder / HELD).glob("*"))
         return sorted((made_at, path) for made_at, path in found if made_at > moment)
 
     def _shards(self) -> list[Path]:
-        """Oldest first."""
+        """Folders of all shards, oldest first."""
         return sorted((path for part in (TRAIN, HELD) for path in (self.folder / part).glob("*")), key=_made_at)
 
     def _expire(self) -> None:
         oldest = 1e9 * (self._clock() - self._expire_s)
         for path in self._shards():
-            # Whoever writes a shard holds the ring: one that is not complete is of a process that was killed.
+            # Writers hold the ring's lock, so an incomplete shard was left by a process that was killed.
             if _made_at(path) < oldest or not _is_complete(path):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _remove_damaged(self) -> None:
-        """Rows that are no longer those that were written could end a training again and again."""
+        """Removes shards whose checksum differs: their rows could end a training run again and again."""
         shards = self._shards()
         for path in shards:
             if path.name not in self._checked and _is_damaged(path):
-                logger.error("%s is damaged, and removed", path)
+                logger.error("%s is damaged and was removed", path)
                 shutil.rmtree(path, ignore_errors=True)
         self._checked = {path.name for path in shards}
 
@@ -136,7 +137,7 @@ class RingWriter(LiveWriter):
     ) -> None:
         self._ring = ring
         self._pending: dict[bool, list[FinishedSequence]] = {False: [], True: []}
-        # A shard is no larger than a tenth of the ring, of which the rest can then be of other times.
+        # A shard is at most a tenth of the ring, so that shards of other times fit too.
         shard_bytes = min(shard_bytes, max(ring.max_bytes // 10, 1))
         super().__init__(
             ring.folder, ring.folder, spec, ring.max_bytes, shard_bytes=shard_bytes, flush_s=flush_s, retry_s=retry_s
@@ -150,13 +151,13 @@ class RingWriter(LiveWriter):
         self._waiting += sequence.num_bytes
 
     def _flush(self) -> None:
-        """Write what waits on either side."""
+        """Writes one shard of the waiting sequences for training, and one of those held out."""
         waiting, self._waiting = self._waiting, 0
         for held, sequences in self._pending.items():
             if sequences:
                 try:
                     self._write(held, sequences)
-                except Exception as error:  # of any kind, as in `LiveWriter`
+                except Exception as error:  # any exception, as in `LiveWriter`
                     self.stats.num_dropped += len(sequences)
                     self._stop(error, waiting)
         self._pending = {False: [], True: []}
@@ -165,7 +166,7 @@ class RingWriter(LiveWriter):
     def _write(self, held: bool, sequences: list[FinishedSequence]) -> None:
         records = [record_of(sequence) for sequence in sequences]
         num_tokens = sum(len(record.token_ids) for record in records)
-        # Twice: the files' header, and the index beside them.
+        # HEADER_BYTES twice: for the shard's header, and for the index.
         needed = num_tokens * self.spec.bytes_per_token + len(records) * 12 + 2 * HEADER_BYTES
         with self._ring.room_for(needed) as there_is:
             if not there_is:
@@ -200,7 +201,8 @@ class RingWriter(LiveWriter):
 
 
 def is_held_out(sequence: FinishedSequence) -> bool:
-    """Whether nothing is trained on a sequence: by its whole prompt alone, so that equal prompts are on one side."""
+    """Whether a sequence is held out of training, decided by its whole prompt, so that equal prompts are on one
+    side."""
     return hashed_share(array("q", sequence.prompt).tobytes()) < HELD_SHARE
 
 
@@ -218,7 +220,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def _is_damaged(path: Path) -> bool:
-    """A shard without a checksum, or that has just gone, is none."""
+    """Whether a shard differs from its checksum; False if it has no checksum or was removed meanwhile."""
     try:
         return (path / CHECKSUM_FILE).read_bytes() != digest_of(path, "*.*").encode()
     except FileNotFoundError:
@@ -232,6 +234,6 @@ def _size(path: Path) -> int:
     for file in path.glob("*"):
         try:
             total += file.stat().st_size
-        except FileNotFoundError:  # it is being written, or is gone
+        except FileNotFoundError:  # the file is being written, or was removed
             continue
     return total

@@ -1,18 +1,18 @@
-"""Files that hold what users wrote: for their owner alone, and with a checksum."""
+"""Files that hold users' texts: readable by their owner alone, and with checksums."""
 
 import hashlib
 from pathlib import Path
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder, with those above it that are missing, which nobody but its owner may enter."""
+    """Creates a folder and its missing parents, accessible to their owner alone."""
     for path in reversed([folder, *folder.parents]):
         if not path.is_dir():
             path.mkdir(mode=0o700, exist_ok=True)
 
 
 def make_private(folder: Path) -> None:
-    """Take a folder, and what is below it, from all but its owner; a file that goes meanwhile is passed over."""
+    """Restricts a folder and everything in it to its owner; ignores files that disappear meanwhile."""
     for path in (folder, *folder.rglob("*")):
         try:
             path.chmod(0o700 if path.is_dir() else 0o600)

@@ -1,4 +1,4 @@
-"""Sequences into shards: gathered in memory, written when a shard is due, within a bound of bytes on disk."""
+"""Writes sequences into shards: collects them in memory and writes a shard on demand, within a limit of disk space."""
 
 import shutil
 from pathlib import Path
@@ -24,20 +24,20 @@ from wingbeat.runtime.recordings.format import (
 
 
 class RecordingFull(Exception):
-    """The next shard would not fit; the message says into what."""
+    """The next shard does not fit; the message names the limit."""
 
 
 class RecordingWriter:
-    """Owner of a recording's folder: starts it, or continues the one that is there.
+    """Owner of a recording's folder: creates the recording, or continues an existing one.
 
-    A shard counts once the index lists it; both are written whole and then renamed, so a kill loses at most the
+    A shard counts once the index lists it; both files are written whole and then renamed, so a kill loses at most the
     sequences since the last `flush`.
 
     Args:
-        max_bytes: of all shards together.
+        max_bytes: most bytes of all shards together.
 
     Raises:
-        RecordingError: the folder holds a recording of another verifier or of other settings; names what differs.
+        RecordingError: the folder holds a recording of another verifier or of other settings; names the difference.
     """
 
     def __init__(self, folder: Path, spec: RecordingSpec, max_bytes: int) -> None:
@@ -56,24 +56,24 @@ class RecordingWriter:
 
     @property
     def num_sequences(self) -> int:
-        """In complete shards."""
+        """Sequences in complete shards."""
         return self.index.num_sequences
 
     @property
     def num_pending(self) -> int:
-        """Sequences that are in no shard yet."""
+        """Sequences that are not in a shard yet."""
         return len(self._records)
 
     @property
     def num_pending_bytes(self) -> int:
-        """Bytes of the tensors of those sequences."""
+        """Bytes of the tensors of pending sequences."""
         return self._pending_tokens * self.index.spec.bytes_per_token
 
     def check_room(self, num_tokens: int, num_sequences: int, used_bytes: int | None = None) -> None:
-        """Raise RecordingFull where a shard of so many tokens would not fit.
+        """Raises RecordingFull if a shard of so many tokens and sequences would not fit.
 
         Args:
-            used_bytes: what counts against the bound already; by default this recording's shards.
+            used_bytes: bytes that count against `max_bytes` already; default: this recording's shards.
         """
         used = self.index.num_bytes if used_bytes is None else used_bytes
         needed = num_tokens * self.index.spec.bytes_per_token + num_sequences * 12 + HEADER_BYTES
@@ -86,10 +86,11 @@ class RecordingWriter:
             raise RecordingFull(f"the disk of {self.folder} has {free} bytes free and the next shard has {needed}")
 
     def add(self, record: Record) -> None:
-        """Take a sequence into the next shard.
+        """Adds a sequence to the next shard.
 
         Raises:
-            ValueError: its tensors have other shapes or dtypes than the recording; names the tensor.
+            ValueError: the sequence has no tokens, or its tensors have other shapes or dtypes than the recording; names
+                the tensor.
         """
         for name, (shape, dtype) in _layout(self.index.spec, len(record.token_ids)).items():
             tensor = getattr(record, name)
@@ -102,10 +103,10 @@ class RecordingWriter:
         self._pending_tokens += len(record.token_ids)
 
     def flush(self, used_bytes: int | None = None) -> None:
-        """Write what was added as one shard, and list it; `used_bytes` as in `check_room`.
+        """Writes the added sequences as one shard and lists it in the index; `used_bytes` as in `check_room`.
 
         Raises:
-            RecordingFull: it does not fit; the sequences are dropped.
+            RecordingFull: the shard does not fit; its sequences are dropped.
         """
         records, self._records = self._records, []
         num_tokens, self._pending_tokens = self._pending_tokens, 0
@@ -136,20 +137,20 @@ class RecordingWriter:
         write_index(self.folder, self.index)
 
     def _remove_unlisted(self) -> None:
-        """What a kill left behind between the writing of a shard and that of the index."""
+        """Removes files that a kill left between writing a shard and writing the index."""
         listed = {shard.file for shard in self.index.shards}
         for path in (*self.folder.glob("shard-*.safetensors"), *self.folder.glob(f"*{TEMPORARY_SUFFIX}")):
             if path.name not in listed:
                 path.unlink()
 
     def finish(self) -> None:
-        """Note in the index that all is there."""
+        """Marks the recording as complete in the index."""
         self.index = self.index.model_copy(update={"complete": True})
         write_index(self.folder, self.index)
 
 
 def _layout(spec: RecordingSpec, num_tokens: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of the tensors that have a row per token."""
+    """Shape and dtype of the tensors that have one row per token."""
     layout = {
         "token_ids": ((num_tokens,), torch.int32),
         "taps": ((num_tokens, spec.taps_size), DTYPES[spec.taps_dtype]),
@@ -165,9 +166,9 @@ def _layout(spec: RecordingSpec, num_tokens: int) -> dict[str, tuple[tuple[int, 
 
 
 def _check_same(folder: Path, there: RecordingSpec, wanted: RecordingSpec) -> None:
-    """Raise RecordingError naming the first difference."""
+    """Raises RecordingError for the first difference between two specs."""
     old, new = there.model_dump(mode="json"), wanted.model_dump(mode="json")
-    # The verifier's name is for people: a copy of the folder is the same verifier.
+    # The verifier's name is not compared: a copy of its folder is the same verifier.
     pairs = [(name, old[name], new[name]) for name in new if name not in ("settings", "verifier")]
     names = sorted(old["settings"].keys() | new["settings"].keys())
     pairs += [(name, old["settings"].get(name), new["settings"].get(name)) for name in names]

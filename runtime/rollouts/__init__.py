@@ -1,1 +1,1 @@
-"""Weights of a verifier that change while it is served."""
+"""Updates of a served verifier's weights, for reinforcement learning."""

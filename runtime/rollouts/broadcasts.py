@@ -1,4 +1,4 @@
-"""Tensors that a trainer sends to all engines at once: it is rank 0 of a process group of `torch.distributed`."""
+"""Tensors that a trainer broadcasts to all engines; it is rank 0 of a process group of `torch.distributed`."""
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -10,22 +10,23 @@ from torch import Tensor, distributed
 from wingbeat.runtime.rollouts.served_weights import WeightsRefused
 
 PATIENCE_S = 60.0
-"""For a trainer to be there, and to send a tensor that it has announced."""
+"""Seconds to wait for a trainer to join, and for each announced tensor."""
 _GROUPS = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
 _PREFIX = "wingbeat-weights"
 
 
 class Broadcasts:
-    """One end of a group, of the trainer or of an engine.
+    """End of the process group, at the trainer or at an engine.
 
     Args:
-        backend: of `torch.distributed`, gloo or nccl.
-        address, port: where the trainer keeps the store by which ends find each other.
-        rank: 0 is the trainer's.
-        device: where tensors are received.
+        backend: backend of `torch.distributed`, gloo or nccl.
+        address: host of the trainer's store, by which the ends find each other.
+        port: port of this store.
+        rank: 0 for the trainer.
+        device: device on which tensors are received.
 
     Raises:
-        WeightsRefused: the other end is not there.
+        WeightsRefused: the other end does not join.
     """
 
     def __init__(
@@ -46,14 +47,16 @@ class Broadcasts:
             group = getattr(distributed, _GROUPS[backend])
             self._group = group(distributed.PrefixStore(_PREFIX, store), rank, world_size, self._limit)
         except (RuntimeError, ValueError) as error:
-            raise WeightsRefused(f"no group is made at {address}:{port}: {_one_line(error)}") from None
+            raise WeightsRefused(
+                f"the process group at {address}:{port} cannot be joined: {_one_line(error)}"
+            ) from None
 
     def send(self, tensor: Tensor) -> None:
-        """Broadcast a tensor from rank 0; raises ConnectionError where an engine is gone."""
+        """Broadcasts a tensor from rank 0; raises ConnectionError if an engine is gone."""
         self._broadcast(tensor.contiguous())
 
     def receive(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-        """Tensor of this shape that rank 0 sends; raises ConnectionError where it is gone."""
+        """Receives a tensor of this shape from rank 0; raises ConnectionError if rank 0 is gone."""
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self._device)
         self._broadcast(tensor)
         return tensor
@@ -61,11 +64,11 @@ class Broadcasts:
     def receive_all(
         self, announced: Iterable[tuple[str, list[int], torch.dtype]], packed_bytes: int | None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Tensors of these names, shapes and dtypes that rank 0 sends; raises ConnectionError where it is gone.
+        """Receives tensors of these names, shapes and dtypes from rank 0; raises ConnectionError if rank 0 is gone.
 
         Args:
-            packed_bytes: rank 0 sends several at once, as vLLM packs them: one behind the other, until there are more
-                than so many bytes. None sends each by itself.
+            packed_bytes: rank 0 packs tensors as vLLM does: it concatenates them until they exceed this many bytes.
+                None if rank 0 sends each tensor by itself.
         """
         if packed_bytes is None:
             yield from ((name, self.receive(shape, dtype)) for name, shape, dtype in announced)
@@ -85,7 +88,7 @@ class Broadcasts:
         packed, begin = self.receive((size,), torch.uint8), 0
         for name, shape, dtype in piece:
             end = begin + prod(shape) * dtype.itemsize
-            # Copied where another dtype's numbers would not lie on whole ones.
+            # Cloned, because the slice may not be aligned for its dtype.
             yield name, packed[begin:end].clone().view(dtype).view(shape)
             begin = end
 

@@ -1,7 +1,7 @@
-"""Draft heads that come with the weights of a policy: written beside the head of the settings, and followed.
+"""Updates of the draft head that come with weights of the verifier: written to a folder, and followed by drafters.
 
-A head goes to its drafter as a folder, since the drafter has a process of its own and may be replaced by another one
-while it drafts. The folder that is served is the one that a file names; drafters read it, and nobody tells them.
+A head is passed on as a folder, since the drafter is a process of its own and may be replaced meanwhile. A file names
+the folder that is served; drafters poll the file.
 """
 
 import contextlib
@@ -29,23 +29,23 @@ from wingbeat.runtime.tensor_files import SAFETENSORS, read_json
 logger = logging.getLogger(__name__)
 SERVED = "served.json"
 KEPT = 2
-"""Folders that stay, beside those of the settings: a drafter may be reading the last one."""
+"""Written folders that are kept; a drafter may be reading the previous one."""
 CONFIG = "config.json"
 _DIGITS = 7
-"""Digits of a folder's name that are its version, a number of 32 bits."""
+"""Hex digits of a folder's name that are used as its version; they fit 32 bits."""
 LOOK_S = 0.25
-"""Between two looks at what is served."""
+"""Seconds between two looks at the served folder."""
 
 
 class HeadUpdate:
-    """Updates of a draft head, one after another, with the steps of a `WeightUpdate`; nothing of it is ever torn.
+    """Successive updates of a draft head, with the steps of a `WeightUpdate`; an update is served whole or not at all.
 
     Args:
-        head: folder of the head that the settings name.
-        directory: folder of the heads that were written, on this machine.
+        head: folder of the head named in the settings.
+        directory: folder of updated heads, on this machine.
 
     Raises:
-        WeightsRefused: it is no folder of a head.
+        WeightsRefused: `head` is not the folder of a head.
     """
 
     def __init__(self, head: Path, directory: Path) -> None:
@@ -56,7 +56,7 @@ class HeadUpdate:
 
     @property
     def num_written(self) -> int:
-        """Tensors that the update has brought."""
+        """Number of tensors received in the update."""
         return len(self._tensors)
 
     def check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -85,7 +85,7 @@ class HeadUpdate:
         self._tensors |= found
 
     def finish(self) -> int:
-        """Have drafters draft with it; returns how many tensors it has brought."""
+        """Writes the updated head and has drafters use it; returns the number of tensors received."""
         tensors = {name: tensor.contiguous() for name, tensor in (self._stored | self._tensors).items()}
         digest = hashlib.sha256()
         for name in sorted(tensors):
@@ -97,7 +97,8 @@ class HeadUpdate:
             partial.mkdir(parents=True)
             shutil.copyfile(self._head / CONFIG, partial / CONFIG)
             save_file(tensors, partial / SAFETENSORS, {"format": "pt"})
-            with contextlib.suppress(FileExistsError, OSError):  # another engine of this machine was first
+            # another engine on this machine wrote the same folder first
+            with contextlib.suppress(FileExistsError, OSError):
                 partial.rename(folder)
             shutil.rmtree(partial, ignore_errors=True)
         with replacing(self._directory / SERVED) as temporary:
@@ -108,23 +109,23 @@ class HeadUpdate:
         return count
 
     def abandon(self) -> None:
-        """Drop what has come; the head stays."""
+        """Discards the tensors received; the served head stays."""
         self._tensors = {}
 
     @cached_property
     def _stored(self) -> dict[str, Tensor]:
-        """Tensors of the head that is served."""
+        """Tensors of the served head."""
         return read_tensors(served_folder(self._directory) or self._head)
 
     def _prune(self, served: Path) -> None:
-        # Those that begin by a point are being written, by other engines.
+        # Names with a leading dot are folders that other engines are writing.
         folders = [one for one in self._directory.glob("[!.]*") if one.is_dir() and one != served]
         for one in sorted(folders, key=lambda one: one.stat().st_mtime_ns, reverse=True)[KEPT - 1 :]:
             shutil.rmtree(one, ignore_errors=True)
 
 
 def served_folder(directory: Path) -> Path | None:
-    """Folder of the head that was written last; None where none was."""
+    """Folder of the head written last; None if none was written."""
     if not (directory / SERVED).is_file():
         return None
     folder = directory / str(read_json(directory / SERVED).get("folder"))
@@ -132,34 +133,34 @@ def served_folder(directory: Path) -> Path | None:
 
 
 def follow(directory: Path, worker: DraftWorker) -> None:
-    """Let a drafter draft with the head that is served, from now on; the thread ends with its process."""
+    """Starts a thread that keeps a drafter at the served head; the thread ends with its process."""
     follower = HeadFollower(directory, worker)
     follower.look()
     threading.Thread(target=follower.run, name="wingbeat-heads", daemon=True).start()
 
 
 class HeadFollower:
-    """Follower of the head that is served, for one drafter."""
+    """Keeps one drafter at the served head."""
 
     def __init__(self, directory: Path, worker: DraftWorker) -> None:
         self._directory, self._worker = directory, worker
         self._seen: Path | None = None
 
     def run(self) -> None:
-        """Look for ever."""
+        """Polls forever."""
         while True:
             time.sleep(LOOK_S)
             self.look()
 
     def look(self) -> bool:
-        """Offer the head that is served where it is another one; whether that was done."""
+        """Reads and offers the served head if it is another one; returns whether it was offered."""
         try:
             folder = served_folder(self._directory)
             if folder is None or folder == self._seen:
                 return False
             self._seen = folder
             head = self._worker.drafter.prepare_head(str(folder))
-        except Exception as error:  # of any kind: what a file can hold must not end a drafter that is well
+        except Exception as error:  # any exception: the content of a file must not end a healthy drafter
             logger.error("the draft head in %s is not taken: %s: %s", self._directory, type(error).__name__, error)
             return False
         self._worker.offer_head(int(folder.name[:_DIGITS], 16), head)

@@ -1,3 +1,3 @@
-"""Weights that change, for parts of the runtime that hold some of them."""
+"""Hook for parts of the runtime that hold weights which can be updated."""
 
 served_weights = "wingbeat.runtime.rollouts.served_weights:ServedWeights"

@@ -1,7 +1,7 @@
-"""Weights of a verifier that is served, by the names that its checkpoint and transformers' `named_parameters` have.
+"""Weights of a served verifier, by their names in the checkpoint and in transformers' `named_parameters`.
 
-A weight is written where it lies, in whatever layout the layers read it: no layer is made anew, no round is captured
-again, and at most one matrix is in memory twice.
+A weight is written in place, in the layout that the layers read: no layer is recreated, no round is captured again, and
+at most one matrix is in memory twice.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ class WeightsRefused(ValueError):
 
 
 class ServedWeights:
-    """Weights of a loaded verifier, to be written between two rounds.
+    """Weights of a loaded verifier, which can be written between two rounds.
 
     Raises:
-        WeightsRefused: they are held in a form that takes no other numbers.
+        WeightsRefused: the weights are held in a form that cannot be overwritten.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -34,7 +34,7 @@ class ServedWeights:
         if self._shards is not None and self._shards.problem is not None:
             raise WeightsRefused(self._shards.problem)
         if loaded.eight_bits:
-            raise WeightsRefused("dtype is int8: weights that are rounded take no others while they are served")
+            raise WeightsRefused("dtype is int8: rounded weights cannot be replaced while they are served")
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
         for prefix, module in model.named_modules(remove_duplicate=False):
             for name in module._parameters:
@@ -44,10 +44,11 @@ class ServedWeights:
         packed = [name for name in self._places if not self._is_writable(name)]
         if packed:
             more = f" and {len(packed) - 1} more" if len(packed) > 1 else ""
-            raise WeightsRefused(f"{packed[0]}{more} are packed as the checkpoint has them, and take no other numbers")
+            raise WeightsRefused(f"{packed[0]}{more} are packed as in the checkpoint, and cannot be replaced")
 
     def _tie(self) -> None:
-        """Let names of one tensor stand for all of its places; packed, an output matrix is a copy of its embedding."""
+        """Gives names that share a tensor the same list of places. Packed tied weights count too: the output matrix is
+        a copy of the embedding."""
         ends = (self._model.get_input_embeddings(), self._model.get_output_embeddings())
         tied = self._model.config.get_text_config().tie_word_embeddings and None not in ends
         by_tensor: dict[int, list[tuple[nn.Module, str]]] = {}
@@ -75,21 +76,21 @@ class ServedWeights:
 
     @property
     def are_whole(self) -> bool:
-        """Whether this process has all of them, and may read them."""
+        """Whether this process holds whole weights, and can read them."""
         return self._shards is None
 
     def names(self) -> list[str]:
-        """Names of all weights, of those that share one tensor the first."""
+        """Names of all weights; the first name only, if several share a tensor."""
         seen: set[int] = set()
         return [name for name, places in self._places.items() if id(places) not in seen and not seen.add(id(places))]
 
     def same(self, name: str) -> str:
-        """Name in `names` of the tensor that has this one."""
+        """Name in `names` of the tensor that has this name."""
         places = self._places[name]
         return next(one for one, held in self._places.items() if held is places)
 
     def check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Refuse what cannot be written; raises WeightsRefused."""
+        """Raises WeightsRefused if a tensor of this name, shape and dtype cannot be written."""
         if name not in self._places:
             raise WeightsRefused(f"{name} is no tensor of {type(self._model).__name__}")
         expected = tuple(self._parameter(name).shape)
@@ -103,10 +104,10 @@ class ServedWeights:
             )
 
     def converted(self, name: str, value: Tensor) -> Tensor:
-        """A checked tensor's value in the dtype and on the device of the weight.
+        """The value of a checked tensor in the dtype and on the device of the weight.
 
         Raises:
-            WeightsRefused: it is no number there.
+            WeightsRefused: the value is not finite in this dtype.
         """
         place = self._parameter(name)
         value = value.to(place.device, place.dtype)
@@ -117,7 +118,7 @@ class ServedWeights:
 
     @torch.inference_mode()
     def write(self, name: str, value: Tensor) -> None:
-        """Write a converted value where the weight lies; the layers compute by it after `finish`."""
+        """Writes a converted value in place; the layers use it after `finish`."""
         if self._shards is not None:
             if self._shards.tell is not None:
                 self._shards.tell(name, value)
@@ -132,7 +133,7 @@ class ServedWeights:
 
     @torch.inference_mode()
     def finish(self) -> None:
-        """Let the layers compute by what was written."""
+        """Makes the layers use the written values."""
         if self._shards is not None and self._shards.tell is not None:
             self._shards.tell("", None)
         for module in self._model.modules():
@@ -142,17 +143,17 @@ class ServedWeights:
             torch.cuda.synchronize(self._model.device)
 
     def read(self, name: str) -> Tensor:
-        """A weight's numbers [its shape], which may be the memory that the layers read."""
+        """Value of a weight, in its shape; may share memory with the layers."""
         module, attribute = self._places[name][0]
         weight = dense_weight(module) if attribute == "weight" else None
         return self._parameter(name).data if weight is None else weight
 
     def checksums(self) -> dict[str, str]:
-        """SHA-256 of each weight's bytes, row by row, by name."""
+        """SHA-256 of each weight's bytes in row-major order, by name."""
         return {name: hashlib.sha256(_bytes_of(self.read(name))).hexdigest() for name in self.names()}
 
     def storages(self) -> Iterator[Tensor]:
-        """Tensors that hold the weights, one for each piece of memory."""
+        """Tensors that hold the weights, one for each storage."""
         seen: set[int] = set()
         for name in self.names():
             for module, attribute in self._places[name]:
@@ -168,10 +169,10 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def shown(dtype: torch.dtype) -> str:
-    """A dtype without its module's name."""
+    """Name of a dtype without its module."""
     return str(dtype).removeprefix("torch.")
 
 
 def named(names: list[str]) -> str:
-    """A list of names in one line, cut."""
+    """The first names of a list in one line."""
     return ", ".join(names[:_NUM_NAMED]) + (", .." if len(names) > _NUM_NAMED else "")

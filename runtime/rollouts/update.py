@@ -1,8 +1,8 @@
-"""An update of a served verifier's weights: never half of one is served.
+"""Update of a served verifier's weights, of which no half is ever served.
 
-What does not fit is refused before a byte of it is written. What was written of an update that does not end is torn:
-nobody knows which weights the tensor has. An engine with torn tensors serves nothing until an update has written all
-of them; a journal, which holds what was there, puts them back instead.
+Tensors that do not fit are refused before anything is written. If an update does not finish, the tensors it has written
+are torn: they hold weights of an unknown version. An engine with torn tensors serves nothing until an update has
+written all of them. With a journal of the previous values, these are restored instead.
 """
 
 import logging
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 class WrongOrder(RuntimeError):
-    """A step of an update is asked for out of order; one line."""
+    """A step of an update was called out of order; one line."""
 
 
 class WeightUpdate:
-    """Updates of a verifier's weights, one after another.
+    """Successive updates of a verifier's weights.
 
     Args:
-        keeps_journal: hold what is written over in host memory until an update ends.
+        keeps_journal: hold overwritten values in host memory until the update ends.
     """
 
     def __init__(self, weights: ServedWeights, keeps_journal: bool = False) -> None:
@@ -34,7 +34,7 @@ class WeightUpdate:
         self._journal: dict[str, Tensor] = {}
         self._written: set[str] | None = None
         self.torn: set[str] = set()
-        """Tensors of which nobody knows which weights they have."""
+        """Tensors that hold weights of an unknown version."""
 
     @property
     def is_open(self) -> bool:
@@ -43,28 +43,28 @@ class WeightUpdate:
 
     @property
     def num_written(self) -> int:
-        """Tensors that the open update has written; raises WrongOrder where there is none."""
+        """Number of tensors written in the open update; raises WrongOrder if there is none."""
         return len(self._opened())
 
     def start(self) -> None:
-        """Begin an update.
+        """Begins an update.
 
         Raises:
-            WrongOrder: one is under way, which has to end first.
+            WrongOrder: an update is under way and must end first.
         """
         if self.is_open:
             raise WrongOrder("a weight update is under way: finish it, or abort it")
         self._written = set()
 
     def write(self, read: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """Write tensors, of which all are looked at before the first one is written.
+        """Writes tensors, all of which are checked before the first one is written.
 
         Args:
-            read: reads them, one after another; called twice, so that none has to be kept meanwhile.
+            read: yields the tensors; called twice, so that they need not be kept in memory.
 
         Raises:
             WrongOrder: no update has begun.
-            WeightsRefused: one does not fit; nothing was written of these.
+            WeightsRefused: a tensor does not fit; none of these tensors was written.
         """
         written = self._opened()
         named_once = set(written)
@@ -79,17 +79,17 @@ class WeightUpdate:
         for name, given in read():
             one, value = self.weights.same(name), self.weights.converted(name, given)
             if self._keeps_journal and one not in self.torn:
-                # Written over while it is read: a copy, in host memory.
+                # Copied to host memory, because the weight is overwritten next.
                 self._journal.setdefault(one, self.weights.read(one).detach().to("cpu", copy=True))
             written.add(one)
             self.weights.write(one, value)
 
     def finish(self) -> int:
-        """Let the verifier compute by what was written; returns of how many tensors.
+        """Makes the verifier use the written weights; returns the number of tensors written.
 
         Raises:
             WrongOrder: no update has begun.
-            WeightsRefused: tensors that an update before this one left torn are not among those that were written.
+            WeightsRefused: a tensor torn by an earlier update was not written.
         """
         written = self._opened()
         left = sorted(self.torn - written)
@@ -105,18 +105,18 @@ class WeightUpdate:
         return len(written)
 
     def abandon(self) -> None:
-        """End an update that will not be finished: its tensors are torn, or what the journal has of them."""
+        """Ends an update that will not be finished: its tensors are restored from the journal, or else torn."""
         torn, self._written = self._written or set(), None
         for name, value in self._journal.items():
             self.weights.write(name, self.weights.converted(name, value))
         if self._journal:
             self.weights.finish()
-            logger.warning("%d tensors have the weights again that an update has not replaced", len(self._journal))
+            logger.warning("A weight update was aborted: %d tensors were restored from the journal", len(self._journal))
         self.torn |= torn - self._journal.keys()
         self._journal.clear()
 
     def lose(self) -> None:
-        """Know no weight any more, after their memory was given back."""
+        """Marks all weights as torn, after their memory was released."""
         self.torn = set(self.weights.names())
 
     def _opened(self) -> set[str]:
@@ -126,7 +126,7 @@ class WeightUpdate:
 
 
 def read_files(paths: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of safetensors files by name, one after another; they lie in the files' pages.
+    """Tensors of safetensors files by name, one after another, memory-mapped.
 
     Raises:
         WeightsRefused: a file cannot be read.

@@ -1,1 +1,1 @@
-"""What a round is: its rows, its passes, the tokens it chooses, and the round until the host knows them."""
+"""The steps of a round: batch rows, forward passes, the choice of tokens, and rounds in flight."""

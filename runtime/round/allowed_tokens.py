@@ -1,4 +1,4 @@
-"""Tokens that a round may choose where the host says so, found while the forward pass runs."""
+"""Masks of allowed tokens (grammars, bad words) for a round, computed on the host while the forward pass runs."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -18,7 +18,7 @@ _ROOT = np.zeros(1, np.int64), np.full(1, -1, np.int64)
 
 
 class TokenMasks:
-    """Fills the masks of `ProcessorTables` for the masked sequences of a round, on a thread of its own."""
+    """Fills `ProcessorTables.masks` for the sequences of a round that have a masker, on a worker thread."""
 
     def __init__(self, tables: ProcessorTables) -> None:
         self._tables = tables
@@ -26,12 +26,14 @@ class TokenMasks:
 
     @contextmanager
     def started(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Iterator[Future[list[int]]]":
-        """Masks of a round whose plan `is_masked`, computed while the block runs.
+        """Computes the masks of a round whose plan `is_masked` on the worker thread while the `with` block runs.
 
-        The thread is done when the block ends, also by an exception: a slot's next sequence must not meet a late write.
+        The worker has finished when the block ends, also on an exception: a late write would reach the slot's next
+        sequence.
 
         Yields:
-            The decodes of whose trees only the root's mask was found in time: the others' nodes must not count.
+            Future of the decode rows for which only the root's mask was ready in time; only the roots of these trees
+            may be verified.
         """
         masks = self._start(plan, trees)
         try:
@@ -40,7 +42,8 @@ class TokenMasks:
             wait([masks])
 
     def send(self, plan: SchedulerOutput, trees: TokenTree | None) -> "SentTrees":
-        """Have the trees of a masked round come to the host, whose pass is enqueued before their masks are known."""
+        """Starts the download of the trees of a round's masked decodes, for a pass that is enqueued before the masks
+        are known."""
         decodes = _masked(plan)
         if trees is None or not decodes:
             return SentTrees(decodes, None)
@@ -49,10 +52,13 @@ class TokenMasks:
         return SentTrees(decodes, Download([field.index_select(0, rows) for field in fields]))
 
     def fill(self, plan: SchedulerOutput, sent: "SentTrees") -> list[int]:
-        """The masks of such a round, enqueued behind its pass: once the sequences have the tokens of the round before.
+        """Computes the masks of a round passed to `send`; called after the sequences have taken the previous round's
+        tokens.
+
+        The copies to the device are enqueued behind the round's forward pass.
 
         Returns:
-            As `started` yields them.
+            Decode rows for which only the root's mask was ready in time, as in `started`.
         """
         return self._fill(sent.decodes, _sampling(plan), None if sent.trees is None else sent.trees.wait())
 
@@ -63,7 +69,7 @@ class TokenMasks:
         drafted = None
         if trees is not None:
             rows = upload([row for row, _ in decodes], trees.parents.device)
-            # Copies: the round goes on with the tensors meanwhile.
+            # The round changes its tensors meanwhile, so the thread gets copies.
             drafted = [field[rows].cpu().numpy() for field in (trees.token_ids, trees.parents, trees.num_valid)]
         return self._thread.submit(self._fill, decodes, roots, drafted)
 
@@ -73,7 +79,7 @@ class TokenMasks:
     ) -> list[int]:
         late = []
         for index, (row, seq) in enumerate(decodes):
-            if seq.masker is None:  # it has ended meanwhile
+            if seq.masker is None:  # the request has ended meanwhile
                 continue
             token_ids, parents = _ROOT
             if drafted is not None:
@@ -96,12 +102,13 @@ class TokenMasks:
 
 
 class SentTrees(NamedTuple):
-    """Trees of masked decodes on their way to the host."""
+    """Trees of a round's masked decodes on their way to the host."""
 
     decodes: list[tuple[int, Sequence]]
-    """Rows of the round, and their sequences."""
+    """(row of the round, sequence) of each masked decode."""
     trees: Download | None
-    """By these: tokens, parents and numbers of valid nodes; None where all are bare roots."""
+    """Token ids, parents and num_valid of these decodes' trees, in the order of `decodes`; None where all trees are
+    bare roots."""
 
 
 def _masked(plan: SchedulerOutput) -> list[tuple[int, Sequence]]:

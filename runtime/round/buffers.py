@@ -1,4 +1,4 @@
-"""What a forward pass says; what captured ones read, and leave for the choice of tokens, at addresses that stay."""
+"""Results of forward passes, and the fixed-address buffers through which CUDA graphs exchange them."""
 
 from typing import NamedTuple
 
@@ -14,39 +14,40 @@ from wingbeat.runtime.round.slots import SlotState
 
 
 class ForwardResult(NamedTuple):
-    """A forward pass over decodes and prompt chunks."""
+    """Result of one forward pass over decodes and prompt chunks."""
 
     decodes: Decodes | None
-    """None without any."""
+    """None in a round without decodes."""
     output: ModelOutput
-    """Of the decodes' rows."""
+    """Logits and taps of the decodes' rows."""
     evidence: Tensor | None
-    """As `AcceptedPaths.evidence`."""
+    """Evidence of pruned trees, see `AcceptedPaths.evidence`."""
     chunks: ModelOutput | None = None
-    """Logits of the chunks that sample, then of prompt tokens that are reported; taps of the chunks' tokens. In a
-    captured pass, of all pieces. None without chunks."""
+    """Logits of the chunks that sample, then of the prompt tokens that are reported; taps of all chunk tokens. In a
+    captured pass: of all pieces. None without chunks."""
     forward_s: float = 0.0
-    """Host seconds in the model."""
+    """Host seconds spent in the model."""
 
 
 class ForwardBuffers:
-    """Results at addresses that never change, by nodes per sequence; one is kept at a time.
+    """Result of the latest forward pass at fixed addresses, by nodes per sequence. One result is kept at a time.
 
-    Rows that no pass has filled hold what an earlier one of as many nodes left there: no index of it is out of range.
+    Rows that the latest pass did not fill hold values of an earlier pass of the same width, so every index in them is
+    within range.
     """
 
     def __init__(self) -> None:
         self._small: dict[int, list[Tensor]] = {}
-        """Of so many nodes: `_small_parts`."""
+        """Tensors of `_small_parts`, by nodes per sequence."""
         self._large: dict[int, ModelOutput] = {}
 
     @torch.inference_mode()
     def reserve(self, samples: list[ForwardResult], batches: list[int]) -> None:
-        """Make room; whatever of these shapes was kept is lost.
+        """Allocates buffers for results of the given shapes; results kept so far in these shapes are lost.
 
         Args:
-            samples: of one sequence each.
-            batches: most sequences of each sample's shape.
+            samples: one result of a single sequence for each shape.
+            batches: largest batch size of each sample's shape.
         """
         widths = [_num_nodes(sample) for sample in samples]
         num_rows = max(width * batch for width, batch in zip(widths, batches, strict=True))
@@ -60,7 +61,7 @@ class ForwardBuffers:
             self._large[width] = room
 
     def put(self, result: ForwardResult) -> None:
-        """Keep a result of a shape that was reserved."""
+        """Stores a result whose shape was reserved."""
         width, num_reqs = _num_nodes(result), len(result.decodes.slots)
         kept = self._small[width]
         copy_all([(into[:num_reqs], part) for into, part in zip(kept, _small_parts(result), strict=True)])
@@ -69,15 +70,16 @@ class ForwardBuffers:
                 into[: len(part)].copy_(part)
 
     def room(self, num_reqs: int, num_nodes: int) -> ModelOutput:
-        """Where the output of a pass that is put next may be left already."""
+        """Views of the large buffers in which a pass may place its output directly, before `put`."""
         return ModelOutput(*(None if part is None else part[: num_reqs * num_nodes] for part in self._large[num_nodes]))
 
     def keep_roots(self, num_nodes: int, rows: Tensor) -> None:
-        """Let only the roots count of some trees of the latest result: rows int64 [n]."""
+        """Reduces the trees in rows int64 [n] of the latest result to their roots."""
         self._small[num_nodes][_NUM_VALID][rows] = 1
 
     def take(self, slots: Tensor, num_nodes: int) -> ForwardResult:
-        """The latest result, for sequences in slots int64 [num_reqs]: of the pass, in its order, or nobody's."""
+        """Views of the latest result for the sequences in `slots` int64 [num_reqs], in the order of its pass; rows of
+        padding slots hold leftovers."""
         num_reqs, num_rows = len(slots), len(slots) * num_nodes
         roots, positions, mapping, *rest = (part[:num_reqs] for part in self._small[num_nodes])
         logits, taps = (part if part is None else part[:num_rows] for part in self._large[num_nodes])
@@ -91,7 +93,7 @@ class ForwardBuffers:
 
 
 _NUM_VALID = 3 + TokenTree._fields.index("num_valid")
-"""Among the parts of a result with trees."""
+"""Index of `num_valid` in `_small_parts` of a result with trees."""
 
 
 def _num_nodes(result: ForwardResult) -> int:
@@ -99,7 +101,7 @@ def _num_nodes(result: ForwardResult) -> int:
 
 
 def _small_parts(result: ForwardResult) -> list[Tensor]:
-    """Roots, positions, slot mapping; then the tokens of bare roots, or trees and perhaps evidence of them."""
+    """Roots, positions, slot mapping; then the root tokens, or the trees and their evidence if there is any."""
     decodes = result.decodes
     parts = [decodes.roots, decodes.positions, decodes.slot_mapping]
     parts += [decodes.token_ids] if decodes.tree is None else decodes.tree
@@ -110,10 +112,11 @@ _PER_ROW, _PER_PIECE = 4, 3
 
 
 class ChunkBuffers:
-    """The pieces of one round at a time, padded by pieces of the spare slot, of which nothing is stored.
+    """Inputs and outputs of one round's prompt pieces at fixed addresses, padded with pieces of the spare slot, whose
+    KV is not stored.
 
     Args:
-        most_pieces: of a round.
+        most_pieces: largest number of pieces in a round.
     """
 
     def __init__(self, slots: SlotState, most_pieces: int) -> None:
@@ -126,7 +129,8 @@ class ChunkBuffers:
 
     @torch.inference_mode()
     def reserve(self, sample: ModelOutput) -> None:
-        """Make room for results like this one's rows, and let all pieces be padding: nothing may be stored again."""
+        """Allocates result buffers with the row shapes of `sample`, and turns all input pieces into padding so that no
+        pass stores the latest round's KV again."""
         self._inputs.zero_()
         if self._results is None:
             logits, taps = sample
@@ -134,11 +138,11 @@ class ChunkBuffers:
             self._results = ModelOutput(logits.new_zeros(self._most, logits.shape[1]), room)
 
     def put(self, rows: ChunkRows, num_pieces: int) -> None:
-        """Bring a round's chunks to the device as one copy.
+        """Uploads a round's chunks in one copy.
 
         Args:
-            rows: on the host, in pieces.
-            num_pieces: with padding.
+            rows: chunks in pieces, on the host.
+            num_pieces: number of pieces, padding included.
         """
         per_row, per_piece = self._places(np.zeros(self._size(num_pieces), np.int64), num_pieces)
         per_row[1] = np.tile(np.arange(PIECE_ROWS), num_pieces)
@@ -150,23 +154,24 @@ class ChunkBuffers:
         upload_into(self._inputs[: self._size(num_pieces)], per_row.base)
 
     def rows(self, num_pieces: int) -> ChunkRows:
-        """What was put; as many `wanted` as pieces, those of the chunks that sample first."""
+        """The uploaded pieces, padding included; `wanted` has one entry for each piece, those of the chunks that sample
+        first."""
         per_row, per_piece = self._places(self._inputs[: self._size(num_pieces)], num_pieces)
         (token_ids, positions, stores, real), (slots, contexts, wanted) = per_row, per_piece
         return ChunkRows(token_ids, positions, stores, slots, contexts, real, wanted)
 
     def keep(self, output: ModelOutput) -> None:
-        """Leave what a pass says of its pieces."""
+        """Stores the output of a pass over the pieces."""
         for into, part in zip(self._results, output, strict=True):
             if part is not None:
                 into[: len(part)].copy_(part)
 
     def take(self, num_pieces: int, num_samples: int, num_tokens: int) -> ModelOutput:
-        """Logits [num_samples, vocab_size] of the chunks that sample, and taps [num_tokens, taps_size]: until the next
-        round.
+        """Logits [num_samples, vocab_size] of the chunks that sample, and taps [num_tokens, taps_size]; valid until the
+        next round.
 
         Args:
-            num_pieces: as they were put.
+            num_pieces: as passed to `put`.
         """
         logits, taps = self._results
         if taps is not None:
@@ -179,6 +184,6 @@ class ChunkBuffers:
 
     @staticmethod
     def _places(flat, num_pieces: int):
-        """[_PER_ROW, num_rows] and [_PER_PIECE, num_pieces] of memory on either side."""
+        """Views [_PER_ROW, num_rows] and [_PER_PIECE, num_pieces] of a flat host or device buffer."""
         end = _PER_ROW * PIECE_ROWS * num_pieces
         return flat[:end].reshape(_PER_ROW, -1), flat[end:].reshape(_PER_PIECE, num_pieces)

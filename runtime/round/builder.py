@@ -1,6 +1,7 @@
-"""The flattened batch of a round: decodes and trees first, prompt chunks behind them.
+"""Flattened batches of a round: decodes with their trees first, prompt chunks behind them.
 
-Lengths, roots and block tables come from the slot state on the device; what the host knows of them are upper bounds."""
+Lengths, roots and block tables are read from the slot state on the device; lengths known to the host are upper bounds.
+"""
 
 from functools import partial
 
@@ -23,14 +24,15 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class BatchBuilder:
-    """Builds forward passes over one engine's sequences.
+    """Builds the batches of one engine's forward passes.
 
     Args:
         slots: device state by slot, shared with the model runner.
-        last_position: that the model has.
-        on_host: features may look at what the device computed: that is no wait.
-        pieces: prompt chunks are one segment, of pieces of equal height; else each is a segment of its own.
-        features: what else this engine's batches have.
+        last_position: last position that the model supports.
+        on_host: whether tensors are on the CPU, so that features can read them without waiting for a device.
+        pieces: True puts the prompt chunks of a round into one segment of equally long pieces; False gives each chunk
+            its own segment.
+        features: features that add columns to this engine's batches.
     """
 
     def __init__(
@@ -55,11 +57,11 @@ class BatchBuilder:
         self._max_depth = config.speculation.max_path - 1
 
     def decodes(self, slots: Tensor, tree: TokenTree | None) -> Decodes:
-        """What a round's decodes read; the roots of the trees are filled in here.
+        """Decode inputs of a round; fills the root tokens into the trees.
 
         Args:
             slots: int64 [num_reqs].
-            tree: one per sequence; None where all are bare roots.
+            tree: one tree per sequence; None for bare roots.
         """
         drafted = None if tree is None else GrownTree(*tree)
         placed = place_nodes(slots, self.slots.columns, drafted, self._last_position, self.config.block_size)
@@ -67,13 +69,14 @@ class BatchBuilder:
         return Decodes(slots, placed.roots, placed.token_ids, tree, positions, mapping, tables=tables)
 
     def slot_mapping(self, slots: Tensor | slice, stored: Tensor) -> Tensor:
-        """Address in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
+        """KV pool address of each position in `stored` [num_reqs, n], for the sequences in `slots` [num_reqs]."""
         return slot_mapping(self.slots.block_tables[slots], stored, self.config.block_size)
 
     def flatten(self, plan: SchedulerOutput, decodes: Decodes | None) -> Rows:
-        """Decodes and prompt chunks as one batch.
+        """Joins decodes and prompt chunks into one batch.
 
-        Rows with logits: those of decodes, of the chunks that sample, and of prompt tokens whose next one is reported.
+        Logits are computed for the rows of decodes, the last rows of chunks that sample, and prompt tokens whose
+        successor's log-probability is reported.
         """
         begin = 0 if decodes is None else decodes.num_rows
         parts = [] if decodes is None else [self._decode_rows(decodes, self._decode_segment(plan.decodes, decodes))]
@@ -95,13 +98,12 @@ class BatchBuilder:
         return self._with_features(flat, Placed(plan, decodes, chunk_slots, starts, self.on_host))
 
     def fixed(self, decodes: Decodes | None, chunks: ChunkRows | None = None) -> Rows:
-        """Decodes, and prompt chunks in pieces behind them, at shapes that the arguments' shapes decide.
-
-        That is what is captured.
+        """Batch of decodes, with prompt chunks in pieces behind them, whose shapes depend on the arguments' shapes
+        alone, as CUDA graph capture requires.
 
         Args:
-            decodes: None where there are chunks alone.
-            chunks: of sequences without spans.
+            decodes: None for a batch of chunks alone.
+            chunks: pieces of sequences without spans.
         """
         parts, begin, logits_rows, slots = [], 0, None, None
         if decodes is not None:
@@ -119,7 +121,7 @@ class BatchBuilder:
         return self._with_features(flat, Placed(None, decodes, slots, [], self.on_host))
 
     def took(self, accepted: AcceptedPaths) -> None:
-        """Let features follow the accepted paths of the decodes in the latest pass."""
+        """Passes the accepted paths of the latest pass's decodes to the features."""
         for feature in self.of_decodes:
             feature.took(accepted)
 
@@ -140,7 +142,7 @@ class BatchBuilder:
         return Rows(token_ids[None], positions[None], mapping, segments, self.cache.layers)
 
     def _apart(self, chunks: list[Chunk], rows: ChunkRows, begin: int) -> Rows:
-        """A segment for each chunk."""
+        """Rows of the chunks, one segment for each chunk."""
         positions = rows.positions.split([chunk.length for chunk in chunks])
         starts, segments, mapping = row_starts(chunks), [], []
         for index, (chunk, start) in enumerate(zip(chunks, starts, strict=True)):
@@ -153,11 +155,11 @@ class BatchBuilder:
         return self._rows(rows.token_ids, rows.positions, mapping, segments)
 
     def _piece_rows(self, rows: ChunkRows, begin: int, num_blocks: int | None = None) -> Rows:
-        """Chunks in pieces, as one segment.
+        """Rows of chunks in pieces, as one segment.
 
         Args:
-            begin: their first row of the batch.
-            num_blocks: that attention looks at; None looks at all that a sequence may have.
+            begin: first row of the chunks in the batch.
+            num_blocks: width of the block tables that attention reads; None for all blocks a sequence may have.
         """
         shape = (len(rows.slots), PIECE_ROWS)
         tables, positions = self.slots.block_tables[rows.slots], rows.positions.view(shape)
@@ -166,7 +168,7 @@ class BatchBuilder:
         return self._rows(rows.token_ids, rows.positions, mapping.flatten(), [segment])
 
     def _num_blocks(self, chunks: list[Chunk]) -> int:
-        """Of the longest context that these chunks see."""
+        """Blocks of the longest context that these chunks attend to."""
         return -(-max(chunk.start + chunk.length for chunk in chunks) // self.config.block_size)
 
     def _visible(self, chunk: Chunk) -> Tensor | None:
@@ -179,7 +181,7 @@ class BatchBuilder:
         )
 
     def _tree_segment(self, decodes: Decodes, tables: Tensor) -> Segment:
-        """Each node sees its ancestors; chains need no words to say so."""
+        """Segment in which each node attends to its ancestors; chains are causal and need no mask words."""
         num_reqs, num_nodes = decodes.token_ids.shape
         words = None
         if decodes.tree is not None and self.config.speculation.draft_top_k > 1:
@@ -188,7 +190,7 @@ class BatchBuilder:
 
 
 def _slots_of(rows: ChunkRows, chunks: list[Chunk], in_pieces: bool) -> Tensor:
-    """int64 [num_rows]: of each chunk row's sequence."""
+    """Slot of each chunk row's sequence, int64 [num_rows]."""
     if in_pieces:
         return rows.slots.repeat_interleave(PIECE_ROWS)
     return rows.slots.repeat_interleave(upload([chunk.length for chunk in chunks], rows.slots.device))
@@ -200,7 +202,7 @@ def dummy_decode_batch(
     num_nodes: int,
     width: int,
 ) -> Rows:
-    """Chains of `num_nodes` for `num_reqs` sequences; reads and writes block 0, which belongs to nobody.
+    """Batch of chains of `num_nodes` rows for `num_reqs` sequences; reads and writes block 0, which no sequence owns.
 
     Args:
         width: blocks of context per sequence.

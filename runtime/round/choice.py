@@ -1,4 +1,4 @@
-"""Which token the target chooses at each row of a round, its log-probability, and the path of a tree that follows."""
+"""Chooses the target's token at each row of a round, its log-probability, and the accepted path of each tree."""
 
 from enum import StrEnum
 from typing import Any
@@ -23,20 +23,21 @@ from wingbeat.runtime.scheduling.request import MAX_LOGPROBS, SamplingParams
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 _ROWS_AT_ONCE = 64
-"""Rows of a prompt that are turned into probabilities together: each is a row of the vocabulary in float32."""
+"""Prompt rows converted to log-probabilities at once; each row takes vocab_size float32."""
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
-    """Packed log-probabilities, which travel to the host with a round's tokens.
+    """Packs log-probabilities into int64, to be downloaded together with a round's tokens.
 
     Args:
         logits: [num_rows, vocab_size], any float type.
-        token_ids: int64 [num_rows]: the token that each row chose.
-        num_top: most likely tokens per row, 0 or more.
+        token_ids: int64 [num_rows]: token chosen at each row.
+        num_top: number of most likely tokens per row, 0 or more.
 
     Returns:
-        int64 [num_rows, 1 + 2 * num_top]: the chosen token's log-probability, the most likely tokens, theirs; as the
-        bits of doubles where they are no ids. Equal logits are in order of their ids on a CPU.
+        int64 [num_rows, 1 + 2 * num_top]: log-probability of the chosen token, ids of the most likely tokens, their
+        log-probabilities; log-probabilities are the bits of float64. On a CPU, tokens of equal logits are ordered by
+        id.
     """
     parts = [
         _pack(rows.to(torch.float32), ids, num_top)
@@ -57,29 +58,29 @@ def _bits(numbers: Tensor) -> Tensor:
 
 
 class Choosing(StrEnum):
-    """What a captured round can do; each does what those before it do."""
+    """Capabilities of a captured choice of tokens; each includes those listed before it."""
 
     GREEDY = "greedy"
-    """Take the best token: every temperature is 0."""
+    """Takes the token with the largest logit: every temperature is 0."""
     SAMPLED = "sampled"
     ALTERED = "altered"
-    """Process logits first, and report log-probabilities."""
+    """Processes logits first, and reports log-probabilities."""
 
     @classmethod
     def of(cls, params: list[SamplingParams]) -> "Choosing":
-        """The least that serves all these."""
+        """The cheapest choice that serves all these requests."""
         if any(param.alters_logits or param.logprobs is not None for param in params):
             return cls.ALTERED
         return cls.SAMPLED if any(param.temperature > 0 for param in params) else cls.GREEDY
 
 
 class TokenChooser:
-    """Chooses for the sequences of one engine, by the parameters in their slots.
+    """Chooses tokens for the sequences of one engine, by the sampling parameters in their slots.
 
     Args:
         slots: device state by slot.
-        workspace_rows: most rows that a captured round chooses for; 0 where nothing is captured.
-        max_depth: of a tree's deepest node.
+        workspace_rows: most rows for which a captured round chooses tokens; 0 where nothing is captured.
+        max_depth: depth of the deepest node of a tree.
     """
 
     def __init__(self, slots: SlotState, workspace_rows: int, max_depth: int) -> None:
@@ -91,7 +92,7 @@ class TokenChooser:
         self._workspace = sampling_workspace(workspace_rows, slots.vocab_size, self.device) if workspace_rows else None
 
     def choose(self, seqs: list[Sequence], decodes: Decodes | None, logits: Tensor) -> Tensor:
-        """The tokens of the rows of some sequences' decodes: int64 [num_rows].
+        """Chooses a token for each row of the decodes of `seqs`: int64 [num_rows].
 
         Args:
             logits: [num_rows, vocab_size].
@@ -107,7 +108,11 @@ class TokenChooser:
         return self._sample(logits, rows, positions, params, processors)
 
     def choose_first(self, seqs: list[Sequence], logits: Tensor) -> Tensor:
-        """The first token of each of these sequences, whose prompts end: int64 [num_seqs]; `logits` as in `choose`."""
+        """Chooses the first token of each sequence whose prompt ends in this round: int64 [num_seqs].
+
+        Args:
+            logits: [num_seqs, vocab_size].
+        """
         params = [seq.request.params for seq in seqs]
         if is_greedy(params):
             return best_tokens(logits, self._room(len(logits)))
@@ -119,14 +124,16 @@ class TokenChooser:
         return self._sample(logits, rows, positions, params, processors)
 
     def _selected(self, params: list[SamplingParams]) -> list[SamplingParams] | None:
-        # On a GPU each selection of them is a kernel of its own, and compiled while requests wait.
+        # On a GPU each combination of processors would be another kernel, compiled while requests wait.
         return None if self.device.type == "cuda" else params
 
     def choose_fixed(self, decodes: Decodes, logits: Tensor, choosing: Choosing, nodes: Tensor | None) -> Tensor:
-        """The tokens of decodes alone, at shapes that the arguments' shapes decide.
+        """Chooses tokens for decodes at shapes that depend on the arguments' shapes alone, for capture: int64
+        [num_rows].
 
         Args:
-            nodes: int64 [num_reqs, num_nodes]: which drafted nodes these are, where trees were pruned on the device.
+            nodes: int64 [num_reqs, num_nodes]: index of each row's node in the tree before pruning, where trees were
+                pruned on the device; else None.
         """
         if choosing is Choosing.GREEDY:
             return best_tokens(logits, self._room(len(logits)))
@@ -141,11 +148,12 @@ class TokenChooser:
     def path_logprobs(
         self, decodes: Decodes, accepted: AcceptedPaths, logits: Tensor, rows: list[int] | None
     ) -> Tensor:
-        """Of the emitted tokens: int64 [num_decodes, 1..max_path, 1 + 2 * MAX_LOGPROBS], see `token_logprobs`.
+        """Log-probabilities of the emitted tokens: int64 [num_decodes, 1..max_path, 1 + 2 * MAX_LOGPROBS], packed as by
+        `token_logprobs`.
 
         Args:
-            logits: [num_rows, vocab_size], as the model left them.
-            rows: decodes to look at; None looks at all.
+            logits: [num_rows, vocab_size], the model's unprocessed logits.
+            rows: decodes to report on; None reports on all.
         """
         where, token_ids = decodes.rows_of(accepted.nodes), accepted.token_ids[:, : accepted.nodes.shape[1]]
         if rows is not None:
@@ -155,7 +163,8 @@ class TokenChooser:
         return packed.view(*token_ids.shape, -1)
 
     def chunk_logprobs(self, logits: Tensor, token_ids: Tensor) -> Tensor:
-        """Of the tokens that chunks yielded, or of a prompt's own: int64 [num_rows, 1 + 2 * MAX_LOGPROBS]."""
+        """Log-probabilities of the tokens sampled behind chunks, or of the prompt's own tokens: int64 [num_rows, 1 + 2
+        * MAX_LOGPROBS]."""
         return token_logprobs(logits, token_ids, self._num_top)
 
     @property
@@ -163,7 +172,7 @@ class TokenChooser:
         return min(MAX_LOGPROBS, self.slots.vocab_size)
 
     def _nodes_and_paths(self, decodes: Decodes) -> tuple[Tensor, Tensor | None]:
-        """By row: its node, and its path below the root."""
+        """Node index of each row, and token ids of its path below the root."""
         tree = decodes.tree
         if tree is None:
             return torch.zeros_like(decodes.slots), None
@@ -181,7 +190,8 @@ class TokenChooser:
         params: list[SamplingParams] | None,
         processors: LogitProcessors | None,
     ) -> Tensor:
-        """Tokens of sequences in slots `rows` [num_rows], to stand at `positions` [num_rows]."""
+        """Samples the tokens of rows whose sequences are in slots `rows` [num_rows], to be placed at `positions`
+        [num_rows]."""
         state, any_sampled, any_filtered = self.slots, True, True
         if params is not None:
             sampled = [param for param in params if param.temperature > 0]
@@ -203,16 +213,16 @@ class TokenChooser:
 
 
 def is_greedy(params: list[SamplingParams]) -> bool:
-    """Whether the best token is taken everywhere, of logits as they are."""
+    """Whether every request takes the token with the largest unprocessed logit."""
     return not any(param.temperature > 0 or param.alters_logits for param in params)
 
 
 class PathAcceptance:
-    """Decides the decodes of one engine's rounds.
+    """Walks the trees of one engine's rounds and applies the accepted paths to KV cache and slot state.
 
     Args:
-        slots: device state by slot, which goes on to the end of each path.
-        builder: knows where positions are stored.
+        slots: device state by slot; its lengths and last tokens advance to the end of each path.
+        builder: computes the KV pool addresses of positions.
     """
 
     def __init__(self, slots: SlotState, cache: KVCache, builder: BatchBuilder, config: EngineConfig) -> None:
@@ -231,12 +241,12 @@ class PathAcceptance:
     def accept(
         self, decodes: Decodes | None, chosen: Tensor, taps: Tensor | None, evidence: Tensor | None = None
     ) -> AcceptedPaths:
-        """Walk the trees along the target's choices; KV and slot state follow the accepted paths.
+        """Walks the trees along the target's choices, moves the accepted nodes' KV and advances the slot state.
 
         Args:
-            chosen: int64 [num_rows] of the decodes.
+            chosen: int64 [num_rows]: token chosen at each row of the decodes.
             taps: [num_rows or more, taps_size].
-            evidence: as `AcceptedPaths.evidence`.
+            evidence: see `AcceptedPaths.evidence`.
         """
         if decodes is None:
             empty = torch.zeros(0, dtype=torch.int64, device=self.slots.device)
@@ -250,7 +260,7 @@ class PathAcceptance:
             self.cache.move(settled.sources, settled.targets)
         path_taps = None
         if taps is not None:
-            # Bare roots are their own paths.
+            # The path of a bare root is the root itself.
             rows = taps[: len(chosen)] if tree is None else taps.index_select(0, settled.rows)
             path_taps = rows.view(*settled.nodes.shape, -1)
         return AcceptedPaths(
@@ -269,7 +279,7 @@ class PathAcceptance:
         )
 
     def _compact(self, decodes: Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
-        """Move the accepted nodes' KV from their scratch slots to the positions they now occupy."""
+        """Moves the accepted nodes' KV from their scratch slots to the positions they now occupy."""
         if self._shape.moves:
             moves = path_moves(decodes.slots, decodes.roots, nodes, num_tokens, self.slots.columns, self._shape)
             self.cache.move(*moves)

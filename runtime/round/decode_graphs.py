@@ -1,13 +1,13 @@
-"""A verifier's rounds as CUDA graphs: of decodes, with prompt chunks beside them and without, and of prompts alone.
+"""CUDA graphs of a verifier's rounds with decodes, with or without prompt chunks beside them.
 
-A round is two graphs. Its forward pass is captured once per bucket; the choice of its tokens, which costs little, in a
-few sizes, once per way of choosing (`Choosing`); `round_shapes` says in which. Each pads the round to the smallest
-bucket that holds it; one of too many rows for any computes longer than its kernels take to launch, so it runs eagerly,
-by the same functions.
+A round is two graphs: the forward pass, captured once per bucket, and the choice of tokens, which is cheap and captured
+in a few batch sizes for each `Choosing`. `round_shapes` lists the buckets. A round is padded to the smallest bucket
+that holds it. A round with more rows than the largest bucket runs eagerly through the same functions; its computation
+takes longer than launching its kernels.
 
-A mixed round, of decodes and of prompt chunks, is one forward pass as well: the weights are read once. It is captured
-with so many pieces of chunks; one that no such graph holds is one eager pass, and its choice is a graph all the same.
-`prompt_graphs` has those without decodes.
+A mixed round, with decodes and prompt chunks, is one forward pass too, so that the weights are read once. Its graphs
+are captured for a few numbers of chunk pieces. A mixed round that fits no graph runs its forward pass eagerly, and
+still replays a graph for its choice of tokens. Rounds of prompts alone are in `prompt_graphs`.
 """
 
 import time
@@ -45,42 +45,42 @@ from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 
 
 class GraphPass(NamedTuple):
-    """A forward pass that `DecodeGraphs.decide` goes on from."""
+    """Forward pass whose tokens `DecodeGraphs.decide` chooses next."""
 
     rows: DecodeRows
-    """Whose trees are those of the inbox."""
+    """Decodes of the pass; their trees are in the inbox."""
     num_nodes: int
     result: ForwardResult | None
-    """None where a graph has left it in the buffers."""
+    """None where a graph left the result in `ForwardBuffers`."""
     chunks: ModelOutput | None
-    """As `ForwardResult.chunks`, without padding."""
+    """See `ForwardResult.chunks`; without padding."""
     forward_s: float
 
 
 class SlotInputs(NamedTuple):
-    """Bare roots to decode, or whose tokens are chosen."""
+    """Inputs of a captured pass over bare roots, or of a captured choice of tokens."""
 
     slots: Tensor
     """int64 [num_reqs]"""
 
 
 class ForwardDone(NamedTuple):
-    """The output of a captured forward pass; what it computed lies in `ForwardBuffers`, and in `ChunkBuffers`."""
+    """Output of a captured forward pass; its results are in `ForwardBuffers` and `ChunkBuffers`."""
 
     roots: Tensor
     """int64 [num_reqs]: position of each root."""
 
 
 class DecodeGraphs:
-    """The graphs of one model runner.
+    """CUDA graphs of one model runner.
 
     Args:
-        fixed: what is captured and, where that fails, called as it is.
+        fixed: functions that are captured; called directly where capture fails.
         eager: runs prompt chunks that no graph holds.
-        slots: state by slot; its device is that of all inputs.
-        inbox: where captured rounds find their trees, and look at them.
-        last_position: that the model has.
-        graph_device: captures and replays.
+        slots: state by slot; all inputs are on its device.
+        inbox: holds the trees of captured rounds and checks them.
+        last_position: last position that the model supports.
+        graph_device: captures and replays graphs.
     """
 
     def __init__(
@@ -106,24 +106,24 @@ class DecodeGraphs:
         self.prompts = PromptGraphs(fixed, eager, self._chunks, pieces, last_position, self.pool)
         self._forwards: dict[int, GraphRunner] = {}
         self._mixed: dict[tuple[int, int], GraphRunner] = {}
-        """By nodes per sequence and rows of pieces."""
+        """Graphs of mixed rounds, by nodes per sequence and number of chunk rows."""
         self._choices: dict[tuple[int, Choosing], GraphRunner] = {}
         self._loaded: dict[GraphRunner, tuple[DecodeRows, Bucket]] = {}
-        """Which rows the inputs of a runner are."""
+        """Rows and bucket that are currently in the inputs of each runner."""
         for feature in fixed.builder.features:
             feature.reserve(max(num_nodes * shape.forwards[-1] for num_nodes, shape in self.shapes.items()))
 
     @property
     def stats(self) -> GraphStats:
-        """What was captured and how often it ran."""
+        """Numbers of captured graphs and of their replays."""
         return self.pool.stats
 
     def capture_roots(self) -> None:
-        """Capture rounds of bare roots, and of prompts alone."""
+        """Captures rounds of bare roots, and rounds of prompts alone."""
         self._capture([1], [*self.prompts.runners.values()])
 
     def capture_trees(self) -> None:
-        """Capture rounds of trees, unless they are."""
+        """Captures rounds of trees that are not captured yet."""
         self._capture([n for n in self.shapes if n > 1 and n not in self._forwards])
 
     def forward(
@@ -134,11 +134,12 @@ class DecodeGraphs:
         num_nodes: int,
         masks: "Future[list[int]] | None" = None,
     ) -> GraphPass:
-        """As `EagerRounds.forward`, of one decode at least; valid until any graph of the pool is replayed next.
+        """Forward pass as in `EagerRounds.forward`, with at least one decode; valid until the next replay of a graph of
+        the pool.
 
         Args:
-            trees: the inbox where those count that have come.
-            num_nodes: of each tree: one of `node_buckets`.
+            trees: checked trees, or the inbox itself for unchecked trees, which the graphs check.
+            num_nodes: nodes of each tree, one of `node_buckets`.
         """
         started = time.perf_counter()
         if not isinstance(trees, TreeInbox):
@@ -149,7 +150,7 @@ class DecodeGraphs:
         return done._replace(forward_s=time.perf_counter() - started)
 
     def with_roots(self, done: GraphPass, late: list[int]) -> GraphPass:
-        """As `EagerRounds.with_roots`."""
+        """See `EagerRounds.with_roots`."""
         if late and done.result is not None:
             self.eager.with_roots(done.result, late)
         elif late:
@@ -157,7 +158,7 @@ class DecodeGraphs:
         return done
 
     def decide(self, plan: SchedulerOutput, done: GraphPass) -> AcceptedPaths:
-        """As `EagerRounds.decide`; every decode has a row of log-probabilities where one asks."""
+        """See `EagerRounds.decide`; if any decode asks for log-probabilities, all decodes get a row of them."""
         choosing = Choosing.of([seq.request.params for seq in plan.decodes])
         if done.result is not None:
             accepted = self.fixed.decide(done.result, choosing)
@@ -165,13 +166,13 @@ class DecodeGraphs:
             sizes = self.shapes[done.num_nodes].choices
             bucket = Bucket(bucket_for(len(done.rows.slots), sizes), done.num_nodes)
             accepted = self._replay(self._choices[done.num_nodes, choosing], done.rows, bucket)
-            # The inputs' memory is every bucket's: what was decided must not point into it.
+            # All buckets share the inputs' memory, so the result must not point into it.
             accepted = accepted._replace(slots=done.rows.slots)
-        # `packed` has no room for what chunks tell the host.
+        # `packed` has no room for what is downloaded of chunks.
         return accepted._replace(packed=None) if plan.chunks else accepted
 
     def _forward(self, rows: DecodeRows, num_nodes: int) -> GraphPass:
-        """Decodes alone."""
+        """Forward pass over decodes alone."""
         result = None
         if self._holds(rows, num_nodes):
             sizes = self.shapes[num_nodes].forwards
@@ -182,7 +183,7 @@ class DecodeGraphs:
         return GraphPass(rows, num_nodes, result, None, 0.0)
 
     def _forward_mixed(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> GraphPass:
-        """With prompt chunks."""
+        """Forward pass over decodes and prompt chunks."""
         captured = self._holds(rows, num_nodes)
         if captured and all(chunk.is_plain for chunk in plan.chunks):
             chunks = self._replay_mixed(plan.chunks, rows, num_nodes)
@@ -195,15 +196,16 @@ class DecodeGraphs:
         return GraphPass(rows, num_nodes, None if captured else result, result.chunks, 0.0)
 
     def _holds(self, rows: DecodeRows, num_nodes: int) -> bool:
-        """Whether there are graphs for such decodes."""
+        """Whether a graph holds this many decodes of this width."""
         return num_nodes in self._forwards and len(rows.slots) <= self.shapes[num_nodes].forwards[-1]
 
     def _replay_mixed(self, chunks: list[Chunk], rows: DecodeRows, num_nodes: int) -> ModelOutput | None:
-        """A mixed round's forward pass, of which the decodes' part is left for `decide`; None without such a graph."""
+        """Replays a mixed forward pass and returns the chunks' output, leaving the decodes' in the buffers; None if no
+        graph holds it."""
         own = in_pieces(chunks, self._last_position)
         bucket = self.shapes[num_nodes].mixed_bucket(num_nodes, len(rows.slots), len(own.slots))
         runner = None if bucket is None else self._mixed[num_nodes, bucket.beside]
-        if runner is None or not runner.has_graphs:  # without one, padding would only cost time
+        if runner is None or not runner.has_graphs:  # without a graph, padding would only cost time
             return None
         num_pieces = bucket.beside // PIECE_ROWS
         self._chunks.put(own, num_pieces)
@@ -212,8 +214,8 @@ class DecodeGraphs:
         return self._chunks.take(num_pieces, num_samples, num_tokens)
 
     def _replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
-        before = self._loaded.pop(runner, None)  # where this raises, nobody knows what the inputs are
-        if before is not None and before[0] is rows and before[1] == bucket:  # a batch mostly stays as it is
+        before = self._loaded.pop(runner, None)  # removed first: if the replay raises, the inputs' content is undefined
+        if before is not None and before[0] is rows and before[1] == bucket:  # the batch seldom changes between rounds
             output = runner.replay(bucket, len(rows.slots))
         else:
             inputs = rows if isinstance(runner.inputs(bucket), DecodeRows) else SlotInputs(rows.slots)
@@ -291,7 +293,7 @@ class DecodeGraphs:
         return SlotInputs(torch.full((1,), self.slots.spare, device=self.slots.device))
 
     def _tree_padding(self, num_nodes: int) -> DecodeRows:
-        """Nobody, for whom no tree counts."""
+        """Padding row of the spare slot, with its tree marked as unwanted."""
         slots = self._slot_padding(num_nodes).slots
         return DecodeRows(slots, torch.zeros_like(slots, dtype=torch.bool))
 

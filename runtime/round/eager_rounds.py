@@ -1,4 +1,5 @@
-"""Rounds in the shapes that they have: those of hosts, of prompts alone, and what no graph holds."""
+"""Rounds that run without CUDA graphs, in unpadded shapes: on CPUs, for prompts alone, and where no graph holds the
+round."""
 
 import time
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 @dataclass
 class EagerRounds:
-    """Runs the operations of a round one by one; `DecodeGraphs` has the same two verbs."""
+    """Runs the operations of a round one by one; `DecodeGraphs` has the same methods `forward` and `decide`."""
 
     model: Model
     builder: BatchBuilder
@@ -25,7 +26,7 @@ class EagerRounds:
     chooser: TokenChooser
     acceptance: PathAcceptance
     pruner: DevicePruner | None
-    """Where trees are pruned on the device."""
+    """Prunes trees on the device; None where the host prunes."""
 
     def forward(
         self,
@@ -35,16 +36,16 @@ class EagerRounds:
         num_nodes: int,
         masks: "Future[list[int]] | None" = None,
     ) -> ForwardResult:
-        """What the model says of a round's decodes and prompt chunks.
+        """Runs the model over a round's decodes and prompt chunks.
 
         Args:
-            trees: one per decode; None for bare roots.
-            num_nodes: of each tree, those to verify where it is pruned on the device.
-            masks: as `TokenMasks.started` gave it; they are there when this returns.
+            trees: one tree per decode; None for bare roots.
+            num_nodes: nodes of each tree to verify, where trees are pruned on the device.
+            masks: future from `TokenMasks.started`; it is done when this method returns.
         """
         evidence = None
         if self.pruner is not None:
-            # Masks are of the nodes before pruning.
+            # Masks are indexed by the nodes before pruning.
             trees, masks = rooted(trees, masks), None
             if trees is not None:
                 trees, evidence = self.pruner.prune(trees, rows.slots, num_nodes)
@@ -62,13 +63,13 @@ class EagerRounds:
         return ForwardResult(decodes, own, evidence, chunks if plan.chunks else None, forward_s)
 
     def with_roots(self, result: ForwardResult, late: list[int]) -> ForwardResult:
-        """The pass, of some of whose decodes only the root counts."""
+        """The result with the trees of the decodes in `late` reduced to their roots."""
         if late:
             result.decodes.tree = only_roots(result.decodes.tree, late)
         return result
 
     def decide(self, plan: SchedulerOutput, result: ForwardResult) -> AcceptedPaths:
-        """The paths that the target chooses; KV and slot state follow them."""
+        """Chooses tokens, walks the trees, and advances KV cache and slot state along the accepted paths."""
         decodes, (logits, taps) = result.decodes, result.output
         chosen = self.chooser.choose(plan.decodes, decodes, logits)
         accepted = self.acceptance.accept(decodes, chosen, taps, result.evidence)._replace(packed=None)
@@ -82,13 +83,13 @@ class EagerRounds:
 
 
 def rooted(trees: TokenTree | None, masks: "Future[list[int]] | None") -> TokenTree | None:
-    """The trees once their masks are there; of those that came too late only the root counts."""
+    """Waits for the masks and reduces trees whose masks came too late to their roots."""
     late = [] if masks is None else masks.result()
     return trees if trees is None or not late else only_roots(trees, late)
 
 
 def only_roots(trees: TokenTree, rows: list[int]) -> TokenTree:
-    """The trees, of some of which only the root counts."""
+    """The trees, with those in `rows` reduced to their roots."""
     num_valid = trees.num_valid.clone()
     num_valid[upload(rows, num_valid.device)] = 1
     return trees._replace(num_valid=num_valid)

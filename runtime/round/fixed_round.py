@@ -1,4 +1,4 @@
-"""A round's decodes and prompt chunks at shapes that the arguments' shapes decide: what graphs capture."""
+"""The functions that CUDA graphs capture: a round whose tensor shapes depend on the arguments' shapes alone."""
 
 import torch
 from torch import Tensor
@@ -14,10 +14,11 @@ from wingbeat.runtime.round.slots import SlotState
 
 
 class FixedRound:
-    """The two parts of such a round. Rows of the spare slot compute in block 0 and change nothing.
+    """Forward pass and choice of tokens at fixed shapes. Rows of the spare slot read and write block 0 and change no
+    sequence.
 
     Args:
-        pruner: where trees are pruned on the device.
+        pruner: prunes trees on the device; None where trees are not pruned there.
     """
 
     def __init__(
@@ -40,14 +41,14 @@ class FixedRound:
         chunks: ChunkRows | None = None,
         into: ModelOutput | None = None,
     ) -> ForwardResult:
-        """What the model says of decodes, and of prompt chunks in pieces behind them.
+        """Runs the model over decodes, and over prompt chunks in pieces behind them.
 
         Args:
             slots: int64 [num_reqs].
-            trees: the function's own to write into; None for bare roots.
-            num_nodes: of each tree, those to verify.
+            trees: trees that this function may overwrite; None for bare roots.
+            num_nodes: nodes of each tree to verify.
             chunks: as for `BatchBuilder.fixed`.
-            into: memory that the model may leave its output in.
+            into: memory in which the model may place its output.
         """
         evidence = None
         if trees is not None and self.pruner is not None:
@@ -57,14 +58,14 @@ class FixedRound:
         return ForwardResult(decodes, own, evidence, None if chunks is None else behind)
 
     def prompts(self, chunks: ChunkRows) -> ModelOutput:
-        """What the model says of prompt chunks in pieces, and nothing else."""
+        """Runs the model over prompt chunks in pieces alone."""
         return self.model(self.builder.fixed(None, chunks))
 
     def decide(self, result: ForwardResult, choosing: Choosing) -> AcceptedPaths:
-        """What such a forward pass leads to.
+        """Chooses the tokens of a forward pass and applies the accepted paths.
 
         Args:
-            choosing: what the parameters of the sequences ask for, at most.
+            choosing: a choice that covers the parameters of all sequences in the pass.
         """
         decodes, logits, evidence = result.decodes, result.output.logits, result.evidence
         slots = decodes.slots

@@ -1,4 +1,4 @@
-"""A round between its launch and the moment the host knows what it decided."""
+"""Rounds in flight: launched rounds whose tokens the host does not have yet, and their results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,38 +13,40 @@ from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
 class RoundResult(NamedTuple):
-    """What a round decided, on the host."""
+    """Result of a round, on the host."""
 
     token_ids: list[list[int]]
-    """The emitted tokens, by decode."""
+    """Emitted tokens, by decode."""
     num_valid: list[int]
-    """Nodes of the tree that was verified, by decode; 1 is a bare root."""
+    """Nodes of the tree that was verified, by decode; 1 for a bare root."""
     chunk_token_ids: list[list[int]]
-    """By chunk: the token its last row yields, or nothing."""
+    """Token sampled behind each chunk's last row, by chunk; empty for chunks that do not sample."""
     path_nodes: np.ndarray
-    """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
+    """int64 [num_decodes, 1..max_path]: root and accepted nodes, padded with the last node."""
     evidence: np.ndarray | None = None
     """int64 [num_decodes, num_nodes]: see `AcceptedPaths.evidence`."""
     logprobs: np.ndarray | None = None
-    """int64 [1..num_decodes, 1..max_path, n]: see `RoundInFlight.asking` and `runtime.round.choice`."""
+    """int64 [1..num_decodes, 1..max_path, n]: rows as in `RoundInFlight.asking`, packed as by
+    `runtime.round.choice`."""
     chunk_logprobs: np.ndarray | None = None
-    """int64 [num_sampling_chunks + num_prompt_tokens, n]."""
+    """int64 [num_sampling_chunks + num_prompt_tokens, n], packed as `logprobs`."""
     reported: np.ndarray | None = None
-    """float64 [num_reported_chunks, n], by chunk with a `report`."""
+    """float64 [num_reported_chunks, n]: one row for each chunk with a `report`."""
 
 
 @dataclass
 class RoundTimes:
-    """What a round took on the host, as far as it is known: filled in until the round is settled."""
+    """Host seconds of a round; fields are filled in until the round is settled."""
 
     forward_s: float
     """The verifier's forward pass; on an accelerator, enqueueing it."""
     draft_s: float = 0.0
-    """From asking for its trees to having them, as far as nothing else was done meanwhile."""
+    """Wait for the drafter's trees, from their request to their arrival, less the time in which the host did other
+    work."""
     publish_s: float = 0.0
-    """Telling the drafter, since the round before was settled."""
+    """Publishing outcomes to the drafter, since the previous round was settled."""
     host_s: float = 0.0
-    """Everything else since then."""
+    """All other host work since the previous round was settled."""
 
 
 @dataclass
@@ -53,41 +55,42 @@ class RoundInFlight:
 
     plan: SchedulerOutput
     epochs: list[int]
-    """By decode, then by chunk: a sequence whose epoch is another one by now has left, and its row is void."""
+    """Epoch of each decode's sequence at launch, then of each chunk's. A row whose sequence has another epoch by now is
+    void: the sequence has left its slot."""
     decodes: AcceptedPaths
     sampled: Tensor
-    """int64 [num_sampling_chunks]: the token that each chunk with `samples` yields."""
+    """int64 [num_sampling_chunks]: token sampled behind each chunk with `samples`."""
     chunk_taps: Tensor | None
-    """[num_chunk_tokens, taps_size], chunks back to back."""
+    """[num_chunk_tokens, taps_size], chunks in order."""
     times: RoundTimes
     download: Download
     told: tuple[str, ...] = ()
-    """What the download brings, by name."""
+    """Names of the tensors in `download`, in order."""
     asking: dict[int, int] = field(default_factory=dict)
-    """By decode that asks for log-probabilities: their row in the result."""
+    """Row in `RoundResult.logprobs`, by decode whose request wants token reports."""
     num_targets: list[int] = field(default_factory=list)
-    """By chunk: prompt tokens whose log-probabilities are in the result."""
+    """Prompt tokens whose log-probabilities are in the result, by chunk."""
     by_text: list[bool] = field(default_factory=list)
-    """By decode: whether its tree was made of earlier text."""
+    """Whether the tree was built from earlier text, by decode."""
     result: RoundResult | None = None
-    """What it decided, once the host knows."""
+    """None until the host has received it."""
     live: list[bool] = field(default_factory=list)
-    """By decode, then by chunk, once it is settled: whether the row's sequence takes what was decided for it."""
+    """Whether the row's sequence takes the row's result, by decode, then by chunk; filled in by `settle`."""
 
     def wait(self) -> RoundResult:
-        """The tokens, once the device has decided them: the one wait of a round."""
+        """Waits for the device and returns the result; the only wait of a round."""
         if self.result is None:
             self.result = self._result()
         return self.result
 
     def settle(self) -> RoundResult:
-        """The tokens, at the moment when the sequences take them."""
+        """Returns the result and fills in `live`; called when the sequences take their tokens."""
         result, plan = self.wait(), self.plan
         self.live = [epoch == then for epoch, then in zip(epochs_of(plan), self.epochs, strict=True)]
         return result
 
     def report(self, result: RoundResult) -> None:
-        """Hand what is reported to the sequences that asked for it."""
+        """Passes log-probabilities and prompt reports to the sequences whose requests ask for these."""
         if result.logprobs is not None:
             for row, index in self.asking.items():
                 if self.live[row]:
@@ -116,11 +119,11 @@ class RoundInFlight:
             begin = end
 
     def num_new_tokens(self, row: int) -> int:
-        """Tokens a decode emitted, or the least it can have emitted while the host does not know."""
+        """Tokens that a decode emitted; 1, the minimum, while the result is not known."""
         return 1 if self.result is None else len(self.result.token_ids[row])
 
     def tokens_by_slot(self) -> dict[int, list[int]]:
-        """What the round emitted, once the host knows it."""
+        """Emitted tokens of decodes and sampling chunks, by slot; the result must be known."""
         decoded = zip(self.plan.decodes, self.result.token_ids, strict=True)
         sampled = (
             (chunk.seq, ids) for chunk, ids in zip(self.plan.chunks, self.result.chunk_token_ids, strict=True) if ids
@@ -143,42 +146,43 @@ class RoundInFlight:
 
 
 class RoundObserver:
-    """Watches an engine's rounds from its thread: sees each one launched and settled, in the same order."""
+    """Observer of an engine's rounds, called on the engine's thread: each round is launched, then settled, in the same
+    order."""
 
     def launched(self, flight: RoundInFlight) -> None:
-        """A round was enqueued, and the next one is not."""
+        """Called when a round was enqueued, before the next one is."""
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """The oldest launched round is decided, and its sequences have not taken its tokens yet."""
+        """Called when the oldest round in flight is decided, before its sequences take their tokens."""
 
     def abandoned(self) -> None:
-        """The rounds launched and not settled never will be: their sequences are computed again."""
+        """Called when the rounds in flight will never be settled; their sequences are computed again."""
 
     def ended(self, request_id: str) -> None:
-        """A request has finished, failed or was aborted."""
+        """Called when a request has finished, failed or was aborted."""
 
     def renewed(self) -> None:
-        """The verifier has other weights from the next round on; none is in flight."""
+        """Called when the verifier's weights were replaced; no round is in flight."""
 
 
 NOTHING_TOLD: Mapping[str, Tensor] = {}
 
 
 class FirstTokens(NamedTuple):
-    """What a round decided for its prompt chunks."""
+    """Results of a round's prompt chunks, on the device."""
 
     sampled: Tensor
-    """int64 [num_sampling_chunks]: the token that each chunk with `samples` yields."""
+    """int64 [num_sampling_chunks]: token sampled behind each chunk with `samples`."""
     taps: Tensor | None = None
-    """[num_chunk_tokens, taps_size], chunks back to back."""
+    """[num_chunk_tokens, taps_size], chunks in order."""
     logprobs: Tensor | None = None
-    """As `RoundResult.chunk_logprobs`."""
+    """See `RoundResult.chunk_logprobs`."""
     told: Mapping[str, Tensor] = NOTHING_TOLD
-    """As `Feature.told`, of all features."""
+    """Results of `Feature.told`, of all features."""
 
 
 def epochs_of(plan: SchedulerOutput) -> list[int]:
-    """As `RoundInFlight.epochs`, while the sequences are those of the plan."""
+    """Current epochs of the plan's sequences, in the order of `RoundInFlight.epochs`."""
     return [seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks]
 
 
@@ -190,11 +194,11 @@ def launched_round(
     forward_s: float,
     asking: list[int] | None = None,
 ) -> RoundInFlight:
-    """A round whose work is enqueued; its tokens start on their way to the host.
+    """Creates the record of an enqueued round and starts the download of its result.
 
     Args:
         forward_s: host seconds in the forward pass.
-        asking: decodes that `accepted.logprobs` has a row of; None where it has all.
+        asking: decodes that have a row in `accepted.logprobs`; None where all have one.
     """
     told = accepted.told()
     if accepted.packed is None:

@@ -1,7 +1,8 @@
-"""Forced acceptance on the device: walks follow a profile in place of the target's agreement, for benchmarks.
+"""Forced acceptance for benchmarks: the accepted length of each tree is drawn from a profile instead of compared with
+the target.
 
-Every kernel of a round runs as ever, but for the walk: along the first child of each node, for as many levels as are
-drawn.
+All kernels of a round run as usual except the walk, which follows the first child of each node for the drawn number of
+levels.
 """
 
 import logging
@@ -16,24 +17,27 @@ logger = logging.getLogger(__name__)
 
 
 class AcceptanceForcer:
-    """Draws by counter: a length depends on (epoch, position) alone.
+    """Draws accepted lengths with a counter-based generator: a length depends on (epoch, position) alone.
 
     Args:
-        max_depth: of the deepest node.
-        epochs: int64 [num_slots]
+        max_depth: depth of the deepest node.
+        epochs: int64 [num_slots].
     """
 
     def __init__(self, profile: ForcedAcceptance, max_depth: int, epochs: Tensor) -> None:
         limits = [round(profile.rate(depth) * (1 << NOISE_BITS)) for depth in range(1, max_depth + 1)]
         self.limits = torch.tensor(limits, dtype=torch.int32, device=epochs.device)
-        """[max_depth]: a level is accepted where its random bits are below."""
+        """int32 [max_depth]: a level is accepted if its random bits are below this limit."""
         self._epochs = epochs
-        logger.warning("forced_acceptance %s: what is accepted is drawn, and no text is the model's", profile)
+        logger.warning(
+            "forced_acceptance %s: accepted lengths are random draws, so the generated text is not the model's", profile
+        )
 
     def draws(self, slots: Tensor, roots: Tensor) -> Draws:
         """Draws of a round.
 
         Args:
-            slots, roots: int64 [num_reqs]: of the sequences, and the positions of their roots.
+            slots: int64 [num_reqs], slots of the sequences.
+            roots: int64 [num_reqs], positions of their roots.
         """
         return Draws(self.limits, self._epochs, slots, roots)

@@ -1,7 +1,7 @@
-"""What alters the logits of running sequences, by slot: bias, penalties and masks of allowed tokens.
+"""Per-slot tables of everything that alters a sequence's logits: bias, penalties and masks of allowed tokens.
 
-Everything a round needs lies in tables on the device, so that it can be captured: the history of a tree node is the
-table's row of its slot and the path below the root.
+All inputs are tables on the device, so that rounds can be captured. The token history of a tree node is its slot's row
+in the tables plus the node's path below the root.
 """
 
 from collections.abc import Iterable
@@ -21,14 +21,14 @@ _BIAS_ROWS = 3
 
 
 class ProcessorTables:
-    """One row per slot, and one of slots that pad a batch.
+    """Logit processor state, one row per slot and one row for padding slots.
 
-    The tables take (15 x vocab_size + num_nodes x vocab_size / 8) bytes per slot; they are made for the first request
-    that needs them, or at once for rounds that are captured.
+    The tables take (15 x vocab_size + num_nodes x vocab_size / 8) bytes per slot. They are allocated at the first
+    request that needs them, or at start where rounds are captured.
 
     Args:
         stop_token_ids: end-of-sequence tokens of the model, which `min_tokens` forbids.
-        num_nodes: of a tree, at most.
+        num_nodes: most nodes of a tree.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class ProcessorTables:
         self._shape = num_slots + 1, num_nodes
         self._stop_token_ids = tuple(sorted(stop_token_ids))
         self._altered: set[int] = set()
-        """Slots whose rows are not those of a sequence that takes the model's logits as they are."""
+        """Slots whose rows hold something; the rows must be cleared for a sequence that uses unprocessed logits."""
         self.allocated = False
 
     def allocate(self) -> None:
-        """Make the tables, unless they are there."""
+        """Allocates the tables, unless they exist."""
         if self.allocated:
             return
         self.allocated = True
@@ -59,8 +59,9 @@ class ProcessorTables:
         self._prompt_mask = column(False, torch.bool, self.vocab_size)
         self._output_counts = column(0, torch.int32, self.vocab_size)
         self._bias_rows = column(-1, torch.int64)
-        # Rows of bias per slot: from `_stops_from` on, before it, where the tokens that stop are forbidden, and before
-        # `_begun_from`, which is not behind it, where those that begin no answer are.
+        # Three rows of bias per slot, chosen by position. Row 0 applies from `_stops_from` on. Row 1, for positions
+        # before that, also forbids stop tokens. Row 2, for positions before `_begun_from` (at most `_stops_from`), also
+        # forbids tokens that may not begin an answer.
         self._bias = column(0, torch.float32, _BIAS_ROWS, self.vocab_size)
         self._stops_from = column(0, torch.int64)
         self._begun_from = column(0, torch.int64)
@@ -68,7 +69,7 @@ class ProcessorTables:
         """int32 [num_slots + 1, num_nodes, ceil(vocab_size / 32)]: tokens allowed behind each node of a slot's tree."""
 
     def admit(self, seqs: list[Sequence]) -> None:
-        """Write the rows of sequences that got a slot; comes before their first round is enqueued."""
+        """Writes the rows of newly admitted sequences; called before their first round is enqueued."""
         for seq in seqs:
             if seq.request.params.alters_logits:
                 self.allocate()
@@ -81,7 +82,8 @@ class ProcessorTables:
                 self._altered.discard(seq.slot)
 
     def count(self, slots: Tensor, token_ids: Tensor, num_tokens: Tensor) -> None:
-        """Note the tokens a round emitted: int64 [n], [n, most] and [n]."""
+        """Adds the tokens that a round emitted to the output counts: int64 slots [n], token_ids [n, most], num_tokens
+        [n]."""
         steps = torch.arange(token_ids.shape[1], device=self.device)
         emitted = steps < num_tokens[:, None]
         entries = slots[:, None] * self.vocab_size + torch.where(emitted, token_ids, 0)
@@ -90,13 +92,14 @@ class ProcessorTables:
     def of_rows(
         self, slots: Tensor, positions: Tensor, nodes: Tensor, paths: Tensor | None, params: list[SamplingParams] | None
     ) -> LogitProcessors:
-        """What alters the logits of rows.
+        """Logit processors for the rows of a batch.
 
         Args:
-            slots, positions: int64 [num_rows]; the position that the row's token will have.
-            nodes: int64 [num_rows]: the row's node in the tree of its slot.
-            paths: int64 [num_rows, depth]: tokens below the root, -1 where there is none; None for bare roots alone.
-            params: of the sequences, where it may be left out what none of them uses; None leaves nothing out.
+            slots: int64 [num_rows].
+            positions: int64 [num_rows]: position at which the row's token will be placed.
+            nodes: int64 [num_rows]: node of the row in its slot's tree.
+            paths: int64 [num_rows, depth]: tokens below the root, padded with -1; None for bare roots.
+            params: parameters of the sequences, to skip processors that none of them uses; None skips nothing.
         """
         penalties = bias = masks = None
         if params is None or any(param.has_penalties for param in params):
@@ -161,5 +164,5 @@ class ProcessorTables:
 
 
 def tree_paths(tree: TokenTree, max_depth: int) -> Tensor:
-    """Tokens of each node's path below the root: int64 [num_reqs, num_nodes, depth], -1 where there is none."""
+    """Tokens of each node's path below the root: int64 [num_reqs, num_nodes, depth], padded with -1."""
     return path_token_ids(tree.token_ids, tree.parents, max(1, min(max_depth, tree.token_ids.shape[1] - 1)))

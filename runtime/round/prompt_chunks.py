@@ -1,4 +1,4 @@
-"""Prompt chunks as rows of a flattened batch: one segment each on a host, and one segment of them all elsewhere."""
+"""Prompt chunks as rows of a flattened batch: one segment per chunk, or one segment of equally long pieces."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,13 +11,15 @@ from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import Chunk
 
 PIECE_ROWS = 32
-"""Rows of a piece: a tile of the attention kernel, so that pieces of a chunk read what its tiles would."""
+"""Rows of a piece: one tile of the attention kernel, so that pieces are computed from the same tiles as whole
+chunks."""
 
 
 class ChunkRows(NamedTuple):
-    """The rows of a round's chunks in pieces, behind its decodes: numpy arrays on the host, tensors on a device.
+    """Rows of a round's prompt chunks, behind its decodes: numpy arrays on the host, or tensors on a device. All int64.
 
-    A piece is a whole chunk, or `PIECE_ROWS` of one, of which the last is padded. All int64.
+    A piece is either a whole chunk (`side_by_side`) or `PIECE_ROWS` rows of one (`in_pieces`); in the latter case the
+    last piece of a chunk is padded.
     """
 
     token_ids: Tensor
@@ -25,23 +27,23 @@ class ChunkRows(NamedTuple):
     positions: Tensor
     """[num_rows]"""
     stores: Tensor
-    """[num_rows]: 1 where keys and values are stored, else 0."""
+    """[num_rows]: 1 where keys and values are written to the KV cache, else 0."""
     slots: Tensor
     """[num_pieces]"""
     contexts: Tensor
-    """[num_pieces]: tokens before the first row."""
+    """[num_pieces]: tokens of the sequence before the piece's first row."""
     real: Tensor
-    """[num_chunk_tokens]: row of each token; the others are padding."""
+    """[num_chunk_tokens]: row of each token; other rows are padding."""
     wanted: Tensor
-    """[n]: rows whose logits are needed: of chunks that sample, then of reported prompt tokens."""
+    """[n]: rows whose logits are needed: last rows of chunks that sample, then prompt tokens that are reported."""
 
     def to(self, device: torch.device) -> "ChunkRows":
-        """On a device, as one copy."""
+        """Copies the fields to a device in one transfer."""
         return ChunkRows(*upload(np.concatenate(self), device).split([len(part) for part in self]))
 
 
 def side_by_side(chunks: Sequence[Chunk]) -> ChunkRows:
-    """The chunks' rows without padding, each chunk a piece."""
+    """The chunks' rows without padding, each chunk as one piece."""
     lengths = np.array([chunk.length for chunk in chunks])
     starts = row_starts(chunks)
     contexts = np.array([chunk.start for chunk in chunks])
@@ -49,7 +51,7 @@ def side_by_side(chunks: Sequence[Chunk]) -> ChunkRows:
     return ChunkRows(
         token_ids=np.concatenate([_tokens(chunk) for chunk in chunks]),
         positions=real + np.repeat(contexts - starts, lengths),
-        # A replay reads the KV that stands; writing it again could change a shared block's last bits.
+        # A replay must not write KV: recomputing could change the last bits of a shared block.
         stores=np.repeat([not chunk.replay for chunk in chunks], lengths).astype(np.int64),
         slots=np.array([chunk.seq.slot for chunk in chunks]),
         contexts=contexts,
@@ -59,10 +61,10 @@ def side_by_side(chunks: Sequence[Chunk]) -> ChunkRows:
 
 
 def in_pieces(chunks: Sequence[Chunk], last_position: int) -> ChunkRows:
-    """The chunks' rows in pieces of `PIECE_ROWS`; of the padding nothing is stored.
+    """The chunks' rows in pieces of `PIECE_ROWS`; padding rows store nothing.
 
     Args:
-        last_position: that the model has.
+        last_position: last position that the model supports.
     """
     counts = np.array([_num_pieces(chunk) for chunk in chunks])
     of_chunk = np.repeat(np.arange(len(chunks)), counts)
@@ -85,7 +87,7 @@ def in_pieces(chunks: Sequence[Chunk], last_position: int) -> ChunkRows:
 
 
 def row_starts(chunks: Sequence[Chunk], multiple: int = 1) -> list[int]:
-    """By chunk, the row of its first token; each chunk has a multiple of so many rows."""
+    """Row of each chunk's first token, where each chunk's length is rounded up to a multiple of `multiple` rows."""
     sizes = [-(-chunk.length // multiple) * multiple for chunk in chunks]
     return [0, *np.cumsum(sizes)[:-1].tolist()]
 

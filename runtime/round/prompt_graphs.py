@@ -1,8 +1,8 @@
-"""A verifier's rounds of prompts alone as CUDA graphs: one whole forward pass for each number of pieces.
+"""CUDA graphs of a verifier's rounds of prompts alone: one whole forward pass for each number of pieces.
 
-Attention reads lengths and block tables on the device, and pieces of chunks are one segment however they are cut: no
-pass has to be split where it attends. What it reads and what it says lies in `ChunkBuffers`, as of mixed rounds. First
-tokens are chosen eagerly behind it.
+Attention reads lengths and block tables on the device, and the pieces form one segment however the chunks are cut, so a
+pass need not be split at attention. Inputs and outputs are in `ChunkBuffers`, as in mixed rounds. First tokens are
+chosen eagerly after the graph.
 """
 
 import time
@@ -24,15 +24,15 @@ from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
 class Pieces(NamedTuple):
-    """Inputs and outputs of a captured pass, which has none but those in `ChunkBuffers`."""
+    """Empty inputs and outputs of a captured pass; all its data is in `ChunkBuffers`."""
 
 
 class PromptGraphs:
-    """Runs rounds of prompts alone; `EagerRounds`, which has those that no graph holds, has the same two verbs.
+    """Runs rounds of prompts alone, with the same methods as `EagerRounds`, which runs the rounds that no graph holds.
 
     Args:
         pieces: numbers of pieces that are captured, ascending.
-        last_position: that the model has.
+        last_position: last position that the model supports.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class PromptGraphs:
         num_nodes: int,
         masks: "Future[list[int]] | None" = None,
     ) -> ForwardResult:
-        """As `EagerRounds.forward`, of no decode; what a graph says is valid until the next round.
+        """See `EagerRounds.forward`, for rounds without decodes. Output of a graph is valid until the next round.
 
-        Eager are more chunks than the largest graph holds, those with spans, rows that are reported on, and those
-        without a graph, by the settings or because its capture failed.
+        Runs eagerly if there are more pieces than the largest graph holds, if a chunk has spans or is reported on, or
+        if the graph was not captured.
         """
         chunks = plan.chunks
         runner = self._runner(chunks)
@@ -88,11 +88,11 @@ class PromptGraphs:
         return ForwardResult(None, ModelOutput(said.logits[:0], None), None, said, forward_s)
 
     def with_roots(self, result: ForwardResult, late: list[int]) -> ForwardResult:
-        """As `EagerRounds.with_roots`: there are no decodes."""
+        """Returns the result unchanged: the round has no decodes."""
         return result
 
     def decide(self, plan: SchedulerOutput, result: ForwardResult) -> AcceptedPaths:
-        """As `EagerRounds.decide`: there is nothing to decide of."""
+        """See `EagerRounds.decide`; the paths are empty, as the round has no decodes."""
         return self.eager.decide(plan, result)
 
     def _runner(self, chunks: Sequence[Chunk]) -> GraphRunner | None:
@@ -100,7 +100,7 @@ class PromptGraphs:
         if not self._pieces or num_pieces > self._pieces[-1] or not all(chunk.is_plain for chunk in chunks):
             return None
         runner = self.runners[bucket_for(num_pieces, self._pieces)]
-        return runner if runner.has_graphs else None  # without one, padding would only cost time
+        return runner if runner.has_graphs else None  # without a graph, padding would only cost time
 
 
 def _stage(fixed: FixedRound, buffers: ChunkBuffers, num_pieces: int) -> Callable[[Pieces], Pieces]:

@@ -1,8 +1,8 @@
-"""Pruning on the device: of each tree the nodes most likely to be accepted, as many as a captured graph verifies.
+"""Prunes trees on the device to the nodes most likely to be accepted, as many as a captured graph verifies.
 
-The host forecasts how many nodes pay and says so with a width; which ones is decided here, at shapes that no value
-changes, by the ranking of `runtime.speculation`: a captured shape gives each tree its rows, so the best nodes of the
-batch are the best of each tree. What the host learns from comes back with the round's tokens.
+The host chooses the width of the trees; this module chooses the nodes at shapes that depend on no value, with the
+ranking of `runtime.speculation`. A captured shape gives every tree the same number of rows, so nodes are ranked within
+each tree. Evidence for the host's calibration is downloaded with the round's tokens.
 """
 
 from typing import NamedTuple
@@ -25,20 +25,21 @@ from wingbeat.runtime.speculation.acceptance import (
 
 
 class PrunedTrees(NamedTuple):
-    """What a round verifies, and what is learned from it."""
+    """Trees that a round verifies, and the evidence for calibration."""
 
     trees: TokenTree
-    """As wide as asked for."""
+    """Trees of `num_nodes` nodes."""
     evidence: Tensor
-    """int64 [num_reqs, num_nodes]: the nodes before pruning; `speculation.acceptance.unpack_evidence` reads it."""
+    """int64 [num_reqs, num_nodes]: nodes before pruning, packed; decoded by
+    `speculation.acceptance.unpack_evidence`."""
 
 
 class DevicePruner:
-    """Calibrated acceptance on a device, and the choice by it.
+    """Table of calibrated acceptance probabilities on a device, and the pruning based on it.
 
     Args:
-        slots: for the kinds of trees by slot; the spare one included.
-        max_depth: of the deepest node.
+        slots: slot state, of which the kinds of trees are read, the spare slot included.
+        max_depth: depth of the deepest node.
     """
 
     def __init__(self, slots: SlotState, max_depth: int) -> None:
@@ -48,21 +49,22 @@ class DevicePruner:
         self._table = torch.from_numpy(Acceptance().table).to(slots.device, torch.float32)
 
     def upload(self, table: np.ndarray) -> None:
-        """Take over `Acceptance.table`; enqueued behind the rounds that were launched, not waited for."""
+        """Replaces the table by `Acceptance.table`; the copy is enqueued behind the rounds in flight and not waited
+        for."""
         values = torch.from_numpy(table.astype(np.float32))
         self._table.copy_(values.pin_memory() if self._table.is_cuda else values, non_blocking=True)
 
     def prune(self, trees: TokenTree, slots: Tensor, num_nodes: int) -> PrunedTrees:
-        """Keep the root and the best num_nodes - 1 drafted nodes of each tree, in their old order.
+        """Keeps the root and the best num_nodes - 1 drafted nodes of each tree, in their order.
 
         Args:
-            trees: [num_reqs, num_drafted]; a row that is not to be verified has one valid node.
+            trees: [num_reqs, num_drafted]; a tree that must not be verified has one valid node.
             slots: int64 [num_reqs].
             num_nodes: width of the result.
         """
         index = torch.arange(trees.token_ids.shape[1], device=slots.device)
         valid = index < trees.num_valid[:, None]
-        # What lies below the longest path cannot be emitted, and its probability is not known.
+        # Nodes deeper than the longest path cannot be emitted, and no probability is known for them.
         real = valid & (index > 0) & (trees.depths <= self.max_depth)
         up = trees.parents.clamp(min=0)
         log_probs = _conditional_log_probs(trees.scores, up, real)
@@ -74,7 +76,7 @@ class DevicePruner:
         return PrunedTrees(pruned, _pack(up, trees.depths.clamp(max=self.max_depth), log_probs, real, kept))
 
     def _path_probabilities(self, one_step: Tensor, up: Tensor) -> Tensor:
-        """P(node and all its ancestors are accepted); the root's is 1. See `acceptance.path_probabilities`."""
+        """P(node and all its ancestors are accepted); 1 for the root. See `acceptance.path_probabilities`."""
         path = one_step
         for _ in range(min(self.max_depth, up.shape[1] - 1) - 1):
             path = one_step * path.gather(1, up)
@@ -82,10 +84,10 @@ class DevicePruner:
 
 
 def keep_nodes(trees: TokenTree, kept: Tensor, num_nodes: int) -> TokenTree:
-    """The trees with only their kept nodes, renumbered in their old order.
+    """The trees with only their kept nodes, renumbered in their order.
 
     Args:
-        kept: bool [num_reqs, num_drafted]: closed under parents; the roots stay anyway.
+        kept: bool [num_reqs, num_drafted]: closed under parents; roots are kept in any case.
         num_nodes: width of the result.
     """
     index = torch.arange(kept.shape[1], device=kept.device)
@@ -108,7 +110,7 @@ def keep_nodes(trees: TokenTree, kept: Tensor, num_nodes: int) -> TokenTree:
 
 
 def verified_nodes(evidence: Tensor, num_nodes: int) -> Tensor:
-    """Which drafted node each verified one was: int64 [num_reqs, num_nodes]; the last one where there are fewer."""
+    """Index before pruning of each verified node: int64 [num_reqs, num_nodes]; padded with the last drafted node."""
     index = torch.arange(evidence.shape[1], device=evidence.device)
     stays = ((evidence >> KEPT_BIT) & 1).bool() | (index == 0)
     last = evidence.shape[1] - 1
@@ -116,14 +118,14 @@ def verified_nodes(evidence: Tensor, num_nodes: int) -> Tensor:
 
 
 def _conditional_log_probs(scores: Tensor, up: Tensor, real: Tensor) -> Tensor:
-    # A drafter's floats are believed no more than its tokens: what is no number counts as hopeless.
+    # A drafter's scores are as untrusted as its tokens: NaN counts as hopeless.
     scores = torch.nan_to_num(scores, nan=NO_CONFIDENCE, posinf=0.0, neginf=NO_CONFIDENCE)
     given = scores - scores.gather(1, up)
     return torch.where(real, given, NO_CONFIDENCE).clamp(NO_CONFIDENCE, 0.0)
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Place of each value in its row, best first, equal ones by index: int64 [num_reqs, num_nodes]."""
+    """Rank of each value in its row, largest first, ties by index: int64 [num_reqs, num_nodes]."""
     index = torch.arange(values.shape[1], device=values.device)
     theirs, own = values[:, None, :], values[:, :, None]
     before = (theirs > own) | ((theirs == own) & (index < index[:, None]))

@@ -1,7 +1,8 @@
-"""The rows of a forward pass: decodes, the flattened batch of these and of prompt chunks, and what features add.
+"""Rows of a forward pass: decodes, the flattened batch of decodes and prompt chunks, and the interface of features.
 
-Features add columns beside the rows, and a hand in the model while these are computed. Whoever builds and runs batches
-knows none of them by name, and a feature that an engine has not costs nothing.
+A feature (adapters, spans, recurrent state, ...) adds columns beside the rows and context managers around the model
+call. Code that builds and runs batches handles features by this interface only; a feature that an engine lacks costs
+nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -22,117 +23,127 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 @dataclass
 class Decodes:
-    """Device inputs of a round's decodes: [num_reqs] or [num_reqs, num_nodes]."""
+    """Device inputs of a round's decodes: tensors [num_reqs] or [num_reqs, num_nodes]."""
 
     slots: Tensor
     roots: Tensor
     token_ids: Tensor
     tree: TokenTree | None
-    """None where all are bare roots."""
+    """None for bare roots."""
     positions: Tensor
     slot_mapping: Tensor
     tables: Tensor | None = field(default=None, kw_only=True)
-    """int64 [num_reqs, max_blocks_per_seq], where they were gathered beside the rest."""
+    """int64 [num_reqs, max_blocks_per_seq]: block tables of the decodes, where the kernel gathered them already."""
 
     def packed(self, padded: Tensor) -> Tensor:
-        """[num_reqs, num_nodes, ...] as rows of the flattened batch."""
+        """Reshapes [num_reqs, num_nodes, ...] to rows of the flattened batch."""
         return padded.flatten(0, 1)
 
     def padded(self, rows: Tensor) -> Tensor:
-        """Rows of a batch that begins by these, [num_rows or more, n] -> [num_reqs, num_nodes, n]; any for padding."""
+        """Reshapes the batch's leading rows [num_rows or more, n], which are the decodes', to [num_reqs, num_nodes, n];
+        padding rows hold arbitrary values."""
         shape = self.token_ids.shape
         return rows[: shape.numel()].unflatten(0, shape)
 
     def rows_of(self, nodes: Tensor) -> Tensor:
-        """Row of the flattened batch of each node [num_reqs, n]."""
+        """Row in the flattened batch of each node [num_reqs, n]."""
         return nodes + torch.arange(len(nodes), device=nodes.device)[:, None] * self.token_ids.shape[1]
 
     @property
     def num_rows(self) -> int:
-        """Rows of the flattened batch."""
+        """Number of decode rows in the flattened batch."""
         return self.token_ids.numel()
 
 
 ROWS_KEYWORD = "wingbeat_batch"
-"""By which a model's layers are handed the batch."""
+"""Keyword argument by which a model's layers receive the batch."""
 NO_COLUMNS: Mapping[type, Any] = {}
 
 
 class Segment(NamedTuple):
-    """Rows of the flattened batch that share a shape: all decodes and trees of a round, or one prompt chunk."""
+    """Rows of the flattened batch that share a shape: all decodes of a round, or one prompt chunk, or all pieces of
+    chunks."""
 
     start: int
-    """First row of the flattened batch."""
+    """First row in the flattened batch."""
     num_reqs: int
     num_query: int
-    """Rows of each request; the most of any where `row_starts` says how many each has."""
+    """Rows of each request; the maximum where `row_starts` lists the rows of each."""
     block_tables: Tensor
     """int64 [num_reqs, num_table_blocks]"""
     num_context: Tensor
-    """int64 [num_reqs], tokens before the first new row; row j is stored at num_context + j. Below 0 as for
-    `tree_attention`."""
+    """int64 [num_reqs]: tokens before the first new row; row j is stored at num_context + j. Negative values mean what
+    they mean in `tree_attention`."""
     positions: Tensor
-    """int64 [num_reqs, num_new], logical positions of the new rows, of which the queries are the last."""
+    """int64 [num_reqs, num_new]: logical positions of the new rows; the queries are the last num_query of these."""
     mask_words: Tensor | None = None
-    """int64 [num_reqs, num_query, ceil(num_new / 64)], as `kernels.tree.reference.pack_mask`; None is causal."""
+    """int64 [num_reqs, num_query, ceil(num_new / 64)], packed by `kernels.tree.reference.pack_mask`; None for causal
+    attention."""
     row_starts: Tensor | None = None
-    """int64 [num_reqs + 1], rows of each request behind `start`, where they are not num_query; on the host alone."""
+    """int64 [num_reqs + 1]: first row of each request, relative to `start`, where requests differ in length; on CPUs
+    only."""
 
     @classmethod
     def of(
         cls, start: int, positions: Tensor, num_context: Tensor, visible: Tensor | None, block_tables: Tensor
     ) -> "Segment":
-        """A segment whose rows see the context and, of the new rows, those that a mask shows.
+        """Segment whose rows attend to the context and to the new rows that a mask shows.
 
         Args:
             positions: int64 [num_reqs, num_query], logical positions.
-            visible: bool [num_reqs, num_query, num_query]; None is causal, with row j at position num_context + j.
+            visible: bool [num_reqs, num_query, num_query]; None for causal attention, with row j at position
+                num_context + j.
         """
-        # A single row sees the context and itself, which is what causal means.
+        # A single row attends to the context and itself, which is causal attention.
         words = None if visible is None or positions.shape[1] == 1 else pack_mask(visible)
         return cls(start, *positions.shape, block_tables, num_context, positions, words)
 
 
 class PackedSegments(Protocol):
-    """Segments of a batch as a part's kernels read them."""
+    """Segments of a batch in the layout that a part's own kernels read."""
 
     def attend(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scaling: float, /, **options: Any
     ) -> Tensor:
-        """Attention of rows whose keys and values are stored; see `verifier.layers.attention.attend_segments`."""
+        """Attention of rows whose keys and values are stored already; see
+        `verifier.layers.attention.attend_segments`."""
         ...
 
 
 class Rows(NamedTuple):
-    """Rows of one forward pass, decodes and trees first, prompt chunks behind them; a model's layers get it as well."""
+    """Rows of one forward pass: decodes first, prompt chunks behind them. A model's layers receive it as well."""
 
     token_ids: Tensor
     """int64 [1, num_tokens]"""
     positions: Tensor
-    """int64 [1, num_tokens], logical (depth-based in trees), or [3, 1, num_tokens] where rows are rotated by three."""
+    """int64 [1, num_tokens], logical positions (by depth in trees); [3, 1, num_tokens] for models with three rotary
+    positions per token."""
     slot_mapping: Tensor
-    """int64 [num_tokens]: where each row's KV goes."""
+    """int64 [num_tokens]: KV pool address to which each row's KV is written."""
     segments: list[Segment]
     caches: list[tuple[Tensor, Tensor]]
     """(key_cache, value_cache) by layer."""
     logits_rows: Tensor | None = None
-    """int64 [num_rows]: rows whose logits are needed; None needs all."""
+    """int64 [num_rows]: rows whose logits are needed; None for all."""
     columns: Mapping[type, Any] = NO_COLUMNS
-    """What features know of the rows, by kind."""
+    """Columns that features add, by the feature's kind."""
     around: tuple[Callable[[dict[str, Any]], AbstractContextManager], ...] = ()
-    """Entered by features while a model runs, given its keyword arguments."""
+    """Makers of context managers that are entered around the model call; each gets the model's keyword arguments."""
     chunk_rows: Tensor | None = None
-    """int64 [num_chunk_tokens]: rows of prompt chunks, behind the decodes'; None where there is no other."""
+    """int64 [num_chunk_tokens]: rows of prompt tokens, behind the decodes'; None where the chunk rows have no
+    padding."""
     captured: dict[int, Tensor] | None = None
-    """By layer that is in it: filled with the rows' keys and values [num_tokens, heads * (key_dim + value_dim)]."""
+    """Output tensors by layer, filled with the rows' keys and values [num_tokens, heads * (key_dim + value_dim)] of
+    these layers."""
     packed: PackedSegments | None = None
-    """The segments as a part's kernels read them; None where `verifier.layers.attention` attends."""
+    """Segments in the layout of a part's own kernels; None where `verifier.layers.attention` computes attention."""
     into: "ModelOutput | None" = None
-    """Memory that a model may leave its output in."""
+    """Memory in which the model may place its output."""
 
 
 def joined(parts: list[Rows]) -> Rows:
-    """Rows one behind the other, whose segments begin where they now are; what else there is is the first one's."""
+    """Concatenates parts of a batch, in which segments already start at their final rows; other fields are the first
+    part's."""
     if len(parts) == 1:
         return parts[0]
     return parts[0]._replace(
@@ -144,33 +155,34 @@ def joined(parts: list[Rows]) -> Rows:
 
 
 class ModelOutput(NamedTuple):
-    """What a forward pass yields."""
+    """Output of a forward pass."""
 
     logits: Tensor
     """float [num_rows, vocab_size]"""
     taps: Tensor | None
-    """[num_tokens, taps_size]: residual stream entering the tapped layers, low to high, then keys and values."""
+    """[num_tokens, taps_size]: residual stream entering the tapped layers, lowest layer first, then keys and values."""
 
     def split(self, num_rows: int) -> "tuple[ModelOutput, ModelOutput]":
-        """Of the first rows, which all have logits, and of those behind them."""
+        """Splits into the output of the first `num_rows` rows, all of which have logits, and that of the rows behind
+        them."""
         logits, taps = self
         before, behind = (None, None) if taps is None else (taps[:num_rows], taps[num_rows:])
         return ModelOutput(logits[:num_rows], before), ModelOutput(logits[num_rows:], behind)
 
 
 Model = Callable[[Rows], ModelOutput]
-"""Runs a batch: keys and values are written into its caches."""
+"""Runs a batch and writes its keys and values into the batch's caches."""
 
 
 class Placed:
-    """Whose the rows of a batch are: the decodes', then those of prompt chunks.
+    """Origin of a batch's rows: decodes first, then prompt chunks.
 
     Args:
-        plan: None at shapes that the arguments decide, in which nothing of the host's may be asked.
-        decodes: None without any.
-        chunk_slots: makes int64 [num_chunk_rows], the slots of the rows behind the decodes'; None without such.
-        starts: by chunk of the plan: row of the batch of its first token.
-        on_host: looking at a tensor is no wait.
+        plan: None for a captured batch, which must not depend on values on the host.
+        decodes: None in a batch without decodes.
+        chunk_slots: returns int64 [num_chunk_rows], the slots of the chunk rows; None in a batch without chunks.
+        starts: row in the batch of each chunk's first token, by chunk of the plan.
+        on_host: whether tensors are on the CPU and can be read without waiting.
     """
 
     def __init__(
@@ -186,7 +198,7 @@ class Placed:
 
     @cached_property
     def slots(self) -> Tensor:
-        """int64 [num_rows]: of each row's sequence."""
+        """Slot of each row's sequence: int64 [num_rows]."""
         parts = []
         if self.decodes is not None:
             parts.append(self.decodes.packed(self.decodes.slots[:, None].expand_as(self.decodes.token_ids)))
@@ -196,92 +208,96 @@ class Placed:
 
 
 class Feature:
-    """A feature of an engine; this one does nothing.
+    """Base class of features of an engine's batches; this class does nothing.
 
-    A sequence is admitted, takes part in rounds and leaves. A round is prepared by the host, computed by the model
-    within `entered`, and taken once its tokens are decided: on the device, where the host may be a round behind.
-    Per-slot columns are the feature's own, at addresses that stay, with a row for `SlotState.spare`.
+    A sequence is admitted, takes part in rounds and leaves. A round is prepared on the host, computed by the model
+    within `entered`, and passed to `took` once its tokens are decided: on the device, while the host may be one round
+    behind. A feature owns its per-slot columns; these have fixed addresses and a row for `SlotState.spare`.
     """
 
     kind: type = type(None)
-    """Of its column; the columns of a batch are found by it."""
+    """Type of the feature's column, and its key in `Rows.columns`."""
     of_chunks = False
-    """Whether it is about rows of prompts alone: batches without them do not ask it, nor enter it without a column."""
+    """Whether the feature concerns prompt chunks alone: batches without chunks skip it, and it is entered only with a
+    column."""
     captures = True
-    """Whether graphs hold prompt chunks beside it; decodes are captured with every feature."""
+    """Whether prompt chunks can be captured with this feature; decodes are captured with every feature."""
     held_bytes = 0
-    """Memory of its per-slot columns."""
+    """Bytes of the per-slot columns."""
 
     def admit(self, seq: Sequence) -> None:
-        """Fill the columns of the slot that a sequence was given; called before its first round is prepared."""
+        """Fills the columns of a newly admitted sequence's slot; called before its first round is prepared."""
 
     def leave(self, slot: int) -> None:
-        """Let go of what is held for a slot, whose sequence has left it."""
+        """Frees what is held for a slot whose sequence has left."""
 
     def replay_start(self, seq: Sequence, wanted: int) -> int | None:
-        """Position at or before `wanted` from which a prompt can be computed again; None where that cannot be."""
+        """Latest position at or before `wanted` from which a prompt can be recomputed; None if recomputing is
+        impossible."""
         return wanted
 
     def reserve(self, num_rows: int) -> None:
-        """Make room for what a pass leaves for `took`: captured rounds have at most so many rows of decodes."""
+        """Allocates what a pass keeps for `took`; captured rounds have at most `num_rows` decode rows."""
 
     def prepare(self, plan: SchedulerOutput) -> None:
-        """Bring columns up to date for a round that is about to be launched."""
+        """Updates columns for a round that is about to be launched."""
 
     def visible(self, chunk: Chunk) -> Tensor | None:
-        """Which of a chunk's rows each of them sees: bool [1, length, length]; None is causal."""
+        """Mask over a chunk's rows: bool [1, length, length]; None for causal attention."""
         return None
 
     def positions(self, positions: Tensor, placed: Placed) -> Tensor:
-        """By what rows are rotated, of their logical positions [1, num_rows]."""
+        """Rotary positions of rows, from their logical positions [1, num_rows]."""
         return positions
 
     def column(self, placed: Placed) -> Any | None:
-        """Of `kind`, for the rows of a batch; None where no row needs it."""
+        """Column of type `kind` for the rows of a batch; None where no row needs it."""
         return None
 
     def entered(self, column: Any | None, inputs: dict[str, Any]) -> AbstractContextManager:
-        """Entered while the model runs with these keyword arguments, which may be changed before."""
+        """Context manager around the model call; may change the call's keyword arguments before it."""
         return nullcontext()
 
     def took(self, accepted: AcceptedPaths) -> None:
-        """Follow the accepted paths of the decodes in the latest pass; at shapes that the arguments decide."""
+        """Follows the accepted paths of the latest pass's decodes; shapes must depend on the arguments' shapes
+        alone."""
 
     def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
-        """Values of a pass with prompt chunks that go to the host beside the round's tokens: int64, by name.
+        """Values of a pass with prompt chunks that are downloaded with the round's tokens: int64 tensors by name.
 
-        `reported`: [num_reported_chunks, n], the bits of doubles: by chunk with a `report`, what it is made of.
+        `reported`: [num_reported_chunks, n], bits of float64: the values from which a `PromptReport` is made, for each
+        chunk with a `report`.
         """
         return {}
 
 
 class KeepingFeature(Feature, ABC):
-    """A feature that keeps something of prefixes beside their keys and values, in tensors of one size."""
+    """Feature that stores tensors of fixed size for cached prefixes, beside their keys and values."""
 
     marks: dict[str, int]
-    """By request, another length of its prompt at which that is kept: where a saved prefix ends."""
+    """Further prompt length at which the tensors are stored, where a saved prefix ends; by request id."""
     kept_bytes: int
-    """Bytes kept of one prefix."""
+    """Bytes stored for one prefix."""
 
     @abstractmethod
     def kept(self, block_id: int) -> dict[str, Tensor]:
-        """Tensors kept behind a cached block, by name; raises KeyError where none are."""
+        """Tensors stored behind a cached block, by name; raises KeyError if there are none."""
 
     @abstractmethod
     def kept_like(self) -> dict[str, Tensor]:
-        """Tensors of the shapes and types of `kept`."""
+        """Tensors with the shapes and types of those that `kept` returns."""
 
     @abstractmethod
     def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:
-        """Keep this behind a live block that is not cached yet; False where there is no room for it."""
+        """Stores tensors behind a live block that is not cached yet; returns False if there is no room."""
 
 
 def keeping(features: tuple[Feature, ...]) -> KeepingFeature | None:
-    """Keeping feature of an engine; None where keys and values are all there is."""
+    """The engine's `KeepingFeature`; None if it has none."""
     return next((feature for feature in features if isinstance(feature, KeepingFeature)), None)
 
 
 def columns_of(features: tuple[Feature, ...], placed: Placed) -> Mapping[type, Any]:
-    """What all of them add to a batch, by kind."""
+    """Columns that the features add to a batch, by kind."""
     found = ((feature.kind, feature.column(placed)) for feature in features)
     return {kind: column for kind, column in found if column is not None}

@@ -1,8 +1,8 @@
-"""One round on the device: run the verifier over the batch, choose tokens, walk the trees, compact the KV.
+"""Runs one round on the device: verifier forward pass, choice of tokens, walk of the trees, compaction of the KV cache.
 
-A launch waits for nothing: on an accelerator it returns with everything enqueued, but for a masked round whose masks
-follow from the round before. Lengths, roots and block tables come from the slot state, which the round before advances
-on the device, and the host's lengths are upper bounds.
+A launch does not wait: on an accelerator it returns once everything is enqueued, except for a masked round whose masks
+depend on the previous round's tokens. Lengths, roots and block tables are read from the slot state, which the previous
+round advances on the device; the host's lengths are upper bounds.
 """
 
 from collections.abc import Callable
@@ -34,30 +34,28 @@ from wingbeat.runtime.round.tree_check import TreeInbox
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
-"""Of steps that are typical of what is captured: entered while it is."""
-
 
 class RoundParts(NamedTuple):
-    """Parts of a round that differ by its kind."""
+    """Components of a round that subclasses of `ModelRunner` replace."""
 
     builder: BatchBuilder
     chooser: TokenChooser
     acceptance: PathAcceptance
     inbox: Any
-    """Where trees go as they come: a `TreeInbox`, or what another kind of round has in its place."""
+    """Receives trees as they arrive: a `TreeInbox`, or its replacement in another kind of round."""
     pruner: DevicePruner | None
-    """None where nothing is pruned on the device."""
+    """None where trees are not pruned on the device."""
 
 
 class ModelRunner:
-    """Runs rounds on one device, in fixed shapes: nobody waits to look at what was drafted.
+    """Runs rounds on one device in fixed shapes, without reading drafted trees on the host.
 
     Args:
         model: the verifier with its taps.
         slots: per-sequence device state, shared with the drafter client.
-        last_position: that the model has.
-        graph_device: captures rounds; None runs them eagerly.
-        features: what else this engine's batches have.
+        last_position: last position that the model supports.
+        graph_device: captures rounds; None runs all rounds eagerly.
+        features: features that add columns to this engine's batches.
     """
 
     def __init__(
@@ -76,9 +74,9 @@ class ModelRunner:
         self.config = config
         self.device = slots.device
         self.device_clock = DeviceClock(self.device)
-        """Of the stages `prefill` (forward passes over pieces of prompts alone), `verify` (over decodes, with pieces
-        beside them) and `accept`."""
-        # Graphs hold prompt chunks in pieces, where every feature can be captured beside these.
+        """Times of the stages `prefill` (forward passes over prompt pieces alone), `verify` (forward passes over
+        decodes, with or without prompt pieces) and `accept`."""
+        # Prompt chunks are cut into pieces for capture, which requires that every feature can be captured with chunks.
         pieces = graph_device is not None and all(feature.captures for feature in features)
         self.max_depth = config.speculation.max_path - 1
         most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
@@ -98,11 +96,11 @@ class ModelRunner:
     def _make_parts(
         self, last_position: int, pieces: bool, features: tuple[Feature, ...], most_rows: int
     ) -> RoundParts:
-        """Parts that follow the kind of round.
+        """Creates the components that depend on the kind of round.
 
         Args:
             pieces: as for `BatchBuilder`.
-            most_rows: that a captured round chooses for.
+            most_rows: most rows for which a captured round chooses tokens.
         """
         slots, config = self.slots, self.config
         builder = BatchBuilder(self.cache, slots, config, last_position, pieces=pieces, features=features)
@@ -116,21 +114,22 @@ class ModelRunner:
 
     @property
     def rows_can_be_alike(self) -> bool:
-        """Whether a row's numbers are the same whatever else is in its round, if the model's are."""
+        """Whether a row's numbers can be independent of the other rows of its round, provided that the model's are."""
         return self.device.type != "cpu"
 
     def prepare_trees(self) -> None:
-        """Capture what trees need, once; no round may be in flight."""
+        """Captures the graphs for rounds with trees, once; no round may be in flight."""
         if self.graphs is not None:
             self.graphs.capture_trees()
 
     @torch.inference_mode()
     def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: TreeInbox | None) -> TokenTree | TreeInbox | None:
-        """Trees that came for a round's decodes, checked, and what the host adds; graphs check them by themselves.
+        """Checks the trees that arrived for a round's decodes and adds the host's nodes; captured rounds check trees
+        themselves.
 
         Args:
-            rows: what `SlotState.load` made of the plan.
-            drafted: None where no tree came.
+            rows: result of `SlotState.load` for this plan.
+            drafted: None where no tree arrived.
         """
         self.slots.rank_as_text(plan.decodes)
         if not plan.adds_nodes:
@@ -150,15 +149,14 @@ class ModelRunner:
         num_nodes: int | None = None,
         before_choice: Callable[[], object] | None = None,
     ) -> RoundInFlight:
-        """Enqueue one round.
+        """Enqueues one round.
 
         Args:
             rows: as for `check`.
-            trees: as `check` gives them, one per decoding sequence; None where all are bare roots. Roots are filled in
-                here.
-            num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
-            before_choice: called between a masked round's pass and the choice of its tokens, whose masks are found
-                then; None finds them beside the pass.
+            trees: result of `check`, one tree per decode; None for bare roots. Root tokens are filled in here.
+            num_nodes: nodes of each tree to verify, where trees are pruned on the device; None for all.
+            before_choice: called between a masked round's forward pass and the choice of its tokens; masks are computed
+                after the call. None computes masks while the pass runs.
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
         captured = self.graphs is not None and bool(plan.decodes)
@@ -188,7 +186,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def widest_round(self) -> None:
-        """A whole round of the most and the widest trees, all of the spare slot: for what it allocates."""
+        """Runs a whole round of the largest batch with the widest trees, all in the spare slot, to find out how much it
+        allocates."""
         num_reqs, num_nodes = self.config.max_num_seqs, self.config.speculation.num_nodes
         slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
         zeros = [slots.new_zeros(num_reqs, num_nodes) for _ in range(3)]
@@ -196,10 +195,10 @@ class ModelRunner:
         self.fixed.decide(self.fixed.forward(slots, trees, num_nodes), Choosing.ALTERED)
 
     def _decide_chunks(self, plan: SchedulerOutput, chunks: ModelOutput) -> FirstTokens:
-        """Choose the tokens of sequences whose prompts end, and bring their state up to date.
+        """Chooses the tokens of sequences whose prompts end, and updates their slot state.
 
         Args:
-            chunks: as `ForwardResult.chunks`.
+            chunks: see `ForwardResult.chunks`.
         """
         sampling = [chunk.seq for chunk in plan.chunks if chunk.samples]
         sampled = self.chooser.choose_first(sampling, chunks.logits[: len(sampling)])
@@ -218,7 +217,8 @@ class ModelRunner:
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor
     ) -> Tensor | None:
-        """Of the tokens that chunks yield, then of the prompts' own tokens; None where nobody asks."""
+        """Log-probabilities of the tokens sampled behind chunks, then of the prompts' own tokens; None if no request
+        asks for any."""
         targets = [token_id for chunk in plan.chunks for token_id in chunk.prompt_targets()]
         if not targets and not any(seq.request.params.logprobs is not None for seq in sampling):
             return None

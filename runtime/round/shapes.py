@@ -1,4 +1,4 @@
-"""Which shapes of a verifier's rounds are captured: batch sizes by width of the trees, and pieces of prompt chunks."""
+"""Shapes in which a verifier's rounds are captured: batch sizes by width of the trees, and numbers of prompt pieces."""
 
 from typing import NamedTuple
 
@@ -9,16 +9,18 @@ from wingbeat.runtime.round.choice import Choosing
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
 
 MOST_ROWS = 2048
-"""Nodes of a whole batch in the largest graph."""
+"""Rows (sequences x nodes) of the largest graph."""
 _NODE_BUCKETS = (4, 8, 16, 32)
 _CHAIN_BUCKETS = (4, 6, 8, 16, 32)
-"""Of chains: where products are bound by computation, the last nodes of a chain cost most and are accepted least."""
+"""Widths for chains: where matrix products are compute-bound, the last nodes of a chain cost most and are accepted
+least."""
 _FEW_SEQS, _FEW_NODES = 16, 16
-"""Most sequences, or nodes of a whole tree, that leave graphs for all of these; other engines have every second one."""
+"""Most sequences, or most nodes of a whole tree, for which all widths are captured; engines above both limits capture
+every second width of `_NODE_BUCKETS`."""
 OF_ANOTHER_WIDTH = 12
-"""Graphs beside `MOST_GRAPHS` where narrow trees of many sequences have a width between the smallest and the whole."""
+"""Graphs beyond `MOST_GRAPHS` for engines with many sequences and narrow trees, which get an additional width."""
 _CHOICES_APART = 16
-"""Times the batch before: sizes in which tokens are chosen."""
+"""Ratio between the batch sizes in which the choice of tokens is captured."""
 _MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((128, 512), (2, 8, 32)),
     ((128, 512), (2, 8)),
@@ -26,36 +28,40 @@ _MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((128,), (8, 32)),
     ((128,), (8,)),
 )
-"""Of mixed rounds, the first that there are graphs for: most rows of decodes in each batch size, numbers of pieces. The
-first 128 rows of a pass cost next to nothing; of more than these the products take as long as their launches do."""
+"""Candidates for the graphs of mixed rounds: (most decode rows of each batch size, numbers of pieces); the first
+candidate within the limit of graphs is taken. The first 128 rows of a pass cost almost nothing; with more rows the
+matrix products take as long as their launches."""
 _PROMPTS = (4, 8, 12, 16, 24, 32)
-"""Pieces of rounds of prompts alone. Up to 12 of them are computed in the time of their launches, padded or not; above,
-less than a third is padding. Rounds of more compute longer than their kernels take to launch."""
+"""Numbers of pieces in rounds of prompts alone. Up to 12 pieces are computed in the time of their launches, padded or
+not; with more pieces less than a third is padding. Rounds larger than 32 pieces compute longer than their kernels take
+to launch."""
 _SIZES_KEPT = 5
-"""Batch sizes of each width that rounds of decodes alone have, if there are so many, before mixed ones have any."""
+"""Batch sizes of each width that are reserved for rounds of decodes alone before mixed rounds get any graphs."""
 _MOST_PADDED = 384
-"""Rows of a mixed graph that takes no longer than the launches it saves, by computation, whatever of it is padding."""
+"""Rows up to which a mixed graph's computation takes no longer than the launches it saves, however much of it is
+padding."""
 
 
 class RoundShapes(NamedTuple):
-    """Shapes that rounds of one width are captured in, each ascending."""
+    """Shapes in which rounds of one tree width are captured; all fields ascending."""
 
     forwards: tuple[int, ...]
     """Batch sizes of forward passes over decodes alone."""
     choices: tuple[int, ...]
-    """Batch sizes in which tokens are chosen; the largest is that of `forwards`."""
+    """Batch sizes in which the choice of tokens is captured; the largest equals that of `forwards`."""
     mixed: tuple[int, ...]
     """Batch sizes of forward passes with prompt chunks beside the decodes."""
     pieces: tuple[int, ...]
-    """Numbers of pieces that each of these is captured with."""
+    """Numbers of pieces with which each batch size of `mixed` is captured."""
 
     @property
     def most_pieces(self) -> int:
-        """In the largest of the mixed graphs; 0 without any."""
+        """Pieces in the largest mixed graph; 0 without mixed graphs."""
         return max(self.pieces, default=0)
 
     def mixed_bucket(self, num_nodes: int, num_reqs: int, num_pieces: int) -> Bucket | None:
-        """The graph that a mixed round runs in; None where it is too large for any, or mostly padding."""
+        """Bucket of the graph for a mixed round; None if the round is too large for any graph, or would be mostly
+        padding."""
         if not self.mixed or num_reqs > self.mixed[-1] or num_pieces > self.pieces[-1]:
             return None
         beside = bucket_for(num_pieces, self.pieces) * PIECE_ROWS
@@ -65,7 +71,7 @@ class RoundShapes(NamedTuple):
 
 
 def node_buckets(config: EngineConfig) -> tuple[int, ...]:
-    """Widths that trees are verified in, ascending: pruned ones in the smallest that pays, others as configured."""
+    """Widths in which trees are verified, ascending; only adaptive speculation has widths below `num_nodes`."""
     most = config.speculation.num_nodes
     smaller = _CHAIN_BUCKETS if config.speculation.draft_top_k == 1 else _NODE_BUCKETS
     if config.max_num_seqs > _FEW_SEQS and not _is_narrow(config):
@@ -79,7 +85,7 @@ def _is_narrow(config: EngineConfig) -> bool:
 
 
 def num_graphs(config: EngineConfig) -> int:
-    """Graphs that `wingbeat.runtime.round.decode_graphs.DecodeGraphs` captures at most."""
+    """Most graphs that `wingbeat.runtime.round.decode_graphs.DecodeGraphs` captures."""
     return len(prompt_pieces(config)) + sum(
         len(shape.forwards) + len(Choosing) * len(shape.choices) + len(shape.mixed) * len(shape.pieces)
         for shape in round_shapes(config).values()
@@ -87,7 +93,7 @@ def num_graphs(config: EngineConfig) -> int:
 
 
 def prompt_pieces(config: EngineConfig) -> tuple[int, ...]:
-    """Numbers of pieces in which rounds of prompts alone are captured, ascending; beside `MOST_GRAPHS`."""
+    """Numbers of pieces in which rounds of prompts alone are captured, ascending; not counted in `MOST_GRAPHS`."""
     if config.cuda_graphs == "decode_only":
         return ()
     possible = pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs)
@@ -95,13 +101,14 @@ def prompt_pieces(config: EngineConfig) -> tuple[int, ...]:
 
 
 def pieces_at_most(num_tokens: int, num_chunks: int) -> int:
-    """Pieces of so many tokens, in at most so many prompt chunks."""
+    """Most pieces into which `num_tokens` tokens in at most `num_chunks` prompt chunks can be cut."""
     num_chunks = min(num_chunks, num_tokens)
     return (num_tokens - num_chunks) // PIECE_ROWS + num_chunks if num_chunks else 0
 
 
 def round_shapes(config: EngineConfig) -> dict[int, RoundShapes]:
-    """By nodes per sequence, 1 for bare roots; widths of which one sequence has too many rows are left out."""
+    """Captured shapes by nodes per sequence (1 for bare roots); leaves out widths at which a single sequence exceeds
+    `MOST_ROWS`."""
     sizes = batch_buckets(config.max_num_seqs)
     batches = {n: tuple(size for size in sizes if size * n <= MOST_ROWS) for n in (1, *node_buckets(config))}
     batches = {num_nodes: fitting for num_nodes, fitting in batches.items() if fitting}
@@ -126,7 +133,7 @@ def _choices(batches: tuple[int, ...]) -> tuple[int, ...]:
 def _mixed(
     config: EngineConfig, batches: dict[int, tuple[int, ...]], most: int
 ) -> tuple[dict[int, tuple[int, ...]], tuple[int, ...]]:
-    """Batch sizes by width, and numbers of pieces, of mixed rounds in at most so many graphs."""
+    """Batch sizes by width, and numbers of pieces, of mixed rounds within a limit of `most` graphs."""
     possible = pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs - 1)
     for rows, numbers in _MIXED if possible else ():
         pieces = tuple(dict.fromkeys(min(number, possible) for number in numbers))

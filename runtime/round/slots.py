@@ -1,4 +1,4 @@
-"""Per-sequence state on the device, one row per slot, at addresses that never change."""
+"""Per-sequence state on the device, one row per slot, at fixed addresses."""
 
 from typing import NamedTuple
 
@@ -19,21 +19,21 @@ _ENDS = ("committed_lens", "last_token_ids")
 
 
 class DecodeRows(NamedTuple):
-    """What the host says of a round's decodes, on the device; in the order of `SchedulerOutput.decodes`.
+    """Device copy of the host's data on a round's decodes, in the order of `SchedulerOutput.decodes`.
 
-    Never changed: the next round may use it again.
+    Instances are never modified, because the next round may reuse them.
     """
 
     slots: Tensor
     """int64 [num_decodes]"""
     wanted: Tensor
-    """bool [num_decodes]: a tree was asked for and there are blocks for it."""
+    """bool [num_decodes]: a tree was requested and there are blocks for it."""
 
 
 class SlotState:
-    """What the device must know of every running sequence between rounds. All tensors are [max_num_seqs + 1, ...].
+    """State of every running sequence that persists between rounds. All tensors are [max_num_seqs + 1, ...].
 
-    The last row belongs to nobody: rows that pad a batch point there, and its block table stays in block 0.
+    The last row belongs to no sequence: padding rows of a batch point to it, and its block table holds block 0 alone.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class SlotState:
         self.last_token_ids = column(torch.int64)
         self.epochs = column(torch.int64)
         self.position_deltas = column(torch.int64)
-        """By how much a token behind a sequence's spans is rotated as if it stood elsewhere; written by `move`."""
+        """Offset added to the rotary positions of tokens behind a sequence's spans; written by `move`."""
         self.block_tables = column(torch.int64, config.max_blocks_per_seq)
         self.seeds = column(torch.int64)
         self.temperatures = column(torch.float32)
         self.kinds = column(torch.int64)
-        """Rows of `speculation.acceptance.Acceptance.table`, for trees that are pruned on the device."""
+        """Row of `speculation.acceptance.Acceptance.table` for each slot, used to prune trees on the device."""
         self._prunes = config.speculation.adaptive
         self._of_text: dict[int, Sequence] = {}
-        """Sequences whose kind says that their trees are made of earlier text, by slot."""
+        """Sequences whose entry in `kinds` marks their trees as built from earlier text, by slot."""
         self.top_ks = column(torch.int64)
         self.top_ps = column(torch.float32)
         self.min_ps = column(torch.float32)
@@ -76,12 +76,12 @@ class SlotState:
         self._latest_rows = DecodeRows(none, none.bool())
         self._num_changes = dict.fromkeys(self._published, 0)
         self._written: dict[tuple[int, str], int | tuple[int, ...]] = {}
-        self.committed_lens[self.spare :].fill_(1)  # a sequence of one token, which no round makes longer
+        self.committed_lens[self.spare :].fill_(1)  # the spare slot is a sequence of one token, which no round extends
 
     def publish(self, outcome: Outcome) -> list[tuple[Tensor, Tensor]]:
-        """The copies, (target, source), that bring what a drafter gets of this up to date.
+        """Copies, (target, source), that bring a drafter's buffer up to date with the slot state.
 
-        Most of it seldom changes: what a buffer holds already is not written again.
+        Most columns seldom change; columns that the buffer holds already are left out.
         """
         copies = [(getattr(outcome, name), by_slot) for name, by_slot in self._ends.items()]
         rules, whole = self.told_rules, (outcome.epochs.data_ptr(), "all")
@@ -101,18 +101,18 @@ class SlotState:
         return copies
 
     def forget_published(self) -> None:
-        """Other buffers come, perhaps where old ones were."""
+        """Forgets what was published: new buffers follow, perhaps at the same addresses."""
         self._written.clear()
 
     def load(self, plan: SchedulerOutput) -> DecodeRows:
-        """Bring the rows of a round's sequences up to date; comes before anything else of the round is enqueued."""
+        """Updates the rows of a round's sequences; called before anything else of the round is enqueued."""
         if plan.admitted:
             self._admit(plan.admitted)
             self.processors.admit(plan.admitted)
             self.told_rules.admit(plan.admitted)
         self._append_blocks([*plan.decodes, *(chunk.seq for chunk in plan.chunks)])
         columns = [seq.slot for seq in plan.decodes], plan.with_trees()
-        if columns != self._latest_columns:  # a batch mostly stays as it is
+        if columns != self._latest_columns:  # the batch seldom changes between rounds
             slots, wanted = upload(columns, self.device).unbind()
             self._latest_columns, self._latest_rows = columns, DecodeRows(slots, wanted.bool())
         return self._latest_rows
@@ -150,7 +150,8 @@ class SlotState:
         self.min_ps[slots] = min_ps
 
     def rank_as_text(self, decodes: list[Sequence]) -> None:
-        """Let the nodes of trees that are made of earlier text be ranked as such, and the others' as a drafter's."""
+        """Sets `kinds` so that nodes of trees built from earlier text are ranked as text, and other nodes as a
+        drafter's."""
         now = {seq.slot: seq for seq in decodes if self._prunes and seq.draft.text_tree is not None}
         if now.keys() != self._of_text.keys():
             changed = self._of_text | now
@@ -159,12 +160,12 @@ class SlotState:
             self._of_text = now
 
     def move(self, slot: int, delta: int) -> None:
-        """Let what is behind a sequence's spans be rotated as if it stood `delta` positions later."""
+        """Sets the offset of rotary positions behind a sequence's spans."""
         self.position_deltas[slot] = delta
         self._num_changes["position_deltas"] += 1
 
     def _append_blocks(self, seqs: list[Sequence]) -> None:
-        """Write the blocks that sequences got since the last call into their rows of the block table."""
+        """Writes the blocks that sequences got since the last call into their rows of the block table."""
         slots: list[int] = []
         columns: list[int] = []
         blocks: list[int] = []

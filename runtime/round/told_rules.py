@@ -1,4 +1,5 @@
-"""The rules of sampling that a drafter is told, by slot; nothing is made or written while no request has any."""
+"""Sampling rules of requests as published to a drafter, by slot; allocated and written only once a request has
+rules."""
 
 from functools import reduce
 from operator import or_
@@ -15,19 +16,19 @@ _BAN = float("-inf")
 
 
 class ToldRules:
-    """Rows of an engine's slots."""
+    """Published sampling rules of an engine's slots."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self._num_slots, self._device = num_slots, device
         self.ruled: set[int] = set()
-        """Slots whose rows say something."""
+        """Slots whose rows hold rules."""
         self._kinds: dict[int, RuleKinds] = {}
         self.num_changes = 0
         self.rows: SamplingRules | None = None
-        """Made for the first request that has a rule."""
+        """Allocated at the first request with a rule."""
 
     def admit(self, seqs: list[Sequence]) -> None:
-        """Write the rows of sequences that got a slot."""
+        """Writes the rows of newly admitted sequences."""
         for seq in seqs:
             params = seq.request.params
             if has_rules(params):
@@ -40,11 +41,11 @@ class ToldRules:
                 self.ruled.discard(seq.slot)
 
     def kinds(self, seqs: list[Sequence]) -> int:
-        """What a drafter has to look at for these: `RoundHeader.sampling_rules`."""
+        """Kinds of rules that a drafter must apply for these sequences, for `RoundHeader.sampling_rules`."""
         return reduce(or_, (self._kinds[seq.slot] for seq in seqs if seq.slot in self.ruled), 0)
 
     def copies(self, into: SamplingRules) -> list[tuple[Tensor, Tensor]]:
-        """(target, source) that bring a drafter's rows up to date."""
+        """Copies (target, source) that bring a drafter's rows up to date."""
         return [] if self.rows is None else list(zip(into, self.rows, strict=True))
 
     def _write(self, slot: int, columns: RuleColumns, entries: list[tuple[int, float]]) -> None:
@@ -59,13 +60,13 @@ class ToldRules:
 
 
 def has_rules(params: SamplingParams) -> bool:
-    """Whether a drafter is told anything of how a request's tokens are chosen, beside its temperature."""
+    """Whether a request has sampling rules beyond its temperature that are published to a drafter."""
     filtered = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
     return filtered or params.has_penalties or bool(listed(params))
 
 
 def kinds_of(params: SamplingParams, entries: list[tuple[int, float]]) -> RuleKinds:
-    """What of a request's rules says anything; `entries` are those that are listed."""
+    """Kinds of rules that a request has; `entries` is the result of `listed`."""
     kinds = RuleKinds.NUMBERS
     if entries:
         kinds |= RuleKinds.LISTED
@@ -73,7 +74,7 @@ def kinds_of(params: SamplingParams, entries: list[tuple[int, float]]) -> RuleKi
 
 
 def columns_of(params: SamplingParams, num_prompt_tokens: int) -> RuleColumns:
-    """A request's numbers."""
+    """Numeric rules of a request."""
     return RuleColumns(
         params.top_k,
         params.top_p,
@@ -87,9 +88,9 @@ def columns_of(params: SamplingParams, num_prompt_tokens: int) -> RuleColumns:
 
 
 def listed(params: SamplingParams) -> list[tuple[int, float]]:
-    """Tokens whose logits are changed, and by how much; the largest changes first, `MOST_BIASED` at most.
+    """Tokens whose logits are changed, and by how much: largest changes first, `MOST_BIASED` at most.
 
-    Where more tokens are allowed than can be listed, nothing is said of what is allowed.
+    If a request allows more tokens than can be listed, its allowed tokens are left out.
     """
     changes = dict.fromkeys(params.allowed_token_ids, 0.0) if _tells_allowed(params) else {}
     single = [(word[0], _BAN) for word in params.bad_words if len(word) == 1]

@@ -1,7 +1,7 @@
-"""Which of the trees that arrived are believed.
+"""Checks the trees that arrive from a drafter.
 
-A drafter is another process, and may be a user's: whatever it sends, a round verifies either a tree that was grown from
-the sequence's present end, or a bare root.
+A drafter is another process and may be a user's own code. Whatever it sends, a round verifies either a well-formed tree
+grown from the sequence's current end, or a bare root.
 """
 
 import torch
@@ -15,7 +15,7 @@ from wingbeat.runtime.round.slots import DecodeRows, SlotState
 
 
 class TreeInbox:
-    """The latest reply by slot, at addresses that never change; nothing of it is believed before it is looked at.
+    """Latest reply of the drafter by slot, unchecked, at fixed addresses.
 
     Args:
         num_nodes: columns of the trees, the root's included.
@@ -30,12 +30,12 @@ class TreeInbox:
             ids, parents, depths = (num_valid.new_zeros(len(num_valid), num_nodes) for _ in range(3))
             self._trees = TokenTree(ids, parents, depths, ids.to(torch.float32), num_valid)
         self._copies: dict[int, tuple[TreeReply, Copies]] = {}
-        """By the id of the reply they are of; a channel has two replies, which take turns."""
+        """Reply and its copies, by the id of the reply; a channel alternates between two replies."""
 
     def take(self, reply: TreeReply) -> None:
-        """Keep what a drafter sent: one launch where it lies on the same GPU."""
+        """Copies a drafter's reply into the inbox; one kernel launch where the reply lies on the same GPU."""
         if id(reply) not in self._copies:
-            if len(self._copies) == 2:  # of another channel, or of one that makes its replies anew
+            if len(self._copies) == 2:  # a new channel, or a channel that creates its replies anew
                 self._copies.clear()
             num_slots = len(reply.epochs)
             mine = {"epochs": self._epochs, "committed_lens": self._committed_lens, **self._trees._asdict()}
@@ -44,18 +44,18 @@ class TreeInbox:
         self._copies[id(reply)][1].run()
 
     def collect(self, reply: TreeReply, rows: DecodeRows) -> "TreeInbox":
-        """Trees of a round's decodes, unchecked: `take`, and this inbox."""
+        """Copies a drafter's reply and returns this inbox; the trees are unchecked."""
         self.take(reply)
         return self
 
     def checked(self, rows: DecodeRows) -> TokenTree:
-        """One tree per row, a bare root where what arrived does not count; of nobody's slot always."""
+        """Checked trees, one per row: a bare root where the reply is malformed or outdated, and for the spare slot."""
         grown = DraftedFor(self._epochs, self._committed_lens)
         told = GrownTree(*self._trees)
         return TokenTree(*check_trees(told, grown, rows.slots, rows.wanted, self.state.columns, self._rules))
 
     def put(self, slots: Tensor, trees: TokenTree) -> DecodeRows:
-        """Trees that are checked, in place of those that arrived; the rows by which they are found."""
+        """Stores trees that are checked already in place of those that arrived; returns the rows that refer to them."""
         for into, field in zip(self._trees, trees, strict=True):
             into[slots] = field
         self._trees.token_ids[slots, 0] = self.state.last_token_ids[slots]

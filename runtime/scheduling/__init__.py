@@ -1,1 +1,1 @@
-"""Requests, sequences, and which of them run."""
+"""Requests, sequences, and the scheduler that selects which sequences run."""

@@ -1,6 +1,6 @@
-"""Which tokens one sequence may go on with, behind each node of its draft tree; see `TokenMasker`.
+"""Token maskers: the tokens that may follow each node of a sequence's draft tree; see `TokenMasker`.
 
-Forms are compiled by a part (`grammars` of `wingbeat.runtime.parts`); words are looked for here.
+Grammars are compiled by a part (hook `grammars` of `wingbeat.runtime.parts`); bad words are handled in this file.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ class CompiledGrammar(Protocol):
     """Compiled grammar that an answer must match."""
 
     def masker(self, token_ids: Sequence[int]) -> TokenMasker:
-        """Follows a text that begins with these tokens; raises as `masker_of`."""
+        """Returns a masker for a text that begins with these tokens; raises as `masker_of`."""
         ...
 
 
@@ -26,28 +26,29 @@ class GrammarCompiler(Protocol):
     """Compiles what answers must match, for one model; safe to share between threads."""
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Raises ValueError, one line that begins with the field's name, where that cannot be."""
+        """Compiles a grammar; raises ValueError, one line that begins with the field's name, if the grammar cannot be
+        compiled."""
         ...
 
 
 def grammar_compiler(*model: Any) -> GrammarCompiler | None:
-    """Compiler of grammars for a model, given as the arguments of the hook; None where there is none."""
+    """Grammar compiler for a model, given as the arguments of the hook; None if no part provides one."""
     return first("grammars", *model)
 
 
 def no_compiler(spec: GrammarSpec) -> ValueError:
-    """For a request that has a grammar where there is no compiler."""
+    """Error for a request with a grammar where no compiler is available."""
     if hooks("grammars"):
         return ValueError("structured_outputs is not served here: the model has no tokenizer")
-    return ValueError(f"{spec.field} is not served here: nothing holds answers to a form")
+    return ValueError(f"{spec.field} is not served here: no grammar compiler is installed")
 
 
 def masker_of(request: Request, grammar: CompiledGrammar | None) -> TokenMasker | None:
-    """What a request's tokens are held to; None where they are free.
+    """Masker for the tokens of a request; None where all tokens are allowed.
 
     Raises:
-        ValueError: its grammar was not compiled, or what was generated before breaks it.
-        TooDear: its grammar takes too long over what was generated before.
+        ValueError: the grammar was not compiled, or the tokens generated before do not match it.
+        TooDear: following the tokens generated before takes too long.
     """
     params, maskers = request.params, []
     if params.grammar is not None:
@@ -61,10 +62,10 @@ def masker_of(request: Request, grammar: CompiledGrammar | None) -> TokenMasker 
 
 
 class BadWords:
-    """Forbids the last token of a word behind the others.
+    """Masks the last token of each bad word wherever the word's other tokens precede.
 
     Args:
-        words: token sequences of two or more.
+        words: token sequences of two or more tokens.
         history: tokens so far.
     """
 
@@ -73,29 +74,29 @@ class BadWords:
         for word in words:
             by_length[len(word) - 1].append(word)
         self._words = [np.array(same) for same in by_length.values()]
-        """By length, int64 [num_words, length]."""
+        """Words of equal length as int64 [num_words, length]."""
         self._length = max(by_length)
         self._tail = list(history[-self._length :])
 
     def accept(self, token_id: int) -> bool:
-        """See `TokenMasker`; never the end."""
+        """See `TokenMasker`; never ends the sequence."""
         self._tail = [*self._tail, token_id][-self._length :]
         return False
 
     def forced(self, most: int) -> list[int]:
-        """See `TokenMasker`: nothing is."""
+        """See `TokenMasker`; bad words force no token."""
         return []
 
     def may_force(self) -> bool:
-        """See `TokenMasker`: nothing is."""
+        """See `TokenMasker`; bad words force no token."""
         return False
 
     def allows(self, token_id: int) -> bool:
-        """See `TokenMasker`: what is said only of trees that grammars add to."""
+        """See `TokenMasker`; only called for grammars, which add nodes to trees."""
         return True
 
     def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
-        """See `TokenMasker`: too few are forbidden for a drafter to be told."""
+        """See `TokenMasker`; too few tokens are forbidden for the drafter to need a mask."""
         return False
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
@@ -113,7 +114,7 @@ class BadWords:
 
 
 class _Both:
-    """A grammar, and words that it may not spell."""
+    """Combines the maskers of a grammar and of bad words."""
 
     def __init__(self, grammar: TokenMasker, bad_words: BadWords) -> None:
         self._grammar, self._bad_words = grammar, bad_words
@@ -138,13 +139,13 @@ class _Both:
         more = np.empty_like(masks)
         self._bad_words.fill(token_ids, parents, more)
         in_time = self._grammar.fill(token_ids, parents, masks)
-        # In place: the grammar's own reading of what nothing is left of follows.
+        # In place: the grammar keeps a reference to `masks` and raises NothingAllowed where the combined mask is empty.
         masks &= more
         return in_time
 
 
 def _histories(tail: list[int], token_ids: np.ndarray, parents: np.ndarray, length: int) -> np.ndarray:
-    """The last tokens before each node's successor: int64 [num_nodes, length], -1 before the beginning."""
+    """The last `length` tokens up to each node: int64 [num_nodes, length], padded with -1 before the beginning."""
     known = np.array([-1] * (length - len(tail)) + tail)
     node = np.arange(len(parents))
     above = np.maximum(parents, 0)
@@ -152,7 +153,7 @@ def _histories(tail: list[int], token_ids: np.ndarray, parents: np.ndarray, leng
     for _ in range(length):
         below = node > 0
         columns.append(np.where(below, token_ids[node], known[length - 1 - np.minimum(depth, length - 1)]))
-        # Above the root come the tokens before it, one further back per step.
+        # Above the root, each step goes one token further back in the committed tokens.
         depth = np.where(below, depth, depth + 1)
         node = above[node]
     return np.stack(columns[::-1], axis=1)

@@ -1,4 +1,4 @@
-"""Log-probabilities of many tokens as an array: an object for each would take ten times the memory."""
+"""Log-probabilities of many tokens as one array, which takes a tenth of the memory of one object per token."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,11 +8,11 @@ from wingbeat.runtime.scheduling.request import TokenLogprob
 
 
 class PackedLogprobs(Sequence[TokenLogprob]):
-    """A `TokenLogprob` for each row, made when it is looked at.
+    """Sequence of `TokenLogprob`, one per row, created on access.
 
     Args:
-        rows: int64 [num_tokens, 1 + 2 * num_top]: bits of the token's own float64, ids of the most likely tokens, bits
-            of theirs.
+        rows: int64 [num_tokens, 1 + 2 * num_top]: bits of the token's own float64 log-probability, ids of the most
+            likely tokens, bits of their log-probabilities.
     """
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -20,7 +20,7 @@ class PackedLogprobs(Sequence[TokenLogprob]):
 
     @classmethod
     def of_round(cls, packed: np.ndarray, num_top: int) -> "PackedLogprobs":
-        """A copy of what `wingbeat.runtime.round.choice.token_logprobs` packed.
+        """Copies rows packed by `wingbeat.runtime.round.choice.token_logprobs`.
 
         Args:
             packed: int64 [num_tokens, 1 + 2 * most].
@@ -31,7 +31,7 @@ class PackedLogprobs(Sequence[TokenLogprob]):
 
     @classmethod
     def joined(cls, parts: Sequence["PackedLogprobs"]) -> "PackedLogprobs":
-        """One after the other; there must be one."""
+        """Concatenates at least one part."""
         return cls(np.concatenate([part._rows for part in parts]))
 
     @classmethod
@@ -40,7 +40,7 @@ class PackedLogprobs(Sequence[TokenLogprob]):
         return cls(np.frombuffer(content, np.int64).reshape(-1, width))
 
     def as_bytes(self) -> tuple[int, bytes]:
-        """How wide a row is, and all rows: what travels."""
+        """Row width and the bytes of all rows, for sending between processes."""
         return self._rows.shape[1], self._rows.tobytes()
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What a caller asks of the engine and what it gets back; no tensors, no text."""
+"""Requests to the engine and its outputs, without tensors and text."""
 
 import math
 from array import array
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 INT32_MAX = 2**31 - 1
 GREEDY_BELOW = 1e-5
-"""Logits divided by a smaller temperature overflow; the best token's share is 1 long before."""
+"""Temperatures below this become 0: dividing logits by them overflows, and the best token's probability is 1 well
+before."""
 
 _RANGES = (
     ("max_tokens", int, 1, INT32_MAX, "an integer from 1 to 2^31 - 1"),
@@ -31,17 +32,18 @@ _RANGES = (
     ("min_tokens", int, 0, INT32_MAX, "an integer from 0 to 2^31 - 1"),
     ("priority", int, -(2**31), INT32_MAX, "a 32-bit integer"),
 )
-"""Of `SamplingParams`: field, type, least and largest value, and what an error says."""
+"""Fields of `SamplingParams`: name, type, least and largest value, and the range as an error message gives it."""
 
 
 MAX_LOGPROBS = 20
-"""Most likely tokens that are reported per position, at most; OpenAI's limit, and vLLM's default."""
+"""Most of the likeliest tokens that are reported per position; OpenAI's limit, and vLLM's default."""
 ALONE_TOKENS = 16
-"""A prompt's end and a few rounds: a request that writes more is not what broke engines before."""
+"""Tokens that a request under suspicion writes alone: its prompt's end and a few rounds. A request that writes more did
+not cause the earlier failures."""
 
 
 class FinishReason(StrEnum):
-    """Why a request ended; the values are OpenAI's where OpenAI has one."""
+    """Reason for which a request ended; values are OpenAI's where OpenAI has one."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -49,54 +51,56 @@ class FinishReason(StrEnum):
 
 
 class TooDear(Exception):
-    """What a request asks for costs others more than it may; the message begins with the field's name."""
+    """Raised when a request would take more computing or memory than it may; the message begins with the field's
+    name."""
 
 
 class Variant(NamedTuple):
-    """A variant of the served model, as requests name it."""
+    """Variant of the served model (an adapter), as requests name it."""
 
     name: str
     """Name that clients pass as `model`."""
     path: str
-    """Its folder, on the machine of each engine."""
+    """Folder of the variant, on the machine of each engine."""
     digest: str
-    """Digest of its files, which another variant of the same name does not share."""
+    """Digest of the variant's files; different content under the same name has another digest."""
 
 
 class GrammarSpec(NamedTuple):
-    """What an answer must match from its first token to its last."""
+    """Grammar that an answer must match from its first token to its last."""
 
     kind: str
     """`json`, `json_object`, `regex`, `choice`, `grammar` or `structural_tag`."""
     text: str
-    """A schema, expression or grammar; choices and structural tags as JSON."""
+    """Schema, expression or grammar; choices and structural tags as JSON."""
     field: str = "structured_outputs"
-    """Where the request says it, for errors."""
+    """Request field that holds the grammar, for error messages."""
 
 
 class PromptReport:
-    """Report on a prompt whose request has no answer: a `Feature` of rounds finds it, piece by piece."""
+    """Report on a prompt whose request has no answer (a score, an embedding); a `Feature` computes its values chunk by
+    chunk."""
 
     @property
     def is_of_all(self) -> bool:
-        """Whether every token of the prompt is looked at, cached or not, and not the last one alone."""
+        """Whether the report needs every token of the prompt, cached or not, instead of the last token alone."""
         raise NotImplementedError
 
     def made_of(self, rows: "Sequence[np.ndarray]", num_prompt_tokens: int) -> bytes:
-        """The report: `RequestOutput.report`.
+        """Makes the content of `RequestOutput.report`.
 
         Args:
-            rows: by piece of the prompt that was looked at: as `Feature.told` has them.
+            rows: values of `Feature.told`, one row for each prompt chunk that was reported on.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen: argmax(processed logits / temperature + Gumbel(seed, position, token)).
+    """Sampling parameters: the token is argmax(processed logits / temperature + Gumbel(seed, position, token)).
 
-    Logits are processed in this order: bias, penalties, masks of allowed tokens. Log-probabilities are those of the
-    model's own logits.
+    Logits are processed in this order: bias, penalties, masks of allowed tokens. Log-probabilities are computed from
+    the model's unprocessed logits.
 
     Raises:
         ValueError: a field is out of range; the message begins with the field's name.
@@ -104,49 +108,50 @@ class SamplingParams:
 
     max_tokens: int = 16
     temperature: float = 1.0
-    """0 is greedy, and what is below `GREEDY_BELOW` becomes 0."""
+    """0 is greedy; values below `GREEDY_BELOW` become 0."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 keeps the whole vocabulary, as does whatever reaches its size."""
+    """0 and values from the vocabulary size on keep the whole vocabulary."""
     min_p: float = 0.0
     seed: int = 0
-    """The caller draws one where the user gave none."""
+    """Drawn by the caller where the user gave no seed."""
     ignore_eos: bool = False
     speculation: bool = True
-    """False decodes this request plainly, in the same batch as the others; the tokens are the same."""
+    """False decodes this request without drafts, in the same batch as others; the tokens are the same."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    """Of tokens in the prompt or the output; the two before look at the output alone."""
+    """Applies to tokens of the prompt and the output; presence and frequency penalties apply to output tokens alone."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, what is added to its logit)."""
+    """(token id, value added to its logit)."""
     allowed_token_ids: tuple[int, ...] = ()
-    """Nothing else is generated; none allows all."""
+    """Tokens that may be generated; empty allows all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that are not generated; each one's last token is forbidden behind the others."""
+    """Token sequences that are not generated: each sequence's last token is forbidden behind the other tokens."""
     banned_first: tuple[int, ...] = ()
-    """Tokens that are not the first to be generated."""
+    """Tokens that may not be the first generated token."""
     min_tokens: int = 0
-    """Tokens before which neither an end-of-sequence token nor one of `stop_token_ids` is generated."""
+    """Number of tokens before which no end-of-sequence token and no token of `stop_token_ids` is generated."""
     stop_token_ids: tuple[int, ...] = ()
-    """They end the request, whatever `ignore_eos` says."""
+    """Tokens that end the request, also with `ignore_eos`."""
     logprobs: int | None = None
-    """Report each token's log-probability and those of so many of the most likely ones; None reports nothing."""
+    """Number of most likely tokens whose log-probabilities are reported beside the chosen token's; None reports
+    nothing."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens from the second one on."""
+    """The corresponding number for the prompt's tokens, from the second token on."""
     priority: int = 0
-    """Requests of a higher one are admitted first and preempted last."""
+    """Requests of higher priority are admitted first and preempted last."""
     cache_salt: str = ""
-    """Requests share cached prefixes with others of the same salt only."""
+    """Cached prefixes are shared only between requests of equal salt."""
     grammar: GrammarSpec | None = None
     trace: bool = False
-    """Whether the outputs carry `rounds`: the trees that were verified."""
+    """Whether outputs carry `rounds`, the trees that were verified."""
     report: PromptReport | None = None
-    """Report this of the prompt; the request ends after its first token."""
+    """Report to make of the prompt; the request ends after its first token."""
     learn: bool = True
-    """False keeps nothing of this request for a drafter to learn from."""
+    """False excludes this request from drafter training."""
     force_drafts: bool = False
-    """Draft and verify whole trees, also where the measured costs say that it does not pay; the tokens are the same."""
+    """Drafts and verifies whole trees even where the measured costs predict no gain; the tokens are the same."""
 
     def __post_init__(self) -> None:
         self.check()
@@ -156,7 +161,7 @@ class SamplingParams:
     def check(self) -> None:
         """Raises ValueError, beginning with the field's name, for a field that is out of range.
 
-        What passes fits the tensors it is copied into, so that no request can fail a batch by its numbers.
+        Values that pass fit the tensors into which they are copied, so no request can fail a batch by its numbers.
         """
         for name, kind, low, high, allowed in _RANGES:
             value = getattr(self, name)
@@ -178,40 +183,40 @@ class SamplingParams:
             if not isinstance(value, int | float) or not math.isfinite(value):
                 raise ValueError(f"logit_bias adds {value} to token {token_id}: must be a finite number")
         if not isinstance(self.cache_salt, str):
-            raise ValueError("cache_salt is no text")
+            raise ValueError("cache_salt must be a string")
         if self.report is not None and (not isinstance(self.report, PromptReport) or self.max_tokens != 1):
             raise ValueError(f"report is {self.report}: must be a PromptReport, with max_tokens 1")
 
     @cached_property
     def has_penalties(self) -> bool:
-        """Whether logits depend on the tokens before."""
+        """Whether logits depend on previous tokens."""
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
     @cached_property
     def has_bias(self) -> bool:
-        """Whether something is added to logits, minus infinity for what is forbidden included."""
+        """Whether a bias is added to logits; forbidden tokens get a bias of minus infinity."""
         single = any(len(word) == 1 for word in self.bad_words)
         return bool(self.logit_bias or self.allowed_token_ids or self.min_tokens or self.banned_first or single)
 
     @cached_property
     def has_masks(self) -> bool:
-        """Whether the tokens allowed next are found on the host, from the tokens before."""
+        """Whether the host computes the allowed next tokens from the previous tokens."""
         return self.grammar is not None or any(len(word) > 1 for word in self.bad_words)
 
     @property
     def may_leave_nothing(self) -> bool:
-        """Whether there are texts after which the fields forbid every token; the answer ends there."""
+        """Whether the fields together may forbid every token at some point; the answer then ends there."""
         return self.grammar is not None and bool(
             self.allowed_token_ids or self.bad_words or self.min_tokens or self.banned_first
         )
 
     @cached_property
     def alters_logits(self) -> bool:
-        """Whether tokens are chosen from other logits than the model's."""
+        """Whether tokens are chosen from processed logits."""
         return self.has_penalties or self.has_bias or self.has_masks
 
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raises ValueError, beginning with the field's name, for a token that the model does not have."""
+        """Raises ValueError, beginning with the field's name, for a token id outside of the vocabulary."""
         words = (token_id for word in self.bad_words for token_id in word)
         for name, token_ids in (
             ("logit_bias", (token_id for token_id, _ in self.logit_bias)),
@@ -238,38 +243,39 @@ def _check_ids(name: str, token_ids: object) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence to generate. `n` choices of one prompt are n requests that share it through the prefix cache."""
+    """A sequence to generate. `n` choices of one prompt are n requests that share it through the prefix cache."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     output_token_ids: tuple[int, ...] = ()
-    """What another engine has generated already; `max_tokens` and `min_tokens` count it."""
+    """Tokens that another engine has generated already; `max_tokens` and `min_tokens` include them."""
     alone: bool = False
-    """Whether engines have died under it: nothing runs beside it until it has written more than `ALONE_TOKENS`."""
+    """Whether engines have died while running this request: it runs alone until it has written more than
+    `ALONE_TOKENS`."""
     variant: Variant | None = None
-    """The variant of the model that it runs with; None is the base model."""
+    """Variant of the model to run with; None for the base model."""
     spans: tuple[PromptSpan, ...] = field(default=(), compare=False)
-    """Spans of the prompt that stand for more than text, in order."""
+    """Spans of the prompt with content other than text, in order."""
     fresh: bool = False
-    """Whether its prompt is computed from its first token on, wherever it is cached."""
+    """Whether the whole prompt is computed, ignoring cached prefixes."""
 
     @property
     def variant_digest(self) -> str:
-        """Digest of its variant; empty for the base model."""
+        """Digest of the request's variant; empty for the base model."""
         return "" if self.variant is None else self.variant.digest
 
     @property
     def num_tokens(self) -> int:
-        """Tokens there are when it arrives."""
+        """Tokens of prompt and output when the request arrives."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raises ValueError, beginning with the field's name, for a token that the model does not have."""
+        """Raises ValueError, beginning with the field's name, for a token id outside of the vocabulary."""
         try:
             ids = array("q", (*self.prompt_token_ids, *self.output_token_ids))
         except (TypeError, OverflowError) as error:
-            raise ValueError(f"prompt holds what is no token id: {error}") from None
+            raise ValueError(f"prompt holds a value that is not a token id: {error}") from None
         bad = [token_id for token_id in ids and (min(ids), max(ids)) if not 0 <= token_id < vocab_size]
         if bad:
             raise ValueError(f"prompt holds token id {bad[0]}: the vocabulary has {vocab_size}")
@@ -277,54 +283,54 @@ class Request:
 
 
 class TokenLogprob(NamedTuple):
-    """Log-probability of one token, by the model's own logits."""
+    """Log-probability of one token, from the model's unprocessed logits."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, log-probability) of the most likely ones, best first."""
+    """(token id, log-probability) of the most likely tokens, best first."""
 
 
 class VerifiedRound(NamedTuple):
-    """What one round did for one request that has `trace`."""
+    """Trace of one round for one request that has `trace`."""
 
     token_ids: tuple[int, ...]
-    """What it brought: the accepted nodes' tokens, then the verifier's own; fewer where the request ended."""
+    """Emitted tokens: those of the accepted nodes, then the verifier's own; cut where the request ended."""
     tree_token_ids: tuple[int, ...] = ()
-    """By node, the root first; empty where no draft was verified."""
+    """Token ids by node, the root first; empty where no draft was verified."""
     tree_parents: tuple[int, ...] = ()
-    """By node, smaller than its own index; -1 for the root."""
+    """Parent by node, smaller than the node's own index; -1 for the root."""
     accepted_nodes: tuple[int, ...] = ()
-    """By depth, from 1 on."""
+    """Accepted nodes by depth, from depth 1 on."""
     plain_reason: str = ""
-    """Why there is no tree, where there is none; see `runtime.engine.round_counts`."""
+    """Reason for decoding without a tree; empty if there is a tree. See `runtime.engine.round_counts`."""
 
 
 class RequestOutput(NamedTuple):
-    """Tokens one round brought for one request."""
+    """Tokens that one round emitted for one request."""
 
     request_id: str
     token_ids: tuple[int, ...]
-    """New tokens only, in order. An end-of-sequence token that ended the request is included."""
+    """New tokens only, in order, including an end-of-sequence token that ended the request."""
     finish_reason: FinishReason | None = None
     metrics: SpeculationMetrics | None = None
     """Set on the last output."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache; set on the last output."""
     failure: str | None = None
-    """What processing the request raised: it ended by ABORT, and the tokens it had are no answer."""
+    """Error raised while the request was processed: it ended by ABORT, and its tokens are not a complete answer."""
     is_refusal: bool = False
-    """Whether `failure` is about the request itself, and begins with the name of its field."""
+    """Whether `failure` is caused by the request's content and begins with the name of its field."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """By new token, where the request asks for them."""
+    """Log-probabilities of the new tokens, if requested."""
     prompt_logprobs: Sequence[TokenLogprob] = ()
-    """By prompt token from the second one on, on the first output, where the request asks for them."""
+    """Log-probabilities of the prompt's tokens from the second on; set on the first output, if requested."""
     report: bytes = b""
-    """Report on the prompt, on the first output, where the request has a `report`."""
+    """Report on the prompt; set on the first output, if the request has a `report`."""
     rounds: tuple[VerifiedRound, ...] = ()
-    """Where the request has `trace`: one for each round that these tokens came from."""
+    """Trace of the rounds that emitted these tokens, if the request has `trace`."""
     queue_s: float = 0.0
     """Seconds from arrival in the engine to the first slot; set on the first output."""
     engine_id: str = ""
-    """Which engine of several wrote it; known to routers."""
+    """Engine that wrote the output; set by routers."""
     weights: str = ""
-    """Digest of what that engine was loaded from, where it was pushed; known to routers."""
+    """Digest of the weights that this engine was loaded with, where they were pushed; set by routers."""

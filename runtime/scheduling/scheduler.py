@@ -1,12 +1,12 @@
-"""Which sequences run in a round, and with which blocks: continuous batching, chunked prefill, preemption.
+"""Continuous batching, chunked prefill and preemption: selects the sequences of a round and gives them blocks.
 
-Running sequences decode first; what is left of the token budget goes to prompt chunks. When blocks run out a tree is
-given up before a sequence is, and of the lowest priority the youngest sequence is preempted first. Who gets a free
-slot is `runtime.scheduling.admission_order`'s to say.
+Running sequences decode first; the rest of the token budget goes to prompt chunks. When blocks run out, trees are given
+up before sequences, and the youngest sequence of the lowest priority is preempted first.
+`runtime.scheduling.admission_order` selects the sequence that gets a free slot.
 
-A round may be scheduled while the one before it is in flight: lengths are then bounds. Blocks and slots are handed on
-at once all the same: rounds run in the order of their launch, so one in flight is done with them before their next
-owner writes, and what it writes lies past every position that is cached.
+A round may be scheduled while the previous one is in flight; lengths are then bounds. Blocks and slots are reassigned
+at once all the same: rounds run in launch order, so a round in flight is done with a block before its next owner
+writes, and it writes only past all cached positions.
 """
 
 import logging
@@ -27,18 +27,19 @@ logger = logging.getLogger(__name__)
 
 
 class Seats(Protocol):
-    """Places that some requests need beside a slot, each perhaps for several at once."""
+    """Limited resource that some requests need beside a slot; one seat may be shared by several requests."""
 
     def take(self, request: Request) -> int | None:
-        """A seat, 0 for a request that needs none; None where all are taken. Raises where it cannot be had any more."""
+        """Takes a seat and returns its number; 0 for a request that needs none, None if all are taken. Raises if the
+        request can never get one."""
         ...
 
     def give_back(self, request: Request) -> None:
-        """The inverse, for a seat above 0."""
+        """Returns a seat above 0."""
         ...
 
     def has_seat(self, request: Request) -> bool:
-        """Whether `take` would find one."""
+        """Whether `take` would succeed."""
         ...
 
 
@@ -47,7 +48,7 @@ class Scheduler:
 
     Args:
         eos_token_ids: tokens that end a request unless it ignores them.
-        seats: that requests need beside a slot; None where none does.
+        seats: seats that requests need beside a slot; None if no request needs any.
         left: called with each slot that a sequence has left.
     """
 
@@ -68,17 +69,18 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.failures: list[RequestOutput] = []
-        """Last outputs of requests that failed, until they are handed out."""
+        """Last outputs of failed requests, until the caller collects them."""
         self.suspects = Suspects()
         self._free_slots = list(reversed(range(config.max_num_seqs)))
         self._num_epochs = 0
         self._order = AdmissionOrder()
 
     def add(self, request: Request, masker: TokenMasker | None = None) -> None:
-        """Queue a request, whose tokens `masker` may restrict.
+        """Queues a request, whose tokens `masker` may restrict.
 
         Raises:
-            ValueError: its prompt leaves no room for a token under max_model_len, or is empty.
+            ValueError: the prompt is empty or leaves no room for a token under max_model_len, or the request names a
+                variant and the engine has none.
         """
         if request.variant is not None and self._seats is None:
             raise ValueError(f"model {request.variant.name} is a variant: this engine serves none")
@@ -95,7 +97,7 @@ class Scheduler:
         self.waiting.append(seq)
 
     def abort(self, request_id: str) -> Sequence | None:
-        """Drop a request and free what it holds; None if it is not here any more."""
+        """Drops a request and frees its resources; returns None if the request has left already."""
         for seq in (*self.running, *self.waiting):
             if seq.request.request_id == request_id:
                 self._drop(seq)
@@ -103,7 +105,7 @@ class Scheduler:
         return None
 
     def fail(self, seq: Sequence, error: Exception) -> None:
-        """Drop a request whose processing raised; its last output is in `failures`."""
+        """Drops a request whose processing raised; its last output is added to `failures`."""
         request_id = seq.request.request_id
         is_refusal = isinstance(error, TooDear)
         if is_refusal:
@@ -116,7 +118,7 @@ class Scheduler:
         self.failures.append(RequestOutput(request_id, (), FinishReason.ABORT, failure=failure, is_refusal=is_refusal))
 
     def isolated(self, seq: Sequence, work: Callable, *args: object) -> object:
-        """`work(*args)` on behalf of one sequence: what it raises ends this one, and None is returned."""
+        """Runs `work(*args)` on behalf of one sequence; an exception ends this sequence alone, and None is returned."""
         try:
             return work(*args)
         except Exception as error:
@@ -124,36 +126,37 @@ class Scheduler:
             return None
 
     def restart(self, drafted: bool) -> None:
-        """After a round that raised: compute what ran again, one sequence at a time until it is past that round.
+        """Recomputes all running sequences after a round that raised, one sequence at a time until it is past that
+        round.
 
         Args:
-            drafted: whether a drafter took part, which may be what raised and is let go of.
+            drafted: whether a drafter took part; it may have caused the exception and is detached.
 
         Raises:
-            RuntimeError: this cannot be any sequence's doing.
+            RuntimeError: no sequence can have caused the exception.
         """
         if not self.running:
-            raise RuntimeError("a round raised that no sequence ran in")
+            raise RuntimeError("a round raised an exception though no sequence ran in it")
         self.suspects.round_raised(drafted)
         for seq in reversed(self.running):
             self.suspects.add(seq, seq.max_len + self.config.speculation.max_path)
         self.recompute()
 
     def recompute(self) -> None:
-        """Let go of all blocks: what ran is computed again from its tokens."""
+        """Releases all blocks; running sequences are recomputed from their tokens."""
         for seq in reversed(self.running):
             self._preempt(seq)
         for seq in self.waiting:
             self._free(seq)
 
     def add_first(self, request: Request) -> None:
-        """Queue a request that runs before all others, and alone; everything else must be waiting."""
+        """Queues a request that runs before all others, and alone; no sequence may be running."""
         seq = Sequence(request)
         self.suspects.add(seq)
         self.waiting.appendleft(seq)
 
     def schedule(self) -> SchedulerOutput:
-        """Pick the round's work and give it blocks."""
+        """Selects the work of the next round and allocates its blocks."""
         if self.suspects:
             for seq in [seq for seq in reversed(self.running) if seq not in self.suspects]:
                 self._preempt(seq)
@@ -171,7 +174,7 @@ class Scheduler:
             if seq is None or not self.isolated(seq, self._admit, seq):
                 break
             chunk = Chunk.next_of(seq, budget)
-            if not chunk.length:  # a whole span takes a round with more room
+            if not chunk.length:  # a span that must not be cut waits for a round with more budget
                 self._free(seq)
                 break
             self._order.take(seq, self.waiting)
@@ -183,14 +186,14 @@ class Scheduler:
             else:
                 decodes.append(seq)
         if self._seats is not None:
-            decodes.sort(key=attrgetter("seat"))  # rows of one seat are read together
+            decodes.sort(key=attrgetter("seat"))  # rows of one seat are computed together
         return SchedulerOutput(decodes, chunks, admitted, budget, without_room)
 
     def advance(self, plan: SchedulerOutput, with_trees: bool) -> None:
-        """Note that a round was launched: how far it computes prompts, and how many tokens it may emit.
+        """Records the launch of a round: how far it computes prompts, and how many tokens it may emit.
 
         Args:
-            with_trees: False where all decodes were bare roots, whatever was asked for.
+            with_trees: False if all decodes were bare roots, whatever was requested.
         """
         max_path = self.config.speculation.max_path
         drafted = plan.with_nodes() if with_trees else [False] * len(plan.decodes)
@@ -206,9 +209,10 @@ class Scheduler:
     def update(
         self, decodes: list[tuple[Sequence, list[int]]], chunks: list[tuple[Chunk, list[int]]]
     ) -> list[RequestOutput]:
-        """Take the tokens the oldest round in flight emitted: grow sequences, cache full blocks, end what is done.
+        """Appends the tokens of the oldest round in flight: grows sequences, caches full blocks, ends finished
+        requests.
 
-        Rows of sequences that have left, or left and come back, since the launch are the caller's to leave out.
+        The caller leaves out rows of sequences that have left their slot since the launch, even if they have come back.
         """
         if self.suspects.num_unexplained:
             self.suspects.round_went_well()
@@ -225,13 +229,14 @@ class Scheduler:
 
     @property
     def num_deferred(self) -> int:
-        """Waiting sequences that room alone would not admit: a suspect runs alone, or there is no seat."""
+        """Waiting sequences that are held back by something other than room: a suspect runs alone, or no seat is
+        free."""
         if self.suspects:
             return sum(seq not in self.suspects for seq in self.waiting)
         return 0 if self._seats is None else sum(not self._seats.has_seat(seq.request) for seq in self.waiting)
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
+        """Raises IntegrityError if slots or block reference counts disagree with the running sequences."""
         slots = sorted([*self._free_slots, *(seq.slot for seq in self.running)])
         if slots != list(range(self.config.max_num_seqs)):
             raise IntegrityError(f"slots free or held are {slots}, not 0..{self.config.max_num_seqs - 1} once each")
@@ -240,7 +245,7 @@ class Scheduler:
     def _emit(self, seq: Sequence, token_ids: list[int]) -> RequestOutput:
         del seq.in_flight[0]
         kept, reason = seq.append(token_ids, self.eos_token_ids, self.config.max_model_len)
-        # Tokens cut off by an end of sequence leave computed positions that belong to nobody.
+        # Positions of tokens cut off behind the end of the sequence were computed but are not part of it.
         seq.num_computed = min(seq.num_computed, len(seq.token_ids) - 1)
         self._cache_full_blocks(seq, seq.num_computed)
         logprobs, prompt_logprobs = ((), ()) if seq.reports is None else seq.reports.take(len(kept))
@@ -259,7 +264,7 @@ class Scheduler:
         return output
 
     def _schedule_decodes(self) -> tuple[list[Sequence], tuple[Sequence, ...]]:
-        """What decodes, and what of it without its tree."""
+        """The sequences that decode, and those among them for whose trees there are no blocks."""
         decodes: list[Sequence] = []
         without_room: list[Sequence] = []
         num_nodes = self.config.speculation.num_nodes
@@ -276,12 +281,14 @@ class Scheduler:
         return [seq for seq in decodes if seq.slot >= 0], tuple(without_room)
 
     def _must_settle(self, seq: Sequence) -> bool:
-        """Whether what is in flight ends the sequence for certain, may fill it to the last position, or is awaited."""
+        """Whether the sequence must wait for its rounds in flight: they end it for certain, may fill its last position,
+        or its masker may force tokens behind them."""
         certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
         return certain or seq.is_awaited or seq.max_len >= self.config.max_model_len
 
     def _grow(self, seq: Sequence) -> bool:
-        """Blocks for the root; preempts sequences where there are none, the youngest of the lowest priority first."""
+        """Allocates blocks up to the root; preempts sequences if blocks run out, the youngest of the lowest priority
+        first."""
         while not self._extend(seq, seq.max_len):
             victim = min(reversed(self.running), key=lambda other: other.request.params.priority)
             self._preempt(victim)
@@ -299,13 +306,13 @@ class Scheduler:
         return True
 
     def _next(self) -> Sequence | None:
-        """Whose turn it is to be admitted; None while a suspect has to run alone."""
+        """The sequence to admit next; None while a suspect has to run alone."""
         if self.suspects:
             return None if self.running else next(seq for seq in self.waiting if seq in self.suspects)
         return self._order.choose(self.waiting)
 
     def _admit(self, seq: Sequence) -> bool:
-        """Give a waiting sequence its slot and the blocks of all its tokens, cached ones first."""
+        """Gives a waiting sequence its slot and the blocks of all its tokens, reusing cached blocks."""
         if self._seats is not None:
             seat = self._seats.take(seq.request)
             if seat is None:
@@ -328,7 +335,7 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Take everything from a running sequence; it is computed again, tokens so far included, when there is room."""
+        """Takes slot and blocks from a running sequence; all its tokens are recomputed when there is room again."""
         self.running.remove(seq)
         self._free(seq)
         seq.preempted = True
@@ -336,13 +343,13 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _drop(self, seq: Sequence) -> None:
-        """Let go of a sequence for good, wherever it is."""
+        """Removes a sequence for good, from whichever queue holds it."""
         for queue in (self.running, self.waiting):
             if seq in queue:
                 queue.remove(seq)
         self._free(seq)
         self.suspects.discard(seq)
-        # What it remembers of a text may be much, and others may keep the sequence for a while.
+        # A masker may hold much memory, and other objects may keep a reference to the sequence for a while.
         seq.masker = None
 
     def _free(self, seq: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its tokens, its blocks, and how far each model is with them."""
+"""State of one request in the engine: its tokens, its blocks, and the progress of verifier and drafter."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,26 +17,28 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class DraftProgress:
-    """What drafting for a sequence needs; the drafter client alone writes it, everything else may read it."""
+    """Drafting state of a sequence; written by the drafter client alone."""
 
     followed: bool = False
-    """Whether the drafter is told of it at all; where it is not, nothing below says anything."""
+    """Whether the drafter receives this sequence; if not, the fields below are meaningless."""
     may_be_followed: bool = False
-    """Whether it is not, for now, though its request may be drafted for."""
+    """Whether the sequence is not followed for now although its request allows drafts."""
     length: int = 0
-    """Positions 0..length-1 have the attached drafter's KV."""
+    """Positions 0..length-1 are in the attached drafter's KV cache."""
     complete: bool = False
-    """Whether the drafter has got, or will get, all that was computed, what is in flight included."""
+    """Whether the drafter has, or will get, all computed positions, those in flight included."""
     num_deferred: int = 0
-    """Latest pairs that the drafter has not been given yet; see `runtime.engine.outcome_writer.DeferredPairs`."""
+    """Number of latest pairs that the drafter has not received yet; see
+    `runtime.engine.outcome_writer.DeferredPairs`."""
     deferred_from: int = 0
-    """Position of the first of them."""
+    """Position of the first deferred pair."""
     tree_requested: bool = False
     text_tree: Any = None
-    """Nodes of the next tree where these are made of earlier text, and nothing is asked of the drafter: written and
-    read by what makes such trees."""
+    """Nodes of the next tree where it is built from earlier text instead of requested from the drafter; written and
+    read by the part that builds such trees."""
     recorded: "Tensor | None" = None
-    """[num_tokens, taps_size]: of a saved prefix that the sequence begins by, until the drafter has been given it."""
+    """[num_tokens, taps_size]: taps of a saved prefix with which the sequence begins, until the drafter has received
+    them."""
 
     @property
     def num_recorded(self) -> int:
@@ -45,33 +47,35 @@ class DraftProgress:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether what the drafter lacks next is recorded."""
+        """Whether the next taps that the drafter lacks are recorded."""
         return self.recorded is not None and self.length < len(self.recorded)
 
 
 class NothingAllowed(ValueError):
-    """No token may stand where one was to be taken."""
+    """Every token is forbidden where one was to be accepted."""
 
 
 class TokenMasker(Protocol):
-    """Follows one sequence's tokens and says which may come next; `wingbeat.runtime.scheduling.maskers` has them."""
+    """Follows one sequence's tokens and computes the allowed next tokens; `wingbeat.runtime.scheduling.maskers` creates
+    maskers."""
 
     def accept(self, token_id: int) -> bool:
-        """Take the next token; returns whether nothing may follow it.
+        """Takes the next token; returns whether the sequence must end behind it.
 
         Raises:
-            NothingAllowed: every token is.
-            ValueError: it is forbidden.
-            TooDear: to follow the sequence costs others too much.
+            NothingAllowed: every token is forbidden.
+            ValueError: the token is forbidden.
+            TooDear: following the sequence takes too much computing or memory.
         """
         ...
 
     def forced(self, most: int) -> list[int]:
-        """Tokens, at most so many, likely to come next whatever the model is: a guess, wrong ones cost speed."""
+        """At most `most` tokens that come next whatever the model computes: a guess, of which wrong tokens only cost
+        speed."""
         ...
 
     def may_force(self) -> bool:
-        """Whether something may be `forced` behind one of the nodes that were filled last."""
+        """Whether tokens may be `forced` behind one of the nodes of the latest `fill`."""
         ...
 
     def allows(self, token_id: int) -> bool:
@@ -79,35 +83,35 @@ class TokenMasker(Protocol):
         ...
 
     def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
-        """Write the tokens allowed behind the next ones, none or more, which are not taken yet.
+        """Writes the tokens allowed behind upcoming tokens (none or more) that are not accepted yet.
 
         Args:
             mask: int32 [ceil(vocab_size / 32)], written: as a row of `fill`.
 
         Returns:
-            False where it is not known, or nothing is forbidden there: the mask is then not to be read.
+            False if the mask is not known or nothing is forbidden; `mask` must not be read then.
         """
         ...
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
-        """Write the tokens allowed behind each node of a tree whose root is the last token taken.
+        """Writes the tokens allowed behind each node of a tree whose root is the last accepted token.
 
         Args:
-            token_ids, parents: int64 [num_nodes], num_nodes valid ones; node 0 is the root, with parent -1.
+            token_ids, parents: int64 [num_nodes], valid nodes only; node 0 is the root, with parent -1.
             masks: int32 [num_nodes, ceil(vocab_size / 32)], written: bit b of word w allows token 32 * w + b.
 
         Returns:
-            False where only the root's row could be found in time.
+            False if only the root's row was computed in time.
         """
         ...
 
 
 class Sequence:
-    """Host-side state of a request, as far as the host knows it: a round in flight may have taken it further.
+    """Host-side state of a request as far as the host knows it; rounds in flight may have advanced it further.
 
-    Positions 0..num_computed-1 have the verifier's KV; chunks count from their launch on, decoded tokens from when the
-    host knows them. A running sequence with one token left to compute, known or still in flight, is decoding: that
-    token is the root of its next tree.
+    Positions 0..num_computed-1 have the verifier's KV; chunks count from their launch on, decoded tokens once the host
+    knows them. A running sequence with one token left to compute, known or still in flight, is decoding: that token is
+    the root of its next tree.
     """
 
     __slots__ = (
@@ -141,17 +145,17 @@ class Sequence:
         self.metrics = SpeculationMetrics()
         self.num_cached_tokens = 0
         self.preempted = False
-        """Whether it has run before and waits to be computed again."""
+        """Whether the sequence ran before and waits to be recomputed."""
         self.root_hash = salted_root(request.params.cache_salt, request.variant_digest)
         self.masker = masker
-        """Which tokens may come next; None where all may."""
+        """Restricts the next tokens; None allows all."""
         params = request.params
         asks = not (params.logprobs is params.prompt_logprobs is params.report is None)
         self.reports = TokenReports(params) if asks else None
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything that can be computed again: before the first run, and after a preemption."""
+        """Clears all state that can be recomputed: before the first run, and after a preemption."""
         self.blocks: list[int] = []
         self.num_computed = 0
         self.num_hashed_blocks = 0
@@ -160,22 +164,22 @@ class Sequence:
         """Blocks already written to the device's block table."""
         self.slot = -1
         self.seat = 0
-        """Seat that its request needs beside the slot, while it has that; 0 is none (`Seats`)."""
+        """Seat held beside the slot, see `Seats`; 0 for none."""
         self.epoch = 0
         self.in_flight: list[int] = []
-        """By round launched and not settled, oldest first: the most tokens it may emit; the least is 1."""
+        """Most tokens that each round in flight may emit, oldest round first; each emits at least 1."""
         self.draft = DraftProgress()
         if self.reports is not None:
             self.reports.restart()
 
     def prefix_ids(self) -> list[int]:
-        """Numbers by which its blocks are hashed: see `prompt_spans.prefix_ids`."""
+        """Numbers by which the sequence's blocks are hashed: see `prompt_spans.prefix_ids`."""
         spans = self.request.spans
         return prefix_ids(self.token_ids, spans) if spans else self.token_ids
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether the prompt must be computed for its log-probabilities, cached or not."""
+        """Whether the prompt must still be computed for its log-probabilities, cached or not."""
         asked = self.request.params.prompt_logprobs is not None
         return asked and not self.reports.prompt_is_out
 
@@ -187,52 +191,53 @@ class Sequence:
 
     @property
     def wants_chunk(self) -> bool:
-        """Whether what is uncomputed is computed as a piece of a prompt: one token alone is where it is reported on."""
+        """Whether the uncomputed tokens form a prompt chunk; a single token does only if the request has a report."""
         return self.num_uncomputed > (1 if self.request.params.report is None else 0)
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens whose KV is missing."""
+        """Known tokens that have no KV yet."""
         return len(self.token_ids) - self.num_computed
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its next round starts from one token, the last one."""
+        """Whether the next round starts from one token, the last one."""
         return bool(self.in_flight) or (self.num_uncomputed == 1 and not self.wants_chunk)
 
     @property
     def min_len(self) -> int:
-        """Tokens it has at least once the rounds in flight are settled."""
+        """Fewest tokens of the sequence once the rounds in flight are settled."""
         return len(self.token_ids) + len(self.in_flight)
 
     @property
     def max_len(self) -> int:
-        """Tokens it has at most once the rounds in flight are settled."""
+        """Most tokens of the sequence once the rounds in flight are settled."""
         return len(self.token_ids) + sum(self.in_flight)
 
     def certain(self, most: int) -> list[int]:
-        """Tokens, at most so many, that are drafted whatever the drafter says: see `TokenMasker.forced`."""
+        """At most `most` tokens that are drafted in addition to the drafter's tree: see `TokenMasker.forced`."""
         params = self.request.params
         if self.masker is None or self.in_flight or not params.speculation:
             return []
-        # The last token that may be emitted needs no draft: it is the one behind the accepted path.
+        # The last token that may be emitted needs no draft: it is the bonus token behind the accepted path.
         return self.masker.forced(max(min(most, params.max_tokens - self.num_output_tokens - 1), 0))
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it sits a round out while its tokens are in flight: what is certain behind them is worth more."""
+        """Whether the sequence skips a round while its tokens are in flight, because drafting the forced tokens behind
+        them gains more."""
         return self.masker is not None and self.request.params.speculation and self.masker.may_force()
 
     @property
     def may_draft(self) -> bool:
-        """Whether its next round may hold more than its root: a tree was asked for or made, or something is certain."""
+        """Whether the next tree may have drafted nodes: a tree was requested or built, or tokens are forced."""
         if self.draft.tree_requested or self.draft.text_tree is not None:
             return True
         return self.masker is not None and bool(self.certain(1))
 
     @property
     def draft_kind(self) -> int:
-        """Row of `speculation.acceptance.Acceptance.table` for the nodes of its next tree."""
+        """Row of `speculation.acceptance.Acceptance.table` for the nodes of the next tree."""
         return int(self.request.params.temperature > 0) + 2 * (self.draft.text_tree is not None)
 
     @property
@@ -243,10 +248,10 @@ class Sequence:
     def append(
         self, token_ids: list[int], eos_token_ids: frozenset[int], max_model_len: int
     ) -> tuple[list[int], FinishReason | None]:
-        """Take the tokens a round emitted, up to the first that ends the request.
+        """Appends the tokens that a round emitted, up to the first token that ends the request.
 
         Returns:
-            The tokens kept, and why the request ended, if it did.
+            The tokens kept, and the reason if the request ended.
         """
         params, length = self.request.params, len(self.token_ids)
         num_output_tokens = length - self.num_prompt_tokens
@@ -267,7 +272,7 @@ class Sequence:
                     raise
                 nothing_left = True
             if nothing_left:
-                # Every token was forbidden, and one was taken all the same.
+                # Every token was forbidden; the token chosen all the same is dropped.
                 kept, reason = kept[:index], FinishReason.LENGTH
                 break
             if ended:

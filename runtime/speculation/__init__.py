@@ -1,1 +1,2 @@
-"""Pure decisions: how much to speculate."""
+"""Policy of speculation as pure functions of measured costs and acceptance: how many levels to draft, how many nodes to
+verify."""

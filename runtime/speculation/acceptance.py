@@ -1,10 +1,10 @@
-"""How likely a drafted node is accepted: learned online from the drafter's own confidence.
+"""Probability that a drafted node is accepted, learned online from the drafter's confidence.
 
-A drafter's confidence is a poor probability: an EAGLE head trained on sampled text says 0.3 where a greedy target
-agrees nine times out of ten. Confidences are only ranked by it, and each rank's acceptance is counted:
+A drafter's confidence is badly calibrated: an EAGLE head trained on sampled text reports 0.3 where a greedy target
+agrees nine times out of ten. Confidences are therefore sorted into bins, and acceptance is counted per bin:
 
-    P(node | parent accepted) = table[who drafted, greedy or sampled; bin of the confidence]
-    P(node) = product of that along its path
+    P(node | parent accepted) = table[kind of tree and request; bin of the confidence]
+    P(node) = product of P(node | parent accepted) along the node's path
 """
 
 from typing import NamedTuple
@@ -15,21 +15,23 @@ from wingbeat.runtime.config import NUM_BINS
 
 _LOGIT_RANGE = 6.0
 NUM_KINDS = 4
-"""Rows of a table of acceptance, see `Acceptance`; those from `OF_TEXT` on are of trees made of earlier text."""
+"""Rows of the acceptance table, see `Acceptance`; rows from `OF_TEXT` on are for trees built from earlier text."""
 OF_TEXT = 2
 PRIOR_TRIALS = 4.0
 FORGET_ROUNDS = 2048
-"""Recorded rounds over which evidence fades."""
+"""Recorded rounds after which evidence has decayed to 1/e."""
 NO_CONFIDENCE = -50.0
-"""Log-probability of what no drafter can have meant."""
+"""Log-probability that replaces impossible scores of a drafter."""
 
 PARENT_BIT, DEPTH_BIT, REAL_BIT, KEPT_BIT = 32, 47, 61, 62
-"""Evidence is one int64 a node: the float32 log-probability in the low word, then parent, depth and two flags."""
+"""Layout of evidence, one int64 per node: float32 log-probability in the low word, then parent, depth, and the flags
+real and kept."""
 _PARENT_MASK, _DEPTH_MASK = (1 << (DEPTH_BIT - PARENT_BIT)) - 1, (1 << (REAL_BIT - DEPTH_BIT)) - 1
 
 
 def bin_edges() -> np.ndarray:
-    """Log-probabilities between the bins: equal steps of log-odds, float64 [NUM_BINS - 1] ascending."""
+    """Log-probabilities at the boundaries of the bins, at equal steps of log-odds: float64 [NUM_BINS - 1],
+    ascending."""
     log_odds = np.arange(1, NUM_BINS) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
     return -np.log1p(np.exp(-log_odds))
 
@@ -38,7 +40,7 @@ EDGES = bin_edges()
 
 
 class DraftedTrees(NamedTuple):
-    """Trees on the host, before pruning: [num_reqs, num_nodes]; column 0 holds the roots."""
+    """Trees on the host before pruning: arrays [num_reqs, num_nodes]; column 0 holds the roots."""
 
     parents: np.ndarray
     """int64; 0 for the root."""
@@ -47,15 +49,15 @@ class DraftedTrees(NamedTuple):
     log_probs: np.ndarray
     """Float, conditional on the parent."""
     real: np.ndarray
-    """bool: drafted nodes that count; roots excluded."""
+    """bool: drafted nodes that are valid; False for roots."""
 
     def rows(self, rows: np.ndarray) -> "DraftedTrees":
-        """Some of the trees."""
+        """The trees of the given rows."""
         return DraftedTrees(*(field[rows] for field in self))
 
 
 def unpack_evidence(words: np.ndarray) -> tuple[DraftedTrees, np.ndarray]:
-    """The inverse."""
+    """Decodes evidence words into trees and the nodes kept by pruning: bool [num_reqs, num_nodes]."""
     trees = DraftedTrees(
         parents=(words >> PARENT_BIT) & _PARENT_MASK,
         depths=(words >> DEPTH_BIT) & _DEPTH_MASK,
@@ -66,7 +68,7 @@ def unpack_evidence(words: np.ndarray) -> tuple[DraftedTrees, np.ndarray]:
 
 
 def along_rows(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """`values[row, index[row]]` of each row: quicker than numpy.take_along_axis where arrays are small."""
+    """`values[row, index[row]]` for each row; faster than numpy.take_along_axis for small arrays."""
     return values[np.arange(len(index))[:, None], index]
 
 
@@ -74,14 +76,14 @@ def given_parent(table: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
     """P(node accepted | parent accepted), shaped like `log_probs` [num_reqs, ...].
 
     Args:
-        table: [num_reqs, NUM_BINS]: each request's row of `Acceptance.table`.
+        table: [num_reqs, NUM_BINS]: row of `Acceptance.table` for each request.
     """
     bins = EDGES.searchsorted(log_probs)
     return along_rows(table, bins.reshape(len(bins), -1)).reshape(log_probs.shape)
 
 
 def path_probabilities(table: np.ndarray, trees: DraftedTrees) -> np.ndarray:
-    """P(node and all its ancestors are accepted) [num_reqs, num_nodes]; 1 for the root and 0 for what does not count.
+    """P(node and all its ancestors are accepted) [num_reqs, num_nodes]; 1 for roots and 0 for nodes that are not real.
 
     Args:
         table: as in `given_parent`.
@@ -89,18 +91,18 @@ def path_probabilities(table: np.ndarray, trees: DraftedTrees) -> np.ndarray:
     one_step = np.where(trees.real, given_parent(table, trees.log_probs), 0.0)
     one_step[:, 0] = 1.0
     path, deepest = one_step, int(np.where(trees.real, trees.depths, 0).max(initial=0))
-    if deepest == path.shape[1] - 1:  # a tree as deep as it has nodes is a chain
+    if deepest == path.shape[1] - 1:  # a tree as deep as its number of nodes is a chain
         return np.cumprod(path, axis=1)
-    for _ in range(deepest - 1):  # each pass makes one more level right; the root's column stays 1
+    for _ in range(deepest - 1):  # each iteration completes one more level; the root's column stays 1
         path = one_step * along_rows(path, trees.parents)
     return path
 
 
 def prior_table() -> np.ndarray:
-    """Acceptance before any evidence, as `Acceptance.table`.
+    """Acceptance before any evidence, in the layout of `Acceptance.table`.
 
-    A greedy target agrees with EAGLE heads far more often than these believe. What continues earlier text is estimated
-    from counts, and believed.
+    A greedy target agrees with EAGLE heads far more often than the heads' confidence. Confidences of trees built from
+    earlier text are estimated from counts and are taken as they are.
     """
     centres = (np.arange(NUM_BINS) + 0.5) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
     log_odds = np.stack([1.2 * centres + 2.4, 0.7 * centres + 0.7, centres, centres])
@@ -108,30 +110,31 @@ def prior_table() -> np.ndarray:
 
 
 class Acceptance:
-    """Acceptance by confidence; its arrays stay where they are."""
+    """Acceptance counts by bin of confidence; its arrays are updated in place."""
 
     def __init__(self) -> None:
         self.trials = np.full((NUM_KINDS, NUM_BINS), PRIOR_TRIALS)
         self.successes = PRIOR_TRIALS * prior_table()
         self.table = self.successes / self.trials
-        """float64 [NUM_KINDS, NUM_BINS]: acceptance by bin, of greedy and of sampled requests with the drafter's trees,
-        then of both with trees made of earlier text."""
+        """float64 [NUM_KINDS, NUM_BINS]: acceptance by bin. Rows: greedy and sampled requests with the drafter's trees,
+        then both with trees built from earlier text."""
         self.expected_accepted = 0.0
-        """Sum of the probabilities given to verified nodes whose parent was accepted; compare `num_accepted`."""
+        """Sum of the predicted probabilities of verified nodes whose parent was accepted; equals `num_accepted` if
+        calibrated."""
         self.num_accepted = 0
 
     def record(self, trees: DraftedTrees, kinds: np.ndarray, tried: np.ndarray, accepted: np.ndarray) -> None:
-        """Learn from one verified round.
+        """Adds the outcome of one verified round.
 
         Args:
-            kinds: int64 [num_reqs]: row of `table` of each.
+            kinds: int64 [num_reqs]: row of `table` for each request.
             tried: bool [num_reqs, num_nodes]: verified nodes whose parent was accepted.
-            accepted: bool [num_reqs, num_nodes]: those accepted themselves.
+            accepted: bool [num_reqs, num_nodes]: accepted nodes among these.
         """
         cells = (EDGES.searchsorted(trees.log_probs) + NUM_BINS * kinds[:, None]).ravel()
         self.expected_accepted += float(given_parent(self.table[kinds], trees.log_probs)[tried].sum())
         self.num_accepted += int(accepted.sum())
-        # Priors fade with the evidence and never below their own weight: a bin never seen keeps its prior.
+        # Priors decay with the evidence but not below PRIOR_TRIALS, so a bin without evidence keeps its prior.
         old = self.trials > PRIOR_TRIALS
         self.trials[old] *= 1.0 - 1.0 / FORGET_ROUNDS
         self.successes[old] *= 1.0 - 1.0 / FORGET_ROUNDS

@@ -1,8 +1,9 @@
-"""Costs of rounds: one curve of the verifier's passes and one of drafts, each held against what rounds really took.
+"""Cost model of rounds: one curve for verifier passes and one for drafts, each corrected by the times of real rounds.
 
-A curve is measured at a few points when an engine starts, and goes straight between them. It is right about shapes and
-may be wrong about the minute: each kind of round (plain, behind a draft, the draft itself) has a factor on its curve,
-the average of what such rounds of such a batch took, which fades with the rounds. Seconds throughout.
+Curves are measured at a few points when an engine starts and interpolated linearly. A curve predicts well how cost
+grows with size, but its level may be off, so each kind of round (plain, behind a draft, over text, the draft itself)
+multiplies its curve by a factor: the decaying average of measured over predicted seconds, by batch size. All times in
+seconds.
 """
 
 import math
@@ -11,21 +12,21 @@ from typing import NamedTuple
 import numpy as np
 
 FADE = 1.0 / 24
-"""Share by which what was seen counts less with every round."""
+"""Share of their weight that earlier observations lose per round."""
 
 
 class PassCurve(NamedTuple):
-    """Seconds of the verifier's passes."""
+    """Predicted seconds of the verifier's forward passes."""
 
     rows: tuple[int, ...]
-    """Measured passes, ascending."""
+    """Rows of the measured passes, ascending."""
     short_s: tuple[float, ...]
-    """Seconds of passes of so many rows at a short context."""
+    """Seconds of each measured pass at a short context."""
     context_s: tuple[float, float] = (0.0, 0.0)
-    """Added by a token of context of one sequence: with one row of that sequence, and by each further row of it."""
+    """Seconds added per token of a sequence's context: for the sequence's first row, and for each further row."""
 
     def seconds(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
-        """Seconds of passes over `num_reqs` roots and `num_extra` [n] drafted nodes in all: float64 [n].
+        """Seconds of passes over `num_reqs` roots and `num_extra` [n] drafted nodes in total: float64 [n].
 
         Args:
             context: tokens per sequence.
@@ -33,28 +34,28 @@ class PassCurve(NamedTuple):
         extra = np.asarray(num_extra, dtype=np.float64)
         rows, last = num_reqs + extra, len(self.rows) - 1
         short_s = np.interp(rows, self.rows, self.short_s)
-        if last:  # beyond the curve each row adds what the last ones did
+        if last:  # beyond the curve, extrapolate its last segment
             slope = (self.short_s[last] - self.short_s[last - 1]) / (self.rows[last] - self.rows[last - 1])
             short_s += max(slope, 0.0) * np.maximum(rows - self.rows[last], 0.0)
         return short_s + context * (self.context_s[0] * num_reqs + self.context_s[1] * extra)
 
     @property
     def row_s(self) -> float:
-        """Added by a row of a large pass, as by a token of a prompt."""
+        """Seconds added per row of a large pass, also per prompt token."""
         return max(self.short_s[-1] - self.short_s[0], 0.0) / max(self.rows[-1] - self.rows[0], 1)
 
 
 class DraftCurve(NamedTuple):
-    """Seconds until trees are there, from the moment that they are asked for."""
+    """Predicted seconds from the request for trees until their arrival."""
 
     num_reqs: tuple[int, ...]
-    """Measured batches, ascending: the smallest and the largest."""
+    """Measured batch sizes, ascending: the smallest and the largest."""
     base_s: tuple[float, ...]
-    """By batch: beside the levels."""
+    """Seconds independent of the number of levels, by batch size."""
     level_s: tuple[float, ...]
-    """By batch: of each level."""
+    """Seconds per level, by batch size."""
     context_s: float = 0.0
-    """Added to a level by a token of context of one sequence."""
+    """Seconds added to a level per token of context of one sequence."""
 
     def seconds(self, num_reqs: int, levels: np.ndarray | int, context: float) -> np.ndarray:
         """Seconds of drafts of `levels` [n] levels: float64 [n]."""
@@ -63,12 +64,12 @@ class DraftCurve(NamedTuple):
 
     @property
     def row_s(self) -> float:
-        """Added by a token that the drafter takes in first."""
+        """Seconds added per token of context that the drafter must process before drafting."""
         return max(self.level_s[-1] - self.level_s[0], 0.0) / max(self.num_reqs[-1] - self.num_reqs[0], 1)
 
 
 class Factor:
-    """Average of real seconds over a curve's; rounds count the less, the longer they are ago."""
+    """Decaying average of measured over predicted seconds."""
 
     def __init__(self) -> None:
         self.value = 1.0
@@ -76,13 +77,13 @@ class Factor:
         self._seen_at = 0
 
     def observe(self, ratio: float, now: int) -> None:
-        """Note one round.
+        """Adds one round.
 
         Args:
             now: number of the round.
         """
-        # A round of many times the usual length is an interruption and not a cost, and trees that had come before they
-        # were waited for cost something all the same.
+        # A round of many times the usual duration is an interruption, not a cost; trees that arrived before they were
+        # waited for still had a cost. Both are clamped.
         most = 2.0 if self._weight else 10.0
         ratio = min(max(ratio, self.value / most), self.value * most)
         self._weight *= (1.0 - FADE) ** (now - self._seen_at)
@@ -93,24 +94,24 @@ class Factor:
 
     @property
     def doubt(self) -> float:
-        """Standard error of the value, as a share of it."""
+        """Standard error of the value, relative to the value."""
         return math.sqrt(self._variance / max(self._weight, 1.0)) / self.value
 
 
 class Factors:
-    """A factor for each power of two of the requests."""
+    """Factors by batch size, one for each power of two."""
 
     def __init__(self) -> None:
         self._by_power: dict[int, Factor] = {}
 
     def at(self, num_reqs: int) -> Factor | None:
-        """Factor of the nearest batch that was seen; None where none was."""
+        """Factor of the nearest observed batch size; None before any observation."""
         power = num_reqs.bit_length()
         nearest = min(self._by_power, key=lambda seen: abs(seen - power), default=None)
         return None if nearest is None else self._by_power[nearest]
 
     def observe(self, num_reqs: int, ratio: float, now: int) -> None:
-        """Note one round of so many requests."""
+        """Adds one round of `num_reqs` requests."""
         power = num_reqs.bit_length()
         if power not in self._by_power:
             self._by_power[power] = Factor()
@@ -118,85 +119,85 @@ class Factors:
 
 
 class DraftTook(NamedTuple):
-    """Draft that a round had waited for before it ran."""
+    """Measured draft that a round waited for before its pass."""
 
     seconds: float
     num_reqs: int
-    """Sequences that trees came for; 0 where none came in time or the host has not seen them."""
+    """Sequences that got trees; 0 if none came in time or the host has not seen the trees."""
     levels: int
     num_chunk_tokens: int = 0
-    """Context that the drafter took in first."""
+    """Tokens of context that the drafter processed before drafting."""
 
 
 class RoundTook(NamedTuple):
-    """A round that really ran."""
+    """Measured round."""
 
     seconds: float
-    """Without its wait for trees."""
+    """Duration without the wait for trees."""
     num_reqs: int
     num_extra: int
-    """Drafted nodes."""
+    """Drafted nodes verified."""
     mean_context: float
     num_chunk_tokens: int = 0
-    """Rows of prompts."""
+    """Prompt rows in the pass."""
     draft: DraftTook | None = None
     """None in a plain round."""
     asks: bool = False
-    """Beside it a draft was asked for."""
+    """Whether a draft was requested during the round."""
 
 
 class RoundCosts:
-    """Predicts rounds without prompts: a prompt takes its time however the tokens behind it are decoded.
+    """Predicts the duration of rounds without prompts; a prompt's cost is the same however the decodes are drafted.
 
-    A round behind a draft runs beside the drafter, on contended cores, tells it what was accepted and plans anew, so
-    that one without a node takes longer than a plain round among plain rounds.
+    A round behind a draft shares cores with the drafter, publishes what was accepted and plans anew, so that even
+    without drafted nodes it takes longer than a plain round among plain rounds.
     """
 
     def __init__(self, passes: PassCurve, drafts: DraftCurve) -> None:
         self.passes, self.drafts = passes, drafts
         self._plain, self._verify, self._draft, self._text = (Factors() for _ in range(4))
         self._passes_s: dict[int, float] = {}
-        """Seconds at a short context of passes that were seen, by rows: every round asks for one."""
+        """Cache of predicted seconds of passes at a short context, by rows; looked up every round."""
         self._drafts_s: dict[tuple[int, int], tuple[float, float]] = {}
-        """Seconds of drafts that were seen, by requests and levels: at a short context, and by token of context."""
+        """Cache of predicted seconds of drafts, by requests and levels: at a short context, and per token of
+        context."""
         self._round = 0
         self._before = self._verify
-        """What the latest round was counted as."""
+        """Kind of the latest round."""
 
     def plain_s(self, num_reqs: int, context: float) -> float:
-        """Time of a plain round behind plain rounds; as one behind a draft takes, until one was seen."""
+        """Predicted seconds of a plain round behind plain rounds; uses the factor of drafted rounds until a plain round
+        was observed."""
         factor = self._plain.at(num_reqs) or self._verify.at(num_reqs)
         return float(self.passes.seconds(num_reqs, np.zeros(1), context)[0]) * (factor.value if factor else 1.0)
 
     def verify_s(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
-        """Time of rounds behind a draft, arguments and result as those of `PassCurve.seconds`.
-
-        The draft itself is left out.
-        """
+        """Predicted seconds of rounds behind a draft, without the draft; arguments and result as for
+        `PassCurve.seconds`."""
         factor = self._verify.at(num_reqs)
         return self.passes.seconds(num_reqs, num_extra, context) * (factor.value if factor else 1.0)
 
     def text_s(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
-        """Time of rounds over trees that nobody is asked for; as `verify_s`."""
+        """Predicted seconds of rounds over trees built from earlier text, without the drafter; as `verify_s`."""
         factor = self._text.at(num_reqs) or self._plain.at(num_reqs) or self._verify.at(num_reqs)
         return self.passes.seconds(num_reqs, num_extra, context) * (factor.value if factor else 1.0)
 
     def draft_s(self, num_reqs: int, levels: np.ndarray, context: float) -> np.ndarray:
-        """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
+        """Predicted wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
         factor = self._draft.at(num_reqs)
         return self.drafts.seconds(num_reqs, levels, context) * (factor.value if factor else 1.0)
 
     def doubt(self, num_reqs: int) -> float:
-        """Standard error of what a draft's round takes over a plain one, as a share of it."""
+        """Standard error of the ratio between drafted and plain rounds, relative to the ratio."""
         seen = (factors.at(num_reqs) for factors in (self._plain, self._verify))
         return math.hypot(*(0.0 if factor is None else factor.doubt for factor in seen))
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
-        """Seconds at a short context of a plain round, a draft and its round, by requests.
+        """Predicted seconds at a short context of a plain round, a draft and its verification, by number of requests.
 
         Args:
-            levels: of the draft.
-            num_nodes: of each tree that is verified, its root included.
+            levels: levels of the draft.
+            num_nodes: nodes of each verified tree, its root included.
         """
         sizes = [2**power for power in range(self.drafts.num_reqs[-1].bit_length())]
         return {
@@ -206,10 +207,10 @@ class RoundCosts:
         }
 
     def observe(self, took: RoundTook) -> None:
-        """Correct the predictions by a round.
+        """Corrects the predictions with a measured round.
 
-        Plain rounds count behind plain rounds alone, and where no draft is asked for beside them: caches and cores are
-        the drafter's otherwise. Behind others than drafted rounds a draft takes their context in first, and does not
+        A plain round counts only behind a plain round and if no draft was requested during it, because otherwise the
+        drafter uses caches and cores. A draft behind a round of another kind must first process context, and does not
         count either.
         """
         draft = took.draft

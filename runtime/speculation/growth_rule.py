@@ -1,4 +1,4 @@
-"""When a drafter stops to grow a tree: the policy's numbers, applied where the levels are made."""
+"""Rule by which a drafter stops growing a tree, evaluated after each level."""
 
 import numpy as np
 
@@ -7,25 +7,25 @@ from wingbeat.runtime.speculation.policy import GrowthLimits
 
 
 class GrowthRule:
-    """Whether to grow another level of the trees of one draft.
+    """Decides whether another level of one draft's trees is worth its cost.
 
     Args:
-        growth: where they stop.
-        table: [num_reqs, NUM_BINS]: each request's row of `Acceptance.table`.
+        growth: limits from the policy.
+        table: [num_reqs, NUM_BINS]: row of `Acceptance.table` for each request.
     """
 
     def __init__(self, growth: GrowthLimits, table: np.ndarray) -> None:
         self.growth = growth
         self.table = table
         self._paths = np.ones((len(table), 1))
-        """P(it and its ancestors are accepted), of the nodes that are expanded next."""
+        """P(node and its ancestors are accepted), for the nodes that are expanded next."""
 
     def pays(self, log_probs: np.ndarray, chosen: np.ndarray) -> bool:
-        """Whether another level is worth its time; asked at every depth, from 1 on.
+        """Whether another level is worth its cost; called at every depth, from 1 on.
 
         Args:
-            log_probs: of the candidates [num_reqs, frontier, top_k], given their parents.
-            chosen: int64 [num_reqs, kept]: which of a request's candidates are expanded next.
+            log_probs: [num_reqs, frontier, top_k]: candidates' log-probabilities, conditional on their parents.
+            chosen: int64 [num_reqs, kept]: candidates of each request that are expanded next.
         """
         paths = self._paths[:, :, None] * given_parent(self.table, log_probs)
         self._paths = along_rows(paths.reshape(len(paths), -1), chosen)

@@ -1,9 +1,9 @@
-"""How much to speculate: each round takes the tree with the most expected tokens per second.
+"""Speculation policy: each round takes the tree shape with the most expected tokens per second.
 
-    tokens(levels, nodes)  = sequences + expected accepted nodes, of the best `nodes` of trees of `levels` levels
-    seconds(levels, nodes) = what drafting and verifying them takes
+    tokens(levels, nodes)  = sequences + expected accepted nodes, for the best `nodes` nodes of trees of `levels` levels
+    seconds(levels, nodes) = predicted time to draft and verify these trees
 
-Plain decoding is one of the choices: no levels. Decisions never change what is generated, only its speed.
+Plain decoding is the choice with 0 levels. Decisions change the speed of generation, never its result.
 """
 
 from dataclasses import dataclass, field
@@ -16,91 +16,93 @@ from wingbeat.runtime.speculation.acceptance import FORGET_ROUNDS, DraftedTrees,
 from wingbeat.runtime.speculation.curves import FADE, RoundCosts
 
 HOLD = 8
-"""Rounds that a plan holds at one load, and until the first probe."""
+"""Rounds for which a decision holds at unchanged load, and rounds until the first probe."""
 PROBE_ROUNDS = 3
-"""Rounds in a row that try plain decoding, since the first of them shows little; one less for drafts."""
+"""Consecutive rounds that try plain decoding, as the first of them shows little; probes of drafts take one round
+less."""
 RAREST_PROBE = FORGET_ROUNDS // 4
-"""Rounds at most until the next probe: several come before evidence has faded."""
+"""Most rounds between probes, so that several probes happen before evidence has decayed."""
 PROBE_LOSS = 0.01
-"""Share of the time that probes may cost."""
+"""Largest share of time that probes may cost."""
 DOUBTS = 2.0
-"""Standard errors of the gain over plain decoding by which drafts are chosen: of many guesses the best is one too high,
-and a drafter slows the plain rounds that it follows. An average is known no better than by the share that fades."""
+"""Minimum gain over plain decoding, in standard errors, at which drafts are chosen: the best of many noisy estimates is
+biased upwards, and a drafter slows the plain rounds that follow its drafts. The standard error is taken to be at least
+`FADE`, the weight of a single observation in an average."""
 
 
 class Reason(StrEnum):
-    """Why a round is drafted or not."""
+    """Reason for which a round is or is not drafted."""
 
     IDLE = "idle"
-    """Nobody can be drafted for."""
+    """No sequence can be drafted for."""
     PLAIN = "plain"
     """Plain decoding is faster."""
     TEXT = "text"
-    """Trees made of earlier text are worth more than a draft, and nobody is drafted for."""
+    """Trees built from earlier text gain more than a draft, so no draft is requested."""
     SPECULATE = "speculate"
     PROBE_PLAIN = "probe_plain"
-    """Plain for some rounds, to see what that takes: half of every decision."""
+    """Plain for some rounds to measure their cost, which every decision depends on."""
     PROBE_DRAFT = "probe_draft"
-    """Drafted for some rounds, or nothing would ever show that it pays."""
+    """Drafted for some rounds, because otherwise nothing could show that drafts pay."""
     FORCED = "forced"
-    """Plain decoding would be chosen, and requests ask for drafts all the same: those are drafted for, nobody else."""
+    """Plain decoding would be chosen, but some requests demand drafts; only these are drafted for."""
 
 
 class GrowthLimits(NamedTuple):
-    """Where a drafter that can look at its levels stops: grow on while sum(max(path - price, 0)) > min_reach."""
+    """Limits for a drafter that can stop after any level: it continues while sum(max(path - price, 0)) > min_reach."""
 
     min_reach: float
-    """What one more level takes, in tokens by the parents' probability."""
+    """Cost of one more level, in probability mass of its parents."""
     price: float
-    """What verifying one more node takes, likewise."""
+    """Cost of verifying one more node, in the same unit."""
 
 
 class DraftPlan(NamedTuple):
-    """What the next draft may do."""
+    """Limits of the next draft."""
 
     levels: int
-    """Most levels to grow; 0 asks for no trees."""
+    """Most levels to grow; 0 requests no trees."""
     reason: str
     num_nodes: int | None = None
-    """Nodes of each tree to verify, its root included, where that is decided beforehand."""
+    """Nodes of each tree to verify, its root included, where the number is decided before drafting; else None."""
     growth: GrowthLimits | None = None
     """None grows every level."""
 
 
 @dataclass
 class PolicyStats:
-    """What was decided, and why."""
+    """Statistics of the policy's decisions."""
 
     decisions: dict[str, int] = field(default_factory=dict)
     """Rounds by reason."""
     levels: int = 0
-    """Of the latest decision."""
+    """Levels of the latest decision."""
     expected_speedup: float = 1.0
-    """Predicted token rate of the latest decision over plain decoding's."""
+    """Predicted token rate of the latest decision relative to plain decoding."""
     expected_accepted: float = 0.0
-    """By the calibrated probabilities; equal to `num_accepted` where they are right."""
+    """Accepted nodes predicted by the calibrated probabilities; equals `num_accepted` if the calibration is right."""
     num_accepted: int = 0
     break_even: float | None = None
-    """Tokens per draft, the bonus token included, at which the best draft at the latest load would be as fast as plain
+    """Tokens per draft, bonus token included, at which the best draft at the latest load would be as fast as plain
     decoding; None before the first decision."""
     costs_s: dict[str, dict[int, float]] = field(default_factory=dict)
-    """By phase and requests, `RoundCosts.by_batch` of whole trees."""
+    """Predicted seconds by phase and number of requests, from `RoundCosts.by_batch` for whole trees."""
 
 
 class TextWorth:
-    """What a token is worth in rounds over trees made of earlier text alone."""
+    """Measured seconds per token in rounds over trees built from earlier text alone."""
 
     def __init__(self) -> None:
         self._seconds = self._tokens = 0.0
         self._num_bare = 0
-        """Rounds in a row that verified no node."""
+        """Consecutive rounds that verified no drafted node."""
 
     def token_s(self, plain_s: float) -> float | None:
-        """Seconds that a token takes there, or in plain decoding where that is less; None where costs may be wrong, as
-        no round has shown for long, or nothing is known.
+        """Seconds per token in such rounds, or in plain decoding if that is less. None requests a trial: nothing is
+        known, or the last `HOLD` rounds verified no node, so that the cost may be outdated.
 
         Args:
-            plain_s: in plain decoding; 0 where that is not known.
+            plain_s: seconds per token in plain decoding; 0 if unknown.
         """
         if self._num_bare >= HOLD or not (plain_s or self._tokens):
             return None
@@ -109,25 +111,25 @@ class TextWorth:
 
     @property
     def measured_s(self) -> float:
-        """Seconds that a token took in the latest rounds; 0 before there were some."""
+        """Average seconds per token of the latest rounds; 0 before the first round."""
         return self._seconds / self._tokens if self._tokens else 0.0
 
     def observe(self, seconds: float, num_tokens: int, num_extra: int) -> None:
-        """Note a round."""
+        """Adds a round."""
         self._num_bare = 0 if num_extra else self._num_bare + 1
         self._seconds += FADE * (seconds - self._seconds) if self._tokens else seconds
         self._tokens += FADE * (num_tokens - self._tokens) if self._tokens else num_tokens
 
 
 class SpeculationPolicy:
-    """Decides for one engine. Host arithmetic only; every input is a handful of small arrays.
+    """Decides the drafts of one engine, by arithmetic on a few small arrays on the host.
 
     Args:
-        costs: predicts rounds.
-        max_levels: the drafter can grow.
-        num_nodes: of a full tree, the root included.
-        widths: nodes per tree that a round can verify where its shape is captured, the root included, ascending; None
-            where any node can be left out once the trees are there, and the drafter can be told when to stop.
+        costs: predicts the duration of rounds.
+        max_levels: most levels that the drafter can grow.
+        num_nodes: nodes of a full tree, the root included.
+        widths: nodes per tree, the root included, that captured rounds can verify, ascending; None if any number of
+            nodes can be verified and the drafter accepts growth limits.
     """
 
     def __init__(
@@ -136,40 +138,41 @@ class SpeculationPolicy:
         self.costs = costs
         self.max_levels, self.num_nodes, self.widths = max_levels, num_nodes, widths
         self._nodes = np.arange(num_nodes) if widths is None else np.array(widths) - 1
-        """Drafted nodes of a tree that may be verified."""
+        """Numbers of drafted nodes that may be verified per tree."""
         prior = float(prior_table()[0].mean())
         reached = np.append(0.0, prior ** np.arange(1, num_nodes)).cumsum()
         levels, nodes = np.ogrid[: max_levels + 1, :num_nodes]
         self._gain = reached[np.minimum(levels, nodes)]
-        """[levels, nodes]: expected accepted nodes per drafted sequence, of the best `nodes` of its first `levels`."""
+        """[levels, nodes]: expected accepted nodes per drafted sequence, of the best `nodes` nodes of its first
+        `levels` levels."""
         self._grown = np.arange(max_levels + 1.0)
-        """[levels]: that are grown where so many may be."""
+        """[levels]: average number of levels grown where that many are allowed."""
         self._onward = prior
-        """Probability mass of a level over that of the level before."""
+        """Average ratio between the probability mass of a level and that of the level before."""
         self._num_observed = 0
         self._until_probe = HOLD
         self._probe_every: dict[int, int] = {}
-        """Rounds between probes, by power of two of the requests."""
+        """Rounds between probes, by bit length of the number of requests."""
         self._most_every = HOLD
         self._probe_left = 0
-        """Rounds that the probe goes on for."""
+        """Rounds for which the current probe continues."""
         self._load: tuple[int, int, int] | None = None
         self._held = 0
         self._now = DraftPlan(0, Reason.IDLE)
         self._drafted = DraftPlan(max_levels, Reason.SPECULATE, widths[-1] if widths else None)
-        """The best draft at the latest load."""
+        """Best draft at the latest load."""
         self._best = max_levels, num_nodes - 1
-        """Levels and drafted nodes of that."""
+        """Levels and drafted nodes of the best draft."""
         self._slower: dict[tuple[int, int], float] = {}
-        """By requests, and those drafted for: see `slow_down`; since the latest decision, as the next."""
+        """Cache of `slow_down` since the latest decision, by requests and drafting requests."""
         self._node_prices: dict[int, float] = {}
         self._token_s = 0.0, 0.0
-        """Worth of a token: its seconds in plain decoding, and by the best draft; 0 before the first decision."""
+        """Seconds per token in plain decoding, and by the best draft; 0 before the first decision."""
         self._break_even: float | None = None
         self.pays = True
-        """Whether drafts for all who could be drafted for are the best choice; so they may be, until one was made."""
+        """Whether drafting for all eligible requests is the best choice; True before the first decision."""
         self._prices: dict[tuple[int, int, str], np.ndarray] = {}
-        """The latest ones by load, as long as a plan holds."""
+        """Cache of the latest `prices`, by load; valid as long as the plan holds."""
         self._text = TextWorth()
         self._decisions: dict[str, int] = {}
 
@@ -182,16 +185,16 @@ class SpeculationPolicy:
         num_unfollowed: int = 0,
         num_rounds: int = 1,
     ) -> DraftPlan:
-        """Decide the next draft.
+        """Decides the next draft.
 
         Args:
             num_reqs: sequences decoding in the next round.
-            num_drafting: those among them that may be drafted for.
+            num_drafting: sequences among these that may be drafted for.
             mean_context: tokens of context per sequence.
-            forced: some of those ask for drafts, pay they or not. What is held and probed does not change by it.
-            num_unfollowed: sequences that could be drafted for if the drafter had their context. While there are such,
-                drafts are probes; `pays` says whether drafts for all would be better.
-            num_rounds: that have passed since the latest decision.
+            forced: whether some of these demand drafts even at a loss. Held decisions and probes are not affected.
+            num_unfollowed: sequences that could be drafted for if the drafter had their context. While there are any,
+                only probes are drafted; `pays` is then whether drafting for all would be better.
+            num_rounds: rounds since the latest call.
         """
         plan = self._now = self._plan(num_reqs, num_drafting, mean_context, num_unfollowed, num_rounds)
         if forced and not plan.levels:
@@ -211,7 +214,7 @@ class SpeculationPolicy:
             self._probe_left -= 1
             return self._now
         self._until_probe -= num_rounds
-        if self._until_probe <= 0 and num_drafting:  # a probe waits for somebody to draft for
+        if self._until_probe <= 0 and num_drafting:  # a probe needs a sequence to draft for
             return self._probe(num_reqs.bit_length())
         self._held += num_rounds
         load = (num_reqs, num_drafting, num_unfollowed)
@@ -223,9 +226,10 @@ class SpeculationPolicy:
         return self._drafted if self.pays and not num_unfollowed else DraftPlan(0, Reason.PLAIN)
 
     def _probe(self, load: int) -> DraftPlan:
-        """Begin to try what is not chosen: plain decoding, or the best draft.
+        """Begins a probe of the alternative that is not chosen: plain decoding, or the best draft.
 
-        What a captured round takes is not seen, so that while drafts are chosen a whole tree is tried there.
+        In engines with captured rounds the duration of passes is not measured, so while drafts are chosen the probe is
+        a whole tree.
         """
         every = self._probe_every[load] = min(2 * self._probe_every.get(load, HOLD), self._most_every)
         self._until_probe, self._load, self._probe_left = every, None, 0
@@ -238,7 +242,7 @@ class SpeculationPolicy:
         return DraftPlan(0, Reason.PROBE_PLAIN)
 
     def _decide(self, num_reqs: int, num_drafting: int, mean_context: float) -> None:
-        """The best draft for these, and whether it is better than plain decoding."""
+        """Finds the best draft at this load, and whether it beats plain decoding."""
         rates = self.rates(num_reqs, num_drafting, mean_context)
         levels, column = divmod(int(rates[1:].argmax()), rates.shape[1])
         levels += 1
@@ -249,24 +253,25 @@ class SpeculationPolicy:
         self._prices.clear()
         self._slower.clear()
         self._node_prices.clear()
-        # Rounds that a probe loses: its tokens, at the difference of the seconds that a token takes.
+        # `lost`: rounds' worth of time that one probe round wastes, from the tokens of a round and the difference in
+        # seconds per token.
         tokens = 1.0 + num_drafting / num_reqs * float(self._gain[levels, self._nodes[column]])
-        # The draft's seconds, in tokens of plain decoding, less the tokens that come without drafts.
+        # Seconds of the draft's round in tokens of plain decoding, less the tokens that come without drafts.
         self._break_even = 1.0 + (plain / drafted * tokens - 1.0) * num_reqs / num_drafting
         lost = (plain / drafted - 1.0) * tokens if not self.pays else (drafted / plain - 1.0) / tokens
         self._most_every = int(min(max(PROBE_ROUNDS * lost / PROBE_LOSS, 8 * HOLD), RAREST_PROBE))
         if self.widths is not None:
             self._drafted = DraftPlan(levels, Reason.SPECULATE, self.widths[column])
-        else:  # the growth rule ends drafts early, so all levels are allowed
+        else:  # the growth rule stops drafts early, so all levels are allowed
             growth = self._growth(num_reqs, num_drafting, mean_context)
             self._drafted = DraftPlan(self.max_levels, Reason.SPECULATE, None, growth)
 
     def rates(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
-        """Predicted tokens per second, float64 [levels, nodes verified]: row 0 is plain decoding.
+        """Predicted tokens per second, float64 [levels, nodes verified]; row 0 is plain decoding.
 
-        Columns are `widths` where there are such, else 0, 1, .. drafted nodes per tree.
+        Columns are `widths` if given, else 0, 1, .. drafted nodes per tree.
         """
-        # Where shapes are captured every sequence takes the rows of a tree.
+        # Captured shapes give every sequence the rows of a whole tree.
         verified = (num_drafting if self.widths is None else num_reqs) * self._nodes
         tokens = num_reqs + num_drafting * self._gain[:, self._nodes]
         draft_s = self.costs.draft_s(num_drafting, self._grown, mean_context)
@@ -275,17 +280,18 @@ class SpeculationPolicy:
         return tokens / seconds
 
     def _growth(self, num_reqs: int, num_drafting: int, mean_context: float) -> GrowthLimits:
-        """One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less."""
+        """Growth limits from the cost of one more level: a level that does not pay leads only to deeper levels that pay
+        less."""
         level_s = np.diff(self.costs.draft_s(num_drafting, np.array([0, 1]), mean_context))
         nodes = np.array([1, 2, max(self.num_nodes - 1, 2)])
         verify_s = self.costs.verify_s(num_reqs, nodes * num_drafting, mean_context)
-        # Passes take longer by steps: a step at the first nodes says little of those behind it.
+        # The duration of passes grows in steps: a step at the first nodes does not predict the cost of later nodes.
         node_s = min((verify_s[1:] - verify_s[0]) / (nodes[1:] - 1)) / num_drafting
-        worth_s = self._token_s[1] * self._onward  # of a parent's probability
+        worth_s = self._token_s[1] * self._onward  # seconds' worth of one unit of a parent's probability
         return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s), 0.0) / worth_s)
 
     def slow_down(self, num_reqs: int, num_drafting: int, mean_context: float) -> float:
-        """Time of a round behind the best draft, over that of the same round behind none."""
+        """Duration of a round with the best draft, relative to the same round with its draft already available."""
         key = num_reqs, num_drafting
         if key not in self._slower:
             levels, nodes = self._best
@@ -295,22 +301,23 @@ class SpeculationPolicy:
         return self._slower[key]
 
     def text_prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
-        """As `prices`, of a pass over trees made of earlier text alone; None takes all nodes, to see what it takes."""
+        """Prices as in `prices`, for a pass over trees built from earlier text alone; None verifies all nodes to
+        measure their cost."""
         token_s = self._text.token_s(self._token_s[0])
         return None if token_s is None else self.costs.text_s(num_reqs, np.arange(most + 1), mean_context) / token_s
 
     def saw_text(self, seconds: float, num_tokens: int, num_extra: int) -> None:
-        """Note a round that `text_prices` was asked of: tokens that it emitted, and drafted nodes that it verified."""
+        """Records a round for which `text_prices` was called: tokens emitted, and drafted nodes verified."""
         self._text.observe(seconds, num_tokens, num_extra)
 
     def made_of_text(self) -> DraftPlan:
-        """Note a round that nothing is drafted for, because earlier text is worth more."""
+        """Records a round without a draft because trees of earlier text gain more, and returns its plan."""
         self._until_probe -= 1
         self._decisions[str(Reason.TEXT)] = self._decisions.get(str(Reason.TEXT), 0) + 1
         return DraftPlan(0, Reason.TEXT)
 
     def node_price(self, num_reqs: int, mean_context: float) -> float:
-        """Tokens that the time of verifying one more node is worth, where trees are full; 0 before a decision."""
+        """Cost of verifying one more node in full trees, in tokens; 0 before the first decision."""
         if num_reqs not in self._node_prices:
             nodes = num_reqs * (self.num_nodes - 1)
             bare_s, full_s = self.costs.verify_s(num_reqs, np.array([0, nodes]), mean_context)
@@ -320,32 +327,33 @@ class SpeculationPolicy:
 
     @property
     def text_pays(self) -> bool:
-        """Whether a token took less in rounds made of text than it would by the best other choice, as far as known."""
+        """Whether rounds over text have taken fewer seconds per token than the best alternative would, as far as
+        known."""
         plain_s, drafted_s = self._token_s
         return self._text.measured_s <= (min(plain_s, drafted_s) if self.pays else plain_s) or not plain_s
 
     @property
     def is_probing(self) -> bool:
-        """Whether the next plan goes on with a probe."""
+        """Whether the next plan continues a probe."""
         return self._probe_left > 0
 
     @property
     def probe_is_due(self) -> bool:
-        """Whether the next plan tries what is not chosen."""
+        """Whether the next plan begins a probe."""
         return self._until_probe <= 1
 
     def overdue(self) -> bool:
-        """Whether a probe has waited too long for somebody to draft for; told so, it waits anew."""
+        """Whether a probe has waited too long for a sequence to draft for; if so, the wait starts again."""
         if self._until_probe > -4 * RAREST_PROBE:
             return False
         self._until_probe = 0
         return True
 
     def prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
-        """What a pass behind a draft is worth in tokens, with 0, 1, .. `most` drafted nodes: float64 [most + 1].
+        """Cost in tokens of a pass behind a draft with 0, 1, .. `most` drafted nodes: float64 [most + 1].
 
-        None before the first decision. What the trees have cost so far is spent. Of a probe the likeliest nodes, as
-        many as there are requests, are free: what is never verified is never seen to be right.
+        None before the first decision. The cost of drafting the trees is not included, as it is spent. In a probe as
+        many nodes as there are requests are free: a node that is never verified would never be observed to be right.
         """
         token_s, key = self._token_s[bool(self._now.levels)], (num_reqs, most, self._now.reason)
         if not token_s:
@@ -358,11 +366,11 @@ class SpeculationPolicy:
         return self._prices[key]
 
     def observe(self, path: np.ndarray, trees: DraftedTrees, levels: int) -> None:
-        """Update the profile that the next decisions rest on.
+        """Updates the expected gain of levels and nodes from drafted trees.
 
         Args:
-            path: path probabilities of trees that were asked for, before pruning.
-            levels: of the plan they were grown by.
+            path: path probabilities of requested trees, before pruning.
+            levels: levels of the plan by which the trees were grown.
         """
         num_trees, width = path.shape
         deepest = int(np.where(trees.real, trees.depths, 0).max(initial=0))
@@ -382,16 +390,16 @@ class SpeculationPolicy:
                 else:
                     ranked = -np.sort(-reached, axis=1).mean(axis=0)
                 gain = np.append(0.0, ranked.cumsum())[np.minimum(np.arange(self.num_nodes), width)]
-            elif limit <= levels:  # growth had stopped
+            elif limit <= levels:  # growth stopped before this level
                 gain = last
-            else:  # not asked for: more levels bring less and less, and no node is likelier than the best one
+            else:  # not requested: further levels gain less and less, and no node is likelier than the best one
                 gain = np.minimum(last + self._onward * (last - before), np.arange(self.num_nodes) * last[1])
             before, last = last, gain
             self._gain[limit] += weight * (gain - self._gain[limit])
             self._grown[limit] += weight * ((limit if limit > levels else min(limit, deepest)) - self._grown[limit])
 
     def stats(self, expected_accepted: float, num_accepted: int) -> PolicyStats:
-        """Decisions so far."""
+        """Statistics of the decisions so far."""
         return PolicyStats(
             decisions=dict(self._decisions),
             levels=self._now.levels,

@@ -1,1 +1,2 @@
-"""One verifier over several processes: each rank holds a part of every weight, and runs what rank 0 runs."""
+"""Tensor parallelism: one verifier over several processes; each rank holds a part of every weight and runs rank 0's
+passes."""

@@ -1,4 +1,4 @@
-"""Which models can be divided among ranks; read from the configuration alone."""
+"""Checks whether a model can be divided among ranks, from its configuration alone."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,13 @@ _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "
 
 
 def check_divisible(file: ConfigFile, config: "PretrainedConfig", size: int) -> None:
-    """Refuse what would not be divided, or not evenly.
+    """Refuses models that cannot be divided, or not evenly.
 
     Args:
-        config: what `load_config` made of the file.
+        config: result of `load_config` for the file.
 
     Raises:
-        ValueError: one line that names the setting, and what of the model is in its way.
+        ValueError: one line that names the setting and the property of the model that conflicts with it.
     """
     text, setting = config.get_text_config(), f"tensor_parallel_size is {size}"
     if file.quantization is not None:
@@ -31,7 +31,7 @@ def check_divisible(file: ConfigFile, config: "PretrainedConfig", size: int) -> 
 
 
 def check_sizes(fields: Mapping[str, Any], model: str, size: int) -> None:
-    """Refuse ranks that do not divide the sizes of a model, as far as its fields tell; loads nothing.
+    """Refuses a number of ranks that does not divide the sizes of a model, as far as its fields show; loads nothing.
 
     Raises:
         ValueError: names the setting and the size.

@@ -1,4 +1,4 @@
-"""The other ranks: no scheduler, no requests and no drafter, just the passes that rank 0 tells of."""
+"""Ranks other than 0: run the forward passes announced by rank 0, without scheduler, requests and drafter."""
 
 from functools import cached_property
 from pathlib import Path
@@ -29,15 +29,15 @@ def follow(
     limits: EngineConfig,
     graph_device: GraphDevice | None = None,
 ) -> None:
-    """Load a rank's part of a model and run what rank 0 runs, until it ends.
+    """Loads a rank's part of a model and runs rank 0's passes until rank 0 ends.
 
     Args:
-        limits: those that rank 0 has.
-        graph_device: captures this rank's part of rounds in place of CUDA.
+        limits: limits of rank 0's engine.
+        graph_device: captures this rank's part of rounds; None uses CUDA.
 
     Raises:
         ValueError: as `load_shard`; or an adapter's files have changed since rank 0 read them.
-        BackendLost: rank 0 or another one is gone.
+        BackendLost: rank 0 or another rank is gone.
     """
     ranks = Ranks(group, rank, device)
     try:
@@ -47,7 +47,7 @@ def follow(
 
 
 class Follower:
-    """One rank's part of the model, and of the keys and values."""
+    """Part of the model and of the KV cache that one rank holds, and the loop that runs rank 0's messages on them."""
 
     def __init__(self, loaded: LoadedModel, ranks: Ranks, graph_device: GraphDevice | None = None) -> None:
         self._loaded = loaded
@@ -58,7 +58,7 @@ class Follower:
         self._cache: KVCache | None = None
 
     def follow(self) -> None:
-        """Do what rank 0 tells, until it ends; raises as `follow`."""
+        """Carries out rank 0's messages until rank 0 ends; raises as `follow`."""
         try:
             while True:
                 form, numbers = self._ranks.hear()
@@ -66,11 +66,11 @@ class Follower:
                     return
                 self.run(unpack(form, numbers))
         finally:
-            self._forget_graphs()  # before what their sums go through is closed
+            self._forget_graphs()  # before the process group that their collectives use is closed
 
     @torch.inference_mode()
     def run(self, message: RoundMessage) -> None:
-        """Do as a message says; its purpose is rank 0's matter."""
+        """Carries out one message."""
         for from_slots, to_slots in message.moves:
             self._cache.move(from_slots, to_slots)
         columns: dict[type, Any] = {}
@@ -90,17 +90,17 @@ class Follower:
     def _write(self, name: str, value: Tensor | None) -> None:
         if value is None:
             self._weights.finish()
-        elif name in self._weights:  # addends that count once are rank 0's alone
+        elif name in self._weights:  # biases added only once exist on rank 0 alone
             self._weights.write(name, value)
 
     @cached_property
     def _weights(self) -> Any:
-        """This rank's parts of the weights, where rank 0 writes some."""
+        """Parts of the weights that this rank holds; created when rank 0 writes weights."""
         return first("served_weights", self._loaded)
 
     @cached_property
     def _graphs(self) -> FollowingGraphs:
-        """Made where rank 0 captures something."""
+        """Graphs of this rank's parts of rounds; created when rank 0 captures."""
         device = self._graph_device or CudaGraphDevice(self._loaded.device)
         return FollowingGraphs(self._ranks, device, self.run)
 
@@ -110,7 +110,7 @@ class Follower:
 
     def _use(self, pool: PoolShape) -> None:
         self._forget_graphs()
-        self._cache = None  # before the next one needs the room
+        self._cache = None  # frees the memory before the next pool is allocated
         limits = EngineConfig(num_kv_blocks=pool.num_blocks, block_size=pool.block_size, lower_max_model_len=True)
         self._cache = KVCache(self._loaded.layers, limits, self._loaded.dtype, self._loaded.device)
         self._pool = pool

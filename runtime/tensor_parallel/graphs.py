@@ -1,9 +1,9 @@
-"""Captured rounds of several ranks: each has a graph of its own part, and all of them are replayed together.
+"""Captured rounds over several ranks: each rank has a graph of its own part, and all are replayed together.
 
-Collectives are in the graphs. So is what a pass is about: rank 0's graph computes the rows and hands their numbers to
-the others by a broadcast, which theirs begin with. Which tensors these are is learnt in the warm-up, whose messages are
-as of eager passes. Outside of graphs rank 0 says which one is next (`GraphOrder`), so that ranks warm up, capture and
-replay in one order.
+Collectives are inside the graphs, and so are the inputs of a pass: rank 0's graph computes the rows and broadcasts
+their tensors, and the other ranks' graphs begin with receiving them. The number and sizes of these tensors are recorded
+in the warm-up, which sends messages as eager passes do. Outside of graphs rank 0 announces each step (`GraphOrder`), so
+that all ranks warm up, capture and replay in the same order.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ ResultT = TypeVar("ResultT")
 
 
 class LedGraph(NamedTuple):
-    """A graph of rank 0's."""
+    """Graph of rank 0."""
 
     graph: Any
     number: int | None
-    """Number of the others' graphs; None where they have no part in it."""
+    """Number of the other ranks' graphs; None if they take no part."""
 
 
 class LeadingGraphs:
-    """Rank 0's `GraphDevice`.
+    """`GraphDevice` of rank 0, which captures on all ranks.
 
     Args:
         inner: captures rank 0's part.
@@ -43,7 +43,7 @@ class LeadingGraphs:
         self._script: list[Told] = []
 
     def warm_up(self, function: Callable[[], ResultT]) -> ResultT:
-        """See `GraphDevice.warm_up`; the others run what they are told of, as often."""
+        """See `GraphDevice.warm_up`; the other ranks run the messages of each run."""
         self._number += 1
 
         def run() -> ResultT:
@@ -56,10 +56,10 @@ class LeadingGraphs:
         return self._inner.warm_up(run)
 
     def capture(self, function: Callable[[], ResultT], pool: Any) -> tuple[LedGraph, ResultT]:
-        """See `GraphDevice.capture`, of what was warmed up just now.
+        """See `GraphDevice.capture`; captures the function warmed up last.
 
         Raises:
-            RuntimeError: it cannot be captured on a rank, which the line names; of its memory OutOfMemoryError.
+            RuntimeError: a rank cannot capture it; the message names the rank. OutOfMemoryError if memory is the cause.
             BackendLost: another rank is gone.
         """
         if not self._script:
@@ -70,7 +70,7 @@ class LeadingGraphs:
         try:
             with self._telling.captured(self._script):
                 graph, result = self._inner.capture(function, pool)
-        except Exception as error:  # no loss of a rank: nothing is sent in a capture
+        except Exception as error:  # cannot be the loss of a rank: nothing is sent during a capture
             own = first_cause(error)
         problem = self._telling.ranks.agree(own)
         if problem is not None:
@@ -93,10 +93,10 @@ class LeadingGraphs:
 
 
 class FollowingGraphs:
-    """The graphs of another rank.
+    """Graphs of a rank other than 0.
 
     Args:
-        run: does what a message says.
+        run: carries out a message.
     """
 
     def __init__(self, ranks: Ranks, device: GraphDevice, run: Callable[[RoundMessage], None]) -> None:
@@ -106,10 +106,10 @@ class FollowingGraphs:
         self._graphs: dict[int, Any] = {}
 
     def obey(self, order: GraphOrder) -> None:
-        """Take a step together with rank 0.
+        """Carries out a step together with rank 0.
 
         Raises:
-            BackendLost: rank 0 or another one is gone.
+            BackendLost: rank 0 or another rank is gone.
         """
         if order.step == "warm up":
             self._device.warm_up(self._run_once)
@@ -120,11 +120,11 @@ class FollowingGraphs:
                 self._device.replay(self._graphs[order.number])
 
     def forget(self) -> None:
-        """Let go of all graphs: the pool that they read and write is gone."""
+        """Releases all graphs, because the KV pool they use is gone."""
         self._graphs.clear()
 
     def _run_once(self) -> None:
-        """Up to the end of one run of rank 0's."""
+        """Carries out messages up to the end of one warm-up run of rank 0."""
         self._script = []
         while True:
             form, numbers = self._ranks.hear()

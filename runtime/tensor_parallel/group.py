@@ -1,4 +1,4 @@
-"""The ranks of one verifier, and what they do not go with; loads no torch."""
+"""Rank group of one verifier, and the features that tensor parallelism excludes; does not import torch."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ REFUSED = (
     Refusal(Feature.INT8, RANKS, "packed weights are not divided", "leave dtype out"),
     Refusal(Feature.ENGINE_DIR, RANKS, "its engines are not divided", "leave engine_dir out"),
     Refusal(PART_OF_GPU, RANKS, "each rank needs a whole GPU", "use 1"),
-    Refusal(THREADS_TRIED, RANKS, "they would all try them at once", "give a number"),
+    Refusal(THREADS_TRIED, RANKS, "all ranks would try thread counts at once", "give a number"),
     Refusal(
         Feature.OTHER_NODE,
         RANKS,
@@ -31,8 +31,8 @@ REFUSED = (
 
 
 class RankGroup(NamedTuple):
-    """The processes that one verifier is spread over."""
+    """Processes over which one verifier is spread."""
 
     store: Path
-    """A file, not there yet, by which they find each other."""
+    """File by which the processes find each other; must not exist at start."""
     size: int

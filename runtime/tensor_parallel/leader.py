@@ -1,4 +1,4 @@
-"""Rank 0: an engine like any other, whose every pass of the model is told to the other ranks first."""
+"""Rank 0: a regular engine that announces every forward pass of the model to the other ranks."""
 
 import logging
 from dataclasses import replace
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class Leader(Backend):
-    """Tells the others of every pass, whoever asks for it: the engine's rounds, a trial, a measurement.
+    """Announces every forward pass to the other ranks, whoever calls it: the engine's rounds, a trial, a measurement.
 
     Args:
-        loaded: this rank's part; its model's forward is replaced.
+        loaded: this rank's part of the model; its `forward` is replaced.
     """
 
     def __init__(self, loaded: LoadedModel, ranks: Ranks) -> None:
@@ -42,10 +42,10 @@ class Leader(Backend):
     def parts(
         self, loaded: LoadedModel, config: EngineConfig, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]
     ) -> tuple[VerifierModel, KVCache]:
-        """As for every backend.
+        """Model and KV cache, as for every backend.
 
         Raises:
-            ValueError: the drafter asks for keys and values, of which each rank has some heads.
+            ValueError: the drafter reads keys and values, of which each rank has only some heads.
         """
         if kv_layers:
             reads = f"the drafter reads keys and values of layers {list(kv_layers)}"
@@ -54,38 +54,38 @@ class Leader(Backend):
         return VerifierModel(loaded, tap_layers), cache
 
     def graph_device(self, device: GraphDevice) -> GraphDevice:
-        """Device that captures rounds on all ranks."""
+        """Graph device that captures rounds on all ranks."""
         return LeadingGraphs(self.telling, device)
 
     def close(self) -> None:
-        """End the other ranks."""
+        """Ends the other ranks."""
         self.ranks.tell(b"", torch.zeros(0, dtype=torch.uint8))
         self.ranks.close()
 
     def _forward(self, **inputs: Any) -> Any:
-        """The model's forward, on all ranks; raises as `Telling.a_pass`."""
+        """The model's forward on all ranks; raises as `Telling.a_pass`."""
         with self.telling.a_pass(**inputs):
             return self._run(**inputs)
 
 
 class FollowedCache(KVCache):
-    """The engine's keys and values on rank 0; what it moves, the others move."""
+    """KV cache of rank 0; its moves are announced to the other ranks."""
 
     def __init__(self, telling: Telling, loaded: LoadedModel, config: EngineConfig) -> None:
         super().__init__(loaded.layers, config, loaded.dtype, loaded.device)
         self._telling = telling
 
     def own_pools(self) -> None:
-        """None: the other ranks hear of each move."""
+        """None, because the other ranks must be told of every move."""
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """As `KVCache.move`, on all ranks."""
+        """`KVCache.move` on all ranks."""
         super().move(from_slots, to_slots)
         self._telling.moved(from_slots, to_slots)
 
 
 class Led(NamedTuple):
-    """What an engine of rank 0 is built from."""
+    """Components from which the engine on rank 0 is built."""
 
     loaded: LoadedModel
     limits: EngineConfig
@@ -93,10 +93,11 @@ class Led(NamedTuple):
 
 
 def lead(group: RankGroup, path: Path, dtype: torch.dtype, device: torch.device, limits: EngineConfig) -> Led:
-    """Load rank 0's part of a model; the other ranks load theirs at the same time, and follow from then on.
+    """Loads rank 0's part of a model; the other ranks load theirs at the same time and follow from then on.
 
     Raises:
-        ValueError: the limits ask for what ranks do not have, or as `load_shard`; one line that says what to change.
+        ValueError: the limits need a feature that excludes tensor parallelism, or as `load_shard`; one line that names
+            the setting to change.
         BackendLost: another rank failed.
     """
     refuse(limits.asked() | {RANKS: f"tensor_parallel_size is {group.size}"}, REFUSED)

@@ -1,4 +1,4 @@
-"""A verifier over several processes; imports what runs it where there are several."""
+"""Hooks for a verifier over several processes; the implementation is imported on first use."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ refusals = "wingbeat.runtime.tensor_parallel.group:REFUSED"
 
 
 def open_backend(settings: "PairSettings", device: "torch.device") -> "Led | None":
-    """Rank 0's part of a verifier that is spread over processes."""
+    """Loads rank 0's part of a verifier spread over processes; None if the settings name no ranks."""
     if settings.spread is None:
         return None
     from wingbeat.runtime.tensor_parallel.leader import lead

@@ -1,4 +1,4 @@
-"""The ranks of one verifier: how they find each other, and what they do together."""
+"""Process group of one verifier's ranks: rendezvous, messages and collectives."""
 
 import os
 from collections.abc import Iterator
@@ -13,26 +13,26 @@ from wingbeat.runtime.tensor_parallel.group import RankGroup
 from wingbeat.runtime.verifier_errors import BackendLost
 
 JOIN_S = 600.0
-"""For all ranks to be there: each is a process that starts on its own."""
+"""Seconds to wait until all ranks have joined; each is a process that starts on its own."""
 COLLECTIVE_S = 60.0
-"""Within a pass, for a rank that is alive and does not come. One that has died is known at once."""
+"""Seconds to wait within a pass for a rank that is alive; the death of a rank is detected at once."""
 IDLE = timedelta(days=365)
-"""Between two messages of rank 0, which may have nothing to do; its death ends the wait."""
+"""Longest time between two messages of rank 0, which may be idle; its death ends the wait."""
 FRAME_BYTES = 16 << 10
-"""Of a message's first part, whose size everybody knows; what is longer has a second part."""
+"""Fixed size of a message's first part; longer messages have a second part."""
 _LENGTHS_BYTES = 16
 _PROBLEM_BYTES = 512
-"""Characters of a line that says what a rank could not do."""
+"""Bytes of a rank's error line."""
 
 
 class Ranks:
-    """This process as one of them. They are on one node: nothing of theirs is heard outside of it.
+    """Membership of this process in the group. All ranks are on one node and communicate over the loopback interface.
 
     Args:
-        rank: 0 leads.
+        rank: number of this rank; 0 leads.
 
     Raises:
-        BackendLost: the others do not come.
+        BackendLost: the other ranks do not join.
     """
 
     def __init__(self, group: RankGroup, rank: int, device: torch.device) -> None:
@@ -59,18 +59,18 @@ class Ranks:
         return self.rank == 0
 
     def wait_for_all(self) -> None:
-        """Return once every rank is here, however long that takes one of them."""
+        """Waits until every rank calls this, without a time limit."""
         with self.with_others():
             dist.barrier(group=self._messages)
 
     def sum(self, part: Tensor) -> Tensor:
-        """Add up what the ranks have, in place."""
+        """Adds up the ranks' tensors in place."""
         with self.with_others():
             dist.all_reduce(part)
         return part
 
     def gather(self, part: Tensor) -> Tensor:
-        """The ranks' parts [..., n] side by side: [..., size * n]."""
+        """Concatenates the ranks' parts [..., n] to [..., size * n]."""
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self.size)]
         with self.with_others():
@@ -78,16 +78,16 @@ class Ranks:
         return torch.cat(parts, dim=-1)
 
     def share(self, numbers: Tensor) -> Tensor:
-        """Rank 0's numbers, uint8 [n], on every rank, in place: all that a graph is told of what it runs."""
+        """Broadcasts rank 0's bytes, uint8 [n], in place; the only message within a graph."""
         with self.with_others():
             dist.broadcast(numbers, 0)
         return numbers
 
     def agree(self, problem: str | None) -> str | None:
-        """Problem of the first rank that has one with what all have tried, in one line.
+        """Exchanges problems of a common attempt; returns that of the lowest rank that has one, in one line.
 
         Args:
-            problem: this rank's own.
+            problem: this rank's problem; None if it has none.
         """
         said = torch.zeros(_PROBLEM_BYTES, dtype=torch.uint8)
         text = (problem or "").encode()[:_PROBLEM_BYTES]
@@ -100,10 +100,10 @@ class Ranks:
         return next((f"rank {rank}: {line}" for rank, line in enumerate(lines) if line), None)
 
     def tell(self, form: bytes, numbers: Tensor) -> None:
-        """Rank 0: send the others a message; an empty form ends them.
+        """On rank 0: sends a message to the other ranks; an empty form ends them.
 
         Args:
-            numbers: uint8 [n] of this rank's device. Nobody waits for a GPU that computes them.
+            numbers: uint8 [n] on this rank's device; the host does not wait for a GPU that computes them.
         """
         lengths = torch.tensor([len(form), len(numbers)])
         told = torch.frombuffer(bytearray(lengths.numpy().tobytes() + form), dtype=torch.uint8)
@@ -118,7 +118,7 @@ class Ranks:
                 dist.broadcast(numbers, 0)
 
     def hear(self) -> tuple[bytes, Tensor]:
-        """The others: wait for rank 0's next message."""
+        """On other ranks: waits for rank 0's next message."""
         body, on_gpu = torch.empty(FRAME_BYTES, dtype=torch.uint8), self.device.type == "cuda"
         with self.with_others():
             dist.broadcast(body, 0, group=self._messages)
@@ -129,25 +129,26 @@ class Ranks:
                 rest = torch.empty(end - FRAME_BYTES, dtype=torch.uint8)
                 dist.broadcast(rest, 0, group=self._messages)
                 body = torch.cat([body, rest])
-            numbers = body[begin:end].clone()  # at the alignment that tensors ask for
+            numbers = body[begin:end].clone()  # aligned as tensors require
             if on_gpu and num_numbers:
                 numbers = torch.empty(num_numbers, dtype=torch.uint8, device=self.device)
                 dist.broadcast(numbers, 0)
         return body[_LENGTHS_BYTES:begin].numpy().tobytes(), numbers
 
     def _send(self, part: Tensor) -> None:
-        """Wait only so long for a rank that is alive and does not take it: it was stopped before it listened."""
+        """Broadcasts a part of a message; the time limit catches a rank that is alive but stopped before it
+        received."""
         dist.broadcast(part, 0, group=self._messages, async_op=True).wait(timedelta(seconds=COLLECTIVE_S))
 
     def close(self) -> None:
-        """Leave the others."""
+        """Leaves the process group."""
         dist.destroy_process_group()
 
     @contextmanager
     def with_others(self) -> Iterator[None]:
-        """Context manager in which what fails is the loss of another rank; raises BackendLost."""
+        """Context manager that turns RuntimeError into BackendLost: a failure within is the loss of another rank."""
         try:
             yield
         except RuntimeError as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise BackendLost(f"rank {self.rank} of {self.size} has lost another one: {lines[0]}") from error
+            raise BackendLost(f"rank {self.rank} of {self.size} has lost another rank: {lines[0]}") from error

@@ -1,4 +1,4 @@
-"""Messages of rank 0 to the others: all that it passes to the model, but keys and values, or a step of a graph."""
+"""Messages from rank 0 to the other ranks: inputs of a forward pass without the KV cache, or a step of a graph."""
 
 import io
 import pickle
@@ -10,11 +10,11 @@ from torch import Tensor
 from wingbeat.runtime.round.rows import Rows, Segment
 
 _ALIGNED = 16
-"""Bytes that each tensor's place is a multiple of."""
+"""Alignment of each tensor among the packed bytes."""
 
 
 class PoolShape(NamedTuple):
-    """The KV pool of a pass. A rank has one at a time, and makes another when the number changes."""
+    """KV pool of a pass. A rank has one pool at a time and allocates another when the number changes."""
 
     number: int
     num_blocks: int
@@ -22,33 +22,34 @@ class PoolShape(NamedTuple):
 
 
 class GraphOrder(NamedTuple):
-    """A step of a graph, which every rank has its own of."""
+    """Step of a graph, carried out by every rank on its own graph."""
 
     step: Literal["warm up", "run ended", "capture", "replay"]
-    """After `warm up`, messages up to each `run ended` are what the graph is to hold, and are run as they come."""
+    """After `warm up`, the messages up to each `run ended` are the content of the graph, and are carried out as they
+    arrive."""
     number: int
-    """Number of the graph: of one stage at one bucket of rank 0's."""
+    """Number of the graph, for one stage of rank 0 at one bucket."""
 
 
 class RoundMessage(NamedTuple):
-    """A forward pass, or moves alone, or a step of a graph."""
+    """Message with a forward pass, with moves alone, with a step of a graph, or with a weight."""
 
     pool: PoolShape | None
     moves: tuple[tuple[Tensor, Tensor], ...]
-    """Slots from which, and to which, keys and values have moved since the message before."""
+    """Pool slots from which and to which KV has moved since the previous message."""
     parts: tuple[tuple[str, Any], ...] = ()
     """Messages of the model's parts about the pass, by name: see `ModelPart.tell`."""
     observed: Tensor | None = None
-    """int64 [num_seqs, length]: whole sequences, without keys and values."""
+    """int64 [num_seqs, length]: token ids of a pass over whole sequences without a KV cache."""
     rows: Rows | None = None
-    """Without caches, what features add, and what is entered around a pass."""
+    """Rows of the pass, without caches, columns and context managers of features."""
     order: GraphOrder | None = None
     written: tuple[str, Tensor | None] | None = None
-    """A weight's name and its numbers, of which each rank takes its part; an empty name behind the last one."""
+    """Name and value of a whole weight, of which each rank writes its part; an empty name after the last weight."""
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies among the numbers."""
+    """Location of a tensor among the packed bytes."""
 
     offset: int
     dtype: str
@@ -56,11 +57,11 @@ class _Place(NamedTuple):
 
 
 _KNOWN = {(kind.__module__, kind.__qualname__): kind for kind in (RoundMessage, PoolShape, GraphOrder, Rows, Segment)}
-"""All that a message is made of beside numbers, tuples and dicts."""
+"""Classes that a message may contain beside numbers, tuples and dicts."""
 
 
 class _Packer(pickle.Pickler):
-    """Pickles everything but the tensors, which it lays side by side."""
+    """Pickles everything but tensors, whose bytes it collects in one buffer."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -84,7 +85,7 @@ class _Unpacker(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type:
         if (module, name) not in _KNOWN:
-            raise pickle.UnpicklingError(f"a message of rank 0 has no place for {module}.{name}")
+            raise pickle.UnpicklingError(f"a message of rank 0 must not contain {module}.{name}")
         return _KNOWN[module, name]
 
     def persistent_load(self, place: tuple) -> Tensor:
@@ -96,7 +97,8 @@ class _Unpacker(pickle.Unpickler):
 
 
 def pack(message: RoundMessage) -> tuple[bytes, Tensor]:
-    """Its form, and the numbers of all its tensors: uint8 [n] on their device; on the host where there is none."""
+    """Splits a message into its pickled form and the bytes of its tensors: uint8 [n] on their device, on the host if
+    there are none."""
     file = io.BytesIO()
     packer = _Packer(file)
     packer.dump(message)
@@ -104,9 +106,9 @@ def pack(message: RoundMessage) -> tuple[bytes, Tensor]:
 
 
 def unpack(form: bytes, numbers: Tensor) -> RoundMessage:
-    """The way back.
+    """Restores a packed message.
 
     Raises:
-        pickle.UnpicklingError: the form names what is no part of a message.
+        pickle.UnpicklingError: the form names a class that messages do not contain.
     """
     return _Unpacker(io.BytesIO(form), numbers).load()

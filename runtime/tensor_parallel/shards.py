@@ -1,7 +1,7 @@
-"""A rank's part of a model: transformers' plan says which part of which weight, and where the ranks add up.
+"""Loads a rank's part of a model: transformers' plan defines how weights are divided and where ranks add up.
 
-transformers reads the parts from the checkpoint and keeps them as distributed tensors. For inference a part is a plain
-tensor: layers then run as those of a whole model do, and the plan's sums are hooks (Megatron-LM, arXiv 1909.08053).
+transformers reads the parts from the checkpoint as distributed tensors. For inference these become plain tensors, so
+that layers run as in a whole model, and the plan's sums become hooks (Megatron-LM, arXiv 1909.08053).
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
 def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfig) -> LoadedModel:
-    """`load_model` on every rank at once: each pass of the trial is one of them all.
+    """`load_model` on every rank at once; each pass of the load-time trial runs on all ranks.
 
     Args:
-        limits: of rank 0's engine, as far as parts of the runtime read them.
+        limits: limits of rank 0's engine, as far as parts of the runtime read them.
 
     Raises:
         ModelCheckpointError, UnsupportedModelError: as `load_model`.
@@ -55,43 +55,43 @@ def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfi
 
 
 class Shards:
-    """Which part of which weight a rank has: the ranks' parts, side by side, are the weight."""
+    """A rank's parts of the weights; the ranks' parts, concatenated, are the whole weight."""
 
     tell: Callable[[str, Tensor | None], None] | None = None
-    """On rank 0: has the others write their parts."""
+    """On rank 0: has the other ranks write their parts."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._places: dict[str, tuple[tuple[int, ...], int]] = {}
         self.problem: str | None = None
-        """Why weights are not written."""
+        """Reason for which weights cannot be written; None if they can."""
 
     def add(self, name: str, weight: DTensor, rule: str | None) -> None:
-        """Note what a weight is divided by."""
+        """Records how a weight is divided."""
         for place in weight.placements:
             if rule not in _SIDE_BY_SIDE and place.is_shard():
-                self.problem = f"{name} is divided by the rule {rule!r}, and is not written while it is served"
+                self.problem = f"{name} is divided by the rule {rule!r}, and cannot be written while it is served"
             elif isinstance(place, Shard):
                 self._places[name] = tuple(weight.shape), place.dim
 
     def shape(self, name: str, own: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of a whole weight."""
+        """Shape of the whole weight."""
         return self._places[name][0] if name in self._places else own
 
     def part(self, name: str, value: Tensor) -> Tensor:
-        """This rank's part of a whole weight."""
+        """Part of a whole weight that this rank holds."""
         if name not in self._places:
             return value
         return value.chunk(self._ranks.size, self._places[name][1])[self._ranks.rank]
 
 
 def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> Shards:
-    """Let each rank compute with its parts alone; returns which these are.
+    """Replaces distributed tensors by this rank's parts and the plan's collectives by hooks; returns the division.
 
     Raises:
-        UnsupportedModelError: the model's plan has a rule that we do not know.
+        UnsupportedModelError: the model's plan has an unknown rule.
     """
-    # By the whole one's identity, which stays its own as long as it is held.
+    # By the id of the distributed tensor, which is unique as long as the tensor is held here.
     plain: dict[int, tuple[DTensor, nn.Parameter]] = {}
     shards = Shards(ranks)
     for name, module in model.named_modules():
@@ -99,36 +99,36 @@ def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> Shards:
         for key, weight in module.named_parameters(recurse=False):
             if isinstance(weight, DTensor):
                 shards.add(f"{name}.{key}", weight, rule)
-                if id(weight) not in plain:  # tied ones stay tied
+                if id(weight) not in plain:  # tied weights stay tied
                     plain[id(weight)] = weight, nn.Parameter(weight.to_local(), requires_grad=False)
                 module._parameters[key] = plain[id(weight)][1]
         if rule is None:
             continue
         if rule not in _RULES:
-            raise UnsupportedModelError(f"{name} is divided by the rule {rule!r}, which is not served")
-        vars(module).pop("forward", None)  # transformers' own, which wraps the class's
+            raise UnsupportedModelError(f"{name} is divided by the rule {rule!r}, which is not supported")
+        vars(module).pop("forward", None)  # transformers' wrapper around the class's forward
         _RULES[rule](module, ranks)
     return shards
 
 
 def _as_it_is(module: nn.Module, ranks: Ranks) -> None:
-    """What such a module makes of its input is this rank's part already."""
+    """Rule without a collective: the module's output is this rank's part already."""
 
 
 def _summed(module: nn.Module, ranks: Ranks) -> None:
-    """The ranks' outputs are addends."""
+    """Rule whose outputs are added up over the ranks."""
     if ranks.rank and getattr(module, "bias", None) is not None:
-        module.bias = None  # counts once
+        module.bias = None  # the bias must be added once
     module.register_forward_hook(lambda module, args, output: ranks.sum(output))
 
 
 def _gathered(module: nn.Module, ranks: Ranks) -> None:
-    """The ranks' outputs are columns of one."""
+    """Rule whose outputs are concatenated over the ranks."""
     module.register_forward_hook(lambda module, args, output: ranks.gather(output))
 
 
 def _words(embedding: nn.Embedding, ranks: Ranks) -> None:
-    """Each rank knows some of the words; for the others it adds nothing."""
+    """Rule for embeddings: each rank has some of the vocabulary, and contributes 0 for other tokens."""
     count = len(embedding.weight)
     embedding.padding_idx = None
     absent: list[Tensor] = []
@@ -157,6 +157,6 @@ _RULES: dict[str, Callable[[nn.Module, Ranks], None]] = {
     "colwise_rep": _gathered,
     "embedding_rowwise": _words,
 }
-"""By transformers' names for them."""
+"""Rules by their names in transformers."""
 _SIDE_BY_SIDE = {"colwise", "rowwise", "colwise_gather_output", "colwise_rep", "embedding_rowwise"}
-"""Rules by which the ranks' parts lie side by side in the weight."""
+"""Rules by which the ranks' parts, concatenated, are the whole weight."""

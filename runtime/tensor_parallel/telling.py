@@ -1,4 +1,4 @@
-"""Rank 0's messages to the other ranks: of passes, of moves in the pool and of graphs."""
+"""Sends rank 0's messages to the other ranks: passes, moves in the KV pool, and steps of graphs."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,38 +15,38 @@ from wingbeat.runtime.verifier_errors import BackendLost
 
 
 class Told(NamedTuple):
-    """A message in a graph: its form stays, its numbers are those of each replay."""
+    """Message in a graph: its form is fixed, its bytes change with each replay."""
 
     form: bytes
     num_bytes: int
 
 
 class Telling:
-    """Messages in the order of what they are about; in a capture they are numbers alone, in the graph.
+    """Sends messages in the order of the work they announce; in a capture it broadcasts their tensors within the graph.
 
     Args:
-        parts: of the model, by name.
+        parts: parts of the model, by name.
     """
 
     def __init__(self, ranks: Ranks, parts: dict[str, ModelPart]) -> None:
         self.ranks = ranks
         self._parts = parts
         self._keys: Callable[[], Tensor | None] = lambda: None
-        """Of the pool's first layer, while there is that pool."""
+        """Weak reference to the keys of the pool's first layer."""
         self._pool: PoolShape | None = None
         self._moves: list[tuple[Tensor, Tensor]] = []
         self._in_step = True
         self._learnt: list[Told] | None = None
-        """Where messages are noted for a capture, in a run of its warm-up."""
+        """Messages recorded for a capture, during a run of its warm-up; None otherwise."""
         self._captured: Iterator[Told] | None = None
-        """What a capture is still to tell."""
+        """Messages that a capture has still to send; None otherwise."""
 
     @contextmanager
     def a_pass(self, input_ids: Tensor, **inputs: Any) -> Iterator[None]:
-        """Context manager in which rank 0 runs a pass of the model that the others are told of.
+        """Context manager around a pass of the model on rank 0; announces the pass to the other ranks.
 
         Raises:
-            BackendLost: a rank is gone, or an earlier pass has left them in different places.
+            BackendLost: a rank is gone, or an earlier pass failed and left the ranks in different states.
         """
         rows: Rows | None = inputs.get(ROWS_KEYWORD)
         told = tuple((name, part.tell(rows)) for name, part in self._parts.items())
@@ -56,17 +56,17 @@ class Telling:
             self._use(rows.caches)
             rows = rows._replace(caches=[], packed=None, columns=NO_COLUMNS, around=(), chunk_rows=None, into=None)
             message = self._message(told)._replace(rows=rows)
-        # A capture runs nothing on any rank.
+        # A capture executes nothing on any rank.
         with self.in_step() if self._captured is None else nullcontext():
             self._say(message)
             yield
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Context manager of what all ranks do together: where it raises, they do nothing together any more.
+        """Context manager around work that all ranks do together; after an exception within, all later work is refused.
 
         Raises:
-            BackendLost: that has happened.
+            BackendLost: earlier work raised.
         """
         if not self._in_step:
             raise BackendLost("a pass of the verifier has failed, and its ranks are no longer in step")
@@ -75,23 +75,23 @@ class Telling:
         self._in_step = True
 
     def moved(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """Have the other ranks move keys and values likewise: in the graph, or before their next pass."""
+        """Has the other ranks move KV likewise: within the graph, or before their next pass."""
         self._moves.append((from_slots, to_slots))
         if self._learnt is not None or self._captured is not None:
             self._say(self._message())
 
     def order(self, step: str, number: int) -> None:
-        """Have the other ranks take a step of a graph."""
+        """Has the other ranks carry out a step of a graph."""
         told = tuple((name, part.tell(None)) for name, part in self._parts.items())
         self._say(self._message(told)._replace(order=GraphOrder(step, number)))
 
     def write(self, name: str, value: Tensor | None) -> None:
-        """Have the other ranks write their parts of a weight; see `RoundMessage.written`."""
+        """Has the other ranks write their parts of a weight; see `RoundMessage.written`."""
         self._say(self._message()._replace(written=(name, value)))
 
     @contextmanager
     def learnt(self) -> Iterator[list[Told]]:
-        """Context manager that yields what is told within, once it ends."""
+        """Context manager that records the messages sent within it, into the yielded list."""
         self._learnt = []
         try:
             yield self._learnt
@@ -100,7 +100,7 @@ class Telling:
 
     @contextmanager
     def captured(self, script: list[Told]) -> Iterator[None]:
-        """Context manager of a capture, in which this is told and nothing else."""
+        """Context manager around a capture, which must send the messages of `script` and no others."""
         self._captured = iter(script)
         try:
             yield
@@ -116,7 +116,7 @@ class Telling:
         if self._captured is not None:
             warm = next(self._captured, None)
             if warm is None or warm.num_bytes != len(numbers):
-                raise RuntimeError(f"a graph tells of {len(numbers)} bytes where its warm-up told of {warm}")
+                raise RuntimeError(f"a capture sends {len(numbers)} bytes where its warm-up sent {warm}")
             self.ranks.share(numbers)
             return
         self.ranks.tell(form, numbers)

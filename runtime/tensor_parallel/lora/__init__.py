@@ -1,1 +1,1 @@
-"""LoRA adapters of a verifier that is divided."""
+"""LoRA adapters of a verifier divided among ranks."""

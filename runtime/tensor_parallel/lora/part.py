@@ -1,4 +1,4 @@
-"""LoRA adapters of a verifier that is divided; imports what serves them where there is room for some."""
+"""Hooks for LoRA adapters of a divided verifier; the implementation is imported on first use."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def extend_shard(loaded: "LoadedModel", ranks: "Ranks", config: "EngineConfig") -> None:
-    """Make room for a rank's part of adapters on top of its part of a model."""
+    """Allocates a rank's part of the adapters for its part of a model."""
     if config.max_loras:
         from wingbeat.runtime.tensor_parallel.lora.rank_adapters import RankAdapters
 

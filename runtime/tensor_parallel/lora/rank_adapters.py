@@ -1,7 +1,8 @@
-"""LoRA adapters of a model that is divided: each rank has of an adapter's matrices what it has of their layer's.
+"""LoRA adapters of a divided model: each rank holds the parts of an adapter's matrices that match its part of the
+layer.
 
-Of a layer whose outputs are divided that is some rows of B, of one whose inputs are, some columns of A: what the ranks
-add up or join behind the layer then has the adapters in it.
+For a layer divided by outputs these are rows of B, for a layer divided by inputs columns of A. Sums and gathers behind
+the layer then include the adapters.
 """
 
 from collections.abc import Mapping
@@ -19,13 +20,13 @@ from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 Change = tuple[int, tuple[str, str, str] | None]
-"""A place, and the `Variant` that it now holds; None where it was cleared."""
+"""Adapter id, and the `Variant` now loaded for it; None if it was cleared."""
 Told = tuple[tuple[Change, ...], tuple[Tensor, bool] | None]
-"""Changes before a pass; ids of its rows and whether the host may look at them, None where no row has an adapter."""
+"""Changes before a pass; adapter ids of its rows and whether the host may read them, None if no row has an adapter."""
 
 
 class RankAdapters(ModelAdapters):
-    """A rank's part of all adapters, made on every rank at once. Rank 0 decides which ones there are.
+    """A rank's part of all adapters, loaded on every rank at once; rank 0 decides which are loaded.
 
     Args:
         loaded: this rank's part of the model.
@@ -42,10 +43,10 @@ class RankAdapters(ModelAdapters):
         self.linears = {path: LinearShape(linear.in_features, linear.out_features) for path, linear in whole.items()}
 
     def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:
-        """See `AdapterPlaces.put`; of the whole adapter."""
+        """See `AdapterPlaces.put`; receives the whole adapter and keeps this rank's part."""
         place = self._places[path]
         inputs, outputs = place.stack.a.shape[1], place.stack.parts[place.part]
-        # What every rank has whole begins at 0 on each of them.
+        # Dimensions that are not divided begin at 0 on every rank.
         first_in, first_out = (
             self._rank * mine if mine < whole else 0
             for mine, whole in zip((inputs, outputs), self.linears[path], strict=True)
@@ -60,13 +61,14 @@ class RankAdapters(ModelAdapters):
         self._changes.append((adapter_id, None))
 
     def tell(self, rows: Rows | None) -> Told:
-        """Rank 0: what the other ranks must follow before their next pass, and which adapter each row of it has."""
+        """On rank 0: changes that the other ranks must apply before their next pass, and the adapter ids of its
+        rows."""
         changes, self._changes = tuple(self._changes), []
         adapted = None if rows is None else rows.columns.get(AdapterRows)
         return changes, None if adapted is None else (adapted.ids, adapted.runs is not None)
 
     def hear(self, told: Told) -> Mapping[type, Any]:
-        """The others: do as rank 0 did.
+        """On other ranks: applies rank 0's changes.
 
         Raises:
             AdapterError: an adapter's files have changed since rank 0 read them.
@@ -82,11 +84,11 @@ class RankAdapters(ModelAdapters):
 
     def _load(self, adapter: Variant, adapter_id: int) -> None:
         super()._load(adapter, adapter_id)
-        # The others read the files themselves, wherever rank 0 was started.
+        # Absolute, because the other ranks read the files themselves and may have another working directory.
         path = str(Path(adapter.path).absolute())
         self._changes.append((adapter_id, tuple(adapter._replace(path=path))))
 
     def _stack(self, linears: list[nn.Linear]) -> StackedAdapters:
-        # A layer goes on to say how large the whole one is.
+        # The layer's in_features and out_features still describe the whole layer, so sizes come from the weights.
         weight, parts = linears[0].weight, tuple(len(linear.weight) for linear in linears)
         return StackedAdapters.empty(self.max_loras, self.max_rank, weight.shape[1], parts, weight.dtype, weight.device)

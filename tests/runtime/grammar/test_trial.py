@@ -152,7 +152,7 @@ def test_a_process_that_was_started_ahead_answers_at_once():
         assert made.process is started
     finally:
         made.close()
-    with pytest.raises(ValueError, match="the engine ends"):
+    with pytest.raises(ValueError, match="the engine is shutting down"):
         made.check(spec_of("regex", "[a-c]+y"))
     assert started.poll() is not None
 

@@ -47,8 +47,8 @@ DAMAGES = {
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "cannot be read"),
     "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
     "no safetensors": (lambda path: path.write_bytes(b"x" * 1000), "cannot be read"),
-    "another number": (lambda path: rewrite(path, flip), "is damaged: its checksum is another one"),
-    "another shape": (lambda path: rewrite(path, cut), "is damaged: its checksum is another one"),
+    "another number": (lambda path: rewrite(path, flip), "is damaged: its checksum does not match"),
+    "another shape": (lambda path: rewrite(path, cut), "is damaged: its checksum does not match"),
     "no metadata": (lambda path: save_file(load_file(path), path), "is not of format 1"),
     "a later format": (lambda path: rewrite(path, change_metadata=lambda m: m.update(format="2")), "not of format 1"),
     "a directory": (lambda path: (path.unlink(), path.mkdir()), "cannot be read"),
@@ -127,7 +127,7 @@ def rename(path):
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (change_token, "is damaged: its checksum is another one"),
+        (change_token, "is damaged: its checksum does not match"),
         (lambda path: path.write_text("[]"), "is not of format 1"),
         (lambda path: path.write_text("{"), "cannot be read: JSONDecodeError"),
         (rename, "is of a prefix named 'system'"),

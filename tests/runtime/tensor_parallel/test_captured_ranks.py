@@ -148,7 +148,7 @@ def test_a_rank_that_dies_in_a_capture_ends_the_start(second, tmp_path):
     with led_model(
         second, random_model("llama", **EVEN), tmp_path, LIMITS, ends=False, graph_device=RecordedRank(dies=2)
     ) as led:
-        with pytest.raises(BackendLost, match="rank 0 of 2 has lost another one"):
+        with pytest.raises(BackendLost, match="rank 0 of 2 has lost another rank"):
             led_engine(led, led.limits, None, RecordedRank())
         second.kill()
         led.backend.ranks.close()
@@ -165,7 +165,7 @@ def test_an_engine_ends_with_a_rank_whose_graphs_it_needs(how, second, tmp_path,
             run.step()
         assert run.engine.stats().graphs.replays[Stage.BASE_DECODING]
         second.kill(how)
-        with pytest.raises(RoundFailed, match="rank 0 of 2 has lost another one") as failure:
+        with pytest.raises(RoundFailed, match="rank 0 of 2 has lost another rank") as failure:
             run.finish()
         assert failure.value.suspects == ()
         second.kill()

@@ -141,7 +141,7 @@ def test_a_rank_that_finds_other_files_ends_the_engine(second, tmp_path):
         led.loaded.parts["adapters"].resident.warm(adapter)
         config = json.loads((folder / "adapter_config.json").read_text())
         (folder / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 99}))
-        with pytest.raises(RoundFailed, match="rank 0 of 2 has lost another one"):
+        with pytest.raises(RoundFailed, match="rank 0 of 2 has lost another rank"):
             finish(led_engine(led, led.limits), [adapter])
         assert "have changed since it was loaded" in second.last_words()
         led.backend.ranks.close()

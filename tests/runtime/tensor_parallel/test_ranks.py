@@ -127,7 +127,7 @@ def test_an_engine_ends_with_its_rank_and_suspects_no_request(how, second, tmp_p
         run = Run(led_engine(led, led.limits), PROMPTS, greedy_params(LENGTH))
         run.step()
         second.kill(how)
-        with pytest.raises(RoundFailed, match="rank 0 of 2 has lost another one") as failure:
+        with pytest.raises(RoundFailed, match="rank 0 of 2 has lost another rank") as failure:
             run.finish()
         assert failure.value.suspects == ()
         second.kill()
@@ -140,7 +140,7 @@ def test_a_rank_that_does_not_listen_is_not_waited_for(second, tmp_path, monkeyp
     with led_model(second, random_model("llama", **EVEN), tmp_path, engine_config(), ends=False) as led:
         second.kill(signal.SIGSTOP)
         tell, numbers = led.backend.ranks.tell, torch.zeros(8, dtype=torch.uint8)
-        with pytest.raises(BackendLost, match="rank 0 of 2 has lost another one"):
+        with pytest.raises(BackendLost, match="rank 0 of 2 has lost another rank"):
             [tell(b"round", numbers) for _ in range(3)]  # it listens for the first one, if it was quick
         second.kill()
         led.backend.ranks.close()
@@ -151,6 +151,6 @@ def test_a_rank_ends_with_rank_0(second, tmp_path):
     group = RankGroup(tmp_path / "ranks", 2)
     random_model("llama", **EVEN).save_pretrained(tmp_path)
     second.join(group, tmp_path, rank=0)
-    with pytest.raises(BackendLost, match="rank 1 of 2 has lost another one"):
+    with pytest.raises(BackendLost, match="rank 1 of 2 has lost another rank"):
         follow(group, 1, tmp_path, torch.float32, DEVICE, engine_config())
     second.kill()
