@@ -39,7 +39,7 @@ def driver_problem(torch_version: str, cuda_version: str | None) -> str:
     if cuda_version is None:
         return f"torch {torch_version} is built without CUDA: install a build with it"
     least = _LEAST_DRIVERS.get(cuda_version.partition(".")[0])
-    needs = f"torch {torch_version} is of CUDA {cuda_version}"
+    needs = f"torch {torch_version} is built for CUDA {cuda_version}"
     needs += "" if least is None else f", which needs driver {least} or newer"
     try:
         found = nvml.driver_version()

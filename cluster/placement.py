@@ -91,7 +91,9 @@ def _in_bundle(index: int) -> Any:
 
     group = get_current_placement_group()
     if group is None:
-        raise RuntimeError("what belongs to a verifier is placed in its group, but the caller has no placement group")
+        raise RuntimeError(
+            "ranks and drafter go into the verifier's placement group, but the caller has no placement group"
+        )
     index %= group.bundle_count
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 

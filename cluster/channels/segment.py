@@ -89,7 +89,7 @@ class Segment:
         if header.kind != kind:
             raise ChannelError(f"channel {name!r} is of kind {header.kind!r}, this drafter attaches {kind!r}")
         if len(mapping) != HEADER_BYTES + body_bytes(header.spec):
-            raise ChannelError(f"channel {name!r} is {len(mapping)} bytes, its spec asks for another size")
+            raise ChannelError(f"channel {name!r} is {len(mapping)} bytes, its spec requires another size")
         return cls(path, header, words, _body(mapping))
 
 

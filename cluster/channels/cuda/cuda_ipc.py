@@ -152,8 +152,8 @@ class CudaIpcChannel:
             reason = f"the verifier cannot open the drafter's events: {_one_line(error)}"
             raise ChannelError(f"channel {self.name!r}: {reason}") from error
         if not marked or found != expected:
-            what = "wrote is not there" if marked else "marked as done stays undone"
-            raise ChannelError(f"channel {self.name!r}: what the drafter {what} for the verifier's {details['device']}")
+            what = "data do not arrive on" if marked else "events do not finish on"
+            raise ChannelError(f"channel {self.name!r}: the drafter's {what} the verifier's {details['device']}")
         return True
 
     @classmethod
@@ -297,7 +297,7 @@ def _open(
         theirs, mine = mapping.patterns(header.spec)
         pattern = bytes.fromhex(details["pattern"])
         if bytes(theirs.cpu().numpy()) != pattern:
-            raise CudaError("what the verifier wrote is not there")
+            raise CudaError("data written by the verifier do not arrive")
         mine.copy_(_bytes(_answer(pattern, incarnation)))
         for parity in PAIR:
             mapping.reply_ready.record(parity)

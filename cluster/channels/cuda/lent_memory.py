@@ -51,13 +51,13 @@ def lend(tensors: Mapping[str, Tensor | str], device: torch.device, runtime: Cud
     lent = {name: one if isinstance(one, str) else _lend(one, device, runtime) for name, one in tensors.items()}
     # Streams of other processes are not ordered after this process's pending writes.
     if not runtime.drain(device, runtime.current_stream(device), SYNCHRONISED_S):
-        lent = dict.fromkeys(lent, f"{device} is not done with it within {SYNCHRONISED_S:.0f} s")
+        lent = dict.fromkeys(lent, f"{device} has not finished its earlier work within {SYNCHRONISED_S:.0f} s")
     return Loan(runtime.uuid(device), lent)
 
 
 def _lend(tensor: Tensor, device: torch.device, runtime: CudaRuntime) -> LentTensor | str:
     if not tensor.is_contiguous():
-        return "its rows do not lie one after the other"
+        return "it is not contiguous"
     try:
         base = runtime.allocation_of(device, tensor.data_ptr())
         handle = runtime.export_memory(device, base)
