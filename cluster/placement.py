@@ -91,9 +91,7 @@ def _in_bundle(index: int) -> Any:
 
     group = get_current_placement_group()
     if group is None:
-        raise RuntimeError(
-            "ranks and drafter go into the verifier's placement group, but the caller has no placement group"
-        )
+        raise RuntimeError("ranks and drafters go into the verifier's placement group, and the caller has none")
     index %= group.bundle_count
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 

@@ -64,9 +64,7 @@ def directory_lock() -> Iterator[bool]:
     try:
         held = _locked(fd)
         if not held:
-            logger.warning(
-                "Another process has held the lock of %s for %.0f s: continuing without the lock", SHM_DIR, LOCK_S
-            )
+            logger.warning("Another process has held the lock of %s for %.0f s: continuing without it", SHM_DIR, LOCK_S)
         yield held
     finally:
         os.close(fd)
