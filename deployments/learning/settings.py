@@ -1,4 +1,4 @@
-"""Settings of a learner, which trains the draft head on what is served."""
+"""Settings of a learner, which trains the draft head on served traffic."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ class LearnOptions(Settings):
     """The setting `learn`.
 
     Raises:
-        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+        pydantic.ValidationError: a field is unknown, of the wrong type, or outside the allowed range.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -53,7 +53,7 @@ def _from_command_line(value: Any) -> Any:
 
 
 Learning = Annotated[LearnOptions | None, BeforeValidator(_from_command_line)]
-"""The setting's type: true, a mapping, or either as text on the command line."""
+"""Type of the setting: true, a mapping, or either as text on the command line."""
 _DESCRIPTION = (
     "Whether the draft head is trained on what is served, and replaced where it is measurably better: true, or "
     'fields such as {"core_share": 0.5}; others are dir, max_bytes, expire_s, share, trains, max_load, margin.'
@@ -67,7 +67,7 @@ def learns(config: "AppConfig") -> bool:
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Refuse what `learn` does not go with.
+    """Refuse settings that cannot be combined with `learn`.
 
     Raises:
         ValueError: one line that says why.
@@ -89,7 +89,7 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether a head learns, and how that is asked for."""
+    """Whether learning is requested, and by which setting."""
     return {LEARN: (config.learn is not None, "learn is given")}
 
 

@@ -1,4 +1,4 @@
-"""`wingbeat prefix`: saved prefixes of a server that runs, over HTTP."""
+"""`wingbeat prefix`: manages saved prefixes of a running server, over HTTP."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def add_commands(app: typer.Typer) -> None:
         operator_key: Key = None,
         as_json: AsJson = False,
     ) -> None:
-        """Have a prompt's beginning computed, pinned and kept on disk."""
+        """Compute a prompt's beginning, pin its KV and keep it on disk."""
         given = {"--system": system, "--messages": messages, "--prompt": prompt}
         files = [(option, file) for option, file in given.items() if file is not None]
         if len(files) != 1:
@@ -59,13 +59,13 @@ def add_commands(app: typer.Typer) -> None:
         operator_key: Key = None,
         as_json: AsJson = False,
     ) -> None:
-        """Have a prefix pinned whose files lie in the server's prefix_dir."""
+        """Pin a prefix from its files in the server's prefix_dir."""
         body = {"name": name} | ({"replace": True} if replace else {})
         _show([call_server(url, operator_key, "POST", PATH, body)], as_json)
 
     @prefix.command("list")
     def list_prefixes(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
-        """Show the prefixes that there are."""
+        """Show all saved prefixes."""
         answer = call_server(url, operator_key, "GET", PATH)
         if as_json:
             print(json.dumps(answer))
@@ -75,13 +75,13 @@ def add_commands(app: typer.Typer) -> None:
 
     @prefix.command()
     def delete(name: Name, url: Url = LOCAL, operator_key: Key = None) -> None:
-        """Let go of a prefix, and delete its files."""
+        """Unpin a prefix and delete its files."""
         call_server(url, operator_key, "DELETE", f"{PATH}/{quote(name, safe='')}")
         print(f"{name} is deleted")
 
 
 def _content(option: str, file: Path) -> dict[str, Any]:
-    """What a file says of a prefix, as the body's fields."""
+    """The content of a file as fields of the request's body."""
     try:
         text = file.read_text(encoding="utf-8")
         if option == "--prompt":
