@@ -27,9 +27,11 @@ def add_commands(app: typer.Typer) -> None:
 
     @drafter.command()
     def promote(
-        version: Annotated[int | None, typer.Argument(help="One that is there.", show_default=False)] = None,
-        folder: Annotated[str | None, typer.Option(help="A head's folder below `incoming`, to be added first.")] = None,
-        reason: Annotated[str | None, typer.Option(help="To be shown beside it.")] = None,
+        version: Annotated[
+            int | None, typer.Argument(help="Number of an existing version.", show_default=False)
+        ] = None,
+        folder: Annotated[str | None, typer.Option(help="Add a head from this folder below `incoming`.")] = None,
+        reason: Annotated[str | None, typer.Option(help="Reason, shown with the version.")] = None,
         url: Url = LOCAL,
         operator_key: Key = None,
         as_json: AsJson = False,
@@ -43,7 +45,7 @@ def add_commands(app: typer.Typer) -> None:
 
     @drafter.command()
     def rollback(
-        reason: Annotated[str | None, typer.Option(help="To be shown beside it.")] = None,
+        reason: Annotated[str | None, typer.Option(help="Reason, shown with the version.")] = None,
         url: Url = LOCAL,
         operator_key: Key = None,
         as_json: AsJson = False,

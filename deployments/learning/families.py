@@ -19,17 +19,17 @@ def learning_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     )
     yield counter(
         "wingbeat_learner_seconds",
-        "Seconds of a core that the learner has trained for.",
+        "Core-seconds that the learner has spent on training.",
         LABELS,
         rows(snapshot, _of_learner("seconds")),
     )
     yield gauge(
         "wingbeat_learner_samples",
-        "Requests on disk that are learnt from, held-out ones not counted.",
+        "Requests on disk that the learner trains on, without held-out ones.",
         LABELS,
         rows(snapshot, _of_learner("samples")),
     )
-    yield gauge("wingbeat_learner_bytes", "Of the rounds on disk.", LABELS, rows(snapshot, _of_learner("bytes")))
+    yield gauge("wingbeat_learner_bytes", "Bytes of rounds on disk.", LABELS, rows(snapshot, _of_learner("bytes")))
 
 
 def _of_learner(name: str) -> Read:

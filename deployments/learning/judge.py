@@ -63,7 +63,7 @@ class HeadJudge:
         try:
             counted = await asyncio.to_thread(self._counts.add, more, ledger, figures.weights)
         except OSError as error:  # a full disk, or a lock that is held for long: the new counts are lost
-            logger.error("what was accepted of the head's versions cannot be kept: %s", error)
+            logger.error("acceptance counts of the head's versions cannot be stored: %s", error)
             return
         if ledger.previous is None:
             return

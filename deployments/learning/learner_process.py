@@ -31,7 +31,7 @@ def main() -> None:
     os.umask(0o077)  # heads and figures derive from users' texts
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    logger.info("the learner has %s", settings.root)
+    logger.info("the learner works in %s", settings.root)
     Learner(settings).run()
 
 

@@ -38,7 +38,7 @@ def refuses_weights(config: "AppConfig") -> str | None:
     """Why other weights of the verifier cannot be served with a learner; None if they can."""
     if not learns(config):
         return None
-    return "learn is given, which trains the head for the weights of the settings: with trains false they go together"
+    return "learn trains the head for the weights that the settings name: set trains to false in learn to push others"
 
 
 def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecording | None":

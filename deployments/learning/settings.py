@@ -85,7 +85,7 @@ def check_settings(config: "AppConfig") -> None:
         raise ValueError(f"learn is given and drafter_factory is {config.drafter_factory}: its worker has no head")
     folder = config.learn.dir
     if folder is not None and folder.exists() and not folder.is_dir():
-        raise ValueError(f"learn.dir is {str(folder)!r}: must be a directory, or not there yet")
+        raise ValueError(f"learn.dir is {str(folder)!r}: must be a directory, or not exist yet")
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
@@ -97,6 +97,6 @@ _NOTHING_TO_LEARN = {
     Feature.NO_DRAFTER: "there is no head to train",
     Feature.TEXT_DRAFTER: "earlier text has no head to train",
     Feature.ENGINE_DIR: "an engine's weights are fixed",
-    Feature.OWN_ENGINE: "that engine shows nobody its rounds",
+    Feature.OWN_ENGINE: "that engine does not expose its rounds",
 }
 REFUSED = tuple(Refusal(LEARN, other, why, "leave learn out") for other, why in _NOTHING_TO_LEARN.items())

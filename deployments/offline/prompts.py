@@ -102,7 +102,7 @@ def _read_conversation(messages: Any, place: str, before: str, reader: Reader, o
         body = ChatBody.of_fields({"messages": list(messages) if isinstance(messages, tuple) else messages, **options})
     if body.other_parts:
         first = body.other_parts[0]
-        raise ValueError(f"{before}{first.path} is of the type {first.type}: wingbeat serve takes it")
+        raise ValueError(f"{before}{first.path} is of the type {first.type}, which only wingbeat serve accepts")
     try:
         text = reader.tokenizer.render_chat(body.template_messages(), body.template_variables(), body.chat_template)
     except ValueError as error:

@@ -42,7 +42,7 @@ class PrefixBeginning(NamedTuple):
             ApiError: the prefix was made of a plain prompt.
         """
         if not self.prefix.conversation:
-            raise invalid("prefix", "is one of a prompt; a chat needs one that was made of messages")
+            raise invalid("prefix", "was made of a plain prompt; a chat needs a prefix that was made of messages")
         first = ChatBody.of_fields(json.loads(self.prefix.conversation))
         variables = {name: getattr(first, name) for name in VARIABLES if getattr(body, name) is None}
         return body.model_copy(update={"messages": [*first.messages, *body.messages], **variables})

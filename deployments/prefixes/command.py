@@ -16,7 +16,7 @@ from wingbeat.deployments.cli.server_calls import LOCAL, AsJson, Key, Url, call_
 PATH = "/v1/prefixes"
 COLUMNS = ("name", "model", "tokens", "blocks", "bytes", "engines", "saved")
 
-Name = Annotated[str, typer.Argument(help="Of the prefix.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="Name of the prefix.", show_default=False)]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -31,12 +31,12 @@ def add_commands(app: typer.Typer) -> None:
         messages: Annotated[
             Path | None,
             typer.Option(
-                help="JSON file: a list of messages, or an object with messages, tools, chat_template_kwargs."
+                help="JSON file with a list of messages, or an object with messages, tools, chat_template_kwargs."
             ),
         ] = None,
         prompt: Annotated[Path | None, typer.Option(help="File with a text for completions.")] = None,
         model: Annotated[str | None, typer.Option(help="The model, or a LoRA adapter's name.")] = None,
-        replace: Annotated[bool, typer.Option("--replace", help="Take the place of another one of that name.")] = False,
+        replace: Annotated[bool, typer.Option("--replace", help="Replace an existing prefix of that name.")] = False,
         url: Url = LOCAL,
         operator_key: Key = None,
         as_json: AsJson = False,
@@ -54,7 +54,7 @@ def add_commands(app: typer.Typer) -> None:
     @prefix.command()
     def load(
         name: Name,
-        replace: Annotated[bool, typer.Option("--replace", help="Take the place of the one that is there.")] = False,
+        replace: Annotated[bool, typer.Option("--replace", help="Replace an existing prefix of that name.")] = False,
         url: Url = LOCAL,
         operator_key: Key = None,
         as_json: AsJson = False,
@@ -94,7 +94,7 @@ def _content(option: str, file: Path) -> dict[str, Any]:
     if isinstance(found, list):
         return {"messages": found}
     if not isinstance(found, dict) or "messages" not in found:
-        raise UserError(f"{option} {file} is no list of messages, and no object with messages")
+        raise UserError(f"{option} {file} holds neither a list of messages nor an object with messages")
     return found
 
 

@@ -32,7 +32,7 @@ REFUSED = (Refusal(PREFIX_DIR, NO_PREFIX_CACHE, "no prefixes are kept then", "le
 def check_settings(config: "AppConfig") -> None:
     """Raise ValueError, one line, for a path that is not a folder, or a number beyond any machine's capacity."""
     if config.prefix_dir is not None and config.prefix_dir.exists() and not config.prefix_dir.is_dir():
-        raise ValueError(f"prefix_dir is {str(config.prefix_dir)!r}: must be a directory, or not there yet")
+        raise ValueError(f"prefix_dir is {str(config.prefix_dir)!r}: must be a directory, or not exist yet")
     if (config.max_pinned_tokens or 0) > _MOST_TOKENS:
         raise ValueError(f"max_pinned_tokens is {config.max_pinned_tokens}: use at most {_MOST_TOKENS}")
 

@@ -27,7 +27,7 @@ def check_settings(config: "AppConfig") -> None:
     if folder is None:
         return
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"recording_dir is {str(folder)!r}: must be a directory, or not there yet")
+        raise ValueError(f"recording_dir is {str(folder)!r}: must be a directory, or not exist yet")
     if config.forced_acceptance is not None:
         raise ValueError("recording_dir and forced_acceptance are both given: drawn text teaches no drafter")
 

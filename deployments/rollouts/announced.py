@@ -24,7 +24,7 @@ def announced_tensors(info: Mapping[str, Any]) -> list[tuple[str, list[int], tor
         WeightsRefused: a field is wrong or unsupported; CUDA IPC handles, for example, are pickles, which are not read.
     """
     if others := sorted(info.keys() - _FIELDS):
-        raise WeightsRefused(f"update_info.{others[0]} is not read: files, or names, dtype_names and shapes are")
+        raise WeightsRefused(f"update_info.{others[0]} is not supported: give files, or names, dtype_names and shapes")
     columns = [info.get(name) for name in ("names", "dtype_names", "shapes")]
     if not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
         raise WeightsRefused("update_info must have names, dtype_names and shapes, lists of one length")

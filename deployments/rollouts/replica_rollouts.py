@@ -39,7 +39,9 @@ class _WatchedLife:
         if await self._is_late():
             await self._life.client.call("operate", "lose_weights", ())
             self._life.client.hold()
-            logger.warning("an engine has started behind a weight update: it serves nothing until the next one")
+            logger.warning(
+                "an engine has started with weights from before an update: it serves nothing until the next update"
+            )
 
 
 class ReplicaRollouts(ReplicaEngines):
@@ -122,7 +124,7 @@ class ReplicaRollouts(ReplicaEngines):
             self._silence = loop.call_later(SILENCE_S, lambda: self._abandon(loop))
 
     def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
-        logger.warning("No step of a weight update has come for %.0f s: it is given up", SILENCE_S)
+        logger.warning("No step of a weight update has come for %.0f s: the update is abandoned", SILENCE_S)
         self._abandoning = loop.create_task(self._try_abandon())
 
     async def _try_abandon(self) -> Told:

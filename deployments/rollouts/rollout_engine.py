@@ -174,7 +174,7 @@ class RolloutEngine:
         if self._draining:
             self._draining = False
             for done in self._drained:
-                done.set_result(self._told(conflict="the pause was ended before all requests had"))
+                done.set_result(self._told(conflict="the pause was ended before all requests had finished"))
             self._drained.clear()
         self._add_later()
 
@@ -230,11 +230,11 @@ class RolloutEngine:
         if level not in (0, 1, 2):
             raise WeightsRefused(f"level is {level}: must be 0, 1 or 2")
         if self.inner.loaded.device.type != "cpu":
-            raise WeightsRefused("a sleep gives back the memory of a CPU's verifier alone: pause it instead")
+            raise WeightsRefused("a sleep can free memory on CPUs only: pause the engine instead")
         if self._update.is_open:
             raise WrongOrder("a weight update is under way: finish it, or abort it")
         if level and not self._update.weights.are_whole:
-            raise WeightsRefused("a sleep does not give back what ranks hold: pause it instead")
+            raise WeightsRefused("a sleep cannot free the memory of several ranks: pause the engine instead")
 
     def sleep(self, level: int = 1) -> None:
         """Free the memory of the KV cache; at level 2 also that of the weights, which an update then has to restore.

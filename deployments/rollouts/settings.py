@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 ROLLOUTS = "`rollouts`"
 JOURNAL, RANKS, PREFIX_DIR = "`rollouts_journal`", "`tensor_parallel_size` above 1", "`prefix_dir`"
 """Names of features that other parts define."""
-_OLD = "what is stored is of weights that change"
+_OLD = "stored data would belong to weights that change"
 REFUSED = (
-    Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines hold the weights that they were built with"),
-    Refusal(ROLLOUTS, Feature.INT8, "rounded weights take no others while they are served"),
-    Refusal(ROLLOUTS, Feature.OWN_ENGINE, "its weights are its own"),
-    Refusal(JOURNAL, RANKS, "a rank has a part of each weight"),
+    Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines contain the weights that they were built with"),
+    Refusal(ROLLOUTS, Feature.INT8, "rounded weights cannot be replaced while they are served"),
+    Refusal(ROLLOUTS, Feature.OWN_ENGINE, "a user's engine manages its own weights"),
+    Refusal(JOURNAL, RANKS, "each rank holds only a part of each weight"),
     Refusal(ROLLOUTS, PREFIX_DIR, _OLD),
 )
 

@@ -28,7 +28,7 @@ class Verb(NamedTuple):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = ".".join(map(str, first["loc"])) or "body"
-            message = "is no field of this path" if first["type"] == "extra_forbidden" else first["msg"]
+            message = "is not a field of this path" if first["type"] == "extra_forbidden" else first["msg"]
             raise Refused(f"{name} {message[0].lower()}{message[1:]}") from None
 
 

@@ -50,7 +50,7 @@ def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
 
     yield gauge(
         "wingbeat_drafter_lacks_room",
-        "1 while the engine decodes plainly because the shared drafters have no room for it.",
+        "1 while the engine decodes without drafts because the shared drafters have no room for it.",
         LABELS,
         rows(snapshot, lambda figures: int(figures["drafter_lacks_room"])),
     )

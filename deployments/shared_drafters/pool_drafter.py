@@ -103,7 +103,7 @@ class PoolDrafter:
             if pid is not None:
                 return pid
             if why != told and self._clock() - began >= TELL_AFTER_S:
-                logger.warning("No drafter of the pool: %s; decoding plainly until there is one", why)
+                logger.warning("No drafter of the pool: %s; decoding without drafts until there is one", why)
                 told = why
             await self._sleep(RETRY_S)
 
@@ -132,7 +132,7 @@ class PoolDrafter:
             try:
                 placed = await candidate.drafter.attach(self._channel_name, next_incarnation(), self.terms)
             except Exception as error:  # gone, unresponsive, or made for other verifiers: another drafter may fit
-                why = f"drafter {candidate.number} cannot be had ({root_cause(error)})"
+                why = f"drafter {candidate.number} cannot be used ({root_cause(error)})"
                 self.kill()
                 num_unreached += isinstance(error, ChannelError)
                 if self._falls_back and num_unreached == len(candidates):

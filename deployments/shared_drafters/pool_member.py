@@ -100,7 +100,7 @@ class PoolMember:
             async with asyncio.timeout(APPEARS_S):
                 status = await self.drafter.status()
             began = self._clock()
-            logger.info("Drafter %d of the pool is there, process %d", self.number, status.process.pid)
+            logger.info("Drafter %d of the pool is running, process %d", self.number, status.process.pid)
             while True:
                 self.status, self.num_promised = status, 0
                 if status.silent_s < self._complaint_s:

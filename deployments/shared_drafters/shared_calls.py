@@ -45,7 +45,7 @@ class SharedDrafterCalls(drafter_calls.DrafterCalls):
     def release_newest(self) -> None:
         """Detach the verifier that attached last, which then looks for another place."""
         for name in self._thread.channels()[-1:]:
-            logger.info("let go of %s, another drafter has fewer verifiers", name)
+            logger.info("detached %s: another drafter has fewer verifiers", name)
             self._thread.detach(name)
 
 
