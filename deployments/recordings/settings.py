@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError for what live traffic cannot be recorded into, or is no use to record."""
+    """Raise ValueError for a path that is not a folder, or for traffic that is useless to record."""
     folder = config.recording_dir
     if folder is None:
         return
@@ -33,7 +33,7 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def check_before_start(config: "AppConfig") -> None:
-    """Raises ValueError where the folder cannot be written to; the first replica makes it."""
+    """Raise ValueError if the folder cannot be written to; the first replica creates it."""
     folder = config.recording_dir
     if folder is None:
         return
