@@ -1,4 +1,4 @@
-"""How many verifiers the load asks for: a pure function of what the replicas report."""
+"""Number of verifier replicas that the load requires, a pure function of the replicas' reports."""
 
 import time
 from collections import deque
@@ -7,52 +7,57 @@ from typing import Any, NamedTuple
 
 TARGET_QUEUE_S = 2.0
 DELAYS = {"upscale_delay_s": 5.0, "downscale_delay_s": 300.0}
-"""Up fast, because requests wait, but not for what is done before a replica could start; down slowly, because a replica
-takes a while to come back. Serve's own are 30 and 600 s."""
+"""Serve's delays in seconds (its defaults are 30 and 600). Scaling up is fast because requests wait, but not faster
+than a replica can start; scaling down is slow because a replica takes long to come back.
+"""
 SPARE = 0.75
-"""Of an engine's slots: while so many are free, a request that comes does not queue, and no engine need be added."""
+"""Share of an engine's slots: while this share is free, new requests do not queue and no engine need be added."""
 
 WAKING = {"aggregation_function": "min", "look_back_period_s": 2.0, "metrics_interval_s": 1.0}
-"""Serve starts a replica where there is none as soon as a call has waited for one, in the mean of its last 30 s. A call
-that just met the end of the last replica is no reason: it has to wait for 2 s."""
+"""Serve settings for scaling up from 0 replicas. By default Serve starts a replica as soon as the mean over 30 s shows
+a waiting call; a call that only met the end of the last replica does not count, so 2 s of waiting are required.
+"""
 
 
 WINDOW_S = 5.0
-"""Least stretch of time whose mean need counts: the gap between a client's requests is no change of the load."""
+"""Shortest window in seconds whose mean need counts: gaps between a client's requests are no change of load."""
 RECENT_S = 2.0
-"""A burst that ended so long ago adds no replica, though the mean still holds it."""
+"""A burst that ended more than this many seconds ago adds no replica, even while the mean includes it."""
 STEADY_S = 60.0
-"""Least time for which fewer replicas must have been enough, however short the delay, before one of several goes; and
-for which the mean must exceed the replicas by less than `MARGIN` before one is added."""
+"""Shortest time in seconds for which fewer replicas must have sufficed before one of several is removed, however short
+Serve's delay; also the time over which the mean must exceed the target before a replica is added for an excess within
+`MARGIN`.
+"""
 MARGIN = 0.8
-"""Load of replicas below which others are spare, and above whose inverse more are needed at once: a load about a whole
-number of replicas would otherwise take turns between that number and the next one."""
+"""Share of the replicas' load below which a replica is spare, and whose inverse is the overload above which replicas
+are added at once. Keeps a load near a whole number of replicas from alternating between two counts.
+"""
 
 
 class ReplicaLoad(NamedTuple):
-    """What one replica reports; its fields are the names of Serve's metrics."""
+    """Load report of one replica; the field names are the names of Serve's metrics."""
 
     num_requests: float = 0.0
-    """Submitted to its engine and not finished."""
+    """Requests submitted to the engine and not finished."""
     num_started: float = 0.0
-    """Of those, that have begun to write."""
+    """Unfinished requests that have begun to write."""
     num_tokens: float = 0.0
-    """Prompt tokens still to compute, and tokens that the requests are expected to write yet."""
+    """Prompt tokens still to compute, plus output tokens that the requests are expected to write."""
     kv_share: float = 0.0
-    """Of its KV pool, that those hold which have begun to write."""
+    """Share of the KV pool held by started requests."""
     num_slots: float = 1.0
-    """Sequences that its engine runs at once."""
+    """Sequences that the engine runs at once."""
     tokens_per_s: float = 0.0
-    """What it was measured to do with work for half its slots or more; 0 before that."""
+    """Measured throughput at half or more of the slots busy; 0 before any measurement."""
 
 
 def desired_replicas(loads: Iterable[ReplicaLoad], target_queue_s: float) -> float:
-    """Replicas that do all the work there is within `target_queue_s`, which is what a request that comes may wait then.
+    """Replicas that finish all present work within `target_queue_s`, the time that a new request may then wait.
 
-    Never fewer than hold what runs; never more than it takes to have `SPARE` of the slots free, when nothing waits.
+    At least as many as hold the running requests; at most as many as have `SPARE` of their slots free.
 
     Args:
-        loads: of every replica that runs; at least one.
+        loads: reports of all running replicas; at least one.
     """
     loads = list(loads)
     num_requests = sum(load.num_requests for load in loads)
@@ -67,15 +72,15 @@ def desired_replicas(loads: Iterable[ReplicaLoad], target_queue_s: float) -> flo
 
 
 Points = deque[tuple[float, float]]
-"""Moments, and a value at each."""
+"""Times in seconds, and a value at each."""
 
 
 class SteadyNeed:
-    """Replicas to ask Serve for, from the need of each moment.
+    """Smooths the momentary need into the number of replicas requested from Serve.
 
-    Serve lets a wish stand for its delay and then carries out what the policy wishes at that moment, which may be a gap
-    between two requests. So a wish is that of a stretch of time: for more, the mean need of the latest window; for
-    fewer, the largest such mean since fewer began to be enough.
+    Serve waits for its delay and then applies the policy's value at that moment, which may be a gap between two
+    requests. So the value covers a window: to scale up, the mean need of the latest window; to scale down, the largest
+    such mean since fewer replicas began to suffice.
     """
 
     def __init__(self) -> None:
@@ -84,13 +89,13 @@ class SteadyNeed:
     def replicas(
         self, need: float, target: int, now: float, upscale_delay_s: float = 0.0, downscale_delay_s: float = 0.0
     ) -> float:
-        """Replicas to ask for; the target where neither more nor fewer are wished for.
+        """Number of replicas to request; `target` if neither more nor fewer are needed.
 
         Args:
-            need: of this moment, as `desired_replicas`.
-            target: replicas that run or are on their way.
-            now: seconds.
-            upscale_delay_s, downscale_delay_s: of Serve.
+            need: momentary need from `desired_replicas`.
+            target: replicas that run or are starting.
+            now: time in seconds.
+            upscale_delay_s, downscale_delay_s: Serve's delays.
         """
         if not self._needs or now < self._needs[-1][0]:  # the clock was set back
             self._forget(now)
@@ -108,22 +113,22 @@ class SteadyNeed:
         return round(self._peak / MARGIN, 6)
 
     def _more(self, mean: float, target: int, now: float) -> float:
-        """The mean of the window where it calls for more than the target, else the target."""
+        """The window's mean need if that justifies more than `target`, else `target`."""
         wanted = min(mean, max(need for at, need in self._needs if at >= now - RECENT_S))
         lasts = now - self._since >= STEADY_S and _mean(self._needs, now - STEADY_S) > target
         return round(wanted, 6) if wanted > target and (lasts or MARGIN * wanted > target) else target
 
     def _forget(self, now: float) -> None:
         self._since = now
-        """When the first need was seen: before that the load may have been anything."""
+        """Time of the first known need; the load before is unknown."""
         self._needs, self._means = Points(), Points()
-        """The needs of the latest minute; the means of the window in the time before a wish for fewer replicas."""
+        """Needs of the latest `STEADY_S` or window; window means of the time before a reduction."""
         self._target, self._peak = -1, 0.0
-        """Replicas of which fewer are enough, and the largest mean since; -1 where fewer are not."""
+        """Target for which fewer replicas suffice, and the largest mean since then; -1 while fewer do not suffice."""
 
 
 def _keep(points: Points, value: float, now: float, window_s: float) -> None:
-    """Add a moment's value, and drop those before the window."""
+    """Append a value and drop values older than the window."""
     points.append((now, value))
     while points[0][0] < now - window_s:
         points.popleft()
@@ -135,9 +140,9 @@ def _mean(points: Points, since: float) -> float:
 
 
 class TokenLoadPolicy:
-    """Serve's view of `desired_replicas`: bounds, delays and smoothing are applied by Serve to what this returns.
+    """Serve autoscaling policy based on `desired_replicas`; Serve applies bounds, delays and smoothing to its result.
 
-    Serve's own policy counts calls, and to Serve a router's whole traffic is one endless stream.
+    Serve's own policy counts calls, but a router's whole traffic is a single endless stream to Serve.
     """
 
     def __init__(self, target_queue_s: float = TARGET_QUEUE_S) -> None:
@@ -145,27 +150,27 @@ class TokenLoadPolicy:
         self._steady = SteadyNeed()
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """Desired replicas (Serve rounds up) and an empty state: Serve keeps this object as long as its settings stay.
+        """Desired replicas (Serve rounds up) and an empty state: Serve keeps this object while its settings stay.
 
         Args:
             context: `ray.serve.config.AutoscalingContext` of the Verifier deployment.
         """
         loads, target = replica_loads(context.raw_metrics or {}), context.target_num_replicas
         if not loads:
-            # A replica that is still starting reports nothing: no load seen is no reason to scale.
+            # A replica that is still starting reports nothing, and missing reports must not scale.
             return target, {}
         need = desired_replicas(loads, self._target_queue_s)
         now = getattr(context, "current_time", None) or time.time()
-        config = getattr(context, "config", None)  # Serve's type says that a context may lack both
+        config = getattr(context, "config", None)  # Serve's type allows a context to lack both
         delays = (DELAYS[name] if config is None else getattr(config, name) for name in DELAYS)
         return self._steady.replicas(need, target, now, *delays), {}
 
 
 def replica_loads(metrics: Mapping[str, Mapping[Any, Any]]) -> list[ReplicaLoad]:
-    """The latest that each replica has reported, of those that have reported all.
+    """Latest report of each replica that has reported all fields.
 
     Args:
-        metrics: by name and replica, points of time and value, oldest first.
+        metrics: time series of points with a value, oldest first, by metric name and replica.
     """
     series = [metrics.get(name, {}) for name in ReplicaLoad._fields]
     replicas = [replica for replica in series[0] if all(one.get(replica) for one in series)]

@@ -1,4 +1,4 @@
-"""A child that runs a module of ours in an interpreter of its own, and does not outlive the process that started it."""
+"""A child process that runs a Wingbeat module in its own interpreter and ends with its parent."""
 
 import asyncio
 import ctypes
@@ -14,18 +14,18 @@ from wingbeat.runtime.interpreter import module_command, module_environment
 
 _PR_SET_PDEATHSIG = 1
 STACKS_SIGNAL = signal.SIGUSR1
-"""Makes a child that has called `show_stacks` write where its threads are."""
+"""Signal on which a child that has called `show_stacks` writes the stacks of its threads."""
 
 STATES = {"R": "running", "S": "waiting", "D": "waiting for a device", "T": "stopped by a signal", "Z": "gone"}
 
 
 class ChildProcess:
-    """Runs `python -m module FD... PARENT` with these file descriptors open; its output goes where this process's does.
+    """Runs `python -m module FD... PARENT` with these file descriptors open; its output goes where the parent's goes.
 
-    Make it on a thread that lives as long as the child shall: the kernel ends the child with that very thread.
+    Construct it on a thread that lives as long as the child shall: the kernel ends the child with that thread.
 
     Args:
-        env: what the child's environment has beyond this process's.
+        env: additions to the parent's environment.
     """
 
     def __init__(self, module: str, fds: Sequence[int], env: Mapping[str, str] | None = None) -> None:
@@ -38,11 +38,11 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the child."""
         return self._process.pid
 
     async def wait(self) -> int:
-        """Its exit code once it has ended, -N where signal N ended it; known in the moment of its death."""
+        """Exit code of the child once it has ended, or -N if signal N ended it; returns at the moment of death."""
         try:
             fd = os.pidfd_open(self.pid)
         except OSError:  # refused by a sandbox, or reaped by an earlier wait
@@ -57,11 +57,11 @@ class ChildProcess:
         return self._process.wait()
 
     def signal(self, number: int) -> None:
-        """Send it a signal; harmless once it has ended."""
+        """Send a signal; does nothing once the child has ended."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it without a word; harmless once it has ended."""
+        """Send SIGKILL; does nothing once the child has ended."""
         self._process.kill()
 
 
@@ -69,34 +69,34 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
     """Have the kernel send this process a signal when its parent ends. Call first in the child.
 
     Args:
-        number: SIGKILL ends it at once, be it stopped or not.
+        number: SIGKILL also ends a stopped process.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
-    if os.getppid() != parent:  # it ended before that
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
 
 
 def show_stacks() -> None:
-    """Have STACKS_SIGNAL write the stacks of all threads to stderr, also while one of them keeps the interpreter."""
+    """Have STACKS_SIGNAL write the stacks of all threads to stderr, even while a thread holds the interpreter."""
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True, chain=False)
 
 
 def threads_of(pid: int) -> list[str]:
-    """What the kernel says of a process's threads: name, state and, where it tells, what each waits for."""
+    """State of a process's threads from /proc: name, state and, if available, the kernel function waited in."""
     found = []
     for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
         try:
             name, state = (task / "comm").read_text().strip(), (task / "stat").read_text().rpartition(")")[2].split()[0]
             waits_for = (task / "wchan").read_text().strip("0\n")
-        except OSError:  # it has ended, or the kernel does not tell
+        except OSError:  # the thread has ended, or the kernel refuses
             continue
         found.append(f"{task.name} {name} is {STATES.get(state, state)}" + (f" in {waits_for}" if waits_for else ""))
     return found
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal, or a debugger, has stopped a process."""
+    """Whether a signal or a debugger has stopped a process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return False

@@ -1,4 +1,4 @@
-"""What an engine does per second when it has enough to do."""
+"""Measures an engine's throughput at sufficient load."""
 
 from wingbeat.cluster.routing import TokenRate
 
@@ -6,9 +6,9 @@ WINDOW_S = 60.0
 
 
 class EngineSpeed:
-    """Tokens per second, those of prompts and those that are written, while half of the slots or more have work.
+    """Throughput in tokens per second, of prompts and outputs, while at least half of the slots have work.
 
-    With less to do an engine is slower than it could be, which says nothing about how many engines are needed.
+    With less work an engine is slower than it could be, and its rate says nothing about how many engines are needed.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -18,11 +18,11 @@ class EngineSpeed:
         self._busy = False
 
     def look(self, num_passed: int, num_requests: int, now: float) -> None:
-        """Measure from the last look to now.
+        """Measure the time since the last look.
 
         Args:
-            num_passed: tokens so far; fewer than before are those of another engine in its place.
-            num_requests: that the engine has now.
+            num_passed: tokens computed so far; a smaller number than before means that the engine was replaced.
+            num_requests: current number of requests of the engine.
         """
         was_busy, self._busy = self._busy, 2 * num_requests >= self._num_slots
         if was_busy and num_passed >= self._num_passed:
@@ -33,5 +33,5 @@ class EngineSpeed:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate; 0 before any was measured."""
+        """The measured rate; 0 before any measurement."""
         return self._rate.latest_per_s() or 0.0

@@ -1,6 +1,6 @@
-"""Processes forked from one that has imported what they need: an import of torch takes seconds, a fork milliseconds.
+"""Fork server: forks processes from one that has imported torch, in milliseconds instead of the seconds of an import.
 
-The fork server is a child of the process that asks. What it forked ends with it, and it ends with that process.
+The fork server is a child of its client. Forked processes end with the fork server, which ends with its client.
 """
 
 import gc
@@ -21,33 +21,33 @@ from wingbeat.cluster.mps import under_mps
 
 MODULE = "wingbeat.cluster.fork_server"
 FORK_S = 180.0
-"""For a process, the first of which waits until everything is imported."""
+"""Seconds for a fork; the first one waits until everything is imported."""
 ASKED_S, ASKED_POLL_S = 2.0, 0.005
-"""For a process that was asked to end to finish its work on a GPU."""
+"""Seconds for a process that got SIGTERM to finish its work on a GPU, and the poll interval."""
 LONGEST = 4096
-"""Bytes of a message between a fork server and the process that asks."""
+"""Maximum bytes of a message between a fork server and its client."""
 Target = Callable[[Connection], None]
 
 
 class Forked(NamedTuple):
-    """A process, and the caller's end of the pipe to it."""
+    """A forked process, and the caller's end of the pipe to it."""
 
     pid: int
     connection: Connection
 
     def kill(self) -> None:
-        """End it, be it stopped or not; harmless once it has ended. Waits for nothing but as `end_process` does.
+        """Kill the process, even if it is stopped; does nothing once it has ended. Waits only as `end_process` does.
 
-        Its fork server keeps the process id until it forks the next one.
+        The fork server reaps the process at its next fork; until then the process id is not reused.
         """
         self.connection.close()
         end_process(self.pid)
 
 
 def end_process(pid: int) -> None:
-    """Kill a process; a client of CUDA's multi-process service is asked first, and has `ASKED_S` to end by itself.
+    """Kill a process. A client of CUDA's multi-process service gets SIGTERM first, and `ASKED_S` to end by itself.
 
-    A client that ends by SIGKILL with work on the device may take the service's server and all its clients with it.
+    A client that is killed with work on the device may bring down the service's server with all its clients.
     """
     try:
         if under_mps():
@@ -62,11 +62,11 @@ def end_process(pid: int) -> None:
 
 
 class ForkServer:
-    """Forks processes that call one function. Make it on a thread that lives as long as they shall.
+    """Forks processes that call one function. Construct it on a thread that lives as long as they shall.
 
     Args:
         target: `module:function`; the function gets its end of a pipe, and its process ends when it returns.
-        env: what their environment has beyond this process's.
+        env: additions to this process's environment.
     """
 
     def __init__(self, target: str, env: Mapping[str, str] | None = None) -> None:
@@ -77,10 +77,11 @@ class ForkServer:
         self._control.send(target.encode())
 
     def fork(self) -> Forked:
-        """Another process; the first one waits until everything is imported.
+        """Fork another process; the first call waits until everything is imported.
 
         Raises:
-            EOFError: the server has ended, as where its imports fail, or has not answered in time and was killed.
+            EOFError: the server has ended, for example because its imports failed, or was killed because it did not
+                answer in time.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -99,8 +100,8 @@ class ForkServer:
         return Forked(int(answer), Connection(ours.detach()))
 
     def close(self) -> None:
-        """End it and all that it forked."""
-        if under_mps():  # it ends what it forked, and then itself
+        """End the server and all processes that it forked."""
+        if under_mps():  # on SIGTERM the server ends its forks, then itself
             self._process.signal(signal.SIGTERM)
         else:
             self._process.kill()
@@ -108,7 +109,7 @@ class ForkServer:
 
 
 def main() -> None:
-    """Import the target, then fork on request until the process that asks is gone."""
+    """Import the target, then fork on request until the client is gone."""
     control_fd, parent = map(int, sys.argv[1:])
     children: list[int] = []
     if under_mps():
@@ -116,12 +117,12 @@ def main() -> None:
         die_with_parent(parent, signal.SIGTERM)
     else:
         die_with_parent(parent)
-    # Of a terminal's Ctrl-C the process that asks decides, which gets it too.
+    # The client also gets a terminal's Ctrl-C, and decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=control_fd) as control:
-        # Here and below for ever: the kernel ends this process with the one that asks, be that killed or not.
+        # No timeouts here or below: the kernel ends this process with its client, however the client ends.
         module, _, name = control.recv(LONGEST).decode().partition(":")
-        # Memory is shared until it is written to, and a collection writes to every object that is not frozen.
+        # Forked memory is shared until written to, and a garbage collection writes to every object that is not frozen.
         gc.disable()
         target: Target = getattr(importlib.import_module(module), name)
         gc.freeze()
@@ -143,7 +144,7 @@ def main() -> None:
 
 
 def _end(children: list[int]) -> NoReturn:
-    """The end of the server: what it forked goes first, as each must."""
+    """End the server, after all processes that it forked."""
     for pid in children:
         if _is_there(pid):
             end_process(pid)
@@ -151,7 +152,7 @@ def _end(children: list[int]) -> NoReturn:
 
 
 def _is_there(pid: int) -> bool:
-    """Of a child that may have been reaped, and whose id is then somebody else's."""
+    """Whether a child still runs; the id of a reaped child may belong to another process."""
     try:
         return os.waitpid(pid, os.WNOHANG) == (0, 0)
     except ChildProcessError:
@@ -159,7 +160,7 @@ def _is_there(pid: int) -> bool:
 
 
 def _reap() -> None:
-    """Let go of processes that have ended: until then nobody else can get their ids."""
+    """Reap ended processes; until then their ids cannot be reused."""
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass
@@ -168,7 +169,7 @@ def _reap() -> None:
 
 
 def _run(target: Target, connection: Connection, server: int) -> None:
-    """In the forked process; never returns."""
+    """Runs in the forked process; never returns."""
     code = 1
     try:
         die_with_parent(server)

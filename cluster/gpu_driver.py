@@ -1,19 +1,21 @@
-"""NVIDIA's driver beside the CUDA of torch: why torch sees no GPU."""
+"""Explains why torch sees no GPU: compares NVIDIA's driver with torch's CUDA version."""
 
 import os
 
 from wingbeat.cluster.placement import VISIBLE_DEVICES
 
 _LEAST_DRIVERS = {"11": 450, "12": 525, "13": 580}
-"""By CUDA's major version, for any of its minor ones (NVIDIA, CUDA Compatibility, "minor version compatibility")."""
+"""Minimum driver by CUDA's major version, for any minor one (NVIDIA, CUDA Compatibility, "minor version
+compatibility").
+"""
 _OLDER_TORCH = "--index-url https://download.pytorch.org/whl/cu126"
 
 
 def unseen_gpus(torch_version: str, cuda_version: str | None) -> str | None:
-    """GPUs of this machine where torch sees none, and why it does not; None where the driver tells of none.
+    """Names of GPUs that torch does not see, and the reason; None if the driver reports no GPUs.
 
     Args:
-        torch_version, cuda_version: as of `driver_problem`.
+        torch_version, cuda_version: as in `driver_problem`.
     """
     from wingbeat.cluster import nvml
 
@@ -26,18 +28,18 @@ def unseen_gpus(torch_version: str, cuda_version: str | None) -> str | None:
 
 
 def driver_problem(torch_version: str, cuda_version: str | None) -> str:
-    """Why torch sees no GPU, as far as the driver tells, and what to change: one line without an end.
+    """Why torch sees no GPU, as far as the driver reveals, and what to change: one line without a final period.
 
     Args:
         torch_version: `torch.__version__`.
-        cuda_version: `torch.version.cuda`, such as 13.0; None of a build without CUDA.
+        cuda_version: `torch.version.cuda`, such as 13.0; None for a build without CUDA.
     """
     from wingbeat.cluster import nvml
 
     if cuda_version is None:
         return f"torch {torch_version} is built without CUDA: install a build with it"
     least = _LEAST_DRIVERS.get(cuda_version.partition(".")[0])
-    needs = f"torch {torch_version} is of CUDA {cuda_version}"
+    needs = f"torch {torch_version} is built for CUDA {cuda_version}"
     needs += "" if least is None else f", which needs driver {least} or newer"
     try:
         found = nvml.driver_version()

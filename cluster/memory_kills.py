@@ -1,4 +1,4 @@
-"""Whether the kernel has ended processes because memory was used up: it tells nobody but its own log."""
+"""Detects kills by the kernel's out-of-memory killer, which are only visible in kernel counters and logs."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ ADVICE = "lower kv_cache_memory_bytes or cpu_memory_utilization, or give the nod
 
 
 class MemoryKills:
-    """Counts from when it was made; kills on the same machine, of whichever process."""
+    """Counts out-of-memory kills on this machine, of any process, since construction."""
 
     def __init__(self) -> None:
         self._before = _num_kills()
 
     def explain(self) -> str:
-        """What an unexplained end of a process may have to do with it; empty where nothing."""
+        """Explanation to append to an error about a process that ended; empty if there were no kills."""
         count = _num_kills() - self._before
         if count <= 0:
             return ""
@@ -23,6 +23,6 @@ class MemoryKills:
 def _num_kills() -> int:
     try:
         lines = VMSTAT.read_text().splitlines()
-    except OSError:  # not told in this sandbox
+    except OSError:  # hidden in this sandbox
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -1,6 +1,6 @@
-"""NVIDIA's management library as far as a start asks it: the GPUs, the memory in use, and the driver's version.
+"""NVIDIA's management library (NVML): GPUs, memory in use, and driver version, as needed at start.
 
-The library makes no CUDA context, which torch could, and takes milliseconds, where an import of torch takes seconds.
+NVML creates no CUDA context, which torch might, and takes milliseconds, while importing torch takes seconds.
 """
 
 from typing import Any, NamedTuple
@@ -10,14 +10,14 @@ from pynvml import NVMLError
 
 
 class Device(NamedTuple):
-    """A GPU as the library describes it."""
+    """A GPU as NVML describes it."""
 
     uuid: str
     name: str
     total_bytes: int
     used_bytes: int
     is_divided: bool
-    """Into MIG instances, of which a process sees one."""
+    """Whether it is divided into MIG instances, of which a process sees one."""
 
 
 def driver_version() -> str:
@@ -31,7 +31,7 @@ def driver_version() -> str:
 
 
 def devices() -> list[Device]:
-    """All GPUs of the machine in the order of their indices, those that CUDA_VISIBLE_DEVICES hides too.
+    """All GPUs of the machine in the order of their indices, including those that CUDA_VISIBLE_DEVICES hides.
 
     Raises:
         NVMLError: as in `driver_version`.
@@ -45,6 +45,6 @@ def _device(handle: Any) -> Device:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     try:
         is_divided = bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
-    except NVMLError:  # most kinds of GPUs have no such mode
+    except NVMLError:  # most GPUs do not support MIG
         is_divided = False
     return Device(uuid, name, int(memory.total), int(memory.used), is_divided)

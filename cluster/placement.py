@@ -1,13 +1,13 @@
-"""Where a verifier and its drafter run: one placement group per pair, and which GPU is whose.
+"""Placement of verifiers and drafters: one placement group per pair, and assignment of GPUs.
 
-All bundles lie on one node, unless the settings let the drafter run on another one. A verifier that is spread over
-several ranks has a bundle for each, those of ranks 1 and up last.
+All bundles lie on one node, unless the settings allow the drafter on another one. A verifier that is spread over
+several ranks has a bundle per rank; those of ranks 1 and up come last.
 
-Ray hides the other GPUs from an actor (it sets CUDA_VISIBLE_DEVICES), and memory of a GPU that a process cannot see
-cannot be opened there. So Ray is told to leave that variable alone (`NO_NARROWING`), and each actor puts the GPU that
-Ray assigned to it first: in every thread of it, device 0 is its own, and the others are there to be reached.
+By default Ray hides all other GPUs from an actor (it sets CUDA_VISIBLE_DEVICES), and a process cannot open memory of a
+GPU that it does not see. So Ray is configured to leave that variable alone (`NO_NARROWING`), and each actor puts its
+assigned GPU first: device 0 is its own GPU in every thread, and the other GPUs stay reachable.
 
-Ray itself is imported only where it is called: a configuration is checked without it.
+Ray is imported only inside functions, so that configurations can be checked without it.
 """
 
 import os
@@ -16,25 +16,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 DRAFTER_BUNDLE = 1
-"""Serve puts the replica itself into the first bundle of its group."""
+"""Index of the drafter's bundle; Serve puts the replica itself into bundle 0."""
 ONE_NODE, ANY_NODES = "STRICT_PACK", "PACK"
-"""Strategies of a pair whose channel is memory of one node, and of one that may span two."""
+"""Placement strategies of a pair whose channel needs one node, and of a pair that may span two."""
 NO_NARROWING = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 ROUNDING = 1e-6
 ACCELERATOR_TYPE, ACCELERATOR_AMOUNT = "accelerator_type:", 0.001
-"""Ray's own resource of the nodes that have such GPUs, and so little of it that it never runs out."""
+"""Prefix of Ray's own resource of nodes with a type of GPU, and an amount so small that it never runs out."""
 
 ChannelKind = Literal["shm", "cuda_ipc", "remote"]
 
 
 class Share(NamedTuple):
-    """CPUs, GPUs and other resources of one actor, as Ray counts them; fractions share a device."""
+    """CPUs, GPUs and other resources of one actor in Ray's units; fractions share a device."""
 
     num_cpus: float
     num_gpus: float = 0.0
     resources: dict[str, float] | None = None
-    """Custom ones, that only some nodes have."""
+    """Custom resources that only some nodes have."""
 
     def bundle(self) -> dict[str, float]:
         """The placement group bundle that holds this share; Ray refuses empty bundles and zero entries."""
@@ -48,17 +48,17 @@ class Share(NamedTuple):
         return options | ({"resources": bundle} if bundle else {})
 
     def env_vars(self) -> dict[str, str]:
-        """Environment of an actor with this share: one with a GPU sees all of its node."""
+        """Environment of an actor with this share: an actor with a GPU sees all GPUs of its node."""
         return {NO_NARROWING: "1"} if self.num_gpus > 0 else {}
 
 
 def pair_bundles(
     verifier: Share, drafter: Share | None, num_ranks: int = 1, accelerator_type: str | None = None
 ) -> list[dict[str, float]]:
-    """Bundles of one replica, the verifier's first; the drafter's behind it, where there is one.
+    """Bundles of one replica: the verifier's, the drafter's if there is one, then those of further ranks.
 
     Args:
-        accelerator_type: Ray's name of the GPUs of the nodes that the verifier may be placed on; None: any node.
+        accelerator_type: Ray's name of the GPU type that the verifier's node must have; None allows any node.
     """
     kind = {} if accelerator_type is None else {f"{ACCELERATOR_TYPE}{accelerator_type}": ACCELERATOR_AMOUNT}
     first = verifier.bundle() | kind
@@ -76,7 +76,7 @@ def drafter_options(drafter: Share) -> dict[str, Any]:
 
 
 def member_options(verifier: Share, index: int, num_members: int) -> dict[str, Any]:
-    """Actor options that put process 1 of a verifier, or a later one, into the calling process's group.
+    """Actor options that put rank `index`, 1 or higher, of a verifier into the calling process's group.
 
     Raises:
         RuntimeError: the caller does not run in a placement group.
@@ -85,47 +85,47 @@ def member_options(verifier: Share, index: int, num_members: int) -> dict[str, A
 
 
 def _in_bundle(index: int) -> Any:
-    """Scheduling strategy of a bundle of the caller's own group; negative ones count from the end."""
+    """Scheduling strategy for a bundle of the caller's own group; negative indices count from the end."""
     from ray.util.placement_group import get_current_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group = get_current_placement_group()
     if group is None:
-        raise RuntimeError("what belongs to a verifier is placed in its group, but the caller has no placement group")
+        raise RuntimeError("ranks and drafters go into the verifier's placement group, and the caller has none")
     index %= group.bundle_count
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 
 
 def shared_drafter_options(drafter: Share) -> dict[str, Any]:
-    """Actor options of a drafter that is no verifier's own: anywhere, and on other nodes than its like where it can."""
+    """Actor options of a shared drafter: on any node, spread over nodes where possible."""
     return _options(drafter, "SPREAD")
 
 
 def _options(share: Share, strategy: Any) -> dict[str, Any]:
     options = {**share.actor_options(), "scheduling_strategy": strategy}
-    # Without a runtime_env of its own an actor inherits its creator's, and may start in a process kept ready for that.
+    # Without its own runtime_env an actor inherits its creator's and may start in a prestarted worker process.
     return options | ({"runtime_env": {"env_vars": share.env_vars()}} if share.env_vars() else {})
 
 
 def node_id() -> str:
-    """Ray's name of the node that this process runs on."""
+    """Ray's id of the node that this process runs on."""
     import ray
 
     return ray.get_runtime_context().get_node_id()
 
 
 def check_gpu_amount(name: str, amount: float) -> None:
-    """Refuse what Ray cannot assign: devices are shared by fractions below 1, or taken whole.
+    """Refuse amounts that Ray cannot assign: a device is shared in fractions below 1, or taken whole.
 
     Raises:
-        ValueError: names the field, the value and what is allowed.
+        ValueError: names the field, the value and the allowed values.
     """
     if amount < 0 or (amount > 1 and amount != int(amount)):
         raise ValueError(f"{name} is {amount}: must be 0, a fraction up to 1, or a whole number")
 
 
 def gpus_of_pair(verifier: Share, drafter: Share | None, num_ranks: int = 1) -> int:
-    """GPUs that one node must have for a pair: fractions share one where they fit."""
+    """Number of GPUs that one node must have for a pair: fractions share a GPU if they fit."""
     shares = [verifier.num_gpus] * num_ranks + ([drafter.num_gpus] if drafter is not None else [])
     whole = sum(int(share) for share in shares if share >= 1)
     fractions = [share for share in shares if 0 < share < 1]
@@ -135,12 +135,12 @@ def gpus_of_pair(verifier: Share, drafter: Share | None, num_ranks: int = 1) -> 
 def check_node_gpus(
     verifier: Share, drafter: Share | None, node_gpus: Iterable[float], one_node: bool = True, num_ranks: int = 1
 ) -> None:
-    """Refuse a pair that no node can hold, which Ray would wait for without end.
+    """Refuse a pair that no node can hold, for which Ray would wait for ever.
 
     Args:
-        verifier: of each of its ranks.
+        verifier: share of each of its ranks.
         node_gpus: GPUs of each live node.
-        one_node: whether one has to hold both.
+        one_node: whether one node has to hold verifier and drafter.
 
     Raises:
         ValueError: names both shares and the largest node.
@@ -161,10 +161,10 @@ def check_node_gpus(
 
 
 class Group(NamedTuple):
-    """Actors that are placed together, and how many such groups there are at the least."""
+    """Actors that are placed together, and the minimum number of such groups."""
 
     name: str
-    """Of one, for people."""
+    """Name of one such group, for messages."""
     bundles: Sequence[Mapping[str, float]]
     num: int = 1
     one_node: bool = True
@@ -172,13 +172,13 @@ class Group(NamedTuple):
 
 
 def check_room(groups: Sequence[Group], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Refuse groups that the nodes cannot hold, alone or together, which Ray would wait for without end.
+    """Refuse groups that the nodes cannot hold, alone or together, for which Ray would wait for ever.
 
     Args:
-        nodes: all resources of each live node, whoever uses them now.
+        nodes: total resources of each live node, used or free.
 
     Raises:
-        ValueError: names the group, the resource, and how much of the resource there is.
+        ValueError: names the group, the resource, and the available amount of it.
     """
     wanted: Counter[str] = Counter()
     for group in groups:
@@ -206,7 +206,7 @@ def _holds(node: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
 
 
 def _scarcest(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> tuple[str, float]:
-    """The resource of which most is missing, and how much of it is wanted."""
+    """The resource that is relatively most short, and the wanted amount of it."""
     most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
     name = max(wanted, key=lambda name: (wanted[name] - most[name]) / wanted[name])
     return name, wanted[name]
@@ -216,10 +216,10 @@ def choose_channel(requested: str, verifier_device: str, drafter_device: str, on
     """Kind of channel for a pair.
 
     Args:
-        requested: 'auto', 'shm', 'cuda_ipc' or 'remote'; 'auto' is remote between two nodes, and on one of them
-            cuda_ipc where both sides sit on CUDA devices.
+        requested: 'auto', 'shm', 'cuda_ipc' or 'remote'; 'auto' is remote between two nodes, and on one node cuda_ipc
+            if both sides are on CUDA devices, else shm.
         verifier_device, drafter_device: 'cpu' or 'cuda'.
-        one_node: whether both sides run on one.
+        one_node: whether both sides run on one node.
 
     Raises:
         ValueError: cuda_ipc is requested and a side has no CUDA device; names the side.
@@ -237,12 +237,12 @@ def own_devices_first(assigned: Sequence[int | str], visible: str | None, num_de
     """CUDA_VISIBLE_DEVICES that lists a process's own GPUs first and hides none.
 
     Args:
-        assigned: ids of its GPUs, as `ray.get_gpu_ids` returns them: entries of `visible` where that is set.
-        visible: CUDA_VISIBLE_DEVICES as the process found it; None where it is not set.
-        num_devices: of the node; counts where `visible` is not set.
+        assigned: ids of its GPUs, as `ray.get_gpu_ids` returns them: entries of `visible` if that is set.
+        visible: CUDA_VISIBLE_DEVICES as the process found it; None if it is not set.
+        num_devices: GPUs of the node; used if `visible` is None.
 
     Raises:
-        ValueError: an assigned GPU is not among those the process can see.
+        ValueError: an assigned GPU is not among those that the process can see.
     """
     everyone = [str(i) for i in range(num_devices)] if visible is None else [e.strip() for e in visible.split(",")]
     own = [str(gpu) for gpu in assigned]
@@ -253,16 +253,16 @@ def own_devices_first(assigned: Sequence[int | str], visible: str | None, num_de
 
 
 def assigned_devices() -> tuple[int | str, ...]:
-    """The GPUs that Ray assigned to this actor; none in one without a share."""
+    """Ids of the GPUs that Ray assigned to this actor; empty without a GPU share."""
     import ray
 
     return tuple(ray.get_gpu_ids())
 
 
 def claim_devices(assigned: Sequence[int | str]) -> None:
-    """Make an assigned GPU device 0 of this process, the actor's own or one of its child; does nothing without one.
+    """Make the assigned GPU device 0 of this process, which is the actor or its child; does nothing without one.
 
-    Call before anything touches CUDA: the driver reads the order of devices once.
+    Call before anything touches CUDA: the driver reads the order of devices only once.
 
     Raises:
         RuntimeError: CUDA is initialised already.
@@ -275,20 +275,20 @@ def claim_devices(assigned: Sequence[int | str]) -> None:
     if torch.cuda.is_initialized():
         raise RuntimeError("GPUs must be claimed before CUDA is initialised in this process")
     visible = os.environ.get(VISIBLE_DEVICES)
-    # torch counts by NVML as long as CUDA sleeps, and counts anew after a change of the variable.
+    # torch counts by NVML until CUDA is initialised, and counts again after a change of the variable.
     num_devices = torch.cuda.device_count() if visible is None else 0
     os.environ[VISIBLE_DEVICES] = own_devices_first(assigned, visible, num_devices)
 
 
 def node_gpus() -> list[float]:
-    """GPUs of each live node of the Ray cluster this process is connected to."""
+    """GPUs of each live node of the Ray cluster that this process is connected to."""
     import ray
 
     return [node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]]
 
 
 def node_resources() -> list[dict[str, float]]:
-    """All resources of each live node of the Ray cluster this process is connected to."""
+    """Total resources of each live node of the Ray cluster that this process is connected to."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]

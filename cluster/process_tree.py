@@ -1,4 +1,4 @@
-"""The processes below one: what a program that starts Ray must leave nothing of."""
+"""Descendant processes, of which a program that starts Ray must leave none behind."""
 
 import contextlib
 import os
@@ -13,17 +13,17 @@ from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 RAYS_PROGRAMS = frozenset({"gcs_server", "raylet"})
 POLL_S = 0.05
 DEATH_S = 5.0
-"""For the kernel to end what was killed: large memory takes a while."""
+"""Seconds for the kernel to end killed processes: large memory takes a while to free."""
 
 
 def descendants(root: int) -> list[PeerProcess]:
-    """Every process below `root`, at any depth, that runs now."""
+    """All running processes below `root`, at any depth."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
+            continue  # the process ended meanwhile
         children[int(fields[1])].append(int(path.parent.name))
     found, parents = [], [root]
     while parents:
@@ -34,9 +34,10 @@ def descendants(root: int) -> list[PeerProcess]:
 
 
 def writers(folder: Path) -> list[PeerProcess]:
-    """Every Python process of this environment, and every one of Ray's own programs, that writes a file below `folder`.
+    """All Python processes of this environment, and all programs of Ray, that have a file below `folder` open for
+    writing.
 
-    Nobody else's: a person's pager or editor of a log is none of them.
+    Other programs, such as a pager or an editor of a log, are not included.
     """
     ours = Path(sys.executable).resolve()
     found = []
@@ -46,7 +47,7 @@ def writers(folder: Path) -> list[PeerProcess]:
             if (program == ours or program.name in RAYS_PROGRAMS) and _writes_below(path, folder):
                 found.append(PeerProcess(int(path.name), process_start(int(path.name))))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it ended meanwhile, or is another user's
+            continue  # the process ended meanwhile, or is another user's
     return [process for process in found if process.pid != os.getpid()]
 
 
@@ -63,9 +64,10 @@ def _writes_below(process: Path, folder: Path) -> bool:
 
 
 def end(processes: list[PeerProcess], grace_s: float) -> int:
-    """Wait for processes that are about to end, and kill those that have not within `grace_s`; returns how many.
+    """Wait for processes that are about to end, and kill those that have not within `grace_s`. Returns the number
+    killed.
 
-    Those that were killed are gone when this returns, so that what they held can be taken away.
+    Killed processes are gone on return (or after `DEATH_S`), so that their resources can be removed.
     """
     _wait(processes, grace_s)
     killed = 0
@@ -74,7 +76,7 @@ def end(processes: list[PeerProcess], grace_s: float) -> int:
             try:
                 os.kill(process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
-                continue  # it ended meanwhile, or never was ours to end
+                continue  # the process ended meanwhile, or another user owns it
             killed += 1
     _wait(processes, DEATH_S)
     return killed

@@ -1,7 +1,7 @@
-"""Which engine gets a request, by the prefixes it has cached and its load; whether there is room, and when there is.
+"""Selection of an engine for a request by cached prefixes and load, and limits of admission.
 
-A block's hash is chained over all tokens before it, so that a set of hashes, looked up block by block, is a radix tree:
-no tokens are known here, and neither Ray nor HTTP.
+A block's hash is chained over all tokens before it, so a set of hashes that is looked up block by block acts as a radix
+tree. This file uses neither tokens of texts, nor Ray, nor HTTP.
 """
 
 import math
@@ -14,29 +14,29 @@ from typing import NamedTuple
 from wingbeat.runtime.kv.block_hashes import HASH_BYTES, CacheChanges, hash_block, salted_root, split_hashes
 
 MAX_BLOCKS = 2**18
-"""Known of one engine; beyond, those that were told first are forgotten."""
+"""Blocks tracked per engine; beyond that the oldest entries are dropped."""
 
 
 class PromptBlocks:
-    """Hashes of a prompt's full blocks, made as far as somebody asks.
+    """Hashes of a prompt's full blocks, computed on demand.
 
     Args:
-        block_size: tokens per block; 0 where engines cache none.
-        salt: of the request; prompts share prefixes with others of the same salt only.
-        variant: digest of the request's; the same holds for it.
+        block_size: tokens per block; 0 if engines cache no prefixes.
+        salt: cache salt of the request; only prompts with the same salt share prefixes.
+        variant: digest of the request's variant; only prompts with the same variant share prefixes.
     """
 
     def __init__(self, token_ids: Sequence[int], block_size: int, salt: str = "", variant: str = "") -> None:
         self.num_tokens = len(token_ids)
         self.block_size = block_size
-        # At least the last token is left to compute, as in the engine.
+        # The last token is always computed, as in the engine.
         self.num_blocks = max(0, len(token_ids) - 1) // block_size if block_size else 0
         self._token_ids = token_ids
         self._last = salted_root(salt, variant)
         self._hashes: list[bytes] = []
 
     def hash(self, index: int) -> bytes:
-        """Of a block and all before it."""
+        """Hash of a block and all blocks before it."""
         while len(self._hashes) <= index:
             begin = len(self._hashes) * self.block_size
             self._last = hash_block(self._last, self._token_ids[begin : begin + self.block_size])
@@ -45,7 +45,7 @@ class PromptBlocks:
 
 
 class PrefixIndex:
-    """One engine's cached blocks, kept up by its `CacheChanges`."""
+    """Cached blocks of one engine, kept up to date by its `CacheChanges`."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
@@ -55,7 +55,7 @@ class PrefixIndex:
         return len(self._known)
 
     def apply(self, changes: CacheChanges) -> None:
-        """Take over what the engine's cache has gained and lost."""
+        """Apply additions to and removals from the engine's cache."""
         if changes.cleared:
             self._known.clear()
         for block_hash in split_hashes(changes.dropped):
@@ -70,7 +70,7 @@ class PrefixIndex:
         return CacheChanges(cleared=True, cached=b"".join(self._known))
 
     def num_cached_tokens(self, prompt: PromptBlocks) -> int:
-        """Tokens at the prompt's beginning that the engine does not have to compute."""
+        """Number of tokens at the prompt's beginning that the engine does not have to compute."""
         index = 0
         while index < prompt.num_blocks and prompt.hash(index) in self._known:
             index += 1
@@ -79,7 +79,9 @@ class PrefixIndex:
 
 LONGEST_RETRY_S = 60
 MAX_COMPARED = 16
-"""Engines that are all compared. Of more, two are drawn: several routers would flood the one least loaded engine."""
+"""Up to this many engines are all compared. From more, two are drawn at random: several routers would otherwise flood
+the single least loaded engine.
+"""
 
 
 class EngineLoad(NamedTuple):
@@ -87,19 +89,19 @@ class EngineLoad(NamedTuple):
 
     engine_id: str
     outstanding_tokens: int
-    """Prompt tokens to compute and tokens still to generate of the requests there that are not finished."""
+    """Prompt tokens to compute and tokens still to generate, over all unfinished requests there."""
     num_requests: int
     stalled: bool = False
-    """Whether it makes no progress, and may have to be replaced."""
+    """Whether the engine makes no progress, and may have to be replaced."""
 
 
 def moving(loads: list[EngineLoad]) -> list[EngineLoad]:
-    """Those that make progress; all of them where none does."""
+    """Loads of engines that make progress; all loads if none does."""
     return [load for load in loads if not load.stalled] or loads
 
 
 def cost_tokens(num_prompt_tokens: int, num_cached_tokens: int, load: EngineLoad) -> int:
-    """What an engine has to do before a request's first token, and beside its others, in tokens."""
+    """Tokens that an engine has to compute for the prompt, plus the engine's outstanding tokens."""
     return num_prompt_tokens - num_cached_tokens + load.outstanding_tokens
 
 
@@ -110,14 +112,14 @@ def choose_engine(
     session_id: str = "",
     rng: random.Random | None = None,
 ) -> str | None:
-    """Id of the engine at which a request costs least; None without engines.
+    """Id of the engine at which a request costs least; None if there are no engines.
 
-    At equal costs a session keeps to one engine; without a session the fewest requests decide, then the id.
+    Ties are broken by session affinity; without a session by the number of requests, then by id.
 
     Args:
-        num_cached_tokens: by engine, tokens of the prompt whose KV is there.
-        session_id: whatever requests of one conversation have in common; empty for none.
-        rng: draws two of more than `MAX_COMPARED` engines; one that has the longest prefix is compared too.
+        num_cached_tokens: maps an engine's id to the number of prompt tokens whose KV it has cached.
+        session_id: any string that requests of one conversation share; empty for none.
+        rng: draws two of more than `MAX_COMPARED` engines; the engine with the longest cached prefix is compared too.
     """
 
     def rank(load: EngineLoad) -> tuple:
@@ -133,33 +135,33 @@ def choose_engine(
 
 
 def _affinity(session_id: str, engine_id: str) -> bytes:
-    """Orders engines in another way for each session; an engine that comes or goes changes no other's place."""
+    """Rank key of an engine for a session: differs by session, and does not depend on which other engines exist."""
     return blake2b(f"{session_id}\0{engine_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def num_missing_places(
     num_wanted: int, num_admitted: int, num_engines: int, max_num_seqs: int, max_queued_requests: int
 ) -> int:
-    """Requests that have to end before `num_wanted` more find room; 0 where they fit now.
+    """Number of requests that have to end before `num_wanted` more are admitted; 0 if they fit now.
 
     Args:
         num_admitted: requests that run or queue.
-        max_num_seqs: sequences one engine runs at once.
-        max_queued_requests: requests beyond the engines' running capacity.
+        max_num_seqs: sequences that one engine runs at once.
+        max_queued_requests: admitted requests beyond the engines' running capacity.
     """
     return max(0, num_admitted + num_wanted - num_engines * max_num_seqs - max_queued_requests)
 
 
 def retry_after_s(num_missing: int, num_admitted: int, unwritten_tokens: int, tokens_per_s: float | None) -> int:
-    """Whole seconds, 1 to 60, until so many requests will have ended.
+    """Whole seconds, 1 to 60, until `num_missing` requests will have ended.
 
-    Engines end requests at the rate at which they write tokens, over the tokens that one request still needs.
+    Engines end requests at their token rate divided by the tokens that a request still needs.
 
     Args:
         num_missing: requests that have to end.
         num_admitted: requests that run or queue.
-        unwritten_tokens: tokens they may still write, all together.
-        tokens_per_s: of all engines together; None before anything was measured.
+        unwritten_tokens: tokens that all of them together may still write.
+        tokens_per_s: rate of all engines together; None before any measurement.
     """
     if not tokens_per_s or not num_admitted:
         return 1
@@ -168,10 +170,10 @@ def retry_after_s(num_missing: int, num_admitted: int, unwritten_tokens: int, to
 
 
 class AnswerLength:
-    """How many tokens answers have, from those of late: what a request will still write, where it may write more.
+    """Mean length of recent answers, which predicts how many tokens a request will still write.
 
     Args:
-        num_answers: over which the mean is taken, about.
+        num_answers: approximate number of answers in the mean.
     """
 
     def __init__(self, num_answers: int = 64) -> None:
@@ -180,20 +182,22 @@ class AnswerLength:
         self._mean = 0.0
 
     def add(self, num_tokens: int) -> None:
-        """An answer has ended."""
+        """Add the length of a finished answer."""
         self._num_seen += 1
         self._mean += (num_tokens - self._mean) / min(self._num_seen, self._num_answers)
 
     def expected_tokens(self, unwritten_tokens: int) -> int:
-        """Of a request that may write so many more. How many it has written says little of how many will follow."""
+        """Expected further tokens of a request that may write `unwritten_tokens`, independent of how many it has
+        written.
+        """
         return min(unwritten_tokens, math.ceil(self._mean)) if self._num_seen else unwritten_tokens
 
 
 class TokenRate:
-    """Tokens per second over the latest seconds in which there was something to write; older ones fade out.
+    """Tokens per second over recent time in which there was something to write; older samples decay exponentially.
 
     Args:
-        window_s: seconds after which a token counts 1/e.
+        window_s: seconds after which a token's weight is 1/e.
     """
 
     def __init__(self, window_s: float = 5.0) -> None:
@@ -203,21 +207,21 @@ class TokenRate:
         self._at: float | None = None
 
     def resume(self, now: float) -> None:
-        """There is something to write again: the time since the last token was no time of writing."""
+        """Begin writing again: the time since the last token does not count."""
         self._at = now
 
     def add(self, num_tokens: int, now: float) -> None:
-        """Tokens have arrived."""
+        """Add arrived tokens."""
         self._pass(now)
         self._tokens += num_tokens
 
     def per_s(self, now: float) -> float | None:
-        """The rate; None before any time has passed."""
+        """The current rate; None before any time has passed."""
         self._pass(now)
         return self.latest_per_s()
 
     def latest_per_s(self) -> float | None:
-        """The rate as it was when tokens last came; None before that."""
+        """The rate when tokens last arrived; None before that."""
         return self._tokens / self._seconds if self._seconds else None
 
     def _pass(self, now: float) -> None:

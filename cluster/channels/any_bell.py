@@ -1,7 +1,8 @@
-"""Sleeping on several bells at once: a drafter of several verifiers wakes for whichever rings first.
+"""Waiting on several bells at once: a drafter of several verifiers wakes when the first bell rings.
 
-Linux has a call for that since 5.16 (futex_waitv). Elsewhere the bells are slept on in turn, briefly each. Bells that
-are rung from other nodes are sockets, which are polled together; bells in memory beside them are looked at in between.
+Linux 5.16 and later have a system call for that (futex_waitv). On older kernels the bells are waited on in turn,
+briefly each. Bells of other nodes are sockets, which are polled together; if there are also bells in memory, these are
+checked between polls.
 """
 
 import ctypes
@@ -16,11 +17,11 @@ from typing import ClassVar
 from wingbeat.cluster.channels.doorbell import YIELD_S, Bell, Timespec, syscall
 
 TURN_S = 0.3e-3
-"""On one of several bells that have to be slept on in turn: a ring of another one is heard that much later."""
+"""Seconds per wait if bells are waited on in turn; the ring of another bell is noticed up to this much later."""
 MOST_BELLS = 128
-"""Of one call; the rest is heard when a sleep ends."""
+"""Maximum number of bells per futex_waitv call; further bells are checked when the wait ends."""
 _CALL, _SIZE_U32, _MONOTONIC = 449, 2, 1
-"""The call's number is that of every architecture."""
+"""futex_waitv has the same system call number on all architectures."""
 
 
 class _Waiter(ctypes.Structure):
@@ -33,7 +34,7 @@ class _Waiter(ctypes.Structure):
 
 
 def _kernel_has_it() -> bool:
-    """Asked with no bell at all, which a kernel that knows the call finds invalid."""
+    """Call futex_waitv with zero bells: EINVAL means that the kernel has the call, ENOSYS that it does not."""
     if not sys.platform.startswith("linux"):
         return False
     ctypes.set_errno(0)
@@ -45,7 +46,7 @@ WAITS_FOR_MANY = _kernel_has_it()
 
 
 def sleep_on(bells: Sequence[Bell], seen: Sequence[int], timeout_s: float) -> None:
-    """Sleep until one of the bells is rung or for `timeout_s`; not at all where a counter is not what was `seen`."""
+    """Sleep until a bell rings or for `timeout_s`; return at once if a counter differs from its value in `seen`."""
     descriptors = [descriptor for bell in bells if (descriptor := bell.descriptor) is not None]
     if descriptors:
         _poll(descriptors, timeout_s if len(descriptors) == len(bells) else min(timeout_s, TURN_S))
@@ -75,11 +76,11 @@ def _poll(descriptors: Sequence[int], timeout_s: float) -> None:
 def wait_for_any(
     bells: Sequence[Bell], ready: Callable[[], bool], timeout_s: float, quiet_since: float | None = None
 ) -> bool:
-    """True as soon as `ready()`, which any of the bells may announce; False after `timeout_s`.
+    """True as soon as `ready()`, which is checked after each ring; False after `timeout_s`.
 
     Args:
-        quiet_since: when the waiter last had work (time.monotonic): for a while after that it yields, as one that waits
-            on a `Doorbell` does.
+        quiet_since: time (time.monotonic) at which the waiter last had work: for `YIELD_S` after that the wait yields
+            instead of sleeping, as `Doorbell.wait` does.
     """
     now = time.monotonic()
     deadline = now + timeout_s

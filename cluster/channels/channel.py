@@ -1,8 +1,8 @@
-"""The channel between a verifier and its drafter: the protocol of its rounds, and the kind for one process.
+"""The channel between a verifier and its drafter: the protocol of rounds, and the channel within one process.
 
-A kind of channel differs in how its memory is made and in how its doorbell waits; the two ends are the same. They keep
-the contract of `wingbeat.runtime.protocol.ends`. `docs/channel.md` has the rules of rounds, of devices, and of a change
-of drafter.
+Kinds of channels differ in their memory and in how their doorbells wait; both ends are the same code. The ends
+implement the contract of `wingbeat.runtime.protocol.ends`. `docs/channel.md` specifies rounds, device order, and
+changes of drafter.
 """
 
 import os
@@ -36,7 +36,7 @@ from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, ReplyHeader
 
 
 class VerifierSide:
-    """The verifier's end (`runtime.protocol.ends.VerifierEnd`). One thread uses it."""
+    """The verifier's end (`runtime.protocol.ends.VerifierEnd`), for use by one thread."""
 
     def __init__(self, memory: ChannelMemory, doorbell: Doorbell) -> None:
         self.spec = memory.spec
@@ -62,11 +62,13 @@ class VerifierSide:
         return 0 if self._words[Word.CLOSED] or self._words[Word.DETACHED] == incarnation else incarnation
 
     def peer_alive(self) -> bool:
-        """False once the attached drafter's process is gone, or none is attached."""
+        """Whether a drafter is attached and its process still runs."""
         return self.incarnation > 0 and self._peer_process().works()
 
     def acquire_outcome(self, timeout_s: float) -> Outcome | None:
-        """Buffers of the next round, or None while a live drafter still uses them after `timeout_s`, or once closed."""
+        """Buffers of the next round, or None if a live drafter still uses them after `timeout_s`, or the channel is
+        closed.
+        """
         if self._words[Word.CLOSED]:
             return None
         round_number, deadline = self._published + 1, time.monotonic() + timeout_s
@@ -78,7 +80,7 @@ class VerifierSide:
         return self._outcomes[round_number % 2] if free else None
 
     def publish_outcome(self) -> int:
-        """Hand the acquired buffers to the drafter; returns the round's number. RuntimeError if none are acquired."""
+        """Pass the acquired buffers to the drafter. Returns the round's number. RuntimeError if none are acquired."""
         if not self._acquired:
             raise RuntimeError("publish_outcome without an acquired outcome")
         self._acquired = False
@@ -93,10 +95,10 @@ class VerifierSide:
         return self._published
 
     def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
-        """The answer to a round, or None when it does not come in time or the drafter dies or changes meanwhile.
+        """The answer to a round, or None if it does not come in time or the drafter dies or is replaced meanwhile.
 
-        Its tensors hold until round `round_number + 2` is published. Those on a device are there: the drafter's work is
-        waited for here, where its death is seen.
+        The tensors stay valid until round `round_number + 2` is published. Device tensors are complete: this call waits
+        for the drafter's device work, and notices the drafter's death meanwhile.
         """
         incarnation, deadline = self.incarnation, time.monotonic() + timeout_s
         if not incarnation or not self._await_answer(round_number, timeout_s):
@@ -109,7 +111,8 @@ class VerifierSide:
     def close(self) -> None:
         """Close the channel for both ends.
 
-        Tensors in host memory that were handed out stay mapped as long as they are held; those on a device end here.
+        Host tensors that were returned earlier stay mapped as long as they are referenced; device tensors become
+        invalid.
         """
         self._acquired = False
         self._words[Word.CLOSED] = 1
@@ -118,7 +121,7 @@ class VerifierSide:
             self.on_close()
 
     def _is_answered(self, round_number: int) -> bool:
-        """Whether the attached drafter's doorbell rang for this very round, not for one it skipped or a later one."""
+        """Whether the attached drafter has answered exactly this round, not skipped it or answered a later one."""
         words, incarnation = self._words, self.incarnation
         if round_number < 1 or not incarnation or words[Word.REPLIED] < incarnation << ROUND_BITS | round_number:
             return False
@@ -126,7 +129,9 @@ class VerifierSide:
         return ReplyHeader.read(self._reply_headers[round_number % 2]) == (round_number, incarnation)
 
     def _is_finished(self, round_number: int, timeout_s: float) -> bool:
-        """Whether the drafter's device has done what its host answered; False once it is dead, replaced or too late."""
+        """Whether the drafter's device work for an answered round is done; False if the drafter is dead, replaced or
+        too late.
+        """
         words, attached, events = self._words, self._words[Word.ATTACHED], self._reply_ready
         if events is None:
             return True
@@ -138,7 +143,7 @@ class VerifierSide:
         return done and words[Word.ATTACHED] == attached
 
     def _await_answer(self, round_number: int, timeout_s: float) -> bool:
-        """True once the present drafter answered the round, or is not the present one any more."""
+        """True once the current drafter has answered the round, or has been replaced or detached."""
         words, incarnation = self._words, self.incarnation
         attached, answered = words[Word.ATTACHED], incarnation << ROUND_BITS | max(round_number, 0)
         if not incarnation:
@@ -162,19 +167,19 @@ class VerifierSide:
 
 
 class DrafterSide:
-    """A drafter's end (`runtime.protocol.ends.DrafterEnd`), attached when made. One thread uses it.
+    """The drafter's end (`runtime.protocol.ends.DrafterEnd`), attached on construction, for use by one thread.
 
-    A round may have been filled before its verifier noticed this incarnation: it then holds rows of sequences that this
-    drafter has never seen.
+    A round may have been filled before the verifier noticed this incarnation: it can refer to sequences that this
+    drafter has never received.
     """
 
     def __init__(self, memory: ChannelMemory, incarnation: int, event_handles: bytes = b"") -> None:
-        """Take over as the channel's drafter: rounds published so far are skipped.
+        """Attach as the channel's drafter; rounds published earlier are skipped.
 
         Args:
-            event_handles: of the events of its replies, for the verifier; none where its answers are in host memory.
+            event_handles: IPC handles of the reply events, for the verifier; empty if replies are in host memory.
 
-        Raises ChannelError if the channel is closed or `incarnation` is not larger than the one attached.
+        Raises ChannelError if the channel is closed or `incarnation` is not larger than the attached one.
         """
         self.spec = memory.spec
         self.token_ids = memory.token_ids
@@ -186,9 +191,9 @@ class DrafterSide:
         self._outcome_ready = memory.outcome_ready
         self._reply_ready = memory.reply_ready
         self.on_close: Callable[[], object] | None = None
-        """Lets go of the memory; returns False where it is still in use and stays mapped."""
+        """Releases the memory; returns False if it is still in use and stays mapped."""
         self.bell = Bell(self._words, Word.OUTCOME_SEQ)
-        """Rung by the verifier, for each round and at its end."""
+        """Rung by the verifier for each round and at the channel's end."""
         self._doorbell = Doorbell(self.bell, IDLE_SLEEP_S)
         self._reply_bell = Bell(self._words, Word.REPLIED)
         self._verifier = PeerProcess(self._words[Word.VERIFIER_PID], self._words[Word.VERIFIER_START])
@@ -215,9 +220,9 @@ class DrafterSide:
         words[Word.ATTACHED] = self._attached
 
     def poll_outcome(self) -> Outcome | None:
-        """The oldest round not answered yet, or None; never blocks.
+        """The oldest unanswered round, or None; never blocks.
 
-        Tensors on a device may be read by what this thread's current stream is given from now on.
+        Device tensors may be read by work that this thread enqueues on its current stream from now on.
         """
         if not self.round_waits():
             return None
@@ -231,12 +236,12 @@ class DrafterSide:
         return self._outcomes[round_number % 2]
 
     def has_outcome(self) -> bool:
-        """Whether a round waits and the verifier's device is done with it; `poll_outcome` asks for less."""
+        """Whether a round is pending and the verifier's device has finished it; stricter than `poll_outcome`."""
         ready = self._outcome_ready
         return self.round_waits() and (ready is None or ready.finished((self._answered + 1) % 2))
 
     def wait_outcome(self, timeout_s: float) -> Outcome | None:
-        """Like `poll_outcome`, after waiting up to `timeout_s` for a round; None at once when the channel is closed."""
+        """Like `poll_outcome`, but waits up to `timeout_s` for a round; None at once if the channel is closed."""
         words = self._words
         self._doorbell.wait(
             lambda: self.round_waits() or words[Word.CLOSED] != 0 or words[Word.ATTACHED] != self._attached,
@@ -248,14 +253,14 @@ class DrafterSide:
 
     @property
     def reply(self) -> TreeReply:
-        """Buffers for the answer to the round last polled. RuntimeError if none is."""
+        """Reply buffers of the round last polled. RuntimeError if none is."""
         self._require_polled()
         return self._replies[self._polled % 2]
 
     def publish_reply(self) -> None:
         """Answer the round last polled and release its buffers. RuntimeError if none is.
 
-        Does nothing once the channel is closed or another incarnation took over.
+        Does nothing if the channel is closed or another incarnation is attached.
         """
         self._require_polled()
         round_number, self._polled = self._polled, 0
@@ -272,14 +277,14 @@ class DrafterSide:
 
     @property
     def closed(self) -> bool:
-        """True once the verifier closed the channel or its process is gone, or another incarnation took over."""
+        """Whether the verifier has closed the channel or is gone, or another incarnation is attached."""
         return not (self._in_charge() and self._verifier.works())
 
     def close(self) -> None:
-        """Detach; the buffers stay with the verifier. Tensors on a device must not be used any more."""
+        """Detach; the buffers stay with the verifier. Device tensors become invalid."""
         attached, self._attached = self._attached, -1
         released = self.on_close is None or self.on_close() is not False
-        # Also where the verifier closed first: it waits for this before it frees what the two shared.
+        # Also if the verifier closed first: it waits for this mark before it frees the shared memory.
         if released and attached == self._words[Word.ATTACHED]:
             self._words[Word.DETACHED] = self.incarnation
 
@@ -288,7 +293,7 @@ class DrafterSide:
         words = self._words
         if not self._in_charge():
             return False
-        if words[Word.REPLIED] != self._own_reply_word():  # a stopped predecessor woke up and wrote its own
+        if words[Word.REPLIED] != self._own_reply_word():  # a stopped predecessor resumed and overwrote the word
             words[Word.REPLIED] = self._own_reply_word()
         return words[Word.OUTCOME_SEQ] > self._answered
 
@@ -304,15 +309,15 @@ class DrafterSide:
 
 
 class InProcessChannel:
-    """A channel whose two ends live in one process, over ordinary memory.
+    """A channel with both ends in one process, in ordinary memory.
 
-    Where the drafter shares the verifier's thread, set `pump` to the drafter's run-once: the verifier's end runs it
-    where it would wait, with a device also as soon as a round is published. Without it the drafter runs in another
-    thread.
+    If the drafter shares the verifier's thread, set `pump` to the drafter's run-once function: the verifier's end calls
+    it where it would wait, and with a device as soon as a round is published. Without `pump` the drafter must run in
+    another thread.
 
     Args:
-        device: holds what devices write and read, as in `cuda_ipc`; both ends use one stream of it.
-            None keeps everything in host memory.
+        device: device that holds the fields that devices access, as in `cuda_ipc`; both ends use one of its streams.
+            None puts all fields in host memory.
     """
 
     def __init__(self, spec: ChannelSpec, device: torch.device | None = None) -> None:
@@ -330,7 +335,7 @@ class InProcessChannel:
 
     @property
     def pump(self) -> Callable[[], None] | None:
-        """Lets the drafter answer the rounds that wait."""
+        """Function in which the drafter answers all pending rounds."""
         return self._doorbell.pump
 
     @pump.setter
@@ -338,6 +343,6 @@ class InProcessChannel:
         self._doorbell.pump = pump
 
     def attach(self, incarnation: int) -> DrafterSide:
-        """Replace the drafter's end. Raises ChannelError if `incarnation` is not larger than the one attached."""
+        """Replace the drafter's end. Raises ChannelError if `incarnation` is not larger than the attached one."""
         self.drafter_end = DrafterSide(self._memory, incarnation)
         return self.drafter_end

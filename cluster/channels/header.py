@@ -1,4 +1,4 @@
-"""The words at the start of a channel's memory: what it is, whose it is, how far each end has come. Needs no torch."""
+"""Words at the start of a channel's memory: identity, owners, and progress of each end. Does not use torch."""
 
 import os
 from typing import Any
@@ -10,15 +10,15 @@ MAGIC = int.from_bytes(b"wingbeat", "little")
 
 
 ChannelName = str | tuple[Any, ...]
-"""Name that a drafter attaches by: that of memory, or of a part's channel."""
+"""Name that a drafter attaches to: of a memory segment, or the address of an optional part's channel."""
 
 
 class ChannelError(RuntimeError):
-    """A channel cannot be made, found or attached to; the message is one line for the operator."""
+    """A channel cannot be created, found or attached to; the message is one line for the operator."""
 
 
 class Word:
-    """Index of each int64 word of the header; a cache line (8 words) has one writer."""
+    """Index of each int64 word of the header; each cache line (8 words) has a single writer."""
 
     MAGIC = 0
     VERSION = 1
@@ -27,27 +27,27 @@ class Word:
     VERIFIER_START = 4
 
     OUTCOME_SEQ = 8
-    """Rounds published."""
+    """Number of rounds published."""
     CLOSED = 9
 
     REPLIED = 16
-    """Incarnation << ROUND_BITS | rounds answered."""
+    """Incarnation << ROUND_BITS | number of rounds answered."""
 
     ATTACHED = 24
-    """Incarnation << PID_BITS | process id of the drafter; 0 before the first one."""
+    """Incarnation << PID_BITS | process id of the drafter; 0 before the first drafter."""
     DRAFTER_START = 25
     DETACHED = 26
-    """The last incarnation that left on its own and has let go of the memory."""
+    """The last incarnation that detached by itself and has released the memory."""
 
 
 REPLY_EVENTS = slice(32, 48)
-"""Words that hold what a drafter hands over before it is attached: the handles of its two events, 64 bytes each."""
+"""Words for the IPC handles of a drafter's two events, 64 bytes each, written before the drafter attaches."""
 ROUND_BITS = 40
 PID_BITS = 32
 MAX_INCARNATION = 2**22
 
 
 def write_owner(words: memoryview) -> None:
-    """Enter this process as the channel's verifier."""
+    """Write this process as the channel's verifier."""
     words[Word.VERIFIER_PID] = os.getpid()
     words[Word.VERIFIER_START] = process_start(os.getpid())

@@ -1,9 +1,9 @@
 """Messages between a process and its child: a ring of shared memory for each direction, and a bell for each side.
 
-The memory has no name: the child inherits it, and it goes with the last of the two. The bells are eventfds, which an
-event loop can wait for beside its sockets, and not futexes as those of the drafter's channel. Messages are whatever
-pickle takes, framed by their length, so one that is longer than the ring travels in pieces. Nothing here blocks: what
-does not fit stays with its sender until `flush`.
+The memory has no name: the child inherits it, and it is freed when both processes have ended. The bells are eventfds,
+which an event loop can poll beside its sockets, unlike the futexes of the drafter's channel. Messages are pickled and
+framed by their length, so a message longer than the ring is sent in pieces. Nothing here blocks: data that do not fit
+stay with the sender until `flush`.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ CACHE_LINE_WORDS = 8
 
 
 class Word:
-    """Index of each counter in a ring's words (memoryview of format "q"); each has a cache line and a writer."""
+    """Index of each counter in a ring's words (memoryview of format "q"); each has a cache line and one writer."""
 
     WRITTEN = 0
-    """Bytes written since the ring was made."""
+    """Bytes written since the ring was created."""
     READ = CACHE_LINE_WORDS
-    """Bytes read."""
+    """Bytes read since the ring was created."""
 
 
 NUM_WORDS = 2 * CACHE_LINE_WORDS
@@ -41,7 +41,7 @@ class Ring:
         self._body = body
 
     def write(self, data: memoryview) -> int:
-        """Write as much of `data` as there is room for; returns how many bytes that was."""
+        """Write as much of `data` as there is room for. Returns the number of bytes written."""
         words, size = self._words, len(self._body)
         written = words[Word.WRITTEN]
         count = min(len(data), size - (written - words[Word.READ]))
@@ -55,7 +55,7 @@ class Ring:
         return count
 
     def read(self) -> bytes:
-        """Everything that was written and not read yet."""
+        """All bytes that were written and not read yet."""
         words, size = self._words, len(self._body)
         read, written = words[Word.READ], words[Word.WRITTEN]
         if read == written:
@@ -70,16 +70,16 @@ class Ring:
 
     @property
     def num_read(self) -> int:
-        """Bytes that the reader has taken since the ring was made."""
+        """Bytes that the reader has taken since the ring was created."""
         return self._words[Word.READ]
 
     @property
     def has_bytes(self) -> bool:
-        """Whether there is something to read."""
+        """Whether there are unread bytes."""
         return self._words[Word.WRITTEN] != self._words[Word.READ]
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Release the memory views."""
         self._words.release()
         self._body.release()
 
@@ -90,11 +90,11 @@ _LENGTH_BYTES = 8
 
 
 class Link:
-    """One side of a link. One thread uses it; `wake` may be called by any.
+    """One side of a link. One thread uses it; only `wake` may be called by any thread.
 
     Args:
         memory: file descriptor of the shared memory.
-        own_bell, peer_bell: eventfds: the one this side waits for, and the one it rings.
+        own_bell, peer_bell: eventfds that this side waits for, and that it rings.
         is_parent: which of the two sides this is.
     """
 
@@ -104,7 +104,7 @@ class Link:
         self._peer_bell = peer_bell
         self._mapping = mmap.mmap(memory, os.fstat(memory).st_size)
         self.pulse = Pulse(memoryview(self._mapping)[-PULSE_BYTES:])
-        """What the child is at."""
+        """Current work of the child."""
         rings = [self._ring(0), self._ring(1)]
         self._out, self._in = rings if is_parent else rings[::-1]
         self._backlog: deque[memoryview] = deque()
@@ -123,15 +123,15 @@ class Link:
 
     @property
     def child_fds(self) -> tuple[int, int, int]:
-        """What a child inherits, in the order of the arguments of its own side."""
+        """File descriptors for the child to inherit, in the order of its own constructor's arguments."""
         memory, own, peer = self._fds
         return memory, peer, own
 
     def send(self, message: Any) -> int:
-        """Send a message, or what of it fits, and queue the rest; returns where it ends, for `was_read`.
+        """Send a message and queue the part that does not fit. Returns the position of its end, for `was_read`.
 
         Raises:
-            pickle.PicklingError, TypeError, AttributeError: the message cannot be sent; the link is as it was.
+            pickle.PicklingError, TypeError, AttributeError: the message cannot be pickled; the link is unchanged.
         """
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._backlog.append(memoryview(len(data).to_bytes(_LENGTH_BYTES, "little") + data))
@@ -140,7 +140,7 @@ class Link:
         return self._num_sent
 
     def flush(self) -> None:
-        """Write what is queued, as far as there is room, and ring if anything was written."""
+        """Write queued bytes as far as there is room, and ring the peer's bell if anything was written."""
         rings = False
         while self._backlog:
             data = self._backlog[0]
@@ -155,25 +155,25 @@ class Link:
 
     @property
     def clogged(self) -> bool:
-        """Whether something waits for room: `flush` must be called again."""
+        """Whether queued bytes wait for room: `flush` must be called again."""
         return bool(self._backlog)
 
     def was_read(self, end: int) -> bool:
-        """Whether the peer has taken the message that ends there."""
+        """Whether the peer has read the message that ends at this position."""
         return self._out.num_read >= end
 
     @property
     def num_unread(self) -> int:
-        """Bytes that the peer has not taken yet."""
+        """Bytes that the peer has not read yet."""
         return self._num_sent - self._out.num_read
 
     @property
     def num_read(self) -> int:
-        """Bytes that the peer has taken so far."""
+        """Bytes that the peer has read so far."""
         return self._out.num_read
 
     def receive(self) -> Iterator[Any]:
-        """The messages that have come whole, oldest first; what is not taken is left for the next call."""
+        """All complete messages, oldest first; messages that are not consumed stay for the next call."""
         if self._in.has_bytes:
             self._partial += self._in.read()
         while len(self._partial) >= _LENGTH_BYTES:
@@ -185,25 +185,25 @@ class Link:
             yield pickle.loads(data)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return once something has come since the last `wait`, or was woken, or after `timeout_s`."""
+        """Return once something has arrived since the last `wait`, after a `wake`, or after `timeout_s`."""
         self._poll.poll(None if timeout_s is None else 1e3 * timeout_s)
         self.silence()
 
     def silence(self) -> None:
-        """Take back the rings that have been heard, before what they announced is read."""
+        """Clear the own bell; call before reading the messages that it announced."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._own_bell)
 
     def wake(self) -> None:
-        """End this side's own `wait`; from any thread, or from a signal's handler."""
+        """End this side's own `wait`; callable from any thread and from signal handlers."""
         os.eventfd_write(self._own_bell, 1)
 
     def fileno(self) -> int:
-        """For an event loop: readable when there is something to receive."""
+        """File descriptor for an event loop, readable while there is something to receive."""
         return self._own_bell
 
     def close(self) -> None:
-        """Let go of this side; the link must not be used any more."""
+        """Release this side; the link must not be used any more."""
         for part in (self._out, self._in, self.pulse):
             part.release()
         self._mapping.close()

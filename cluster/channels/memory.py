@@ -1,7 +1,7 @@
-"""The memory of a channel: header words, and messages laid out over one or two regions; knows nothing of waiting.
+"""Memory of a channel: header words, and messages laid out over one or two regions. Does not wait or signal.
 
-Every kind of channel has the same messages at the same offsets within a region. A kind says which region holds a field
-and what orders the devices that read and write it.
+All kinds of channels have the same messages at the same offsets within a region. A kind defines which region holds a
+field, and how the devices that read and write the field are ordered.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ HOST_FIELDS = frozenset(
         "allowed_tokens",
     }
 )
-"""Where there is a device: what hosts read; `wingbeat.cluster.channels.cuda.cuda_ipc` says why."""
+"""Fields that hosts read, if there is a device; `wingbeat.cluster.channels.cuda.cuda_ipc` gives the reasons."""
 DEVICE_FIELDS = frozenset(
     {
         "decode_positions",
@@ -58,22 +58,22 @@ DEVICE_FIELDS = frozenset(
         "num_valid",
     }
 )
-"""`token_ids` is the name of the trees' tokens in a reply and of the token history; both lie on the device."""
+"""Fields that devices access. `token_ids` names both the tree tokens of a reply and the token history."""
 
 
 class ReadyEvents(Protocol):
     """Orders the reader's device after the writer's: one event per parity, for one direction.
 
-    The writer records after it enqueued its writes and before it rings the doorbell; the reader waits, or asks, after
-    the doorbell rang and before it enqueues its reads. No call waits for a device.
+    The writer records after it has enqueued its writes and before it rings the doorbell; the reader waits or queries
+    after the doorbell rang and before it enqueues its reads. No call blocks on a device.
     """
 
     def record(self, parity: int) -> None:
-        """Mark what the calling thread's current stream has been given so far."""
+        """Mark the work enqueued so far on the calling thread's current stream."""
         ...
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
-        """Make the calling thread's current stream wait for the mark; False where it must not be waited for."""
+        """Make the calling thread's current stream wait for the mark; False if it must not wait."""
         ...
 
     def finished(self, parity: int) -> bool:
@@ -83,7 +83,7 @@ class ReadyEvents(Protocol):
 
 @dataclass(frozen=True)
 class ChannelMemory:
-    """What both ends see: the header's words, two parities of messages, and the token history."""
+    """Memory that both ends share: header words, messages of two parities, and the token history."""
 
     spec: ChannelSpec
     words: memoryview
@@ -93,21 +93,21 @@ class ChannelMemory:
     token_ids: Tensor
     """int64 [num_slots, max_model_len + 1]"""
     outcome_ready: ReadyEvents | None = None
-    """None where outcomes lie in host memory: the doorbell and its memory fence are order enough."""
+    """None if outcomes are in host memory, where doorbell and memory fence suffice as order."""
     reply_ready: ReadyEvents | None = None
-    """Likewise of replies."""
+    """None if replies are in host memory."""
 
 
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Region(NamedTuple):
-    """Bytes and the fields that lie in them, back to back, each aligned."""
+    """Bytes and the fields that lie in them back to back, each aligned."""
 
     raw: Tensor
     """uint8 [buffer_bytes(spec, fields)], aligned to 64 bytes"""
     fields: frozenset[str] | None = None
-    """Of the messages and the token history; None for all."""
+    """Names of message fields, and of the token history; None for all."""
 
 
 def channel_layouts(spec: ChannelSpec) -> list[Layout]:
@@ -122,13 +122,13 @@ def buffer_bytes(spec: ChannelSpec, fields: frozenset[str] | None = None) -> int
 
 
 def check_fits(spec: ChannelSpec, free_bytes: int, place: str = "/dev/shm") -> None:
-    """Refuse a channel before its memory is taken where there is not enough of it.
+    """Refuse a channel that does not fit into free memory, before it is allocated.
 
     Args:
-        place: where the memory is to come from.
+        place: where the memory is allocated, for the message.
 
     Raises:
-        ChannelError: names the setting, what it takes and what fits.
+        ChannelError: names the setting, the memory that it requires and the value that fits.
     """
     need = buffer_bytes(spec)
     if need <= free_bytes:
@@ -152,7 +152,7 @@ def carve(
     outcome_ready: ReadyEvents | None = None,
     reply_ready: ReadyEvents | None = None,
 ) -> ChannelMemory:
-    """Lay the channel's tensors over its regions, each of which starts with the first field it holds."""
+    """Create the channel's tensors over its regions; each region holds its fields in the order of the layouts."""
     layouts = channel_layouts(spec)
     parts: list[dict[str, Tensor]] = [{} for _ in layouts]
     for region in regions:

@@ -1,6 +1,6 @@
-"""What a process is at, in memory shared with the one that watches it, also where it cannot say a word any more.
+"""A process's current work, in memory that its watcher shares and can read even if the process is stuck.
 
-The process stores a few words before and after each piece of its work; nobody waits for anybody.
+The process stores a few words before and after each piece of work; neither side waits.
 """
 
 import time
@@ -9,38 +9,38 @@ from enum import IntEnum
 from typing import NamedTuple
 
 NUM_SIZES = 24
-"""Sizes of rounds that are told apart: one for each power of two."""
+"""Number of size classes of rounds, one per power of two."""
 NAMES_BYTES = 2**16
 _BEAT, _WORK, _SIZE, _NUM_NAMES, _NAMES_LENGTH, _SLOWEST = range(6)
 _NUM_WORDS = _SLOWEST + NUM_SIZES
 PULSE_BYTES = 8 * _NUM_WORDS + NAMES_BYTES
 _FORGETTING = 64
-"""A round that took exceptionally long counts for less with each that follows: after 150 of its size for a tenth."""
+"""Decay of the slowest time of a size class: each round reduces it by 1/64, to a tenth after 150 rounds."""
 
 
 class Work(IntEnum):
-    """Kinds of work, which may take unequally long."""
+    """Kinds of work, which differ in how long they may take."""
 
     NONE = 0
-    """It waits for work."""
+    """Waiting for work."""
     ROUND = 1
     MESSAGE = 2
-    """Such as taking a request."""
+    """Handling a message, such as a request."""
     CALL = 3
 
 
 class Beat(NamedTuple):
-    """The piece of work that a process is at."""
+    """A process's current piece of work."""
 
     number: int
-    """Another one with each piece of work."""
+    """Counter that changes with each piece of work."""
     work: Work
     size: int
-    """Tokens of a round; 0 where that is not known."""
+    """Tokens of a round; 0 if unknown."""
 
 
 class Pulse:
-    """Either side; one thread of the process that works stores.
+    """Access for either side; only one thread of the working process stores.
 
     Args:
         memory: PULSE_BYTES of shared memory, zero at first.
@@ -53,10 +53,10 @@ class Pulse:
         self._began_ns = 0
 
     def begin(self, work: Work, names: Sequence[str] | None = None) -> None:
-        """A piece of work begins.
+        """Begin a piece of work.
 
         Args:
-            names: whose it is; None leaves those of the piece before.
+            names: requests that the work belongs to; None keeps the previous ones.
         """
         words = self._words
         self._measured()
@@ -66,34 +66,34 @@ class Pulse:
         words[_BEAT] += 1
 
     def sized(self, size: int, names: Sequence[str]) -> None:
-        """The round that has begun is of so many tokens, and of those requests; the time counts from here.
+        """Set token count and requests of the round that has begun; its time counts from here.
 
-        Several rounds of one piece of work are told one by one.
+        If one piece of work has several rounds, this is called for each.
         """
         self.begin(Work.ROUND, names)
         self._words[_SIZE] = size
         self._began_ns = time.monotonic_ns()
 
     def end(self) -> None:
-        """What has begun is done, and there is nothing to do."""
+        """End the current piece of work; the process waits."""
         self.begin(Work.NONE, ())
 
     def read(self) -> Beat:
-        """What the other side is at."""
+        """The other side's current work."""
         words = self._words
         return Beat(words[_BEAT], Work(words[_WORK]), words[_SIZE])
 
     def names(self) -> list[str]:
-        """Whose work it is; those that found no room are left out."""
+        """Requests that the work belongs to; names that did not fit are missing."""
         found = bytes(self._names[: self._words[_NAMES_LENGTH]]).decode(errors="replace").split("\n")
         return found[: self._words[_NUM_NAMES]]
 
     def slowest_s(self) -> tuple[float, ...]:
-        """What rounds have taken lately at the longest, by `size_class`; 0 where there was none."""
+        """Seconds of the slowest recent round (decaying) by `size_class`; 0 if there was none."""
         return tuple(1e-9 * value for value in self._words[_SLOWEST:])
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Release the memory views."""
         self._words.release()
         self._names.release()
 
@@ -115,5 +115,5 @@ class Pulse:
 
 
 def size_class(size: int) -> int:
-    """Index of a round's size among those that are told apart."""
+    """Index of a round's size class."""
     return min(size.bit_length() - 1, NUM_SIZES - 1)

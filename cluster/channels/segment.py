@@ -1,9 +1,9 @@
-"""A file of /dev/shm that two processes of one machine map: found by name, gone with the process that made it.
+"""A file in /dev/shm that two processes of one machine map; found by name, removed with its creator.
 
-One page of header (int64 words, then JSON: kind of channel, spec, and what else the kind's drafter must know), then the
-body. It is mapped with `mmap` rather than `multiprocessing.shared_memory`, whose resource tracker in an attaching
-process unlinks the owner's segment when that process ends, and cannot be told not to before Python 3.13. Both processes
-must share /dev/shm and the pid namespace: the actors of one node do.
+The file has one page of header (int64 words, then JSON: kind of channel, spec, and further details for the kind's
+drafter), then the body. It is mapped with `mmap` rather than `multiprocessing.shared_memory`, whose resource tracker in
+an attaching process unlinks the owner's segment when that process ends, which cannot be disabled before Python 3.13.
+Both processes must share /dev/shm and the pid namespace, as actors of one node do.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 
 HEADER_BYTES = 4096
 VERSION = 6
-"""Of the header and of the layout that follows from a spec; raise it with any change to either."""
+"""Version of the header and of the layout that follows from a spec; increase it with any change to either."""
 
 Details = dict[str, str]
-"""What a kind's drafter must know beyond the spec; JSON values."""
+"""Further data for a kind's drafter beyond the spec; JSON values."""
 
 
 class SegmentHeader(NamedTuple):
@@ -47,7 +47,7 @@ class SegmentHeader(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A mapped segment; the last tensor or word view to go unmaps it."""
+    """A mapped segment; it is unmapped when the last tensor or view of it is gone."""
 
     path: Path
     header: SegmentHeader
@@ -57,13 +57,13 @@ class Segment:
 
     @classmethod
     def create(cls, name: str, header: SegmentHeader, body_bytes: int) -> "Segment":
-        """Make the segment `name`, zeroed, after removing those of dead verifiers.
+        """Create the segment `name`, zeroed, after removing segments of dead verifiers.
 
         Raises ChannelError if the name is not a plain file name, belongs to a live verifier, or /dev/shm is too full.
         """
         path = segment_path(name)
         remove_stale_segments()
-        # Built under a private name, then linked: what can be found is complete, and only one process gets the name.
+        # Built under a private name, then linked: visible segments are complete, and only one process gets the name.
         draft = path.with_name(f"{path.name}.{os.getpid()}.{process_start(os.getpid())}{UNFINISHED}")
         try:
             mapping = _allocate(draft, HEADER_BYTES + body_bytes)
@@ -78,9 +78,9 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str, kind: str, body_bytes: Callable[[ChannelSpec], int]) -> "Segment":
-        """Map the segment `name` of a channel of this kind; `body_bytes` tells how large its body must be.
+        """Map the segment `name` of a channel of this kind; `body_bytes` returns the expected size of its body.
 
-        Raises ChannelError if there is no such channel, or it is of another kind, version or size.
+        Raises ChannelError if the channel does not exist, or is of another kind, version or size.
         """
         path = segment_path(name)
         mapping = _map(path, name)
@@ -89,18 +89,20 @@ class Segment:
         if header.kind != kind:
             raise ChannelError(f"channel {name!r} is of kind {header.kind!r}, this drafter attaches {kind!r}")
         if len(mapping) != HEADER_BYTES + body_bytes(header.spec):
-            raise ChannelError(f"channel {name!r} is {len(mapping)} bytes, its spec asks for another size")
+            raise ChannelError(f"channel {name!r} is {len(mapping)} bytes, its spec requires another size")
         return cls(path, header, words, _body(mapping))
 
 
 def kind_of(name: str) -> str:
-    """The kind of the channel `name`. Raises ChannelError if there is none."""
+    """The kind of the channel `name`. Raises ChannelError if it does not exist."""
     mapping = _map(segment_path(name), name)
     return _read_header(mapping, memoryview(mapping)[:JSON_START].cast("q"), name).kind
 
 
 def _allocate(path: Path, num_bytes: int) -> mmap.mmap:
-    """A zeroed file of that size, mapped. Takes every page now: touching one that /dev/shm lacks would be a SIGBUS."""
+    """A zeroed, mapped file of that size. All pages are allocated now: touching a page that /dev/shm lacks raises
+    SIGBUS.
+    """
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, num_bytes)
@@ -164,7 +166,7 @@ def _header_json(header: SegmentHeader) -> bytes:
 
 
 def _parse_header(text: bytes) -> SegmentHeader:
-    """Inverse of `_header_json`. Raises ValueError, TypeError or KeyError on anything else."""
+    """Inverse of `_header_json`. Raises ValueError, TypeError or KeyError on invalid text."""
     fields = dict(json.loads(text))
     spec = dict(fields["spec"])
     dtype = getattr(torch, str(spec.pop("taps_dtype")), None)

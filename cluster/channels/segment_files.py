@@ -1,6 +1,6 @@
-"""The files of segments in /dev/shm: their names, their owners, and the removal of those whose owner is dead.
+"""Files of segments in /dev/shm: names, owners, and removal of segments whose owner is dead.
 
-Needs no torch: the process that starts an application, and removes what is left of it, has none.
+Does not use torch, which the process that starts an application and cleans up after it has not loaded.
 """
 
 import contextlib
@@ -20,35 +20,35 @@ SHM_DIR = Path("/dev/shm")
 PREFIX = "wingbeat."
 UNFINISHED = ".unfinished"
 LOCK_S, LOCK_POLL_S = 10.0, 0.005
-"""What a process may hold the lock: it lists and unlinks a few files."""
+"""Longest wait for the lock, and the poll interval, in seconds: a holder only lists and unlinks a few files."""
 JSON_START = 8 * NUM_WORDS
 """Bytes of the words of a segment's header."""
 
 
 def close_segment(words: memoryview, path: Path, pid: int) -> None:
-    """Mark the channel as closed and unlink its file; a forked child, which inherits the call, does neither."""
+    """Mark the channel as closed and unlink its file; does nothing in a forked child, which inherits the finalizer."""
     if os.getpid() == pid:
         words[Word.CLOSED] = 1
-        with directory_lock():  # or without: the file is this process's own
+        with directory_lock():  # the unlink is safe without the lock too: the file is this process's own
             path.unlink(missing_ok=True)
 
 
 def remove_stale_segments() -> int:
-    """Unlink the segments whose verifier is dead; returns how many. Files that are not ours are left alone."""
+    """Unlink segments of dead verifiers. Returns their number. Files of other origin are left alone."""
     removed = 0
     with directory_lock() as held:
         for path in SHM_DIR.glob(f"{PREFIX}*") if held else ():
             owner = _owner(path)
             if owner is None or owner.alive():
                 continue
-            with contextlib.suppress(FileNotFoundError, PermissionError):  # gone meanwhile, or of another user
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # already removed, or another user's
                 path.unlink()
                 removed += 1
     return removed
 
 
 def segment_path(name: str) -> Path:
-    """Where the segment `name` lies. Raises ChannelError if the name is not a plain file name."""
+    """Path of the segment `name`. Raises ChannelError if the name is not a plain file name."""
     if not name or "/" in name or "\0" in name or len(name) > 150:
         raise ChannelError(f"channel name {name!r} must be a file name of 1..150 characters")
     return SHM_DIR / f"{PREFIX}{name}"
@@ -56,15 +56,15 @@ def segment_path(name: str) -> Path:
 
 @contextlib.contextmanager
 def directory_lock() -> Iterator[bool]:
-    """Without it a name found stale could be another verifier's by the time it is unlinked.
+    """Lock of the segment directory: without it a name found stale could be in use again when it is unlinked.
 
-    Yields whether it is held: not where somebody else, who may be stopped, keeps it for longer than LOCK_S.
+    Yields whether the lock is held: False if another process, which may be stopped, holds it for longer than LOCK_S.
     """
     fd = os.open(SHM_DIR, os.O_RDONLY | os.O_CLOEXEC)
     try:
         held = _locked(fd)
         if not held:
-            logger.warning("Somebody has held the lock of %s for %.0f s: going on without it", SHM_DIR, LOCK_S)
+            logger.warning("Another process has held the lock of %s for %.0f s: continuing without it", SHM_DIR, LOCK_S)
         yield held
     finally:
         os.close(fd)
@@ -83,10 +83,10 @@ def _locked(fd: int) -> bool:
 
 
 def _owner(path: Path) -> PeerProcess | None:
-    """The process that made a segment, or None where that cannot be told or another user owns the file."""
+    """The process that created a segment, or None if unknown or if another user owns the file."""
     with contextlib.suppress(FileNotFoundError):
         found = path.lstat()
-        # Anybody may put anything into /dev/shm: opening a pipe of such a name would wait for ever.
+        # Anybody may create files in /dev/shm: opening a pipe of such a name would block for ever.
         if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
             return None
     if path.name.endswith(UNFINISHED):

@@ -1,4 +1,4 @@
-"""The channel over POSIX shared memory: two processes of one machine, every message in host memory."""
+"""The channel over POSIX shared memory: two processes of one machine, all messages in host memory."""
 
 import os
 import weakref
@@ -16,7 +16,7 @@ KIND = "shm"
 
 
 class ShmChannel:
-    """A segment and its verifier's end, whose `close` unlinks it; so does its deletion, and the end of the process."""
+    """A segment with its verifier's end. `close`, deletion and the end of the process unlink the segment."""
 
     def __init__(self, name: str, segment: Segment) -> None:
         self.name = name
@@ -27,10 +27,10 @@ class ShmChannel:
 
     @classmethod
     def create(cls, name: str, spec: ChannelSpec) -> "ShmChannel":
-        """Make the segment `name`, after removing those of dead verifiers.
+        """Create the segment `name`, after removing segments of dead verifiers.
 
-        Raises ChannelError if the name is not a plain file name, belongs to a live verifier, or /dev/shm and memory
-        are too full for its slots.
+        Raises ChannelError if the name is not a plain file name, belongs to a live verifier, or /dev/shm or memory
+        lacks room for the slots.
         """
         remove_stale_segments()
         check_fits(spec, free_shared_memory())
@@ -38,10 +38,10 @@ class ShmChannel:
 
     @staticmethod
     def attach(name: str, incarnation: int) -> DrafterSide:
-        """Attach to the segment `name` as its drafter; an earlier incarnation is thereby closed.
+        """Attach to the segment `name` as its drafter, which detaches any earlier incarnation.
 
-        Raises ChannelError if there is no such channel, it was made by another version or is of another kind, its
-        verifier is gone, or `incarnation` is not larger than the one attached.
+        Raises ChannelError if the channel does not exist, was created by another version or is of another kind, its
+        verifier is gone, or `incarnation` is not larger than the attached one.
         """
         return DrafterSide(_memory(Segment.attach(name, KIND, buffer_bytes)), incarnation)
 

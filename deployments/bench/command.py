@@ -1,4 +1,4 @@
-"""`wingbeat bench`: the same prompts with and without speculation, interleaved in one run, in process."""
+"""`wingbeat bench`: runs the same prompts with and without speculation, interleaved, in this process."""
 
 import json
 import os
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def bench_command(config: BenchConfig, as_json: bool, open_engine: OpenEngine) -> None:
-    """Run and print the comparison; raises UserError where the engine or the prompts cannot be used."""
-    os.environ |= config.environment()  # of engines here and in processes of their own
+    """Run the comparison and print it; raises UserError if the engine or the prompts cannot be used."""
+    os.environ |= config.environment()  # for engines in this process and in child processes
     if config.compares():
         found, shown = compare(config)
     elif config.dataset is not None:
@@ -46,10 +46,10 @@ def bench_command(config: BenchConfig, as_json: bool, open_engine: OpenEngine) -
 
 
 def run_bench(llm: "LLM", config: BenchConfig, prompts: list[list[int]]) -> Report:
-    """Both modes in turn, so that a drift of the machine's speed meets both alike."""
+    """Run both modes in turn, so that a drift of the machine's speed affects both alike."""
     modes = {speculation: params_of(config, speculation) for speculation in (False, True)}
     for params in modes.values():
-        # The first pass pays for caches, lazy set-up and the prefix cache; it is not counted.
+        # The first pass fills caches and the prefix cache and does lazy set-up; it is not counted.
         run_pass(llm, params, prompts, config.batch_size[0])
     passes: Passes = {False: [], True: []}
     for _ in range(config.repeat):

@@ -1,4 +1,4 @@
-"""Several drafters of one verifier at several loads, each in a process of its own, and a table of which one pays."""
+"""Compares several drafters of one verifier at several loads, each in its own process, in a table."""
 
 import os
 import resource
@@ -26,16 +26,16 @@ COLUMNS = {
     "memory_mib": "memory,\nMiB",
     "dollars_per_million_tokens": "$ per M\ntokens",
 }
-"""Titles of the table of advice, by the names of the figures."""
+"""Column titles of the comparison table, by the names of the figures."""
 
 
 def compare(config: BenchConfig) -> "tuple[dict[str, Any], list[Table]]":
-    """Measure every drafter at every load; returns the figures and the table of advice.
+    """Measure every drafter at every load. Returns the figures and the comparison table.
 
     A run that fails is left out and named.
 
     Raises:
-        UserError: an option does not suit, or every run fails; names the option.
+        UserError: an option is unsuitable, or every run fails; names the option.
     """
     runs, rows, failures = config.alone(), [], {}
     for run in runs:
@@ -68,17 +68,17 @@ def compare(config: BenchConfig) -> "tuple[dict[str, Any], list[Table]]":
 
 
 def in_own_process(run: AskedOnce) -> dict[str, Any]:
-    """Measure in a new process, which has ended when this returns; raises UserError for whatever fails there."""
+    """Measure in a new process, which has ended on return; raises UserError for any failure in that process."""
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             return pool.submit(measure, run).result()
-    except Exception as error:  # memory that does not suffice, a killed process, files
+    except Exception as error:  # for example lack of memory, a killed process, missing files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"--drafter {run.drafter[0]}: {reason}") from error
 
 
 def measure(run: AskedOnce) -> dict[str, Any]:
-    """Figures of one drafter at one load, by name; memory is the most that this process, or torch on a GPU, held."""
+    """Figures of one drafter at one load, by name; memory is the peak of this process, or of torch on a GPU."""
     import torch
 
     from wingbeat.deployments.local.engine import open_engine
@@ -95,7 +95,7 @@ def measure(run: AskedOnce) -> dict[str, Any]:
 
 
 def questions_of(run: AskedOnce) -> list[Question]:
-    """Questions, or prompts; those that run at once are a category, so that batches of all kinds keep the load up."""
+    """Questions or prompts, grouped into one category per batch, so that every batch has the full load."""
     if run.dataset is None:
         turns = [(text,) for text in run.texts()]
     else:

@@ -1,4 +1,4 @@
-"""Published acceptance lengths by name, at which speed is measured with any weights of the right shape."""
+"""Published acceptance lengths by name, at which speed can be measured with any weights of the right shape."""
 
 import json
 from pathlib import Path
@@ -8,26 +8,26 @@ from wingbeat.runtime.config import ForcedAcceptance
 
 _FILE = Path(__file__).parent / "data" / "golden_lengths.json"
 USUAL_TOKENS = 7
-"""Drafted where nobody says how many, and a length of so many is published."""
+"""Default number of drafted tokens, if a length for this number is published."""
 
 
 class GoldenLength(NamedTuple):
-    """A published length."""
+    """A published acceptance length."""
 
     name: str
     num_speculative_tokens: int
     acceptance_length: float
-    """Tokens of a round, the verifier's own included."""
+    """Tokens per round, including the verifier's own token."""
     head: str
     workload: str
     source: str
 
 
 def published(name: str) -> dict[int, GoldenLength]:
-    """The lengths of a name, by the number of drafted tokens.
+    """The published lengths of a name, by number of drafted tokens.
 
     Raises:
-        ValueError: there is no such name; one line that lists those there are.
+        ValueError: the name is unknown; one line that lists the known names.
     """
     table = json.loads(_FILE.read_text(encoding="utf-8"))
     if name not in table:
@@ -40,10 +40,10 @@ def published(name: str) -> dict[int, GoldenLength]:
 
 
 def golden_length(name: str, num_tokens: int | None = None) -> GoldenLength:
-    """The length for so many drafted tokens; None takes `USUAL_TOKENS`, or as many as there is a length for.
+    """The length for a number of drafted tokens; None takes `USUAL_TOKENS`, or else the largest published number.
 
     Raises:
-        ValueError: nobody has published one.
+        ValueError: no length is published for this number.
     """
     lengths = published(name)
     if num_tokens is None:
@@ -55,7 +55,7 @@ def golden_length(name: str, num_tokens: int | None = None) -> GoldenLength:
 
 
 def golden_settings(length: GoldenLength) -> dict[str, Any]:
-    """Settings of an engine whose rounds have this length: chains, all of one depth."""
+    """Settings of an engine whose rounds have this length: chains, all of the same depth."""
     rates = ForcedAcceptance.length(length.acceptance_length).rates
     return {
         "forced_acceptance": rates,

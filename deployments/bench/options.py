@@ -1,4 +1,4 @@
-"""Options of `wingbeat bench`: which prompts, how many at once, and with which drafter."""
+"""Options of `wingbeat bench`: prompts, load, and drafters."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -79,14 +79,16 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
     @model_validator(mode="before")
     @classmethod
     def _settings_of_others(cls, given: Any) -> Any:
-        """Settings in the place of a published length and of vLLM's words, which may not say another thing."""
+        """Replace the options golden and speculative_config by settings; raises ValueError if they contradict other
+        settings.
+        """
         found = dict(given)
         for name, read in (("golden", _golden), ("speculative_config", _of_vllm)):
             if given.get(name) is None:
                 continue
             for setting, value in read(given[name], found).items():
                 there = found.get(setting)
-                if there is not None and str(there) != str(value):  # a command line has text
+                if there is not None and str(there) != str(value):  # command-line values are text
                     raise ValueError(f"{name} is {given[name]} and {setting} is {there}: leave one out")
                 found[setting] = value
         return found
@@ -103,20 +105,20 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         return self
 
     def compares(self) -> bool:
-        """Whether drafters or loads are compared, each in a process of its own."""
+        """Whether drafters or loads are compared, each in its own process."""
         return len(self.drafter) > 1 or len(self.batch_size) > 1 or self.price_per_hour is not None
 
     def choice(self) -> DrafterChoice:
-        """The first drafter, `auto` resolved."""
+        """The first drafter, with `auto` resolved."""
         return parse_drafter(self.drafter[0], self.model)
 
     def alone(self) -> "list[AskedOnce]":
-        """Options of a run for each load and drafter, with Spec-Bench's questions where there are no others.
+        """Options of one run per load and drafter; the dataset is Spec-Bench unless another is given.
 
         Raises:
             UserError: a drafter does not suit the other options.
         """
-        # The settings that these two stand for are among the others by now.
+        # golden and speculative_config have already been replaced by settings.
         others = self.model_dump(exclude_unset=True, exclude={"golden", "speculative_config"})
         given = {"dataset": None if self.prompts else SPECBENCH} | others
         loads = self.batch_size if "batch_size" in self.model_fields_set or not self.compares() else LOADS
@@ -128,11 +130,11 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         return [build_config(AskedOnce, one) for one in runs]
 
     def drafter_settings(self) -> dict[str, Any]:
-        """As for one drafter; of several, each has its own in its own run."""
+        """Settings of the drafter; empty if several drafters are compared, as each run has its own settings."""
         return super().drafter_settings() if len(self.drafter) == 1 else {}
 
     def _told(self, drafter: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Without settings of other kinds of drafters, where several are compared."""
+        """Options for one of several drafters, without settings of other kinds of drafters."""
         if len(self.drafter) == 1 or not KIND_OF_SETTING.keys() & given.keys():
             return given
         try:
@@ -142,7 +144,7 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         return {name: value for name, value in given.items() if KIND_OF_SETTING.get(name, kind) == kind}
 
     def texts(self) -> list[str]:
-        """The prompts."""
+        """Texts of the prompts."""
         texts = PROMPTS if self.prompts is None else self.prompts.read_text(encoding="utf-8").splitlines()
         return evenly([text for text in texts if text.strip()], self.num_prompts)
 
@@ -160,8 +162,8 @@ def _of_vllm(said: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class AskedOnce(BenchConfig):
-    """Options of a run that asks nothing twice: drafts of copied text find no answer that was given before."""
+    """Options of a run that asks nothing twice, so that drafters that copy text find no earlier answer."""
 
     def engine_config(self, max_num_seqs: int) -> EngineConfig:
-        """Limits without the prefix cache, by which the second mode would save the first one's prompts."""
+        """Limits without the prefix cache, which would save the second mode the prefill of the first mode's prompts."""
         return replace(super().engine_config(max_num_seqs), enable_prefix_caching=False)

@@ -1,4 +1,4 @@
-"""`wingbeat bench` among the commands; every process that reads settings imports this, so that it loads no typer."""
+"""Registers `wingbeat bench`. Every process that reads settings imports this file, so it does not import typer."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Prompts run together in one mode, and questions asked in both modes in turn."""
+"""Runs prompts together in one mode, and questions in both modes in turn."""
 
 import time
 from dataclasses import replace
@@ -19,25 +19,25 @@ WARM_UP_TOKENS = 16
 
 
 class Pass(NamedTuple):
-    """Answers to some prompts in one mode."""
+    """Result of running some prompts in one mode."""
 
     elapsed_s: float
     decode_s: float
-    """Seconds in which all prompts of a batch had their first tokens."""
+    """Seconds during which all prompts of a batch had their first tokens."""
     num_rounds: int
-    """Rounds within `decode_s`, each counted for every request that it brought tokens."""
+    """Rounds within `decode_s`, counted once per request that got tokens."""
     num_decoded: int
-    """Tokens within `decode_s`."""
+    """Tokens generated within `decode_s`."""
     token_ids: list[list[int]]
     metrics: SpeculationMetrics
 
 
 Passes = dict[bool, list[Pass]]
-"""Passes over the same prompts, speculative (True) and plain."""
+"""Passes over the same prompts: speculative (True) and plain (False)."""
 
 
 def params_of(config: BenchConfig, speculation: bool) -> SamplingParams:
-    """Parameters of every request in one mode."""
+    """Sampling parameters of every request in one mode."""
     return SamplingParams(
         max_tokens=config.max_tokens,
         temperature=config.temperature,
@@ -68,7 +68,7 @@ def run_pass(llm: "LLM", params: SamplingParams, prompts: list[list[int]], batch
 
 
 def report_of(passes: Passes) -> Report:
-    """Sums over passes."""
+    """Report of sums over passes."""
     plain, speculative = _summed(passes[False]), _summed(passes[True])
     num_tokens, num_rounds = sum(map(len, plain.token_ids)), max(1, speculative.num_rounds)
     plain_round_s = plain.decode_s / max(1, plain.num_rounds)
@@ -94,9 +94,10 @@ def _summed(passes: list[Pass]) -> Pass:
 
 
 def run_questions(llm: "LLM", config: AskedOnce, questions: list[Question]) -> tuple[Passes, dict[str, Passes]]:
-    """Ask every question once per mode; returns all passes, and those by category.
+    """Ask every question once per mode. Returns all passes, and the passes by category.
 
-    Modes take turns by category. Speculation comes first: drafts that copy text would find plain decoding's answers.
+    Modes alternate by category. Speculation runs first, because drafters that copy text would find plain decoding's
+    answers.
 
     Raises:
         UserError: no question fits the context.
@@ -121,7 +122,7 @@ def run_questions(llm: "LLM", config: AskedOnce, questions: list[Question]) -> t
 
 
 def tokenizer_of(llm: "LLM") -> "Tokenizer":
-    """Tokenizer of the model; raises UserError where there is none."""
+    """Tokenizer of the model; raises UserError if there is none."""
     if llm.tokenizer is None:
         raise UserError("the model has no tokenizer: bench needs text prompts")
     return llm.tokenizer

@@ -1,4 +1,4 @@
-"""Questions of a dataset, with their categories and turns; knows no engine."""
+"""Questions of a dataset, with their categories and turns; independent of engines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 class Question(BaseModel):
-    """A conversation's turns of the user, as a line of Spec-Bench's file has them; `prompt` is a single turn."""
+    """The user's turns of a conversation, as in a line of Spec-Bench's file; `prompt` is a single turn."""
 
     category: str = "none"
     turns: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
@@ -28,7 +28,7 @@ class Question(BaseModel):
 
 
 def read_questions(dataset: str, most: int | None) -> list[Question]:
-    """Questions of a dataset, evenly spread over the file where there are more than `most`.
+    """Questions of a dataset, evenly spread over the file if it has more than `most`.
 
     Args:
         dataset: SPECBENCH, or the path of a JSONL file.

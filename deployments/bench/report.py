@@ -11,29 +11,30 @@ if TYPE_CHECKING:
 
 
 class Report(NamedTuple):
-    """Speed of both modes; medians where the prompts were run several times."""
+    """Speed of both modes; medians if the prompts were run several times."""
 
     num_prompts: int
     num_tokens: int
-    """Per pass."""
+    """Tokens per pass."""
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
     same_tokens: bool
-    """Every pass of both modes produced the same tokens."""
+    """Whether every pass of both modes produced the same tokens."""
     metrics: SpeculationMetrics
     tokens_a_round: float
-    """Tokens of one request per round with drafts or without, first tokens apart."""
+    """Mean tokens of one request per round of the speculative mode, without first tokens."""
     break_even: float | None
-    """Tokens a round by which speculation would be as fast as plain decoding: time of a round over that of a plain
-    one. None where nothing was drafted."""
+    """Tokens per round at which speculation is as fast as plain decoding, which is the ratio of the round times. None
+    if nothing was drafted.
+    """
 
     @property
     def speedup(self) -> float:
-        """Speculative over plain."""
+        """Ratio of speculative to plain throughput."""
         return self.speculative_tokens_per_s / self.plain_tokens_per_s
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Figures for `--json`."""
         return {
             "num_prompts": self.num_prompts,
             "num_tokens": self.num_tokens,
@@ -46,7 +47,7 @@ class Report(NamedTuple):
 
 
 def tables(report: Report, config: BenchConfig) -> "list[Table]":
-    """Speed of both modes, and acceptance per depth of the tree."""
+    """Tables of speed in both modes, and of acceptance per tree depth."""
     from rich.table import Table
 
     length = f"{report.metrics.acceptance_length:.2f}"
@@ -66,7 +67,7 @@ def tables(report: Report, config: BenchConfig) -> "list[Table]":
 
 
 def category_table(reports: dict[str, Report], every: Report, left_out: int) -> "Table":
-    """Acceptance and speed by category; `left_out` turns were too long."""
+    """Table of acceptance and speed by category; `left_out` is the number of turns that were too long."""
     from rich.table import Table
 
     columns = ("category", "answers", "length", "rate", "plain", "speculative", "ratio")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 INT8_ACTIVATIONS = "`cpu_activations` `int8`"
 RANKS = "`tensor_parallel_size` above 1"
-"""Feature of the part that has ranks, by its name there."""
+"""Name of a feature that the part for ranks defines."""
 refusals = (
     Refusal(INT8_ACTIVATIONS, Feature.CUDA, "the CPU's kernels alone round them", "use device cpu"),
     Refusal(INT8_ACTIVATIONS, Feature.ENGINE_DIR, "its engines round none"),
@@ -28,10 +28,10 @@ model_settings = {"cpu_activations": (Literal["exact", "int8"], _FIELD)}
 
 
 def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
-    """Feature of rounded activations: whether they are asked for, and how."""
+    """Whether rounded activations are requested, and by which setting."""
     return {INT8_ACTIVATIONS: (config.cpu_activations == "int8", "cpu_activations is int8")}
 
 
 def text_identity(config: "AppConfig") -> str:
-    """Words on the rounding of activations; empty where there is none."""
+    """Part of the text identity about rounded activations; empty without rounding."""
     return ", activations rounded to int8" if config.cpu_activations == "int8" else ""

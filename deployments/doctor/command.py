@@ -1,4 +1,4 @@
-"""`wingbeat doctor`: a report of what a machine can serve with, to be pasted into an issue."""
+"""`wingbeat doctor`: reports whether a machine can serve, in a form that can be pasted into an issue."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ _LOAD_S, _ROUND_S, _NUM_TOKENS = 1800.0, 300.0, 16
 
 
 def doctor_command(config: DoctorConfig, as_json: bool, open_engine: OpenEngine) -> int:
-    """Print one line for each part; returns 1 where one has failed, else 0."""
+    """Print one line per part. Returns 1 if any part failed, else 0."""
     transformers_logging.set_verbosity_error()
     findings = list(_shown(examine(_parts(config, open_engine)), as_json))
     if as_json:
@@ -34,7 +34,7 @@ def doctor_command(config: DoctorConfig, as_json: bool, open_engine: OpenEngine)
 
 
 def _parts(config: DoctorConfig, open_engine: OpenEngine) -> Iterator[Part]:
-    """Nothing behind a driver that does not answer: all of it would ask that driver."""
+    """Parts to examine; ends after the driver's part if the driver does not answer, because all later parts use it."""
     yield from machine_parts()
     try:
         seen = sees_gpu()
@@ -51,12 +51,12 @@ def _parts(config: DoctorConfig, open_engine: OpenEngine) -> Iterator[Part]:
             return opened[0]
 
         yield Part("model", _LOAD_S, lambda: _written(config, open_once))
-        if opened and config.engine_dir is None:  # an engine's file does not tell what it reads
+        if opened and config.engine_dir is None:  # an engine file does not state how many bytes a round reads
             yield Part("round", _ROUND_S, lambda: (Verdict.OK, round_estimate(opened[0]).sentence()))
 
 
 def _shown(findings: Iterable[Finding], as_json: bool) -> Iterator[Finding]:
-    """Each as soon as it is known: a part may take minutes."""
+    """Print each finding as soon as it is known, because a part may take minutes."""
     console = Console(soft_wrap=True, highlight=False)
     for finding in findings:
         if not as_json:
@@ -67,7 +67,9 @@ def _shown(findings: Iterable[Finding], as_json: bool) -> Iterator[Finding]:
 
 
 def _written(config: DoctorConfig, open_engine: OpenEngine) -> tuple[Verdict, str]:
-    """The load holds the model against transformers, its graphs against eager rounds, and tests the drafter."""
+    """Load the model and generate tokens. Loading compares the model with transformers and its graphs with eager
+    rounds, and tests the drafter.
+    """
     llm = open_engine(config, 1)
     loaded, test = llm.engine.loaded, llm.self_test
     said = f"{loaded.name} in {str(loaded.dtype).removeprefix('torch.')} on {loaded.device}"

@@ -1,6 +1,6 @@
-"""What a machine needs to serve, asked part by part before anybody depends on it: `wingbeat doctor`.
+"""Examines, part by part, whether a machine can serve: the logic of `wingbeat doctor`.
 
-Each part has a limit of time and one line, and none stops those behind it. Knows nothing of terminals.
+Each part has a time limit and yields one line; a failed part does not stop later ones. Independent of terminals.
 """
 
 import time
@@ -12,7 +12,7 @@ from wingbeat.runtime.checks.bounded_step import bounded_step
 
 
 class Verdict(StrEnum):
-    """Of one part."""
+    """Verdict on one part."""
 
     OK = "ok"
     WARNING = "warning"
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What is asked."""
+    """A check: its name, its limit in seconds, and the function that runs it."""
 
     name: str
     most_s: float
@@ -37,12 +37,12 @@ class Part(NamedTuple):
 
 
 def examine(parts: Iterable[Part]) -> Iterator[Finding]:
-    """Ask part after part; what raises or hangs has failed."""
+    """Run all checks in order; a check that raises or hangs has failed."""
     for part in parts:
         started = time.monotonic()
         try:
             verdict, detail = bounded_step(part.name, part.most_s, "it was given up", part.ask)
-        except Exception as error:  # whatever a broken installation raises is what the report is for
+        except Exception as error:  # any exception of a broken installation is a finding to report
             text = (str(error).strip().splitlines() or [""])[0]
             verdict, detail = Verdict.FAILED, f"{type(error).__name__}: {text}"
         yield Finding(part.name, verdict, detail, time.monotonic() - started)

@@ -1,4 +1,4 @@
-"""What a machine's GPUs are asked, in the order of a start; imports torch where it asks."""
+"""Checks of a machine's GPUs, in the order of a start; torch is imported only inside the checks."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from wingbeat.deployments.doctor.machine import gib
 
 
 def gpu_parts(seen: bool) -> list[Part]:
-    """What a machine is asked of its first GPU, in the order of a start; one part says so where torch sees none."""
+    """Checks of the first GPU, in the order of a start; a single check if torch sees no GPU."""
     if not seen:
         return [Part("GPU", 30, _no_gpu)]
     return [

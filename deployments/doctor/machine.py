@@ -1,4 +1,4 @@
-"""What every machine is asked: what is installed, its processor, its memory, a compiler."""
+"""Checks for every machine: installed packages, processor, memory, compiler."""
 
 import importlib.metadata
 import os
@@ -15,7 +15,7 @@ _GIB = 1 << 30
 
 
 def machine_parts() -> list[Part]:
-    """What every machine is asked."""
+    """Checks for every machine."""
     return [
         Part("versions", 30, _versions),
         Part("processor", 30, _processor),
@@ -50,7 +50,7 @@ def _memory() -> tuple[Verdict, str]:
 
 
 def gib(size: int | None) -> str:
-    """For people to read."""
+    """A size for people to read."""
     return "an unknown amount" if size is None else f"{size / _GIB:.1f} GiB"
 
 

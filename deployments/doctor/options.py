@@ -1,4 +1,4 @@
-"""Options of `wingbeat doctor`; loads no torch."""
+"""Options of `wingbeat doctor`; does not import torch."""
 
 from pydantic import Field
 

@@ -1,4 +1,4 @@
-"""`wingbeat doctor` among the commands; every process that reads settings imports this, so that it loads no typer."""
+"""Registers `wingbeat doctor`. Every process that reads settings imports this file, so it does not import typer."""
 
 from typing import TYPE_CHECKING
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 def add_commands(app: "typer.Typer") -> None:
-    """Add the command, which reads its own arguments once it runs."""
+    """Add the command, which parses its arguments when it runs."""
     import typer
 
     from wingbeat.deployments.cli.commands import JsonOption, add_late_command
 
     def doctor(config: "DoctorConfig", as_json: JsonOption = False) -> None:
-        """Say what this machine can serve with, part by part; exit code 1 where a part has failed."""
+        """Check part by part whether this machine can serve; exit code 1 if a part has failed."""
         from wingbeat.deployments.doctor.command import doctor_command
         from wingbeat.deployments.local.engine import open_engine
 

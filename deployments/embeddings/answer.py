@@ -1,4 +1,6 @@
-"""From inputs to embeddings: tokens, one request each to the engines, and what they pooled as numbers of length 1."""
+"""Computes embeddings: tokenises inputs, sends one request each to the engines, and normalises the pooled states to
+length 1.
+"""
 
 import asyncio
 import base64
@@ -20,14 +22,14 @@ from wingbeat.deployments.request_context import session_id
 from wingbeat.runtime.scheduling.request import Request, SamplingParams, Variant
 
 EMBEDDING_BYTES, FLOAT_BYTES, BASE64_BYTES = 64, 24, 6
-"""Of JSON at most: around an embedding, and for a number of it in either form."""
+"""Upper bounds of bytes in JSON: around an embedding, per float in decimal form, and per float in base64."""
 
 
 class Embeddings:
     """Answers `/v1/embeddings` with the engines of one model.
 
     Args:
-        service: of the model; its part `embeddings` is an `EmbeddingKind`.
+        service: the model's service; its part `embeddings` is an `EmbeddingKind`.
     """
 
     def __init__(self, service: CompletionService) -> None:
@@ -39,9 +41,9 @@ class Embeddings:
         """The whole answer as JSON.
 
         Raises:
-            ApiError: the model has no embeddings, an input does not fit it, or the answer would be too long.
-            EngineOverloaded: there is no room for the inputs that an engine runs at once, or for the answer.
-            EngineUnavailable, RequestFailed, RequestRefused: one input could not be embedded.
+            ApiError: the model has no embeddings, an input does not fit the model, or the answer would be too long.
+            EngineOverloaded: there is no room for a batch of inputs, or for the answer.
+            EngineUnavailable, RequestFailed, RequestRefused: an input could not be embedded.
         """
         name = self._pool.info.model_name
         variant = self._prompts.variant_of(body.model)
@@ -74,16 +76,16 @@ class Embeddings:
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         model = self._pool.info.model_name if variant is None else variant.name
         answer = {"id": unique_id, "object": "list", "model": model, "usage": usage}
-        # Thousands of numbers per input: others' streams must keep moving.
+        # In a thread, because encoding thousands of numbers per input would block other requests' streams.
         return await asyncio.to_thread(lambda: _json(answer | {"data": _written(found, body)}))
 
     def _read(self, body: EmbeddingsBody) -> list[Prompt]:
-        """By input, in order; raises ApiError where one does not fit the model."""
+        """Prompts of the inputs, in order; raises ApiError if an input does not fit the model."""
         adds = body.add_special_tokens is not False
         return [Prompt(self._prompts.tokens(text, body, "input", adds)[0]) for text in body.input]
 
     def _answer_bytes(self, body: EmbeddingsBody) -> int:
-        """What the answer takes; raises ApiError, 400, where that is more than the server answers by."""
+        """Upper bound of the answer's bytes; raises ApiError (400) if the server does not send answers of that size."""
         most = self.kind.num_numbers
         numbers = most if body.dimensions is None else min(body.dimensions, most)
         each = BASE64_BYTES if body.encoding_format == "base64" else FLOAT_BYTES
@@ -100,7 +102,7 @@ class Embeddings:
                 raise prompt_too_long("input", limit, len(prompt.token_ids))
 
     async def _run(self, requests: Sequence[Request]) -> list[bytes]:
-        """In the requests' order; where one fails the others are aborted."""
+        """Embeddings in the order of the requests; if a request fails, the others are aborted."""
         admission = self._pool.admit(len(requests))
         try:
             async with asyncio.TaskGroup() as group:
@@ -129,10 +131,10 @@ def _json(answer: dict[str, Any]) -> bytes:
 
 
 def _written(found: list[bytes], body: EmbeddingsBody) -> list[dict[str, Any]]:
-    """As the answer has them.
+    """Embeddings as objects of the answer.
 
     Raises:
-        ApiError: 400, more numbers are asked for than there are.
+        ApiError: 400, more dimensions are requested than the embeddings have.
     """
     numbers = np.frombuffer(b"".join(found), "<f4").reshape(len(found), -1)
     if body.dimensions is not None:

@@ -15,7 +15,7 @@ MAX_INPUTS = 2048
 
 
 class EmbeddingsBody(RequestBody):
-    """`POST /v1/embeddings`."""
+    """`POST /v1/embeddings`: compute embeddings."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = {
         "messages": refused("give the text of a conversation as 'input'"),
@@ -23,25 +23,25 @@ class EmbeddingsBody(RequestBody):
         "embed_dtype": refused("numbers are float32"),
     }
     prompt_field: ClassVar[str] = "input"
-    """Where the prompt is, for errors about its length."""
+    """Name of the prompt's field, for errors about its length."""
     limit_field: ClassVar[str] = "truncate_prompt_tokens"
-    """What makes a prompt shorter."""
+    """Name of the field that shortens a prompt."""
 
     model: str | None = None
     input: list[str] | list[list[int]]
-    """Texts, or token ids; a single one is a list of one."""
+    """Texts or lists of token ids; a single one is converted to a list of one."""
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=INT32_MAX)
-    """Of an embedding that is cut, where the model was trained for that."""
+    """Length of a shortened embedding, if the model was trained for that."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
-    """Only the last tokens of an input count, so many of them; -1 keeps what fits."""
+    """Truncate an input to its last tokens, this many; -1 keeps as many as fit."""
     truncation_side: Literal["left", "right"] | None = None
-    """Where an input is cut: right keeps its first tokens."""
+    """Side on which an input is truncated: right keeps its first tokens."""
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds those that stand around a prompt; true by default."""
+    """Whether the tokenizer adds special tokens around a prompt; true by default."""
     priority: int | None = Field(None, ge=-(2**31), le=INT32_MAX)
     user: Any = None
-    """Cannot change the result."""
+    """Ignored; cannot change the result."""
 
     @model_validator(mode="before")
     @classmethod
@@ -60,5 +60,5 @@ class EmbeddingsBody(RequestBody):
 
     @property
     def asked_max_tokens(self) -> int:
-        """An engine writes one token at least."""
+        """1, because an engine writes at least one token."""
         return 1

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` among the endpoints; imported by commands too, so that it imports what it adds where it adds it."""
+"""Hooks of `/v1/embeddings`. Commands import this file, so it imports its implementation only when needed."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,10 @@ bodies = "wingbeat.deployments.embeddings.routes:BODIES"
 
 
 def check_before_start(config: "AppConfig") -> None:
-    """Raises ValueError where the model's folder asks for embeddings that are not served."""
+    """Raise ValueError if the model's folder specifies embeddings that are not supported."""
     pooling_of(config)
 
 
 def surface(config: "AppConfig") -> dict[str, Any]:
-    """Which embeddings the model has."""
+    """Kind of the model's embeddings."""
     return {"embeddings": embedding_kind_of(config)}

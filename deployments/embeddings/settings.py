@@ -1,4 +1,4 @@
-"""The setting `embeddings`, and what a model's own files say of its embeddings."""
+"""The setting `embeddings`, and the embeddings that a model's files specify."""
 
 import json
 from pathlib import Path
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 POOLING_FILE = Path("1_Pooling") / "config.json"
-"""Of an embedding model in the layout of sentence-transformers."""
+"""Config of an embedding model in the layout of sentence-transformers."""
 _MODES = {"pooling_mode_mean_tokens": Pooling.MEAN, "pooling_mode_lasttoken": Pooling.LAST}
 MOST_HIDDEN = 16_384
-"""Numbers of an embedding that an answer must have room for, where config.json leaves the hidden size to its class."""
+"""Upper bound of an embedding's length, for sizing answers if config.json leaves the hidden size to its class."""
 
 
 class EmbeddingKind(NamedTuple):
     """Kind of a model's embeddings."""
 
     pooling: Pooling | None = None
-    """None where it has none."""
+    """None if the model has no embeddings."""
     can_be_cut: bool = False
-    """Whether the first numbers of one are an embedding, too."""
+    """Whether the first numbers of an embedding are an embedding too (Matryoshka)."""
     num_numbers: int = 1
-    """Of one that is not cut."""
+    """Length of an embedding that is not shortened."""
 
 
 NO_EMBEDDINGS = EmbeddingKind()
@@ -41,16 +41,16 @@ SETTINGS = {"embeddings": (Literal["auto", "none", "mean", "last"], _FIELD)}
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError where embeddings are asked of an engine that has none."""
+    """Raise ValueError if embeddings are requested from an engine that does not expose hidden states."""
     if config.embeddings in ("mean", "last") and not config.is_wingbeats_own():
         raise ValueError(f"embeddings is {config.embeddings}: engines other than Wingbeat's own show no hidden states")
 
 
 def pooling_of(config: "AppConfig") -> Pooling | None:
-    """How a prompt's hidden states become its embedding; None where the model has none.
+    """How a prompt's hidden states become its embedding; None if the model has no embeddings.
 
     Raises:
-        ValueError: the model's folder says what is not served.
+        ValueError: the model's folder specifies an unsupported pooling.
     """
     if config.embeddings == "none" or not config.is_wingbeats_own():
         return None
@@ -66,7 +66,7 @@ def pooling_of(config: "AppConfig") -> Pooling | None:
 
 
 def embedding_kind_of(config: "AppConfig") -> EmbeddingKind:
-    """Which embeddings a model has; raises ValueError as `pooling_of`."""
+    """Kind of a model's embeddings; raises ValueError as `pooling_of`."""
     pooling = pooling_of(config)
     if pooling is None:
         return NO_EMBEDDINGS

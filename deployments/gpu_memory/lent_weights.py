@@ -1,7 +1,7 @@
-"""Weights of a verifier that its drafter, a process on the same GPU, reads in place of copies of its own.
+"""Lends a verifier's weights to its drafter, a process on the same GPU, which maps them instead of loading copies.
 
-A head whose files have no embedding (and no output matrix) uses the verifier's. Its process begins before the verifier
-is there, so it loads until it needs them, and waits to be told what is lent (`DrafterTerms`).
+A head whose files lack an embedding (or an output matrix) uses the verifier's. The drafter's process starts before the
+verifier is loaded, so it loads until it needs these weights, then waits for the loan (`DrafterTerms`).
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def may_lend(config: AppConfig) -> bool:
-    """Whether a verifier and its own drafter are to share one GPU and a channel through its memory."""
+    """Whether a verifier and its own drafter share one GPU and a channel through its memory."""
     ours = config.engine_factory is None and config.drafter_factory is None and config.engine_dir is None
     if not (ours and config.has_own_drafter() and config.choice().has_weights and config.drafter_device() == "cuda"):
         return False
@@ -34,11 +34,11 @@ def may_lend(config: AppConfig) -> bool:
 def loan_of(
     config: AppConfig, loaded: "LoadedModel", device: torch.device, runtime: CudaRuntime | None = None
 ) -> Loan | None:
-    """The loan of a verifier to its drafter; None where the drafter is not beside it.
+    """The loan of a verifier to its drafter; None if the drafter does not share its GPU.
 
     Args:
-        loaded: on the device, where its weights stay.
-        runtime: of CUDA; None takes torch's.
+        loaded: model on the device, whose weights must stay in place.
+        runtime: CUDA runtime; None uses torch's.
     """
     if not may_lend(config):
         return None
@@ -49,12 +49,12 @@ def loan_of(
 
 
 class BorrowedWeights:
-    """From a weight's name to the verifier's own: the drafter's `Lender`, called by the thread that loads it.
+    """Maps a weight's name to the verifier's tensor: the drafter's `Lender`, called by the thread that loads it.
 
     Args:
-        device: of the drafter.
-        patience_s: until it is said what is lent; a verifier that has not started by then is killed.
-        runtime: of CUDA; None takes torch's.
+        device: the drafter's device.
+        patience_s: seconds to wait for the loan; a verifier that has not started by then is killed.
+        runtime: CUDA runtime; None uses torch's.
     """
 
     def __init__(self, device: torch.device, patience_s: float, runtime: CudaRuntime | None = None) -> None:
@@ -64,14 +64,15 @@ class BorrowedWeights:
         self._borrower: Borrower | None = None
 
     def tell(self, loan: Loan | None) -> None:
-        """Say what is lent; the first word counts, because the drafter loads by it."""
+        """Set the loan; only the first call counts, because the drafter then loads accordingly."""
         if not self._told.is_set():
             self._loan = loan
             self._told.set()
 
     def __call__(self, name: str) -> Tensor | None:
-        """The weight, mapped, once it is said what is lent; None where the drafter loads its own, for which one line
-        gives the reason unless it is on another GPU."""
+        """The verifier's weight, mapped, after waiting for the loan. None if the drafter has to load its own copy, for
+        which a log line gives the reason unless the verifier is on another GPU.
+        """
         if not self._told.wait(self._patience_s):
             self.tell(None)
         if self._loan is None:
@@ -79,12 +80,12 @@ class BorrowedWeights:
         try:
             self._borrower = self._borrower or Borrower(self._loan, self._device, self._runtime)
             return self._borrower.tensor(name) if self._borrower.is_beside else None
-        except RuntimeError as error:  # of CUDA, or torch's of a device that is not well
+        except RuntimeError as error:  # of CUDA, or torch's of a faulty device
             reason = str(error).partition("\n")[0]
             logger.warning("the drafter loads a copy of its own of the verifier's %s: %s", name, reason)
             return None
 
 
 def borrow(config: AppConfig, device: torch.device) -> BorrowedWeights | None:
-    """Weights of a drafter's verifier, once the drafter is told of them; None where the two share no GPU."""
+    """The weights that a drafter borrows from its verifier; None if the two share no GPU."""
     return BorrowedWeights(device, config.engine_start_timeout_s) if may_lend(config) else None

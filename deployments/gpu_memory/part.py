@@ -1,4 +1,4 @@
-"""The channel through GPU memory, and weights lent beside it, which are imported where they are asked for."""
+"""Hooks of the channel through GPU memory and of lent weights, which are imported when needed."""
 
 try_device_channel = "wingbeat.cluster.channels.cuda.ipc_trial:try_cuda_ipc"
 device_channel = "wingbeat.cluster.channels.cuda.cuda_ipc:CudaIpcChannel"

@@ -1,4 +1,4 @@
-"""Which GPUs there are before anything runs on one: of this machine without CUDA, of a Ray cluster by its own count."""
+"""Detects GPUs before anything runs on them: of this machine without CUDA, of a Ray cluster by Ray's resources."""
 
 import os
 import re
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
     from wingbeat.cluster.nvml import Device
 
 BUSY_SHARE = 0.1
-"""Of a GPU's memory; where more is used, somebody else computes there. A desktop takes less."""
+"""Share of a GPU's memory above which it counts as used by others. A desktop uses less."""
 _RAY_KIND = "accelerator_type:"
 
 
 class Gpu(NamedTuple):
-    """GPU before it is taken."""
+    """A GPU that has not been assigned yet."""
 
     name: str = "GPU"
     free: bool = True
-    """Nobody else computes there, and Ray has given nothing of it away."""
+    """Whether no other process computes there, and Ray has assigned no part of it."""
 
 
 def gpus_here(dev: Path = Path("/dev")) -> list[Gpu]:
-    """The GPUs of this machine that a process of this environment may use, in CUDA's order; no CUDA context is made.
+    """GPUs of this machine that a process of this environment may use, in CUDA's order. Creates no CUDA context.
 
     Args:
-        dev: folder of the driver's device files, which are counted where NVIDIA's management library is missing.
+        dev: folder of the driver's device files, which are counted if NVIDIA's management library is missing.
     """
-    from wingbeat.cluster import nvml  # late: an import of pynvml is slow, and a cluster's GPUs need none
+    from wingbeat.cluster import nvml  # imported late: pynvml is slow, and a cluster's GPUs do not need it
 
     visible = os.environ.get(VISIBLE_DEVICES)
     try:
@@ -43,7 +43,7 @@ def gpus_here(dev: Path = Path("/dev")) -> list[Gpu]:
 
 
 def _named(visible: str | None) -> list[str] | None:
-    """Entries of CUDA_VISIBLE_DEVICES up to the first that is none, as CUDA reads it; None where it is not set."""
+    """Valid entries of CUDA_VISIBLE_DEVICES before the first invalid one, as CUDA reads it; None if it is not set."""
     if visible is None:
         return None
     entries = []
@@ -60,7 +60,7 @@ def _visible(devices: "Sequence[Device]", visible: str | None) -> list[Gpu]:
         named = [str(index) for index in range(len(devices))]
     found, divided = [], False
     for entry in named:
-        if entry.startswith("MIG-"):  # a part of a GPU, which the library counts apart
+        if entry.startswith("MIG-"):  # a part of a GPU, which NVML does not list as a device
             return [Gpu("MIG instance")]
         device = next((d for i, d in enumerate(devices) if entry == str(i) or d.uuid.startswith(entry)), None)
         if device is None:
@@ -68,7 +68,7 @@ def _visible(devices: "Sequence[Device]", visible: str | None) -> list[Gpu]:
         if device.is_divided:
             divided = True
         found.append(Gpu(device.name, device.used_bytes <= BUSY_SHARE * device.total_bytes))
-    # A process sees one MIG instance of a machine's.
+    # A process sees only one MIG instance of a machine.
     return [Gpu("MIG instance")] if divided else found
 
 
@@ -83,7 +83,7 @@ def gpus_of_cluster() -> list[list[Gpu]]:
 
 
 def gpus_of_node(resources: Mapping[str, float], available: Mapping[str, float]) -> list[Gpu]:
-    """A node's GPUs, as Ray counts them: those of which nothing is given away are free."""
+    """A node's GPUs by Ray's count: wholly unassigned GPUs are free."""
     kind = next((name.removeprefix(_RAY_KIND) for name in resources if name.startswith(_RAY_KIND)), "GPU")
     whole, free = int(resources.get("GPU", 0)), int(available.get("GPU", 0))
     return [Gpu(kind, index < free) for index in range(whole)]

@@ -1,4 +1,4 @@
-"""Shares of GPUs, which settings may leave open until a start; imported by commands, so `shares` is imported later."""
+"""Hooks of GPU shares that settings leave open until a start. Commands import this file; `shares` comes later."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,6 @@ take_gpus = "wingbeat.deployments.gpu_shares.shares:take_gpus"
 
 
 def leaves_gpus_open(config: "AppConfig") -> bool:
-    """An engine of the user's own and a TensorRT engine directory take a GPU only by a share that is given."""
+    """Whether GPU shares are chosen at a start. A user's engine and an engine directory require explicit shares."""
     given = {"num_gpus_per_verifier", "num_gpus_per_drafter"} & config.model_fields_set
     return not given and config.device != "cpu" and config.is_wingbeats_own()

@@ -1,4 +1,4 @@
-"""Shares of the GPUs there are, for an application whose settings leave them open; knows GPUs by numbers alone."""
+"""Chooses shares of the available GPUs for an application whose settings leave them open; uses GPU counts only."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,25 +11,25 @@ from wingbeat.deployments.options.problems import SettingsError, first_problem
 from wingbeat.deployments.parts import first
 
 WITH_DRAFTER, BESIDE = 0.7, 0.3
-"""Of one GPU that a verifier shares with its drafter."""
+"""Shares of one GPU for a verifier and the drafter beside it."""
 
 
 class Placed(NamedTuple):
-    """Settings with the shares that were open, and what is to be said of them."""
+    """Settings with the chosen shares, and a line about them."""
 
     config: AppConfig
     line: str | None
-    """None where nothing was open, or there is no GPU."""
+    """None if nothing was open, or there is no GPU."""
 
 
 def take_gpus(config: AppConfig, in_cluster: bool, say: Callable[[str], None]) -> AppConfig:
-    """`with_shares` for each model; `say` gets the line about them.
+    """Settings with shares for each model; `say` gets a line about them.
 
     Args:
-        in_cluster: whether the GPUs are those that the Ray cluster of this process counts, or this machine's.
+        in_cluster: True for the GPUs of the Ray cluster of this process, False for those of this machine.
 
     Raises:
-        SettingsError: as `with_shares`; or several models would take GPUs, and their settings give no shares.
+        SettingsError: as `with_shares`; or several models would use GPUs, and their settings give no shares.
     """
     served = config.served()
     if not any(one.leaves_gpus_open() for one in served):
@@ -47,16 +47,16 @@ def take_gpus(config: AppConfig, in_cluster: bool, say: Callable[[str], None]) -
 
 
 def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
-    """The same settings with shares of GPUs, where they leave that to what there is.
+    """The same settings with GPU shares filled in, if the settings leave them open.
 
-    A pair takes one GPU each where two are free for it, else 0.7 and 0.3 of one. Without a GPU everything runs on CPUs,
-    unless the settings ask for one.
+    Verifier and drafter get a GPU each if two are free for the pair, else 0.7 and 0.3 of one. Without a GPU everything
+    runs on CPUs, unless the settings require a GPU.
 
     Args:
         nodes: the GPUs of each node.
 
     Raises:
-        SettingsError: the GPUs there are do not suffice; one line that names the settings to change.
+        SettingsError: there are not enough GPUs; one line that names the settings to change.
     """
     if not config.leaves_gpus_open():
         return Placed(config, None)
@@ -64,7 +64,7 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
     if total == 0:
         return Placed(_fixed(config, 0.0, 0.0), None)
     free = [sum(gpu.free for gpu in gpus) for gpus in nodes]
-    # Where all are in use, one may do all the same: loading tells whether its memory holds the model.
+    # If all GPUs are in use, one is tried all the same: loading finds out whether its memory holds the model.
     verifier, drafter = _shares(config, free if any(free) else [1])
     kind = next(gpu.name for gpus in nodes for gpu in gpus if gpu.free or not any(free))
     ranks = config.num_ranks()
@@ -75,7 +75,9 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
 
 
 def _shares(config: AppConfig, free: Sequence[int]) -> tuple[float, float]:
-    """Shares of a verifier, or each of its ranks, and of a drafter; `free` has the GPUs of each node."""
+    """Shares of a verifier, or of each of its ranks, and of a drafter; `free` has the number of free GPUs of each
+    node.
+    """
     ranks, pairs = config.num_ranks(), config.min_pairs()
     drafts, shared = config.has_channel() and config.choice().has_weights, config.num_shared_drafters()
     apart = shared > 0 or config.may_span_nodes()

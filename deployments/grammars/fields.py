@@ -1,4 +1,4 @@
-"""Fields of a request that say what the answer must match."""
+"""Request fields for a grammar that the answer must match."""
 
 import json
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structur
 
 
 class StructuredOutputs(Part):
-    """vLLM's: what the answer must match, by one of these."""
+    """vLLM's `structured_outputs`: exactly one of these fields defines what the answer must match."""
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
-    """A JSON schema, also as text."""
+    """A JSON schema, as an object or as text."""
     regex: str | None = None
     choice: list[str] | None = None
-    """Texts of which the answer is one."""
+    """The allowed answers."""
     grammar: str | None = None
     """EBNF of xgrammar or llama.cpp, or Lark of llguidance."""
     json_object: bool | None = None
-    """Any JSON object."""
+    """True allows any JSON object."""
     structural_tag: str | dict[str, Any] | None = None
-    """xgrammar's: which parts of an answer match what."""
+    """xgrammar's structural tags: formats of parts of an answer."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -45,7 +45,7 @@ class StructuredOutputs(Part):
         return self
 
     def spec(self) -> GrammarSpec:
-        """Grammar that the engine compiles."""
+        """The grammar for the engine to compile."""
         ((name, value),) = self._given().items()
         if name == "json_object":
             return GrammarSpec(name, "")
@@ -68,11 +68,13 @@ class JsonSchemaFormat(Part):
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
-    """The schema holds either way."""
+    """Ignored: the schema is enforced in any case."""
 
 
 class ResponseFormat(Part):
-    """OpenAI's: text, any JSON object, or JSON of a schema; and xgrammar's structural tags, as vLLM takes them."""
+    """OpenAI's `response_format`: text, any JSON object, or JSON of a schema; or xgrammar's structural tags, as in
+    vLLM.
+    """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -82,7 +84,7 @@ class ResponseFormat(Part):
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise invalid("response_format.json_schema", "belongs to type 'json_schema', which needs it")
         if self.type == "json_object" and (self.model_extra or {}).get("schema") is not None:
-            # Some servers' way to give a schema: an answer of any other form would be a wrong one.
+            # Some servers accept a schema in this place: silently ignoring it would give wrong answers.
             raise invalid("response_format", "has a 'schema', which belongs to type 'json_schema'")
         spec = self.spec()
         if spec is not None and len(spec.text) > MAX_GRAMMAR_CHARS:
@@ -90,11 +92,11 @@ class ResponseFormat(Part):
         return self
 
     def unknown(self) -> Mapping[str, Any]:
-        """See `Part`: a structural tag is xgrammar's to read."""
+        """See `Part`: xgrammar defines the fields of a structural tag."""
         return {} if self.type == "structural_tag" else super().unknown()
 
     def spec(self) -> GrammarSpec | None:
-        """Grammar that the engine compiles; None for text."""
+        """The grammar for the engine to compile; None for text."""
         if self.type == "text":
             return None
         if self.type == "json_schema":
@@ -111,7 +113,7 @@ class ResponseFormat(Part):
 
 
 class GrammarFields(Part):
-    """Both fields, of which one may be given."""
+    """The two fields for structured output, of which only one may be given."""
 
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None

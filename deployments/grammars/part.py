@@ -1,4 +1,4 @@
-"""Structured output among the fields of requests; imported by commands too, so that it imports what it adds later."""
+"""Hooks of structured output. Commands import this file, so it imports its implementation only when needed."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ serve_grammars = "wingbeat.runtime.grammar.trial:GrammarTrial"
 
 
 def sampling_fields() -> "type[GrammarFields]":
-    """`structured_outputs` and `response_format`."""
+    """The fields `structured_outputs` and `response_format`."""
     from wingbeat.deployments.grammars.fields import GrammarFields
 
     return GrammarFields

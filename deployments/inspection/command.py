@@ -1,6 +1,6 @@
-"""`wingbeat inspect`: what a checkpoint folder or an engine directory holds, and how it drafts for a verifier.
+"""`wingbeat inspect`: shows what a checkpoint folder or an engine directory holds, and how it drafts for a verifier.
 
-Reads configs and the shapes of tensors; weights are loaded only to probe a model and to try a drafter.
+Reads configs and tensor shapes; weights are loaded only to probe a model and to test a drafter.
 """
 
 import json
@@ -38,7 +38,9 @@ _TOKEN_MAPS = ("d2t", "t2d")
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 _DEFAULT_NUM_TAPS = 3
 _DEEP = 1024
-"""Layers of a verifier that is not known: more than any has, so that all readings of ids are possible."""
+"""Number of layers assumed for an unknown verifier: more than any has, so that all interpretations of ids stay
+possible.
+"""
 _OF_MODULES = [kind for kind in KINDS.values() if kind.modules is not None]
 """Kinds of drafters that are modules in a verifier's checkpoint."""
 _AT_ONCE = 16
@@ -46,10 +48,10 @@ _AT_ONCE = 16
 
 
 def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_engine: OpenEngine) -> None:
-    """Print what a folder holds.
+    """Print the content of a folder.
 
     Raises:
-        UserError: it is no checkpoint, is not supported, or does not fit the verifier.
+        UserError: the folder is not a checkpoint, is not supported, or does not fit the verifier.
     """
     check_device(config.device)
     transformers_logging.disable_progress_bar()
@@ -82,14 +84,14 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
 
 
 def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dtype) -> Findings:
-    """Look into a draft head's folder.
+    """Findings about a draft head's folder.
 
     Args:
-        target: its verifier, which settles what its config leaves to it.
-        dtype: it would be served in.
+        target: the verifier, which settles what the head's config leaves open; None if unknown.
+        dtype: dtype in which the head would be served.
 
     Raises:
-        CheckpointError: it cannot be read, is of a family that is not supported, or does not fit the verifier.
+        CheckpointError: the head cannot be read, its family is not supported, or it does not fit the verifier.
     """
     checkpoint = read_checkpoint(folder)
     hidden_size = target.hidden_size if target is not None else _target_hidden_size(checkpoint)
@@ -114,17 +116,17 @@ def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dt
 
 
 def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_bits: bool = False) -> Findings:
-    """Look into a causal LM's folder, and load it to probe its attention.
+    """Findings about a causal LM's folder; loads the model to probe its attention.
 
     Args:
         eight_bits: as for `load_model`.
 
     Raises:
-        CheckpointError: its tensors cannot be read.
-        ValueError, OSError: transformers does not know its config.
+        CheckpointError: the tensors cannot be read.
+        ValueError, OSError: transformers does not know the config.
     """
     target = TargetDescription.from_checkpoint(folder)
-    # As a dictionary: some configs refuse to name one value for what differs from layer to layer.
+    # As a dictionary, because some configs raise for attributes that differ from layer to layer.
     config, tensors = target.config.to_dict(), read_shapes(folder)
     probe, kv_numbers, held = _probe(folder, dtype, device, eight_bits)
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -133,7 +135,7 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_
     in_modules = sum(own["parameters"] for own in modules.values() if own is not None)
     whole = read_config(folder)
     found = _common(folder, dtype, parameters, parameters - in_modules, kv_numbers)
-    # Headers tell of plain weights alone.
+    # File headers only describe unquantized weights.
     found["memory"] |= {"weights_bytes": held} if held and (eight_bits or target.quantization) else {}
     return found | {
         "kind": "model",
@@ -145,7 +147,7 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_
 
 
 def _modules(tensors: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, Findings | None]:
-    """Drafting modules of a verifier, by the kind of drafter; None where there are none."""
+    """Drafting modules of a verifier, by kind of drafter; None if there are none."""
     found: dict[str, Findings | None] = {}
     for kind in _OF_MODULES:
         modules = load_function(kind.modules)(tensors, num_layers)
@@ -155,11 +157,11 @@ def _modules(tensors: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[st
 
 
 def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, kv_numbers: int) -> Findings:
-    """Lines that heads and models have in common; none of them stands for a line of one kind.
+    """Fields that heads and models have in common.
 
     Args:
-        parameters, num_served: numbers in the files, and in memory when served.
-        kv_numbers: in the KV cache, per token.
+        parameters, num_served: number of parameters in the files, and in memory when served.
+        kv_numbers: numbers in the KV cache per token.
     """
     memory = {
         "dtype": str(dtype).removeprefix("torch."),
@@ -179,7 +181,7 @@ def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, 
 
 
 def _convention(checkpoint: HeadCheckpoint, readings: tuple[HeadConvention, ...]) -> Findings:
-    """Readings of a head's weights, as far as its files tell them apart; the likeliest reading is the first."""
+    """Readings of a head's weights that its files allow; the first one is the likeliest."""
     fields = HeadConvention._fields
     return {
         "likeliest": readings[0]._asdict(),
@@ -190,7 +192,7 @@ def _convention(checkpoint: HeadCheckpoint, readings: tuple[HeadConvention, ...]
 
 
 def _convention_alone(checkpoint: HeadCheckpoint, target_hidden_size: int) -> Findings:
-    """Readings that need no verifier: the number of its layers decides the meaning of ids and defaults."""
+    """Readings without a verifier, on whose number of layers the meaning of ids and defaults depends."""
     given = stated(checkpoint.raw)
     if given is not None:
         return _convention(checkpoint, (given,)) | {"readings": []}
@@ -201,7 +203,7 @@ def _convention_alone(checkpoint: HeadCheckpoint, target_hidden_size: int) -> Fi
 
 
 def _source(checkpoint: HeadCheckpoint) -> str:
-    """Where the taps come from."""
+    """Source of the tapped layers, for people."""
     ids, name_outputs = aux_layer_ids(checkpoint.raw)
     if checkpoint.layout.family is Family.EAGLE1:
         return "the output of the verifier's final norm"
@@ -222,14 +224,17 @@ def _num_taps(checkpoint: HeadCheckpoint) -> int:
 
 
 def _target_hidden_size(checkpoint: HeadCheckpoint) -> int:
-    """From what `fc` reads: the taps, or a token's embedding and one hidden state."""
+    """Hidden size of the verifier, from the width of `fc`: the taps, or a token's embedding and one hidden state."""
     width = checkpoint.shapes.get("fc.weight", (0, 0))[-1]
     return width // (2 if checkpoint.layout.family is Family.EAGLE1 else _num_taps(checkpoint))
 
 
 def _probe(folder: Path, dtype: torch.dtype, device: torch.device, eight_bits: bool) -> tuple[Findings, int, int]:
-    """Whether a model can be the verifier, with runs of equal layers; numbers in its KV cache per token; and the bytes
-    of its weights, 0 where it cannot be."""
+    """Probe whether a model can be the verifier.
+
+    Returns the findings with runs of equal layers, the numbers in its KV cache per token, and the bytes of its weights,
+    both 0 if it cannot be a verifier.
+    """
     try:
         loaded = load_model(folder, dtype, device, eight_bits=eight_bits)
     except ValueError as error:  # an UnsupportedModelError, or transformers has no causal LM of this kind
@@ -261,7 +266,7 @@ def _count(shapes: Iterable[tuple[int, ...]]) -> int:
 def _try(
     config: InspectConfig, folder: Path, found: Findings, target: TargetDescription, open_engine: OpenEngine
 ) -> Findings:
-    """Run the folder as a drafter, whether it suits or not."""
+    """Run the folder as a drafter, whether it suits the verifier or not."""
     drafter, kind = str(folder), "draft_model" if found["kind"] == "model" else found["kind"]
     if folder.resolve() == target.path.resolve():
         own = next((kind.name for kind in _OF_MODULES if found[kind.name] is not None), None)
@@ -280,7 +285,7 @@ def _try(
 
 
 def _tables(found: Findings) -> Iterator[Table]:
-    """The folder's content; its layers; the readings that were measured; the self-test."""
+    """Tables of the folder's content, its layers, the measured readings, and the self-test."""
     content = Table(title=found["path"], show_header=False, title_justify="left")
     for row in _content(found):
         content.add_row(*row)

@@ -1,4 +1,4 @@
-"""Options of `wingbeat inspect`; loads no torch."""
+"""Options of `wingbeat inspect`; does not import torch."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from wingbeat.deployments.options.model_options import LoadOptions
 
 
 class InspectConfig(LoadOptions):
-    """Options of `wingbeat inspect`, the folder apart."""
+    """Options of `wingbeat inspect`, without the folder."""
 
     model: Path | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""`wingbeat inspect` among the commands; every process that reads settings imports this, so that it loads no typer."""
+"""Registers `wingbeat inspect`. Every process that reads settings imports this file, so it does not import typer."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(app: "typer.Typer") -> None:
-    """Add the command, which reads its own arguments once it runs."""
+    """Add the command, which parses its arguments when it runs."""
     import typer
 
     from wingbeat.deployments.cli.commands import JsonOption, add_late_command

@@ -1,4 +1,4 @@
-"""Tables of what `wingbeat inspect` has measured: a model's layers, the readings of a head, the self-test."""
+"""Tables of measurements by `wingbeat inspect`: a model's layers, the readings of a head, the self-test."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from rich.table import Table
 from wingbeat.runtime.checks.self_test import LEAST_ACCEPTANCE
 
 Findings = dict[str, Any]
-"""What `--json` prints."""
+"""Content of the output of `--json`."""
 
 
 def layers_table(groups: list[Findings]) -> Table:
-    """Runs of layers whose attention is alike."""
+    """Runs of layers with equal attention."""
     table = Table("layers", "heads", "KV heads", "key size", "value size", "window", title="Attention")
     for group in groups:
         span = str(group["first"]) if group["first"] == group["last"] else f"{group['first']}-{group['last']}"
@@ -21,7 +21,7 @@ def layers_table(groups: list[Findings]) -> Table:
 
 
 def readings_table(chosen: Findings, readings: list[Findings]) -> Table:
-    """Acceptance of each reading of a head, and the one that was chosen."""
+    """Acceptance of each reading of a head, and which one was chosen."""
     differing = [name for name in chosen if len({reading["convention"][name] for reading in readings}) > 1]
     table = Table("", *differing, "tokens per chain", "accepted by depth", title="Readings of the head")
     for reading in readings:

@@ -1,4 +1,4 @@
-"""`wingbeat drafter`: versions of the draft head of a server that runs, over HTTP."""
+"""`wingbeat drafter`: manages versions of the draft head of a running server, over HTTP."""
 
 import json
 from typing import Annotated, Any
@@ -22,14 +22,16 @@ def add_commands(app: typer.Typer) -> None:
 
     @drafter.command("list")
     def list_versions(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
-        """Show the versions, how often each one's drafts are accepted, and which one is served."""
+        """Show all versions, the acceptance of each one's drafts, and which version is served."""
         _show(call_server(url, operator_key, "GET", PATH), as_json)
 
     @drafter.command()
     def promote(
-        version: Annotated[int | None, typer.Argument(help="One that is there.", show_default=False)] = None,
-        folder: Annotated[str | None, typer.Option(help="A head's folder below `incoming`, to be added first.")] = None,
-        reason: Annotated[str | None, typer.Option(help="To be shown beside it.")] = None,
+        version: Annotated[
+            int | None, typer.Argument(help="Number of an existing version.", show_default=False)
+        ] = None,
+        folder: Annotated[str | None, typer.Option(help="Add a head from this folder below `incoming`.")] = None,
+        reason: Annotated[str | None, typer.Option(help="Reason, shown with the version.")] = None,
         url: Url = LOCAL,
         operator_key: Key = None,
         as_json: AsJson = False,
@@ -43,18 +45,18 @@ def add_commands(app: typer.Typer) -> None:
 
     @drafter.command()
     def rollback(
-        reason: Annotated[str | None, typer.Option(help="To be shown beside it.")] = None,
+        reason: Annotated[str | None, typer.Option(help="Reason, shown with the version.")] = None,
         url: Url = LOCAL,
         operator_key: Key = None,
         as_json: AsJson = False,
     ) -> None:
-        """Serve the version before the one that is served."""
+        """Serve the version before the current one."""
         body = {} if reason is None else {"reason": reason}
         _show(call_server(url, operator_key, "POST", PATH + "/rollback", body), as_json)
 
     @drafter.command()
     def repair(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
-        """Begin another ledger where the one there is cannot be read, with the heads that are on disk."""
+        """Replace a ledger that cannot be read by a new one, built from the heads on disk."""
         _show(call_server(url, operator_key, "POST", PATH + "/repair", {}), as_json)
 
 

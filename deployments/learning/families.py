@@ -1,4 +1,4 @@
-"""Metrics of a head that learns."""
+"""Prometheus metrics of a draft head that learns."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, row
 
 
 def learning_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """Decisions about versions of the head, and the learner's own figures."""
+    """Decisions about versions of the head, and the learner's figures."""
     yield counter(
         "wingbeat_head_decisions",
         "Versions of the draft head promoted, rejected, rolled back and refused, the same for all engines of a fleet.",
@@ -19,19 +19,19 @@ def learning_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     )
     yield counter(
         "wingbeat_learner_seconds",
-        "Seconds of a core that the learner has trained for.",
+        "Core-seconds that the learner has spent on training.",
         LABELS,
         rows(snapshot, _of_learner("seconds")),
     )
     yield gauge(
         "wingbeat_learner_samples",
-        "Requests on disk that are learnt from, held-out ones not counted.",
+        "Requests on disk that the learner trains on, without held-out ones.",
         LABELS,
         rows(snapshot, _of_learner("samples")),
     )
-    yield gauge("wingbeat_learner_bytes", "Of the rounds on disk.", LABELS, rows(snapshot, _of_learner("bytes")))
+    yield gauge("wingbeat_learner_bytes", "Bytes of rounds on disk.", LABELS, rows(snapshot, _of_learner("bytes")))
 
 
 def _of_learner(name: str) -> Read:
-    """A figure of the learner's; None where there is none."""
+    """Reader of a learner's figure; None if there is no learner."""
     return lambda figures: ((figures.get("heads") or {}).get("learner") or {}).get(name)

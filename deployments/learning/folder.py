@@ -1,4 +1,4 @@
-"""Where a configuration that learns keeps its rounds and heads, and what it says of that."""
+"""Folders in which a learning configuration stores rounds and heads, and the message about that."""
 
 import hashlib
 from functools import cache
@@ -11,7 +11,7 @@ from wingbeat.runtime.learning.head_versions import HeadLedger
 
 
 def learning_root(config: AppConfig) -> Path:
-    """Folder of this verifier and this head: what is learnt for one pair is never another's.
+    """Folder of this pair of verifier and head, which no other pair shares.
 
     Raises:
         FileNotFoundError: the verifier or the head has no config.json or no weights.
@@ -32,12 +32,12 @@ def ledger_of(config: AppConfig) -> HeadLedger:
 
 
 def rounds_folder(config: AppConfig) -> Path:
-    """Folder of the rounds that are learnt from; raises as `learning_root`."""
+    """Folder of the rounds that the learner trains on; raises as `learning_root`."""
     return learning_root(config) / "rounds"
 
 
 def said_at_start(config: AppConfig) -> str:
-    """A line for whoever starts a server: which data is stored, and where."""
+    """Line for the operator at the start of a server: which data is stored, and where."""
     options = config.learn
     if not options.trains:
         return f"versions of the draft head are followed from {learning_root(config)}; nothing is stored of requests"

@@ -1,4 +1,4 @@
-"""Rolls a version of the head back where its drafts are accepted less often than those of the one before it."""
+"""Rolls back a version of the head whose drafts are accepted less often than those of the version before."""
 
 import asyncio
 import contextlib
@@ -16,16 +16,18 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0
 SHOWN = ("promoted", "rejected", "rolled_back", "refused")
 JUDGED_ROUNDS = 20_000
-"""Of a version, after which what is measured says more of the text than of the head."""
+"""Rounds of a version after which it is no longer judged: from then on differences reflect the text more than the
+head.
+"""
 
 
 class HeadJudge:
-    """Judge beside one engine; whichever of a fleet sees it first rolls the version back for all.
+    """Judge beside one engine; the first judge of a fleet that finds a version worse rolls it back for all.
 
-    The counts of all engines are added up beside the ledger, so that one that starts anew loses none.
+    The counts of all engines are added up beside the ledger, so that a restarted engine loses none.
 
     Args:
-        figures: of the engine.
+        figures: returns the engine's figures.
     """
 
     def __init__(self, ledger: HeadLedger, figures: Callable[[], Awaitable[EngineFigures]]) -> None:
@@ -33,20 +35,20 @@ class HeadJudge:
         self._counts, self._since = HeadCounts(ledger.folder), CountedSince()
         self._unreadable = False
         self.said: dict[str, Any] = {"decisions": {}, "learner": None}
-        """For metrics: decisions by what they were, and what the learner says of itself."""
+        """Figures for metrics: counts of decisions by kind, and the learner's own figures."""
 
     def _read(self) -> tuple[Ledger, dict[str, Any] | None]:
         return self._ledger.read(), learner_figures(self._ledger.folder)
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look every `LOOK_S` seconds, for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(EngineFailed):
                 await self.look()
 
     async def look(self) -> None:
-        """Judge the version that is served, where it is one that has another before it."""
+        """Judge the served version, if there is a version before it."""
         try:
             ledger, learner = await asyncio.to_thread(self._read)
         except LedgerError as error:
@@ -60,8 +62,8 @@ class HeadJudge:
         more = self._since.take(figures.pid, figures.stats["by_head"])
         try:
             counted = await asyncio.to_thread(self._counts.add, more, ledger, figures.weights)
-        except OSError as error:  # a full disk, or a lock that is held for long: what was counted since is lost
-            logger.error("what was accepted of the head's versions cannot be kept: %s", error)
+        except OSError as error:  # a full disk, or a lock that is held for long: the new counts are lost
+            logger.error("acceptance counts of the head's versions cannot be stored: %s", error)
             return
         if ledger.previous is None:
             return

@@ -1,4 +1,4 @@
-"""One learner for all replicas that share a folder: whichever of them has the lock keeps it running."""
+"""One learner for all replicas that share a folder: the replica that holds the lock keeps it running."""
 
 import asyncio
 import json
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 MODULE = "wingbeat.deployments.learning.learner_process"
 LOCK = "learner.lock"
 LOOK_S = 5.0
-"""Between two looks at whether the learner of another replica is gone."""
+"""Seconds between two attempts to take over from the learner of another replica."""
 CORES_BUSY = 2.0
-"""Load average by core at which the learner pauses, where no other is given."""
+"""Load average per core at which the learner pauses, by default."""
 
 
 class LearnerHost:
-    """Starts the learner's process, and another one when that has ended."""
+    """Starts the learner's process, and restarts it when it has ended."""
 
     def __init__(self, config: AppConfig) -> None:
         self._config, self._ledger = config, ledger_of(config)
@@ -30,17 +30,17 @@ class LearnerHost:
 
     @property
     def pid(self) -> int:
-        """Id of the learner's process; 0 where it runs elsewhere, or not at all."""
+        """Process id of the learner; 0 if it runs elsewhere or not at all."""
         return 0 if self._child is None else self._child.pid
 
     async def run(self) -> None:
-        """For ever; whoever cancels this ends the process."""
+        """Run for ever; cancelling this ends the process."""
         while True:
             try:
                 with self._ledger.turn(LOCK) as is_own:
                     if is_own:
                         await self._keep()
-            except OSError as error:  # such as a full disk, or no memory for a process
+            except OSError as error:  # for example a full disk, or no memory for a process
                 logger.error("the learner cannot be started: %s", error)
             await asyncio.sleep(LOOK_S)
 
@@ -76,10 +76,10 @@ class LearnerHost:
 
 
 def start_learner(settings: dict) -> ChildProcess:
-    """A learner's process for `LearnerSettings`."""
+    """Start a learner's process with the fields of `LearnerSettings`."""
     read, write = os.pipe()
     try:
-        # A pipe holds 64 KiB: nobody waits for the child to read.
+        # A pipe holds 64 KiB, so the write does not wait for the child to read.
         os.write(write, json.dumps(settings).encode())
         os.close(write)
         env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **compiler_env()}

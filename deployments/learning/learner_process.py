@@ -1,4 +1,4 @@
-"""The learner's own process: of the lowest priority, with one thread, and without a GPU."""
+"""The learner's own process: lowest priority, one thread, no GPU."""
 
 import json
 import logging
@@ -15,11 +15,11 @@ from wingbeat.runtime.learning.settings import LearnerSettings
 
 logger = logging.getLogger(__name__)
 NICENESS = 19
-"""Not below: who gets no time at all keeps the locks it has, for which others would wait."""
+"""Lowest priority of the normal class; in an idle class the process could get no CPU time while it holds locks."""
 
 
 def main() -> None:
-    """Learn until the replica is gone."""
+    """Train until the replica is gone."""
     fd, parent = map(int, sys.argv[1:])
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -28,10 +28,10 @@ def main() -> None:
     with os.fdopen(fd) as pipe:
         settings = LearnerSettings(**json.load(pipe))
     os.nice(NICENESS)
-    os.umask(0o077)  # heads and figures are made of what users wrote
+    os.umask(0o077)  # heads and figures derive from users' texts
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    logger.info("the learner has %s", settings.root)
+    logger.info("the learner works in %s", settings.root)
     Learner(settings).run()
 
 

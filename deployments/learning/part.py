@@ -1,4 +1,6 @@
-"""A draft head that is trained on what is served; imported by commands too, so that it imports what it adds later."""
+"""Hooks of a draft head that is trained on served traffic. Commands import this file, so it imports the rest on
+demand.
+"""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,7 @@ bodies = "wingbeat.deployments.learning.routes:BODIES"
 
 
 def beside_engine(config: "AppConfig", figures: "Callable[[], Awaitable[EngineFigures]]") -> "ReplicaLearning | None":
-    """Judge versions of the head, and keep the learner running."""
+    """Judge of head versions, and host of the learner; None unless `learn` is set."""
     if config.learn is None:
         return None
     from wingbeat.deployments.learning.replica_learning import ReplicaLearning
@@ -33,14 +35,14 @@ def beside_engine(config: "AppConfig", figures: "Callable[[], Awaitable[EngineFi
 
 
 def refuses_weights(config: "AppConfig") -> str | None:
-    """Why no other weights of the verifier go with a learner."""
+    """Why other weights of the verifier cannot be served with a learner; None if they can."""
     if not learns(config):
         return None
-    return "learn is given, which trains the head for the weights of the settings: with trains false they go together"
+    return "learn trains the head for the weights that the settings name: set trains to false in learn to push others"
 
 
 def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecording | None":
-    """Store rounds in the learner's ring."""
+    """Store rounds in the learner's ring; None if nothing is trained."""
     if not learns(config):
         return None
     from wingbeat.deployments.learning.rounds import record_rounds
@@ -49,12 +51,12 @@ def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecordi
 
 
 def keeps_weak_head(config: "AppConfig") -> bool | None:
-    """A head that is trained may be weak at first, where no round is drafted by it that is not worth it."""
+    """True if a weak head is acceptable: it is being trained, and adaptive speculation skips drafts that do not pay."""
     return True if learns(config) and config.adaptive is not False else None
 
 
 def follow_head(config: "AppConfig", worker: "DraftWorker") -> None:
-    """Keep a drafter at the version of its head that is served."""
+    """Keep a drafter at the served version of its head."""
     if config.learn is None:
         return
     from wingbeat.deployments.learning.folder import ledger_of

@@ -1,4 +1,4 @@
-"""A replica's part in learning: it judges the version that is served, and one replica has the learner."""
+"""A replica's part in learning: it judges the served version, and one of the replicas runs the learner."""
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaLearning:
-    """The part of one replica whose settings have `learn`.
+    """Learning of one replica whose settings have `learn`.
 
     Args:
-        figures: of its engine; raises EngineFailed where there is none.
+        figures: returns the engine's figures; raises EngineFailed if there is no engine.
     """
 
     def __init__(self, config: AppConfig, figures: Callable[[], Awaitable[EngineFigures]]) -> None:
@@ -27,9 +27,9 @@ class ReplicaLearning:
         self._host = LearnerHost(config) if learns(config) else None
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """Coroutines to run as long as the replica does."""
+        """Coroutines to run as long as the replica runs."""
         return [self._judge.run()] + ([] if self._host is None else [self._host.run()])
 
     def figures(self) -> dict[str, Any]:
-        """For `Verifier.stats`."""
+        """Figures for `Verifier.stats`."""
         return {"heads": self._judge.said, "learner_pid": 0 if self._host is None else self._host.pid}

@@ -1,4 +1,4 @@
-"""Rounds of live traffic, kept for the learner."""
+"""Records rounds of live traffic for the learner."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from wingbeat.runtime.recordings.ring import RingWriter, RoundRing
 
 
 def record_rounds(config: AppConfig, engine: Any) -> TrafficRecording:
-    """Ready to watch an engine; files are made once there is something to write.
+    """A recording that is ready to observe an engine; files are created with the first round.
 
     Raises:
         ValueError: the engine is not Wingbeat's own.

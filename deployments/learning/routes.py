@@ -1,4 +1,4 @@
-"""`/v1/drafter`: versions of the draft head, how often each one's drafts are accepted, and which one is served."""
+"""`/v1/drafter`: versions of the draft head, the acceptance of each one's drafts, and the served version."""
 
 import asyncio
 import shutil
@@ -26,45 +26,47 @@ DRAFTER_PATH = "/v1/drafter"
 PROMOTE_PATH, ROLLBACK_PATH = DRAFTER_PATH + "/promote", DRAFTER_PATH + "/rollback"
 REPAIR_PATH = DRAFTER_PATH + "/repair"
 INCOMING = "incoming"
-"""Below the ledger's folder: where heads lie that operators have served."""
+"""Subfolder of the ledger's folder for heads that operators provide."""
 TOLD_S, LOOK_S = 10.0, 0.2
-"""For drafters to say that a version does not fit; it takes them as long as to read it."""
+"""Seconds for drafters to refuse a version that does not fit, which takes them as long as reading it; and the poll
+interval.
+"""
 FILES = ("config.json", "mask_embedding.pt", "model.safetensors", "model.safetensors.index.json")
 _INNER = {"folder", "digest", "promotions"}
-"""Fields of a version that are the ledger's alone."""
+"""Internal fields of a version, which are not shown."""
 SIGMAS = 1.96
-"""Of the intervals that are shown, which cover 95 %."""
+"""Half width of the displayed 95 % intervals, in standard errors."""
 
 
 class PromoteBody(RequestBody):
-    """`POST /v1/drafter/promote`."""
+    """`POST /v1/drafter/promote`: serve a version of the draft head."""
 
     version: int | None = Field(None, ge=0)
-    """One that is there."""
+    """Number of an existing version."""
     folder: str | None = Field(None, min_length=1, max_length=4096)
-    """Or a head's folder below `incoming` in the folder of the versions."""
+    """Alternative: a head's folder below `incoming` in the folder of the versions."""
     verifier: str | None = None
-    """Refused: weights of the verifier have a door of their own."""
+    """Refused: weights of the verifier are pushed by /v1/weights/update."""
     reason: str = Field("an operator asks for it", max_length=1024)
 
 
 class RollbackBody(RequestBody):
-    """`POST /v1/drafter/rollback`."""
+    """`POST /v1/drafter/rollback`: serve the version before the current one."""
 
     reason: str = Field("an operator asks for it", max_length=1024)
 
 
 class RepairBody(RequestBody):
-    """`POST /v1/drafter/repair`."""
+    """`POST /v1/drafter/repair`: replace an unreadable ledger."""
 
 
 @dataclass(frozen=True)
 class HeadVersions:
-    """What a router knows of the versions."""
+    """A router's view of the head's versions."""
 
     ledger: HeadLedger
     fleet: FleetFigures | None
-    """None where nobody counts."""
+    """Figures of the fleet; None without metrics."""
 
     async def described(self) -> dict[str, Any]:
         """The answer of `GET /v1/drafter`."""
@@ -74,18 +76,18 @@ class HeadVersions:
         return {"object": "drafter", **_card(ledger, snapshot), "learner": learner, "folder": str(self.ledger.folder)}
 
     async def drafting(self) -> int:
-        """The version that most engines draft with; 0 where nobody counts."""
+        """The version that most engines draft with; 0 without metrics."""
         snapshot = None if self.fleet is None else await self.fleet.snapshot()
         drafting = Counter(figures["head_version"] for figures in (snapshot.engines if snapshot else {}).values())
         return drafting.most_common(1)[0][0] if drafting else 0
 
 
 BODIES = {PROMOTE_PATH: PromoteBody, ROLLBACK_PATH: RollbackBody, REPAIR_PATH: RepairBody}
-"""By the paths by which another version is served, which are for operators."""
+"""Bodies by path of the endpoints that change the served version, which are for operators."""
 
 
 def add_router_routes(app: FastAPI, fronts: Sequence[Any]) -> None:
-    """Add `/v1/drafter`, where the head of a model learns; `fronts` are a router's `ModelFront`s."""
+    """Add `/v1/drafter` if the head of a model learns; `fronts` are a router's `ModelFront`s."""
     front = next((one for one in fronts if one.config.learn is not None), None)
     if front is not None:
         add_drafter_routes(app, HeadVersions(ledger_of(front.config), front.figures))
@@ -133,10 +135,10 @@ def add_drafter_routes(app: FastAPI, heads: HeadVersions) -> None:
 
 
 async def _told(call: Callable[[], Any]) -> Any:
-    """What a call of a ledger returns, in a thread.
+    """Run a ledger's method in a thread and return its result.
 
     Raises:
-        ApiError: 409, the ledger refuses; 500, its folder cannot be read or written.
+        ApiError: 409 if the ledger refuses; 500 if its folder cannot be read or written.
     """
     try:
         return await asyncio.to_thread(call)
@@ -148,10 +150,10 @@ async def _told(call: Callable[[], Any]) -> Any:
 
 
 async def _not_refused(ledger: HeadLedger, number: int, param: str) -> None:
-    """Wait until drafters have had the time to refuse a version.
+    """Wait until drafters have loaded or refused a version, at most `TOLD_S`.
 
     Raises:
-        ApiError: they have; says why.
+        ApiError: a drafter has refused the version; gives the reason.
     """
     deadline = asyncio.get_running_loop().time() + TOLD_S
     while asyncio.get_running_loop().time() < deadline:
@@ -169,7 +171,7 @@ def _incoming(ledger: HeadLedger, name: str) -> Path:
         root, source = root.resolve(), (root / name).resolve()
         if source.is_relative_to(root) and (source / "config.json").is_file():
             return source
-    except (ValueError, OSError, RuntimeError) as error:  # a NUL, a name that is too long, a circle of links
+    except (ValueError, OSError, RuntimeError) as error:  # a NUL, a name that is too long, a cycle of links
         raise invalid("folder", f"must be a head's folder below {root}: {error}") from None
     raise invalid("folder", f"must be a head's folder below {root}")
 
@@ -205,7 +207,7 @@ def _card(ledger: Ledger, snapshot: FleetSnapshot | None) -> dict[str, Any]:
 
 
 def _acceptance(counts: Accepted | None) -> dict[str, Any] | None:
-    """Tokens per round, and the 95 % interval of that; None where nothing was drafted."""
+    """Tokens per round with a 95 % interval, and counts; None if nothing was drafted."""
     if counts is None or not counts.rounds:
         return None
     half = SIGMAS * counts.error

@@ -1,4 +1,4 @@
-"""Settings of a learner, which trains the draft head on what is served."""
+"""Settings of a learner, which trains the draft head on served traffic."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ class LearnOptions(Settings):
     """The setting `learn`.
 
     Raises:
-        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+        pydantic.ValidationError: a field is unknown, of the wrong type, or outside the allowed range.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -53,7 +53,7 @@ def _from_command_line(value: Any) -> Any:
 
 
 Learning = Annotated[LearnOptions | None, BeforeValidator(_from_command_line)]
-"""The setting's type: true, a mapping, or either as text on the command line."""
+"""Type of the setting: true, a mapping, or either as text on the command line."""
 _DESCRIPTION = (
     "Whether the draft head is trained on what is served, and replaced where it is measurably better: true, or "
     'fields such as {"core_share": 0.5}; others are dir, max_bytes, expire_s, share, trains, max_load, margin.'
@@ -67,7 +67,7 @@ def learns(config: "AppConfig") -> bool:
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Refuse what `learn` does not go with.
+    """Refuse settings that cannot be combined with `learn`.
 
     Raises:
         ValueError: one line that says why.
@@ -85,11 +85,11 @@ def check_settings(config: "AppConfig") -> None:
         raise ValueError(f"learn is given and drafter_factory is {config.drafter_factory}: its worker has no head")
     folder = config.learn.dir
     if folder is not None and folder.exists() and not folder.is_dir():
-        raise ValueError(f"learn.dir is {str(folder)!r}: must be a directory, or not there yet")
+        raise ValueError(f"learn.dir is {str(folder)!r}: must be a directory, or not exist yet")
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether a head learns, and how that is asked for."""
+    """Whether learning is requested, and by which setting."""
     return {LEARN: (config.learn is not None, "learn is given")}
 
 
@@ -97,6 +97,6 @@ _NOTHING_TO_LEARN = {
     Feature.NO_DRAFTER: "there is no head to train",
     Feature.TEXT_DRAFTER: "earlier text has no head to train",
     Feature.ENGINE_DIR: "an engine's weights are fixed",
-    Feature.OWN_ENGINE: "that engine shows nobody its rounds",
+    Feature.OWN_ENGINE: "that engine does not expose its rounds",
 }
 REFUSED = tuple(Refusal(LEARN, other, why, "leave learn out") for other, why in _NOTHING_TO_LEARN.items())

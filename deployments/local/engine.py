@@ -1,4 +1,4 @@
-"""An engine in this process for the command line: which model, which drafter, which limits."""
+"""An engine in this process for the command line: model, drafter and limits."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,16 +37,18 @@ class LocalConfig(ModelOptions):
     )
 
     def engine_config(self, max_num_seqs: int) -> EngineConfig:
-        """Limits for `max_num_seqs` sequences, with the KV blocks of the budget, or exactly those they can need."""
+        """Limits for `max_num_seqs` sequences, with the KV blocks of the budget, or exactly as many as the sequences
+        can need.
+        """
         max_model_len = self.max_model_len or min(_num_positions(self.model_dir()), DEFAULT_MAX_MODEL_LEN)
         limits = self._engine_config(max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-        # The length of an engine directory is the limit, and its KV has no blocks to count.
+        # The length of an engine directory is the limit, and its KV cache has no blocks to count.
         if self.engine_dir is not None or self.kv_cache_memory_bytes is not None:
             return replace(limits, lower_max_model_len=self.max_model_len is None)
         return replace(limits, num_kv_blocks=1 + max_num_seqs * limits.max_blocks_per_seq)
 
     def llm_arguments(self, max_num_seqs: int) -> dict[str, Any]:
-        """Arguments of `wingbeat.runtime.llm.LLM`, but for its channel."""
+        """Arguments of `wingbeat.runtime.llm.LLM`, without its channel."""
         return {
             "model": self.model_dir(),
             "drafter": self.choice().asked,
@@ -62,7 +64,7 @@ class LocalConfig(ModelOptions):
 
 
 OpenEngine = Callable[[LocalConfig, int], "LLM"]
-"""From the configuration and the number of sequences to run at once to an engine; tests put in their own."""
+"""Opens an engine for a configuration and a number of concurrent sequences; tests replace it."""
 
 
 def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
@@ -86,7 +88,7 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
 
 
 def check_device(device: str) -> None:
-    """Raises UserError where a GPU is asked for, and torch sees none: one line that says why."""
+    """Raise UserError, one line with the reason, if a GPU is requested and torch sees none."""
     import torch
 
     from wingbeat.cluster.gpu_driver import driver_problem

@@ -1,4 +1,4 @@
-"""`wingbeat generate`: one prompt, in process."""
+"""`wingbeat generate`: continues one prompt in this process."""
 
 import json
 import secrets
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GenerateConfig(LocalConfig):
-    """Options of `wingbeat generate`, the prompt apart."""
+    """Options of `wingbeat generate`, without the prompt."""
 
     prompt_ids: tuple[int, ...] = Field((), description="Token ids in place of a prompt text.")
     max_tokens: int = Field(128, ge=1, description="Tokens to generate at most.")
@@ -39,7 +39,7 @@ class GenerateConfig(LocalConfig):
         return self
 
     def sampling_params(self) -> SamplingParams:
-        """Parameters of the request, with a seed of its own where none was given."""
+        """Parameters of the request, with a random seed if none was given."""
         return SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -56,12 +56,12 @@ class Generated(NamedTuple):
     """The answer to one prompt."""
 
     text: str
-    """Empty where the model has no tokenizer."""
+    """Text of the answer; empty if the model has no tokenizer."""
     token_ids: list[int]
-    """Up to the one that completed a stop string."""
+    """Token ids up to and including the token that completed a stop string."""
     finish_reason: FinishReason
     metrics: SpeculationMetrics | None
-    """None where a stop string ended the answer before the engine had reported."""
+    """None if a stop string ended the answer before the engine reported metrics."""
 
 
 def generate_command(
@@ -70,7 +70,7 @@ def generate_command(
     """Print the answer as it grows, or as one JSON object.
 
     Raises:
-        UserError: there is no prompt or more than one, or the engine cannot take it.
+        UserError: there is no prompt or more than one, or the engine cannot run it.
     """
     if (prompt is None) == (not config.prompt_ids):
         raise UserError("give a PROMPT or --prompt-ids, one of the two")
@@ -98,10 +98,10 @@ def run_prompt(
     stops: tuple[str, ...],
     on_text: Callable[[str], None] | None,
 ) -> Generated:
-    """Generate from one prompt; `on_text` sees every piece of text as soon as it is final.
+    """Generate from one prompt; `on_text` is called with every piece of text as soon as it is final.
 
     Raises:
-        UserError: the engine refuses the prompt, or stop strings are asked of a model without tokenizer.
+        UserError: the engine refuses the prompt, or stop strings are given for a model without tokenizer.
     """
     stream = _text_stream(llm, prompt_ids, stops)
     token_ids: list[int] = []
@@ -127,7 +127,7 @@ def run_prompt(
 
 
 def as_response(got: Generated, seed: int) -> dict[str, Any]:
-    """The fields of the HTTP response, and the token ids."""
+    """Fields of the HTTP response, plus the token ids."""
     metrics = None if got.metrics is None else got.metrics.as_dict()
     return {
         "text": got.text,

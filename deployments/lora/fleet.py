@@ -1,6 +1,6 @@
-"""LoRA adapters by the names that requests give, as routers and replicas have them.
+"""LoRA adapters by the names that requests use, in routers and replicas.
 
-Requests carry what an engine needs to read their adapter.
+Requests carry the data by which an engine finds the files of their adapter.
 """
 
 from wingbeat.deployments.fleet.catalog import VARIANTS
@@ -9,7 +9,7 @@ from wingbeat.runtime.scheduling.request import Variant
 
 
 class AdapterRefused(ValueError):
-    """An adapter cannot be loaded; says why."""
+    """An adapter cannot be loaded; gives the reason."""
 
 
 class AdapterExists(ValueError):
@@ -17,20 +17,20 @@ class AdapterExists(ValueError):
 
 
 class FleetAdapters(FleetNames[Variant]):
-    """A router's adapters, and how they are changed in all engines."""
+    """A router's adapters, and operations that change them in all engines."""
 
     kind = VARIANTS
 
     async def load(self, name: str, path: str, in_place: bool = False) -> Variant:
-        """Have every engine read and check an adapter, then let requests name it.
+        """Have every engine read and check an adapter, then allow requests to use it.
 
         Args:
-            in_place: it may take the place of another one of that name.
+            in_place: allow replacing an existing adapter of that name.
 
         Raises:
-            AdapterExists: there is one of that name.
-            AdapterRefused: an engine cannot serve it.
-            EngineUnavailable: there is no engine, or one is gone before it answered.
+            AdapterExists: the name is taken.
+            AdapterRefused: an engine cannot serve the adapter.
+            EngineUnavailable: there is no engine, or an engine ended before it answered.
         """
         async with self.catalog.changing:
             if self.catalog.find(name) is not None and not in_place:

@@ -1,4 +1,4 @@
-"""Adapters of an engine under the names that requests give."""
+"""Adapters of an engine by the names that requests use."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,10 +16,10 @@ LOADS_NONE = "this engine loads none; lora_update_dir says whether and from wher
 
 
 class AdapterKeeper:
-    """Frees an adapter's place once no name stands for it; see `Keeper`.
+    """Frees an adapter's slot once no name refers to the adapter; see `Keeper`.
 
     Args:
-        adapters: of the engine.
+        adapters: slots of the engine's adapters.
         root: `lora_update_dir`.
     """
 
@@ -28,7 +28,7 @@ class AdapterKeeper:
         self._named: dict[str, Variant] = {}
 
     def load(self, name: str, path: str) -> tuple[Variant | None, str]:
-        """Read and check an adapter below `lora_update_dir`: its name, or None and why it is not served."""
+        """Read and check an adapter below `lora_update_dir`. Returns the adapter, or None and the reason."""
         root = self._root
         if root is None:
             return None, LOADS_NONE
@@ -37,17 +37,17 @@ class AdapterKeeper:
                 return None, f"{path} is not below lora_update_dir"
             adapter = self._adapters.inspect(name, root / path)
             self._adapters.resident.warm(adapter)
-        except (ValueError, OSError, RuntimeError) as error:  # whatever a path can lead to, such as a circle of links
+        except (ValueError, OSError, RuntimeError) as error:  # any error of a path, such as a cycle of links
             return None, str(error)
         return adapter, ""
 
     def open(self, variants: Iterable[Variant] = ()) -> tuple[Variant, ...]:
-        """Begin with the adapters of the settings; others are on no disk of the engine's."""
+        """Begin with the adapters of the settings; engines store no others on disk."""
         self._named = {adapter.name: adapter for adapter in variants}
         return ()
 
     def keep(self, entries: Iterable[tuple[str, int, Variant | None]]) -> None:
-        """Let names stand for adapters, None for no longer; running sequences keep theirs."""
+        """Bind names to adapters; None removes a name. Running sequences keep their adapter."""
         before = self._named
         now = before | {name: adapter for name, _, adapter in entries}
         self._named = {name: adapter for name, adapter in now.items() if adapter is not None}
@@ -55,10 +55,10 @@ class AdapterKeeper:
             self._adapters.resident.unload(digest)
 
     def take(self, output: RequestOutput) -> None:
-        """Nothing: no request is the keeper's own."""
+        """Does nothing: the keeper issues no requests."""
 
     def close(self) -> None:
-        """Nothing: no file is written."""
+        """Does nothing: the keeper writes no files."""
 
 
 def load_none(name: str, path: str) -> tuple[None, str]:
@@ -71,11 +71,11 @@ def _digests(named: Mapping[str, Variant]) -> set[str]:
 
 
 def keepers(config: AppConfig, engine: "Engine") -> dict[str, AdapterKeeper]:
-    """Keeper of adapters, where the engine has room for some."""
+    """Keeper of adapters, if the engine has room for any."""
     adapters = engine.loaded.parts.get("adapters")
     return {} if adapters is None else {VARIANTS: AdapterKeeper(adapters, config.lora_update_dir)}
 
 
 def operations(keepers: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Operation by which a router has an engine read an adapter."""
+    """Operation by which routers have an engine read an adapter."""
     return {"load_adapter": getattr(keepers.get(VARIANTS), "load", load_none)}

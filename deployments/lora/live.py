@@ -1,4 +1,4 @@
-"""Adapters that a router's `user_config` names: they are served, and those that it no longer names are not."""
+"""Adapters that a router's `user_config` names: loads new ones and unloads those that are no longer named."""
 
 import asyncio
 import time
@@ -10,12 +10,12 @@ from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.options.live_options import LiveOptions
 
 ENGINES_S = 60.0
-"""For an engine to be there that reads an adapter: a router that starts is not connected yet."""
+"""Seconds to wait for an engine that can read an adapter: a starting router is not connected yet."""
 POLL_S = 0.5
 
 
 class NamedAdapters:
-    """Adapters that one router has taken over; each router does so by itself, and the same twice is as once.
+    """Adapters that one router has applied; all routers do so independently, and repetition has no effect.
 
     Args:
         fronts: the router's models.
@@ -26,10 +26,10 @@ class NamedAdapters:
         self._paths: dict[str, str] = {}
 
     async def take(self, live: LiveOptions) -> None:
-        """Load what is new or has another folder, then unload what is named no longer.
+        """Load adapters that are new or have another folder, then unload those that are no longer named.
 
         Raises:
-            ValueError: an adapter cannot be served, or no engine answers; what was loaded until then stays.
+            ValueError: an adapter cannot be served, or no engine answers; adapters that were loaded before stay.
         """
         paths, first = live.lora_modules, self._fronts[0]
         if (problem := self._problem_of(paths)) is not None:
@@ -43,7 +43,7 @@ class NamedAdapters:
             del self._paths[name]
 
     def _problem_of(self, adapters: Mapping[str, str]) -> str | None:
-        """Why none of these can be served, whatever is in their folders."""
+        """Why these adapters cannot be served, independent of their folders; None if they can."""
         if not adapters:
             return None
         if len(self._fronts) > 1:

@@ -1,4 +1,4 @@
-"""LoRA adapters; imported by commands too, so that it imports what it adds where it adds it."""
+"""Hooks of LoRA adapters. Commands import this file, so it imports its implementation only when needed."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ def surface(config: "AppConfig") -> dict[str, Any]:
 
 
 def add_routes(app: "FastAPI", models: "ServedModels") -> None:
-    """Add `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, where a model may load some."""
+    """Add `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, if a model allows loading."""
     if any(service.of_parts.get("loads_adapters") for service in models):
         from wingbeat.deployments.lora.routes import add_adapter_routes
 
@@ -38,7 +38,7 @@ def add_routes(app: "FastAPI", models: "ServedModels") -> None:
 
 
 def variants(config: "AppConfig", engine: "Engine") -> "tuple[Variant, ...]":
-    """The adapters of the settings, as many read as an engine holds."""
+    """The adapters of the settings; as many as an engine holds are loaded into it."""
     adapters = engine.loaded.parts.get("adapters")
     folders = (config.lora_modules or {}).items()
     served = tuple(adapters.inspect(name, folder.resolve()) for name, folder in folders)

@@ -1,4 +1,4 @@
-"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`: vLLM's, for operators of a server that allows it."""
+"""vLLM's `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, for operators of a server that allows them."""
 
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
@@ -16,27 +16,27 @@ LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class LoadAdapterBody(RequestBody):
-    """`POST /v1/load_lora_adapter`."""
+    """`POST /v1/load_lora_adapter`: load an adapter."""
 
     lora_name: str = Field(min_length=1, max_length=MOST_NAME_CHARS)
     lora_path: str = Field(min_length=1, max_length=4096)
     """A folder below `lora_update_dir`; relative paths begin there."""
     load_inplace: bool | None = None
-    """Whether it may take the place of another one of that name."""
+    """Whether an existing adapter of that name may be replaced."""
     base_model_name: str | None = Field(None, max_length=MOST_NAME_CHARS)
-    """The model that it is an adapter of; needed where several are served."""
+    """Base model of the adapter; required if several models are served."""
 
 
 class UnloadAdapterBody(RequestBody):
-    """`POST /v1/unload_lora_adapter`."""
+    """`POST /v1/unload_lora_adapter`: unload an adapter."""
 
     lora_name: str = Field(min_length=1, max_length=MOST_NAME_CHARS)
     lora_int_id: int | None = None
-    """vLLM's number; the name says all."""
+    """vLLM's number; ignored, because the name is sufficient."""
 
 
 BODIES = {LOAD_PATH: LoadAdapterBody, UNLOAD_PATH: UnloadAdapterBody}
-"""By their paths, which are for operators."""
+"""Bodies by path; the paths are for operators."""
 
 
 def add_adapter_routes(app: FastAPI, models: ServedModels) -> None:

@@ -43,7 +43,7 @@ def _named(adapters: Any) -> Any:
 
 
 Folders = Annotated[dict[str, Path] | None, BeforeValidator(_by_name), AfterValidator(_named)]
-"""Folders of adapters by name; a text on the command line."""
+"""Folders of adapters by name; text on the command line."""
 _field = partial(Field, json_schema_extra={"panel": FEATURES})
 _MODULES = _field(
     None,
@@ -65,11 +65,11 @@ SETTINGS = {
     "max_lora_rank": (int, _field(RANK, ge=1, le=MOST_RANK, description="Highest rank of an adapter.")),
 }
 LIVE_SETTINGS = {"lora_modules": (Annotated[dict[str, str], AfterValidator(_named)], {})}
-"""Adapters beside those of the settings: by name, a folder below `lora_update_dir`."""
+"""Adapters beside those of the settings: folders below `lora_update_dir`, by name."""
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError, one line, for an adapter that cannot be served, and for a folder that is none."""
+    """Raise ValueError, one line, for an adapter that cannot be served, or a path that is not a folder."""
     for name, folder in (config.lora_modules or {}).items():
         if name in config.model_names():
             raise ValueError(f"lora_modules: the name {name!r} is that of the base model")
@@ -87,12 +87,12 @@ def variant_names(config: "AppConfig") -> tuple[str, ...]:
 
 
 def engine_limits(config: "AppConfig") -> dict[str, int]:
-    """No room for adapters where the settings ask for none."""
+    """Limits of an engine: no room for adapters if the settings enable none."""
     return {} if _serves_adapters(config) else {"max_loras": 0}
 
 
 def text_identity(config: "AppConfig") -> str:
-    """Highest rank of adapters, where some are served."""
+    """Part of the text identity: the maximum rank of adapters, if any are served."""
     return f" with adapters of rank {config.max_lora_rank}" if _serves_adapters(config) else ""
 
 

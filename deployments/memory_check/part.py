@@ -1,3 +1,3 @@
-"""The check among what is held against this machine before a start."""
+"""Hook of the memory check before a start."""
 
 check_memory = "wingbeat.deployments.memory_check.check:check_memory"

@@ -1,4 +1,4 @@
-"""`wingbeat fetch` among the commands; every process that reads settings imports this, so that it loads no typer."""
+"""Registers `wingbeat fetch`. Every process that reads settings imports this file, so it does not import typer."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(app: "typer.Typer") -> None:
-    """Add the command, and have every command say what it fetches."""
+    """Add the command, and have every command log what it downloads."""
     import typer
 
     from wingbeat.deployments.log import show_lines
@@ -17,7 +17,7 @@ def add_commands(app: "typer.Typer") -> None:
 
     @app.command("fetch")
     def fetch(name: Annotated[str, typer.Argument(help=f"One of: {', '.join(MODELS)}.", show_default=False)]) -> None:
-        """Download a published model that has a short name, unless it is here, and print the path of its file."""
+        """Download a published model by its short name, unless it is already here, and print the path of its file."""
         from wingbeat.deployments.cli.options import UserError
         from wingbeat.runtime.named_models.fetch import FetchError, fetched
 

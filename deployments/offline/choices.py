@@ -1,4 +1,4 @@
-"""A choice of `wingbeat.LLM` while it runs: tokens become text, and a stop string ends it."""
+"""A running choice of `wingbeat.LLM`: converts tokens to text and detects stop strings."""
 
 from wingbeat.deployments.offline.prompts import Prompt
 from wingbeat.deployments.offline.results import Completion
@@ -11,11 +11,11 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 
 class RunningChoice:
-    """A choice of a prompt.
+    """One choice of a prompt.
 
     Args:
         asked: the caller's parameters.
-        params: the engine's.
+        params: the engine's parameters.
         tokenizer: None for a model without one, whose choices have no text.
     """
 
@@ -25,18 +25,18 @@ class RunningChoice:
         self.prompt, self.params = prompt, params
         self.metrics = SpeculationMetrics()
         self.finish_reason: FinishReason | None = None
-        """None while it runs."""
+        """None while the choice runs."""
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self._asked, self._tokenizer = asked, tokenizer
-        self._stream: TextStream | None = None  # made with the first token: long lists of prompts wait
+        self._stream: TextStream | None = None  # created with the first token: long lists of prompts wait
         self._stop_reason: str | int | None = None
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
     def take(self, output: RequestOutput) -> None:
-        """Take the tokens of a round; `finish_reason` is set with the last ones."""
+        """Add the tokens of a round; sets `finish_reason` with the last tokens."""
         got, self.finish_reason = self._read(output)
         self._pieces.append(got.text)
         self._token_ids += output.token_ids[: got.num_tokens]
@@ -50,7 +50,7 @@ class RunningChoice:
             self._stream = None
 
     def completion(self, index: int) -> Completion:
-        """The choice after its end."""
+        """The finished choice."""
         return Completion(
             index,
             "".join(self._pieces),

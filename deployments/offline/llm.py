@@ -1,4 +1,4 @@
-"""A verifier and its drafter in this process, by the settings of `wingbeat generate`: `wingbeat.LLM`."""
+"""`wingbeat.LLM`: a verifier and its drafter in this process, with the settings of `wingbeat generate`."""
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,13 +30,13 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 
 class LLM:
-    """Generates text from batches of prompts; one thread at a time may call.
+    """Generates text from batches of prompts; only one thread at a time may call it.
 
     Args:
-        model: as the setting `model`; None is the demo pair's.
+        model: as the setting `model`; None uses the demo pair's.
         drafter: as the setting `drafter`.
-        max_num_seqs: prompts that run at once.
-        settings: others of `wingbeat generate`, such as `max_model_len`, `dtype` and `kv_cache_memory_bytes`.
+        max_num_seqs: number of prompts that run at once.
+        settings: other settings of `wingbeat generate`, such as `max_model_len`, `dtype` and `kv_cache_memory_bytes`.
 
     Raises:
         ValueError, FileNotFoundError: the model, the drafter or a setting cannot be used; one line that says why.
@@ -54,12 +54,12 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's; None where its folder has none."""
+        """The model's tokenizer; None if its folder has none."""
         return self._llm.tokenizer
 
     @property
     def max_model_len(self) -> int:
-        """Prompt and answer together, in tokens."""
+        """Limit of prompt and answer together, in tokens."""
         return self._llm.engine.config.max_model_len
 
     def generate(
@@ -71,14 +71,14 @@ class LLM:
         use_tqdm: bool | None = None,
         **fields: Any,
     ) -> list[Generated]:
-        """Continue prompts; results in the order of the prompts, a list of one for a single prompt.
+        """Continue prompts. Returns results in the order of the prompts; a list of one for a single prompt.
 
         Args:
             prompts: a text, a list of token ids, or several of these.
-            sampling_params: for all prompts, or one for each.
-            progress: draw a bar on the standard error while several prompts run, where that is a terminal.
-            use_tqdm: vLLM's name of `progress`.
-            fields: those of `SamplingParams`, in its place.
+            sampling_params: parameters for all prompts, or a list with one entry per prompt.
+            progress: show a progress bar while several prompts run, if standard error is a terminal.
+            use_tqdm: vLLM's name for `progress`.
+            fields: fields of `SamplingParams`, instead of `sampling_params`.
 
         Raises:
             ValueError: a prompt or a parameter cannot be used, and nothing was run; one line that names the argument.
@@ -102,17 +102,17 @@ class LLM:
         continue_final_message: bool | None = None,
         **fields: Any,
     ) -> list[Generated]:
-        """Answer conversations; results in their order, a list of one for a single conversation.
+        """Answer conversations. Returns results in their order; a list of one for a single conversation.
 
         Args:
-            messages: a conversation, which is a list of messages with `role` and `content`, or several.
-            sampling_params, progress, use_tqdm, fields: as for `generate`; without `max_tokens`, an answer may be as
-                long as the model has room.
+            messages: a conversation, which is a list of messages with `role` and `content`, or several conversations.
+            sampling_params, progress, use_tqdm, fields: as for `generate`; without `max_tokens`, an answer may use all
+                the room that the model has.
             tools, chat_template, chat_template_kwargs, add_generation_prompt, continue_final_message: as in
-                `/v1/chat/completions`. Calls of tools stay in the text.
+                `/v1/chat/completions`. Tool calls stay in the text.
 
         Raises:
-            ValueError, RuntimeError: as `generate`; and the model has no chat template.
+            ValueError, RuntimeError: as `generate`; ValueError also if the model has no chat template.
         """
         options = {
             "tools": tools,
@@ -157,12 +157,12 @@ class LLM:
                 choice.take(output)
                 if choice.finish_reason is None:
                     continue
-                if output.finish_reason is None:  # ended by a stop string, which the engine does not look for
+                if output.finish_reason is None:  # ended by a stop string, which the engine does not check
                     choice.metrics = self._llm.stop(index)
                 bar.update(bar.task_ids[0], advance=1, num_tokens=num_tokens)
 
     def _max_tokens(self, prompt: Prompt, params: SamplingParams, default: int | None) -> int:
-        """Tokens of an answer at most; raises ValueError where there is no room for them."""
+        """Maximum number of tokens of an answer; raises ValueError if the model has no room for them."""
         limit, room = self.max_model_len, self.max_model_len - len(prompt.token_ids)
         asked = params.max_tokens
         if room < 1 or (asked is not None and asked > room):
@@ -180,7 +180,7 @@ class LLM:
 def _params_of(
     num_prompts: int, given: SamplingParams | Sequence[SamplingParams] | None, fields: dict[str, Any]
 ) -> list[SamplingParams]:
-    """Parameters by prompt; raises ValueError for two ways at once, another type or another number."""
+    """Parameters by prompt; raises ValueError for two sources at once, a wrong type or a wrong number."""
     if given is None:
         return [SamplingParams(**fields)] * num_prompts
     if fields:
@@ -215,7 +215,7 @@ def _draw_seed() -> int:
 
 @contextmanager
 def _bar(num_choices: int, *, shown: bool) -> Iterator[Progress]:
-    """A progress bar, which is empty unless several choices run and the standard error is a terminal."""
+    """A progress bar, shown only if several choices run and standard error is a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

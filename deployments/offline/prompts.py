@@ -1,4 +1,4 @@
-"""Prompts and conversations of `wingbeat.LLM` as token ids."""
+"""Converts prompts and conversations of `wingbeat.LLM` to token ids."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from wingbeat.deployments.offline.sampling import one_line
 from wingbeat.runtime.tokenizer import TextTooLong, Tokenizer
 
 PromptLike = str | list[int] | Mapping[str, Any]
-"""A text, token ids, or vLLM's dict of `prompt` or `prompt_token_ids`."""
+"""A text, token ids, or vLLM's dict with `prompt` or `prompt_token_ids`."""
 Conversation = list[dict[str, Any]]
 """Messages of the chat API, each with `role` and `content`."""
 
@@ -18,21 +18,21 @@ _KEYS = ("prompt", "prompt_token_ids")
 
 
 class Prompt(NamedTuple):
-    """A prompt, ready to run."""
+    """A prompt that is ready to run."""
 
     place: str
-    """Name of the argument, with the index where there are several prompts."""
+    """Name of the argument for messages, with the index if there are several prompts."""
     text: str | None
-    """None for a prompt that came as token ids."""
+    """None for a prompt that was given as token ids."""
     token_ids: list[int]
 
 
 class Reader(NamedTuple):
-    """The model's side of a prompt."""
+    """Properties of the model that reading prompts needs."""
 
     tokenizer: Tokenizer | None
     max_model_len: int
-    """Of a sequence, in tokens."""
+    """Maximum length of a sequence, in tokens."""
     vocab_size: int
 
 
@@ -40,7 +40,7 @@ def read_prompts(prompts: PromptLike | Iterable[PromptLike], reader: Reader) -> 
     """Token ids of prompts, in their order.
 
     Raises:
-        ValueError: a prompt is of another kind, empty or too long; one line that begins with its place.
+        ValueError: a prompt is of a wrong type, empty or too long; one line that begins with its place.
     """
     if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
         return [_read_prompt(prompts, "prompts", reader)]
@@ -52,14 +52,14 @@ def read_prompts(prompts: PromptLike | Iterable[PromptLike], reader: Reader) -> 
 def read_conversations(
     messages: Conversation | Iterable[Conversation], reader: Reader, options: Mapping[str, Any]
 ) -> list[Prompt]:
-    """Token ids of conversations as the model's chat template writes them.
+    """Token ids of conversations as the model's chat template renders them.
 
     Args:
         options: fields of `/v1/chat/completions` that the template reads, such as `tools`.
 
     Raises:
-        ValueError: a message or an option is malformed, the template refuses the messages, or there is no template;
-            one line that begins with the place.
+        ValueError: a message or an option is malformed, the template refuses the messages, or there is no template; one
+            line that begins with the place.
     """
     if reader.tokenizer is None:
         raise ValueError("messages cannot be written as a prompt: the model has no tokenizer")
@@ -97,12 +97,12 @@ def _read_prompt(prompt: Any, place: str, reader: Reader) -> Prompt:
 
 
 def _read_conversation(messages: Any, place: str, before: str, reader: Reader, options: Mapping[str, Any]) -> Prompt:
-    """`before` stands before errors, which name places within a conversation."""
+    """Read one conversation; `before` is prepended to errors that name places within it."""
     with one_line(before), none_ignored():
         body = ChatBody.of_fields({"messages": list(messages) if isinstance(messages, tuple) else messages, **options})
     if body.other_parts:
         first = body.other_parts[0]
-        raise ValueError(f"{before}{first.path} is of the type {first.type}: wingbeat serve takes it")
+        raise ValueError(f"{before}{first.path} is of the type {first.type}, which only wingbeat serve accepts")
     try:
         text = reader.tokenizer.render_chat(body.template_messages(), body.template_variables(), body.chat_template)
     except ValueError as error:

@@ -8,22 +8,22 @@ from wingbeat.runtime.scheduling.request import TokenLogprob
 
 @dataclass(frozen=True)
 class Completion:
-    """A choice; vLLM's names for the fields that both have."""
+    """A choice; fields that vLLM has too have vLLM's names."""
 
     index: int
-    """Among the prompt's choices."""
+    """Index among the prompt's choices."""
     text: str
-    """Without the stop string that ended the choice; empty where the model has no tokenizer."""
+    """Text without the stop string that ended the choice; empty if the model has no tokenizer."""
     token_ids: list[int]
-    """Up to the token that completed a stop string."""
+    """Token ids up to and including the token that completed a stop string."""
     finish_reason: str
     """"stop" or "length"."""
     stop_reason: str | int | None
-    """The stop string, or the token of `stop_token_ids`, that ended the choice."""
+    """The stop string, or the token of `stop_token_ids`, that ended the choice; None otherwise."""
     metrics: SpeculationMetrics
-    """Drafts, drafted and accepted tokens of the choice."""
+    """Drafts, drafted tokens and accepted tokens of the choice."""
     logprobs: list[TokenLogprob] | None = None
-    """By token, where `SamplingParams.logprobs` asks for them."""
+    """Log-probabilities by token, if `SamplingParams.logprobs` requests them."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Generated:
     """The choices of a prompt; `text`, `token_ids`, `finish_reason` and `metrics` are the first choice's."""
 
     prompt: str | None
-    """Text of the prompt, a conversation's as the chat template writes it; None for a prompt of token ids."""
+    """Text of the prompt; for a conversation, as rendered by the chat template; None for a prompt of token ids."""
     prompt_token_ids: list[int]
     outputs: list[Completion]
-    """[n]"""
+    """Choices, [n]"""
     num_cached_tokens: int
-    """Prompt tokens whose KV another prompt had computed, counted for the first choice."""
+    """Number of prompt tokens whose KV was cached from another prompt, for the first choice."""
     prompt_logprobs: list[TokenLogprob] | None = None
-    """From the second prompt token on, where `SamplingParams.prompt_logprobs` asks for them."""
+    """From the second prompt token on, if `SamplingParams.prompt_logprobs` requests them."""
 
     @property
     def text(self) -> str:
@@ -57,5 +57,5 @@ class Generated:
 
     @property
     def metrics(self) -> SpeculationMetrics:
-        """Speculation of the first choice."""
+        """Speculation figures of the first choice."""
         return self.outputs[0].metrics

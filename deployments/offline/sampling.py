@@ -27,10 +27,10 @@ _IN_RESULTS = "results always have the token ids"
 
 
 class SamplingParams(SamplingFields):
-    """How tokens are chosen and when a text ends: the fields of `/v1/completions`, with the same defaults.
+    """Parameters of sampling and stopping: the fields of `/v1/completions`, with the same defaults.
 
     Args:
-        fields: keywords; tuples may stand for lists, and integers for the keys of `logit_bias`.
+        fields: keyword arguments; tuples are accepted for lists, and integers for the keys of `logit_bias`.
 
     Raises:
         ValueError: a field is unknown or out of range; one line that names the field.
@@ -47,13 +47,13 @@ class SamplingParams(SamplingFields):
     }
 
     max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
-    """None is 16 for `LLM.generate`, and all that the model has room for in `LLM.chat`."""
+    """None means 16 in `LLM.generate`, and all the room that the model has in `LLM.chat`."""
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    """Choices per prompt."""
+    """Number of choices per prompt."""
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Report each token's log-probability and those of so many of the most likely tokens."""
+    """Return each token's log-probability, and those of this many most likely tokens."""
     speculation: bool = True
-    """False decodes plainly; the tokens are the same."""
+    """False decodes without drafts; the tokens are the same."""
 
     def __init__(self, **fields: Any) -> None:
         with one_line(), none_ignored():
@@ -67,7 +67,7 @@ class SamplingParams(SamplingFields):
 
     @classmethod
     def _check_names(cls, fields: Mapping[str, Any]) -> None:
-        """Raises ValueError for a name that is no field's."""
+        """Raise ValueError for an unknown name."""
         for name in fields.keys() - cls.model_fields.keys():
             close = get_close_matches(name, cls.model_fields, 1)
             advice = f": did you mean {close[0]}?" if close else ""
@@ -76,7 +76,7 @@ class SamplingParams(SamplingFields):
     @model_validator(mode="before")
     @classmethod
     def _as_json_has_them(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Python has more kinds of lists and keys than JSON."""
+        """Convert tuples and integer keys, which JSON lacks."""
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
         if isinstance(bias := fields.get("logit_bias"), dict):
             fields["logit_bias"] = {str(token_id): value for token_id, value in bias.items()}
@@ -93,11 +93,11 @@ class SamplingParams(SamplingFields):
         """Engine parameters of a prompt's choices, [n].
 
         Args:
-            max_tokens: of the answer, which fits the model.
-            draw_seed: called where `seed` is None.
+            max_tokens: limit of the answer, which fits the model.
+            draw_seed: called if `seed` is None.
 
         Raises:
-            ValueError: a token id is outside the vocabulary, or the model has no tokenizer that a field needs.
+            ValueError: a token id is outside the vocabulary, or a field needs a tokenizer that the model does not have.
         """
         texts = {"stop": self.stop, "bad_words": self.bad_words}
         needing = next((name for name, given in texts.items() if given and tokenizer is None), None)
@@ -109,13 +109,13 @@ class SamplingParams(SamplingFields):
             raise ValueError(f"{params.grammar.field} describes text: the model has no tokenizer")
         seed = draw_seed() if self.seed is None else self.seed
         choices = [replace(params, seed=(seed + index + 2**63) % 2**64 - 2**63) for index in range(self.n or 1)]
-        # A prompt's first choice alone reports on the prompt.
+        # Only a prompt's first choice reports on the prompt.
         return [choices[0], *(replace(choice, prompt_logprobs=None) for choice in choices[1:])]
 
 
 @contextmanager
 def one_line(before: str = "") -> Iterator[None]:
-    """Turns an error of the HTTP API into a ValueError of one line; `before` begins the line."""
+    """Context manager that turns errors of the HTTP API into a ValueError of one line, prefixed by `before`."""
     try:
         yield
     except ApiError as error:

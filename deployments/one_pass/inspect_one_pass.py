@@ -18,14 +18,16 @@ _SIZES += ("target_hidden_size", "vocab_size", "draft_vocab_size", "max_position
 
 
 def one_pass_findings(folder: Path, target: TargetDescription | None) -> tuple[dict[str, Any], int, int] | None:
-    """Format, shapes, numbers in its KV per token, and the parameters, from names and shapes alone; None for a folder
-    without such a head.
+    """Findings about a one-pass head, its number of parameters, and the numbers in its KV cache per token; None for
+    other folders.
+
+    Uses only names and shapes of tensors.
 
     Args:
-        target: its verifier; without one its sizes are taken from the config.
+        target: the verifier; without one, its sizes are taken from the head's config.
 
     Raises:
-        CheckpointError: it cannot be read, or does not fit the verifier.
+        CheckpointError: the head cannot be read, or does not fit the verifier.
     """
     if kind_of(folder.resolve()) != "one_pass":
         return None
@@ -46,10 +48,10 @@ def one_pass_findings(folder: Path, target: TargetDescription | None) -> tuple[d
 
 
 def _sizes(checkpoint: OnePassCheckpoint) -> tuple[int, int]:
-    """Hidden size and layers of the verifier that the config is for.
+    """Hidden size and number of layers of the verifier, from the head's config.
 
     Raises:
-        CheckpointError: it does not say them.
+        CheckpointError: the config does not state the hidden size.
     """
     raw = checkpoint.raw
     body = raw.get("transformer_layer_config") or raw

@@ -1,3 +1,3 @@
-"""`GET /` among the routes; imported by commands too, so that it imports what it adds where it adds it."""
+"""Hook of `GET /`. Commands import this file, so it names its implementation without importing it."""
 
 add_routes = "wingbeat.deployments.page.playground:add_page"

@@ -1,4 +1,4 @@
-"""`GET /`: the playground; the server's name and model as JSON where JSON is asked for."""
+"""`GET /`: the playground page; or the server's name and models as JSON for requests that prefer JSON."""
 
 import base64
 import hashlib
@@ -15,11 +15,11 @@ DRAFTER_PATH = "/v1/drafter"
 FOLDER = Path(__file__).parent
 SCRIPTS = ("elements.js", "stream.js", "markdown.js", "run.js", "tree.js", "panel.js", "heads.js", "controls.js")
 SCRIPTS += ("turns.js", "main.js")
-"""Parts of the page's one script, in their order."""
+"""Files of the page's single script, in order."""
 
 
 def add_page(app: FastAPI, models: ServedModels) -> None:
-    """Serve `/`; the files are read once, here. It opens on a chat where the first model has a chat template."""
+    """Serve `/`; files are read once, here. The page opens in chat mode if the first model has a chat template."""
     html = page(models.first.tokenizer.chat_template is not None)
     headers = page_headers(html)
 
@@ -29,14 +29,14 @@ def add_page(app: FastAPI, models: ServedModels) -> None:
             return HTMLResponse(html, headers=headers)
         names = [pool.info.model_name for pool in models.pools]
         body = {"name": "wingbeat", "model": ", ".join(names), "api": "/v1"}
-        # The page shows versions of the draft head where there are any.
+        # The page shows versions of the draft head if the server has that endpoint.
         paths = {getattr(route, "path", None) for route in app.routes}
         body |= {"drafter": DRAFTER_PATH} if DRAFTER_PATH in paths else {}
         return JSONResponse(body, headers={"Vary": "Accept"})
 
 
 def page(chats: bool = False) -> str:
-    """The page as it is sent: its style and script lie in it, so that it is one resource. `chats`: it opens on one."""
+    """The page as one resource, with style and script inlined. `chats`: whether it opens in chat mode."""
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
@@ -46,9 +46,9 @@ def page(chats: bool = False) -> str:
 
 
 def wants_json(accept: list[str]) -> bool:
-    """Whether a request's Accept headers ask for JSON rather than for HTML, by RFC 9110, 12.5.1.
+    """Whether a request's Accept headers prefer JSON to HTML, by RFC 9110, 12.5.1.
 
-    What names a type asks for it rather than a wildcard of the same quality does; HTML is what nobody has to ask for.
+    A type's name takes precedence over a wildcard of the same quality; HTML is the default.
     """
     ranges = dict(_ranges(",".join(accept)))
     json, html = (
@@ -59,10 +59,10 @@ def wants_json(accept: list[str]) -> bool:
 
 
 def page_headers(html: str) -> dict[str, str]:
-    """What the page is sent with: it runs its own script and style, by their hashes, and talks to its own server only.
+    """Headers of the page: its own script and style may run, by hash, and it may connect to its own server only.
 
     Raises:
-        ValueError: the page has not exactly one script and one style.
+        ValueError: the page does not have exactly one script and one style.
     """
     policy = (
         "default-src 'none'",
@@ -73,7 +73,7 @@ def page_headers(html: str) -> dict[str, str]:
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        # No string becomes HTML, whoever wrote it.
+        # Strings must never become HTML, wherever they come from.
         "require-trusted-types-for 'script'",
         "trusted-types 'none'",
     )
@@ -87,7 +87,7 @@ def page_headers(html: str) -> dict[str, str]:
 
 
 def _ranges(accept: str) -> Iterator[tuple[str | None, float]]:
-    """Media ranges with their qualities; None stands for all that are not named."""
+    """Media ranges with their qualities; None stands for all types that are not named."""
     yield None, 0.0
     for part in accept.lower().split(","):
         name, *parameters = (piece.strip() for piece in part.split(";"))

@@ -1,4 +1,4 @@
-"""Saved prefixes in front of prompts: those that requests name, and what is made of messages or a text to be one."""
+"""Saved prefixes in front of prompts: resolves the names in requests, and creates prefixes from messages or a text."""
 
 import itertools
 import json
@@ -15,13 +15,13 @@ from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tokenizer import TextTooLong, Tokenizer
 
 VARIABLES = (*ChatBody.template_names, "documents", "reasoning_effort", "chat_template_kwargs")
-"""Of a chat request, what its template reads beside the messages."""
+"""Fields of a chat request that its template reads beside the messages."""
 _PROBES = ("0", "x")
-"""Contents of messages that differ from their first character on."""
+"""Contents of two messages that differ from their first character on."""
 
 
 def unknown_prefix(name: str, param: str = "prefix") -> ApiError:
-    """404 for a saved prefix that there is not."""
+    """404 for an unknown saved prefix."""
     return ApiError(f"There is no saved prefix {shown(name)!r}.", status=404, param=param, code="prefix_not_found")
 
 
@@ -39,23 +39,23 @@ class PrefixBeginning(NamedTuple):
         """A chat request as if its client had sent the prefix's messages first.
 
         Raises:
-            ApiError: the prefix is one of a plain prompt.
+            ApiError: the prefix was made of a plain prompt.
         """
         if not self.prefix.conversation:
-            raise invalid("prefix", "is one of a prompt; a chat needs one that was made of messages")
+            raise invalid("prefix", "was made of a plain prompt; a chat needs a prefix that was made of messages")
         first = ChatBody.of_fields(json.loads(self.prefix.conversation))
         variables = {name: getattr(first, name) for name in VARIABLES if getattr(body, name) is None}
         return body.model_copy(update={"messages": [*first.messages, *body.messages], **variables})
 
 
 def beginning_of(pool: EnginePool, body: GenerationBody, variant: Variant | None) -> PrefixBeginning | None:
-    """The prefix that a request names; None where it names none.
+    """The prefix that a request names; None if it names none.
 
     Args:
-        variant: that the request runs with.
+        variant: variant that the request runs with.
 
     Raises:
-        ApiError: there is no such prefix, or it is another model's; or the prompt is to be cut.
+        ApiError: there is no such prefix, it belongs to another model, or the prompt is to be truncated.
     """
     if body.prefix is None:
         return None
@@ -72,19 +72,19 @@ def beginning_of(pool: EnginePool, body: GenerationBody, variant: Variant | None
 
 
 def as_conversation(body: ChatBody) -> str:
-    """What `PrefixBeginning.before` reads."""
+    """The conversation as JSON for `PrefixBeginning.before`."""
     return body.model_dump_json(include={"messages", *VARIABLES}, exclude_none=True)
 
 
 def conversation_tokens(
     tokenizer: Tokenizer, body: ChatBody, limit: int, in_parts: bool, expand: Callable[[str], str] = str
 ) -> tuple[int, ...]:
-    """The tokens that all conversations have which begin by these messages, as the template writes them.
+    """The tokens that all conversations that begin with these messages share, as the template renders them.
 
     Args:
-        limit: of a prompt.
+        limit: maximum number of tokens of a prompt.
         in_parts: as for `ChatMessage.as_template_input`.
-        expand: writes the tokens of other parts into the text.
+        expand: inserts the tokens of media parts into the text.
 
     Raises:
         ApiError: the template refuses the messages, or they have too many tokens.
@@ -100,7 +100,7 @@ def conversation_tokens(
     try:
         try:
             one, other = (tokens(ChatMessage(role=role, content=text).as_template_input(in_parts)) for text in _PROBES)
-        except ValueError:  # of a template that wants another role next
+        except ValueError:  # of a template that requires another role next
             one = other = tokens()
     except TextTooLong as error:
         raise prompt_too_long("messages", limit, error.num_tokens) from None
@@ -113,7 +113,7 @@ def conversation_tokens(
 def prompt_tokens(
     tokenizer: Tokenizer, prompt: str | list[int], add_special_tokens: bool, limit: int
 ) -> tuple[int, ...]:
-    """The tokens of a plain prefix; raises ApiError where there are too many."""
+    """The tokens of a plain prefix; raises ApiError if there are more than `limit`."""
     if isinstance(prompt, list):
         token_ids = prompt
     else:

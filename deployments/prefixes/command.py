@@ -1,4 +1,4 @@
-"""`wingbeat prefix`: saved prefixes of a server that runs, over HTTP."""
+"""`wingbeat prefix`: manages saved prefixes of a running server, over HTTP."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from wingbeat.deployments.cli.server_calls import LOCAL, AsJson, Key, Url, call_
 PATH = "/v1/prefixes"
 COLUMNS = ("name", "model", "tokens", "blocks", "bytes", "engines", "saved")
 
-Name = Annotated[str, typer.Argument(help="Of the prefix.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="Name of the prefix.", show_default=False)]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -31,17 +31,17 @@ def add_commands(app: typer.Typer) -> None:
         messages: Annotated[
             Path | None,
             typer.Option(
-                help="JSON file: a list of messages, or an object with messages, tools, chat_template_kwargs."
+                help="JSON file with a list of messages, or an object with messages, tools, chat_template_kwargs."
             ),
         ] = None,
         prompt: Annotated[Path | None, typer.Option(help="File with a text for completions.")] = None,
         model: Annotated[str | None, typer.Option(help="The model, or a LoRA adapter's name.")] = None,
-        replace: Annotated[bool, typer.Option("--replace", help="Take the place of another one of that name.")] = False,
+        replace: Annotated[bool, typer.Option("--replace", help="Replace an existing prefix of that name.")] = False,
         url: Url = LOCAL,
         operator_key: Key = None,
         as_json: AsJson = False,
     ) -> None:
-        """Have a prompt's beginning computed, pinned and kept on disk."""
+        """Compute a prompt's beginning, pin its KV and keep it on disk."""
         given = {"--system": system, "--messages": messages, "--prompt": prompt}
         files = [(option, file) for option, file in given.items() if file is not None]
         if len(files) != 1:
@@ -54,18 +54,18 @@ def add_commands(app: typer.Typer) -> None:
     @prefix.command()
     def load(
         name: Name,
-        replace: Annotated[bool, typer.Option("--replace", help="Take the place of the one that is there.")] = False,
+        replace: Annotated[bool, typer.Option("--replace", help="Replace an existing prefix of that name.")] = False,
         url: Url = LOCAL,
         operator_key: Key = None,
         as_json: AsJson = False,
     ) -> None:
-        """Have a prefix pinned whose files lie in the server's prefix_dir."""
+        """Pin a prefix from its files in the server's prefix_dir."""
         body = {"name": name} | ({"replace": True} if replace else {})
         _show([call_server(url, operator_key, "POST", PATH, body)], as_json)
 
     @prefix.command("list")
     def list_prefixes(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
-        """Show the prefixes that there are."""
+        """Show all saved prefixes."""
         answer = call_server(url, operator_key, "GET", PATH)
         if as_json:
             print(json.dumps(answer))
@@ -75,13 +75,13 @@ def add_commands(app: typer.Typer) -> None:
 
     @prefix.command()
     def delete(name: Name, url: Url = LOCAL, operator_key: Key = None) -> None:
-        """Let go of a prefix, and delete its files."""
+        """Unpin a prefix and delete its files."""
         call_server(url, operator_key, "DELETE", f"{PATH}/{quote(name, safe='')}")
         print(f"{name} is deleted")
 
 
 def _content(option: str, file: Path) -> dict[str, Any]:
-    """What a file says of a prefix, as the body's fields."""
+    """The content of a file as fields of the request's body."""
     try:
         text = file.read_text(encoding="utf-8")
         if option == "--prompt":
@@ -94,7 +94,7 @@ def _content(option: str, file: Path) -> dict[str, Any]:
     if isinstance(found, list):
         return {"messages": found}
     if not isinstance(found, dict) or "messages" not in found:
-        raise UserError(f"{option} {file} is no list of messages, and no object with messages")
+        raise UserError(f"{option} {file} holds neither a list of messages nor an object with messages")
     return found
 
 

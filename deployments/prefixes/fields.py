@@ -1,4 +1,4 @@
-"""The field of requests by which they name a saved prefix."""
+"""The request field that names a saved prefix."""
 
 from wingbeat.deployments.api.bodies.unserved_fields import Part
 
@@ -7,4 +7,4 @@ class PrefixFields(Part):
     """Fields of a request that generates."""
 
     prefix: str | None = None
-    """Extension: the name of a saved prefix that stands before the request's own prompt."""
+    """Extension: the name of a saved prefix, which is put before the request's own prompt."""

@@ -1,4 +1,4 @@
-"""Saved prefixes by the names that requests give, as routers and replicas know them."""
+"""Saved prefixes by name, in routers and replicas."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from wingbeat.deployments.fleet.fleet_names import FleetNames
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 
 PREFIXES = "prefixes"
-"""Their kind of names."""
+"""Kind of names of saved prefixes."""
 
 
 class PrefixRefused(ValueError):
-    """An engine cannot keep a prefix; says why, and by which code."""
+    """An engine cannot keep a prefix; holds an error code and the reason."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -22,21 +22,21 @@ class PrefixExists(ValueError):
 
 
 class FleetPrefixes(FleetNames[SavedPrefix]):
-    """A router's prefixes, and how they are changed in all engines."""
+    """A router's prefixes, and operations that change them in all engines."""
 
     kind = PREFIXES
 
     async def save(self, prefix: SavedPrefix, replace: bool = False) -> SavedPrefix:
-        """Have every engine pin a prefix, then let requests name it and keep it on disk.
+        """Have every engine pin a prefix, then allow requests to use it and keep it on disk.
 
         Args:
-            prefix: of any version.
-            replace: it may take the place of another one of that name.
+            prefix: the prefix; its version is replaced by the next one.
+            replace: allow replacing an existing prefix of that name.
 
         Raises:
-            PrefixExists: there is one of that name.
+            PrefixExists: the name is taken.
             PrefixRefused: an engine cannot keep it.
-            EngineUnavailable: there is no engine, or one is gone before it answered.
+            EngineUnavailable: there is no engine, or an engine ended before it answered.
         """
         async with self.catalog.changing:
             if self.catalog.find(prefix.name) is not None and not replace:
@@ -55,18 +55,18 @@ class FleetPrefixes(FleetNames[SavedPrefix]):
             return prefix
 
     async def stored(self, name: str) -> SavedPrefix | None:
-        """The prefix that has a name on an engine's disk.
+        """The newest prefix of a name on any engine's disk; None if there is none.
 
         Raises:
-            EngineUnavailable: there is no engine, or one is gone before it answered.
+            EngineUnavailable: there is no engine, or an engine ended before it answered.
         """
         found = [prefix for prefix in await self._engines.operate("stored_prefix", name) if prefix is not None]
         return max(found, key=lambda prefix: prefix.version, default=None)
 
     async def describe(self) -> list[dict[str, Any]]:
-        """What each engine has.
+        """Pinned prefixes of each engine.
 
         Raises:
-            EngineUnavailable: there is no engine, or one is gone before it answered.
+            EngineUnavailable: there is no engine, or an engine ended before it answered.
         """
         return await self._engines.operate("describe_prefixes")

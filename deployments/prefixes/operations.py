@@ -1,4 +1,4 @@
-"""Operations on saved prefixes that routers ask of an engine."""
+"""Operations on saved prefixes that routers request from an engine."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -11,34 +11,34 @@ if TYPE_CHECKING:
 
 
 class PrefixOperations:
-    """Operations by name, over what keeps prefixes in the engine; None keeps none."""
+    """Operations by name over an engine's keeper; without a keeper, no prefixes are kept."""
 
     def __init__(self, keeper: "PrefixKeeper | None") -> None:
         self._prefixes = keeper
 
     def save_prefix(self, prefix: SavedPrefix) -> "Future[Refusal | None] | tuple[str, str]":
-        """Pin a prefix, once it is computed: None, or code and reason where it cannot be."""
+        """Compute and pin a prefix. Returns None, or code and reason if that is refused."""
         if self._prefixes is None:
             return "invalid_value", "cannot be kept: this engine keeps no prefixes"
         return self._prefixes.save(prefix)
 
     def drop_prefix(self, name: str, version: int) -> None:
-        """Let go of one that is not to be kept."""
+        """Unpin a prefix that shall not be kept."""
         if self._prefixes is not None:
             self._prefixes.drop(name, version)
 
     def stored_prefix(self, name: str) -> SavedPrefix | None:
-        """The prefix that has this name on disk."""
+        """The prefix of this name on disk, or None."""
         return None if self._prefixes is None else self._prefixes.stored(name)
 
     def describe_prefixes(self) -> dict[str, Any]:
-        """Prefixes that are pinned."""
+        """Pinned prefixes and token counts."""
         if self._prefixes is None:
             return {"pinned_tokens": 0, "max_pinned_tokens": 0, "prefixes": []}
         return self._prefixes.describe()
 
 
 def operations(keepers: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Operations on prefixes that routers ask of an engine."""
+    """Operations on prefixes by name, for routers."""
     own = PrefixOperations(keepers.get("prefixes"))
     return {name: getattr(own, name) for name in vars(PrefixOperations) if not name.startswith("_")}

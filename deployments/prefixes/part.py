@@ -1,4 +1,4 @@
-"""Saved prefixes; imported by commands too, so that it imports what it adds where it adds it."""
+"""Hooks of saved prefixes. Commands import this file, so it imports its implementation only when needed."""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ operations = "wingbeat.deployments.prefixes.operations:operations"
 
 
 def keepers(config: "AppConfig", engine: "Engine") -> "dict[str, PrefixKeeper]":
-    """Keeper of saved prefixes; of a model that is spread over processes their keys and values are not on disk."""
+    """Keeper of saved prefixes. A model that is spread over several processes does not store their KV on disk."""
     from wingbeat.runtime.prefixes.identity import identity_of
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
     from wingbeat.runtime.prefixes.prefix_store import PrefixStore

@@ -1,4 +1,4 @@
-"""`/v1/prefixes`: operators have beginnings of prompts computed once, and kept."""
+"""`/v1/prefixes`: beginnings of prompts that operators have computed once and kept."""
 
 import asyncio
 import json
@@ -26,20 +26,20 @@ from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
 PREFIXES_PATH = "/v1/prefixes"
 _CHAT_FIELDS = frozenset(("messages", *VARIABLES))
 Fleets = Mapping[CompletionService, FleetPrefixes]
-"""By model."""
+"""Fleet prefixes by model."""
 
 
 class SavePrefixBody(described(_CHAT_FIELDS)):
-    """`POST /v1/prefixes`."""
+    """`POST /v1/prefixes`: save a prefix, or load a saved one."""
 
     name: str
     model: str | None = None
     prompt: str | list[int] | None = None
-    """One text, or its token ids."""
+    """A text, or its token ids."""
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds those that stand around a prompt; true by default."""
+    """Whether the tokenizer adds special tokens around the prompt; true by default."""
     replace: bool | None = None
-    """Whether it may take the place of another one of that name."""
+    """Whether an existing prefix of that name may be replaced."""
 
 
 PATHS = (PREFIXES_PATH, PREFIXES_PATH + "/{name}")
@@ -87,7 +87,7 @@ async def _save(models: ServedModels, fleets: Fleets, fields: dict[str, Any]) ->
 async def _read(
     service: CompletionService, fleet: FleetPrefixes, own: SavePrefixBody, chat: dict[str, Any]
 ) -> tuple[str, SavedPrefix]:
-    """The prefix that a body describes, and the field that has it."""
+    """The prefix that a body describes, and the name of the field that describes it."""
     tokenizer, limit = service.tokenizer, service.pool.info.max_model_len
     variant = service.pool.variants.find(own.model) if own.model is not None else None
     if chat.get("messages") is not None:
@@ -105,7 +105,7 @@ async def _read(
             (lambda text: reader.expand(text, read)) if read else str,
         )
         spans = reader.place(token_ids, read) if read else ()
-        # Parts that are no text are kept as they were sent.
+        # Messages with media parts are kept as they were sent.
         conversation = json.dumps(chat) if spans else as_conversation(body)
         return "messages", SavedPrefix(own.name, 0, token_ids, variant, conversation, spans)
     beside = sorted(name for name in chat if chat[name] is not None)
@@ -126,7 +126,7 @@ async def _read(
 
 
 async def _listed(fleets: Fleets) -> dict[str, Any]:
-    """All prefixes, with what the engines have of them."""
+    """All prefixes, with the engines' figures of each."""
     cards, engines = [], []
     for service, fleet in fleets.items():
         described = await fleet.describe()

@@ -30,15 +30,15 @@ REFUSED = (Refusal(PREFIX_DIR, NO_PREFIX_CACHE, "no prefixes are kept then", "le
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError, one line, for a folder that is none, or a number that no machine holds."""
+    """Raise ValueError, one line, for a path that is not a folder, or a number beyond any machine's capacity."""
     if config.prefix_dir is not None and config.prefix_dir.exists() and not config.prefix_dir.is_dir():
-        raise ValueError(f"prefix_dir is {str(config.prefix_dir)!r}: must be a directory, or not there yet")
+        raise ValueError(f"prefix_dir is {str(config.prefix_dir)!r}: must be a directory, or not exist yet")
     if (config.max_pinned_tokens or 0) > _MOST_TOKENS:
         raise ValueError(f"max_pinned_tokens is {config.max_pinned_tokens}: use at most {_MOST_TOKENS}")
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether prefixes are kept in a folder, and whether none are cached."""
+    """Whether prefixes are stored in a folder, and whether prefix caching is disabled."""
     return {
         PREFIX_DIR: (config.prefix_dir is not None, "prefix_dir is given"),
         NO_PREFIX_CACHE: (not config.enable_prefix_caching, "enable_prefix_caching is False"),

@@ -1,4 +1,4 @@
-"""Ranks of a verifier; imported by commands too, so that it imports what it adds later."""
+"""Hooks of a verifier's ranks. Commands import this file, so it imports its implementation only when needed."""
 
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,12 @@ settings = "wingbeat.deployments.ranks.settings:SETTINGS"
 
 
 def num_ranks(config: "AppConfig") -> int:
-    """Processes of each verifier."""
+    """Number of processes of each verifier."""
     return config.tensor_parallel_size
 
 
 def launch_ranks(config: "AppConfig") -> "Callable[[], RayRanks] | None":
-    """Launches ranks 1 and up of an engine; None where its process has the whole model."""
+    """Launcher of ranks 1 and up of an engine; None if the engine's process holds the whole model."""
     if config.tensor_parallel_size == 1:
         return None
     from functools import partial

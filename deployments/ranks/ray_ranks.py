@@ -1,4 +1,4 @@
-"""The ranks that a replica's engine leads, each an actor in a bundle of the replica's placement group."""
+"""Ranks 1 and up of a replica's engine, each an actor in a bundle of the replica's placement group."""
 
 import asyncio
 import shutil
@@ -17,9 +17,9 @@ from wingbeat.runtime.tensor_parallel.group import RankGroup
 
 
 class RankActor:
-    """One further rank: beside its replica, it does what rank 0 tells it until that ends.
+    """One further rank: a Ray actor that executes rank 0's commands until rank 0 ends.
 
-    Torch is imported where it follows, on the actor's one thread.
+    Torch is imported in `follow`, on the actor's only thread.
     """
 
     def __init__(self, config: AppConfig) -> None:
@@ -29,11 +29,11 @@ class RankActor:
         self._config = config
 
     def process(self) -> ActorProcess:
-        """This process, and where it runs."""
+        """This actor's process and node."""
         return ActorProcess.own()
 
     def follow(self, group: RankGroup, rank: int) -> None:
-        """Load this rank's part of the model and run what rank 0 runs; returns when that says so.
+        """Load this rank's part of the model and execute rank 0's commands; returns when rank 0 ends the group.
 
         Raises:
             Exception: the model cannot be loaded, or rank 0 is gone.
@@ -50,7 +50,7 @@ class RankActor:
 
 
 class RayRanks:
-    """Ranks 1 and up of one life of an engine, which ends with the first of them."""
+    """Ranks 1 and up of one life of an engine, which ends when the first of them ends."""
 
     def __init__(self, config: AppConfig) -> None:
         size, share = config.tensor_parallel_size, config.verifier_share()
@@ -61,17 +61,17 @@ class RayRanks:
             for rank in range(1, size)
         ]
         self._processes: dict[int, ActorProcess] = {}
-        # An actor runs one call after the other, and the second one lasts as long as it does.
+        # An actor runs its calls one after the other, and `follow` lasts as long as the actor.
         self._asked = [actor.process.remote() for actor in self._actors]
         self._following = [actor.follow.remote(self.group, rank) for rank, actor in enumerate(self._actors, start=1)]
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that have started, by rank."""
+        """Process ids of the ranks that have started, by rank."""
         return [process.pid for _, process in sorted(self._processes.items())]
 
     async def lost(self) -> str:
-        """Return once a rank has ended, with what it ended by."""
+        """Return once a rank has ended, with the reason."""
         ends = [asyncio.ensure_future(self._end(rank)) for rank in range(1, self.group.size)]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -81,7 +81,7 @@ class RayRanks:
                 end.cancel()
 
     def kill(self) -> None:
-        """End them without waiting: through Ray, which gives their bundles back, and by signal."""
+        """Kill all ranks without waiting: through Ray, which frees their bundles, and by signal."""
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
         for process in self._processes.values():

@@ -18,7 +18,7 @@ SETTINGS = {"tensor_parallel_size": (int, _FIELD)}
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether a verifier has ranks, and what else does not go with them."""
+    """Whether a verifier has ranks, and other features that cannot be combined with ranks."""
     size, share = config.tensor_parallel_size, config.num_gpus_per_verifier
     return {
         RANKS: (size > 1, f"tensor_parallel_size is {size}"),
@@ -28,7 +28,7 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Refuse sizes of the model that are not divided evenly; raises ValueError that names the setting to change."""
+    """Raise ValueError, naming the setting to change, if the model's sizes cannot be divided evenly."""
     size, num_gpus = config.tensor_parallel_size, config.num_gpus_per_verifier
     if num_gpus > 1 and num_gpus == int(num_gpus):
         raise ValueError(

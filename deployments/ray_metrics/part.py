@@ -1,3 +1,3 @@
-"""Ray's metrics beside those of `/metrics`; imported by commands too, so that it loads nothing."""
+"""Hook of Ray's metrics. Commands import this file, so it names its implementation without importing it."""
 
 publish = "wingbeat.deployments.ray_metrics.ray_export:publish"

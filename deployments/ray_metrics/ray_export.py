@@ -1,4 +1,4 @@
-"""An engine's figures among Ray's own metrics: the families of `/metrics`, published from the engine's replica.
+"""Publishes an engine's figures as Ray metrics: the families of `/metrics`, from the engine's replica.
 
 Ray's exporters then show them beside the figures of nodes and deployments, as `ray_vllm_...` and `ray_wingbeat_...`.
 """
@@ -19,7 +19,7 @@ EXPORT_EVERY_S = 5.0
 
 
 async def publish(model_name: str, engine_id: str, stats: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-    """Publish an engine's figures for ever, whenever there is an engine."""
+    """Publish an engine's figures every `EXPORT_EVERY_S`, for ever; skipped while there is no engine."""
     export = RayExport()
     while True:
         await asyncio.sleep(EXPORT_EVERY_S)
@@ -29,26 +29,28 @@ async def publish(model_name: str, engine_id: str, stats: Callable[[], Awaitable
 
 
 class RayExport:
-    """Publishes families of prometheus_client. Ray's histograms take single values, not counts: the buckets, sums and
-    counts of ours become gauges, because Ray would put `_total` behind the names of counters.
+    """Publishes families of prometheus_client as Ray metrics.
+
+    Ray's histograms accept single values, not counts: buckets, sums and counts become gauges, because Ray would append
+    `_total` to the names of counters.
 
     Args:
-        api: `ray.util.metrics`, or what stands for it.
+        api: `ray.util.metrics`, or a replacement for it.
     """
 
     def __init__(self, api: Any = ray_metrics) -> None:
         self._api = api
         self._metrics: dict[str, Any] = {}
         self._told: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        """Values of counters so far: Ray is told steps."""
+        """Last values of counters: Ray counters take increments."""
         self._infos: dict[str, dict[str, str]] = {}
-        """By name, where it ends by `_info`, the labels that were true last: an engine has one row of each."""
+        """Latest labels of each metric whose name ends in `_info`: an engine has one row of each."""
 
     def publish(self, families: Iterable[Metric]) -> None:
-        """Bring Ray up to date."""
+        """Publish current values."""
         for family in families:
             for sample in family.samples:
-                # Ray's recorder takes no colons.
+                # Ray's metric names must not contain colons.
                 name = sample.name.replace(":", "_")
                 if family.type == "counter":
                     metric = self._metric(self._api.Counter, name, family, sample.labels)
@@ -69,7 +71,7 @@ class RayExport:
     def _count(self, metric: Any, name: str, labels: dict[str, str], value: float) -> None:
         key = (name, tuple(sorted(labels.items())))
         told = self._told.get(key, 0.0)
-        # An engine that took another's place counts from zero.
+        # An engine that replaced another one counts from zero.
         step = value if value < told else value - told
         self._told[key] = value
         if step > 0:

@@ -1,4 +1,4 @@
-"""`wingbeat extract`: a verifier's hidden states and predictions over a text, into a folder to train from."""
+"""`wingbeat extract`: writes a verifier's hidden states and predictions over a text into a folder to train from."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Metrics of live traffic that is recorded, for training or for a head that learns."""
+"""Prometheus metrics of recorded live traffic, for training or for a head that learns."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from wingbeat.deployments.metrics.vllm_families import LABELS, Read, rows
 
 
 def recording_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """Requests that were recorded, those that were dropped, and whether recording has stopped."""
+    """Requests recorded, requests dropped, and whether recording has stopped."""
     yield counter(
         "wingbeat_recorded_requests",
         "Requests whose tokens and hidden states were written to disk.",
@@ -33,7 +33,7 @@ def recording_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
 
 
 def _of_recording(read: Read) -> Read:
-    """A figure of an engine's recording; None where there is none."""
+    """Reader of a figure of an engine's recording; None if there is no recording."""
 
     def found(figures: dict[str, Any]) -> Any:
         recording = figures.get("recording")

@@ -1,4 +1,4 @@
-"""Live traffic recorded as a configuration asks for it: which taps, which folder, which share of the requests."""
+"""Recordings of live traffic according to a configuration: tapped layers, folder, share of the requests."""
 
 import logging
 import os
@@ -31,10 +31,10 @@ class TrafficRecording(NamedTuple):
 
 
 def needs_with_recording(config: AppConfig, needs: DrafterNeeds, num_layers: int) -> DrafterNeeds:
-    """Layers that the verifier is tapped for: the drafter's, or those of a head to come where it has none.
+    """Needs with the tapped layers: the drafter's, or those of a future head if the drafter has none.
 
     Raises:
-        ValueError: the drafter's taps are no hidden states, or not those alone.
+        ValueError: the drafter taps something other than hidden states.
     """
     if needs.tap_layers and not needs.kv_layers:
         return needs
@@ -48,7 +48,7 @@ def needs_with_recording(config: AppConfig, needs: DrafterNeeds, num_layers: int
 
 
 def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRecording:
-    """Ready to watch an engine; files are made once there is something to write.
+    """A recording that is ready to observe an engine; files are created with the first data.
 
     Raises:
         ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
@@ -72,7 +72,7 @@ def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRe
 
 
 def check_engine(engine: Any, setting: str) -> None:
-    """Raises ValueError for an engine that shows nobody its rounds, naming the setting that needs them."""
+    """Raise ValueError for an engine that does not expose its rounds, naming the setting that needs them."""
     if not isinstance(engine, Engine):
         raise ValueError(f"{setting} needs Wingbeat's own engine: leave engine_factory out")
 

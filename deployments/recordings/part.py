@@ -1,4 +1,4 @@
-"""Recordings; imported by commands too, so that it imports what it adds later."""
+"""Hooks of recordings. Commands import this file, so it imports its implementation only when needed."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ families = "wingbeat.deployments.recordings.families:recording_families"
 
 
 def add_commands(app: "typer.Typer") -> None:
-    """Add `wingbeat extract`, which reads its own arguments once it runs."""
+    """Add `wingbeat extract`, which parses its arguments when it runs."""
     from wingbeat.deployments.cli.commands import add_late_command
 
     def extract(config: "ExtractConfig") -> None:
@@ -31,7 +31,7 @@ def add_commands(app: "typer.Typer") -> None:
 
 
 def tapped(config: "AppConfig", needs: "DrafterNeeds", num_layers: int) -> "DrafterNeeds | None":
-    """Have hidden states tapped for a recording."""
+    """Needs with hidden states tapped for a recording; None without one."""
     if config.recording_dir is None:
         return None
     from wingbeat.deployments.recordings.live_recording import needs_with_recording
@@ -40,7 +40,7 @@ def tapped(config: "AppConfig", needs: "DrafterNeeds", num_layers: int) -> "Draf
 
 
 def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecording | None":
-    """Record a share of the requests."""
+    """Recording of a share of the requests; None without one."""
     if config.recording_dir is None:
         return None
     from wingbeat.deployments.recordings.live_recording import start_recording

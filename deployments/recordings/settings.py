@@ -22,18 +22,18 @@ SETTINGS = {
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError for what live traffic cannot be recorded into, or is no use to record."""
+    """Raise ValueError for a path that is not a folder, or for traffic that is useless to record."""
     folder = config.recording_dir
     if folder is None:
         return
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"recording_dir is {str(folder)!r}: must be a directory, or not there yet")
+        raise ValueError(f"recording_dir is {str(folder)!r}: must be a directory, or not exist yet")
     if config.forced_acceptance is not None:
         raise ValueError("recording_dir and forced_acceptance are both given: drawn text teaches no drafter")
 
 
 def check_before_start(config: "AppConfig") -> None:
-    """Raises ValueError where the folder cannot be written to; the first replica makes it."""
+    """Raise ValueError if the folder cannot be written to; the first replica creates it."""
     folder = config.recording_dir
     if folder is None:
         return

@@ -1,6 +1,6 @@
-"""The process of an actor, named so that it can be told from all others of a cluster and ended on its own node.
+"""An actor's process, identified across the cluster so that it can be killed on its own node.
 
-Ray is imported only where it is called: what a drafter does runs without it, too.
+Ray is imported only inside `kill`: the drafter's process uses this file and runs without Ray.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from wingbeat.cluster.placement import node_id
 
 
 class ActorProcess(NamedTuple):
-    """Of some node: its id and start time name it for good."""
+    """Process on any node of the cluster; pid and start time together are never reused."""
 
     node: str
     pid: int
@@ -21,14 +21,14 @@ class ActorProcess(NamedTuple):
 
     @classmethod
     def own(cls) -> "ActorProcess":
-        """The calling actor's."""
+        """The calling actor's process."""
         pid = os.getpid()
         return cls(node_id(), pid, process_start(pid))
 
     def kill(self) -> None:
-        """End it by signal, without waiting: a stopped process reads no request to exit.
+        """Send SIGKILL without waiting. SIGKILL also ends a stopped process, which would not read a request to exit.
 
-        On another node a task of Ray's does that, which takes no resources.
+        For a process on another node, a Ray task without resources runs there and sends the signal.
         """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -42,7 +42,7 @@ class ActorProcess(NamedTuple):
 
 
 def kill_here(pid: int, start: int) -> None:
-    """End a process of this node, if it still is the one that started then."""
+    """Kill a process of this node if its start time still matches, that is, if the pid has not been reused."""
     if PeerProcess(pid, start).alive():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -1,25 +1,26 @@
-"""Values that replicas of an application keep for later ones."""
+"""Values that replicas of an application store in Ray's key-value store for later replicas."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
 KEEP_S = 30.0
-"""For the cluster's memory to answer."""
+"""Seconds that Ray's key-value store has to answer."""
 
 
 class ClusterMemory:
-    """The cluster's own memory, which outlives every replica and router, and ends with the cluster.
+    """Ray's internal key-value store, which outlives all replicas and routers and ends with the cluster.
 
     Args:
-        key: of one build of an application: another one begins with nothing. None keeps nothing.
+        key: prefix that is unique to one build of an application, so that another build starts empty. None stores
+            nothing.
     """
 
     def __init__(self, key: str | None) -> None:
         self._key = key
 
     async def read(self, kind: bytes, name: str = "") -> str | None:
-        """Value that was kept last; None where none was. Raises TimeoutError where the cluster does not answer."""
+        """The value written last, or None. Raises TimeoutError if the cluster does not answer within `KEEP_S`."""
         if self._key is None:
             return None
         from ray.experimental.internal_kv import _internal_kv_get
@@ -28,7 +29,7 @@ class ClusterMemory:
         return None if found is None else found.decode()
 
     async def write(self, kind: bytes, value: str, name: str = "") -> None:
-        """Keep a value. Raises TimeoutError where the cluster does not answer."""
+        """Store a value. Raises TimeoutError if the cluster does not answer within `KEEP_S`."""
         if self._key is None:
             return
         from ray.experimental.internal_kv import _internal_kv_put

@@ -1,4 +1,4 @@
-"""An engine's process as its replica sees it: streams, requests and calls over the link, and its end."""
+"""The replica's client of an engine's process: streams, requests and calls over the link, and the engine's end."""
 
 import asyncio
 import itertools
@@ -23,24 +23,25 @@ from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.deployments.replica.router_streams import ClientLoads, RouterStreams
 
 CLOGGED_S = 5e-3
-"""Between two attempts at a ring that is full."""
+"""Seconds between two attempts to send through a full ring."""
 ANSWER_S = 900.0
-"""For a call, whose answer may come long after it has run, as where a prefix is computed first."""
+"""Seconds for the result of a call, which can include long work such as the prefill of a pinned prefix."""
 
 AskDrafter = Callable[[bytes], Awaitable[bytes | None]]
-"""From what a verifier tells its drafter (`DrafterTerms`) to what that needs, both pickled: the replica itself has no
-use for them. None where the engine's process is to find the needs out."""
+"""Maps pickled `DrafterTerms` to pickled `DrafterNeeds`, which the replica passes on unread; None if the engine's
+process has to find out the needs itself.
+"""
 
 
 class EngineFailed(RuntimeError):
-    """The engine is gone, and with it what it ran."""
+    """The engine's process is gone, with all requests that it ran."""
 
 
 class EngineClient:
-    """One life of an engine. All of it is used on one event loop, and nothing waits for the engine.
+    """Connection to one engine process. Used on one event loop only; no method blocks on the engine.
 
     Args:
-        weights: digest of those that were pushed; empty for what the settings name.
+        weights: digest of pushed weights; empty for the weights that the settings name.
     """
 
     def __init__(self, link: Link, ask_drafter: AskDrafter | None = None, weights: str = "") -> None:
@@ -49,9 +50,9 @@ class EngineClient:
         self._ask_drafter = ask_drafter
         self._event_loop = asyncio.get_running_loop()
         self._open: dict[tuple[str, int], int] = {}
-        """Requests that have not ended, by client and number: where in the link they were sent."""
+        """Open requests by client and number: the position in the link's stream at which their message ends."""
         self._shared: dict[tuple[str, int], list[int]] = {}
-        """Memory of the spans of their prompts, as file descriptors, of those that have some."""
+        """File descriptors of the shared memory that holds media spans of prompts, by client and number."""
         self._held = False
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -67,14 +68,14 @@ class EngineClient:
 
     @property
     def num_requests(self) -> int:
-        """Requests submitted and not ended."""
+        """Number of submitted requests that have not ended."""
         return len(self._open)
 
     async def start(self, start: EngineStart) -> EngineStarted:
-        """Have the engine loaded.
+        """Load the engine in its process.
 
         Raises:
-            Exception: whatever kept it from starting.
+            Exception: whatever prevented the start.
         """
         self._send((ToEngine.START, start))
         return await self._started
@@ -89,7 +90,7 @@ class EngineClient:
         return self._streams.open(client_id)
 
     def disconnect(self, client_id: str) -> None:
-        """Close a client's stream and abort whatever it still runs; harmless when repeated."""
+        """Close a client's stream and abort its open requests; does nothing if repeated."""
         if not self._streams.close(client_id, RouterGone(f"client {client_id} was disconnected")):
             return
         for request in [request for request in self._open if request[0] == client_id]:
@@ -99,12 +100,12 @@ class EngineClient:
             self._send((ToEngine.DISCONNECT, client_id))
 
     def submit(self, client_id: str, requests: Iterable[WireRequest]) -> None:
-        """Hand over requests; refusals arrive in the stream.
+        """Submit requests; refusals arrive in the client's stream.
 
         Raises:
             RouterGone: the client is not connected.
             EngineFailed: the engine is gone.
-            AttributeError: something among the requests has no number that an answer could go to.
+            AttributeError: an object among the requests has no number that an answer could be sent to.
         """
         self.check_alive()
         if client_id not in self._streams:
@@ -119,15 +120,17 @@ class EngineClient:
         self._streams.tell_loads_soon()
 
     def _begun(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
-        """The requests that go on from tokens, which are of the same weights; others are given back."""
+        """Requests that continue from earlier output tokens, which the current weights wrote; others are given back."""
         for one in requests:
             if one.request.output_token_ids:
                 yield one
             else:
-                self._streams.get(client_id).give_up(one.number, Verdict.WITHDRAWN, "its engine takes nothing new")
+                self._streams.get(client_id).give_up(
+                    one.number, Verdict.WITHDRAWN, "its engine accepts no new requests"
+                )
 
     def _with_shared_spans(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
-        """The requests with the spans of their prompts in memory that the engine maps; those that find no room fail."""
+        """Requests with the media spans of their prompts moved to shared memory; a request that finds no room fails."""
         for one in requests:
             if not one.request.spans:
                 yield one
@@ -145,7 +148,7 @@ class EngineClient:
             os.close(fd)
 
     def abort(self, client_id: str, numbers: Iterable[int]) -> None:
-        """Stop requests and free their blocks; unknown or ended ones are ignored."""
+        """Stop requests and free their KV blocks; unknown and ended requests are ignored."""
         numbers = list(numbers)
         for number in numbers:
             self._end_request(client_id, number)
@@ -153,32 +156,32 @@ class EngineClient:
             self._send((ToEngine.ABORT, client_id, numbers))
 
     def withdraw(self, client_id: str, numbers: Iterable[int]) -> None:
-        """Ask for requests back; those that have not begun to run are given up in the stream, the others go on."""
+        """Withdraw requests: those that have not begun to run are given back in the stream, the others continue."""
         if self.failure is None:
             self._send((ToEngine.WITHDRAW, client_id, list(numbers)))
 
     def hold(self) -> None:
-        """Take no further requests, but those that go on from tokens; give back those that have not begun."""
+        """Accept only requests that continue from output tokens, and give back those that have not begun."""
         self._held = True
         self._streams.tell_takes(False)
         for client_id, numbers in self.loads.unbegun().items():
             self.withdraw(client_id, numbers)
 
     def release(self) -> None:
-        """Take requests again; harmless when repeated."""
+        """Accept all requests again; does nothing if repeated."""
         if self._held:
             self._held = False
             self._streams.tell_takes(True)
 
     def renew(self, weights: str) -> None:
-        """Tell routers that other weights, of this digest, write from now on."""
+        """Report to routers that the weights with this digest are used from now on."""
         self.weights = weights
         self._streams.tell_weights(weights)
 
     def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
-        """Run a method of `EngineCalls` between two rounds; the future has its result or its exception.
+        """Run a method of `EngineCalls` between two rounds; the future holds its result or its exception.
 
-        The exception is EngineFailed where the engine is gone, and TimeoutError where it has not answered in time.
+        The exception is EngineFailed if the engine is gone, TimeoutError if it has not answered within `ANSWER_S`.
         """
         future = self._event_loop.create_future()
         if self.failure is not None:
@@ -192,12 +195,12 @@ class EngineClient:
         return future
 
     def stop(self) -> None:
-        """Ask the engine to end after the round it is in; what it ran is handed back."""
+        """Stop the engine after its current round; unfinished requests are given back."""
         if self.failure is None:
             self._send((ToEngine.STOP,))
 
     def check_alive(self) -> None:
-        """Raises EngineFailed once the engine is gone."""
+        """Raise EngineFailed if the engine is gone."""
         if self.failure is not None:
             raise self.failure
 
@@ -206,24 +209,25 @@ class EngineClient:
         await self._lost.wait()
 
     def look(self, watch: EngineWatch, now: float) -> Look:
-        """What a watch makes of the engine now; routers are told whether it is stalled."""
+        """The watch's verdict on the engine at this time; routers are informed whether the engine is stalled."""
         link = self._link
         found = watch.look(now, link.pulse.read(), link.pulse.slowest_s(), link.num_read, link.num_unread > 0)
         self._streams.tell_stalled(found.stalled)
         return found
 
     def at_work_for(self) -> list[str]:
-        """Requests that the engine's piece of work is for, by its own names for them."""
+        """Engine-wide ids of the requests that the engine's current piece of work belongs to."""
         return self._link.pulse.names()
 
     def lose(self, reason: str, suspects: Iterable[str] = ()) -> None:
-        """The process is gone: take its last words, then end streams and calls; harmless when repeated.
+        """Handle the end of the process: read its final messages, then end streams and calls; does nothing if
+        repeated.
 
-        Requests that it had not read are returned, and where one ran alone all others; of those that may have been its
-        end routers know only that their engine is gone.
+        Requests that the engine had not read are returned; if one request ran alone, all others are. For other
+        requests, which may have caused the end, routers learn only that their engine is gone.
 
         Args:
-            suspects: of `at_work_for`, one of which has been its end for certain.
+            suspects: ids from `at_work_for`; one of these requests has certainly caused the end.
         """
         if self.failure is None:
             self._receive()
@@ -248,7 +252,7 @@ class EngineClient:
         for future in (self._started, *self._calls.values()):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # nobody may be waiting any more
+                future.exception()  # marks the exception as retrieved: nobody may be waiting any more
         self._calls.clear()
         self._streams.end_all(error)
         self._lost.set()
@@ -281,7 +285,7 @@ class EngineClient:
                     self._answer(*rest)
                 case ToReplica.ASK_NEEDS:
                     self._asking = self._event_loop.create_task(self._ask(*rest))
-                case ToReplica.STARTED if not self._started.done():  # else its caller was cancelled
+                case ToReplica.STARTED if not self._started.done():  # else the caller of `start` was cancelled
                     self._started.set_result(*rest)
                 case ToReplica.FAILED if not self._started.done():
                     self._started.set_exception(*rest)
@@ -312,7 +316,7 @@ class EngineClient:
 
     def _answer(self, number: int, result: Any, error: Exception | None) -> None:
         future = self._calls.pop(number, None)
-        if future is None or future.done():  # it came too late, or its caller was cancelled
+        if future is None or future.done():  # the result came after the timeout, or the caller was cancelled
             return
         if error is None:
             future.set_result(result)

@@ -1,5 +1,6 @@
-"""One life of a pair as its replica sees it: the engine's process, the ranks that it leads where it has not the whole
-model, and its drafter, from their start to their end."""
+"""One life of a pair in its replica, from start to end: the engine's process, the other tensor-parallel ranks if the
+model is divided, and the drafter.
+"""
 
 import asyncio
 import logging
@@ -24,46 +25,46 @@ from wingbeat.runtime.verifier_errors import BackendLost
 logger = logging.getLogger(__name__)
 MODULE = "wingbeat.deployments.replica.engine.engine_process"
 STOP_S = 10.0
-"""For the round that runs, and what is being written; then the process is killed."""
+"""Seconds for the running round and open files to finish; then the process is killed."""
 DEATH_S = 30.0
-"""For the kernel to end a process that was killed."""
+"""Seconds for the kernel to end a killed process."""
 STACKS_S = 1.0
-"""For a process that is stuck to write its stacks to the log."""
+"""Seconds for a stuck process to write its stacks to the log."""
 MOST_NAMED = 8
-"""Requests of a line in the log."""
+"""Number of requests that a log line names at most."""
 OWN_WORDS_S = 3.0
-"""For an engine that starts to say by itself why it cannot, where one of its ranks has ended."""
+"""Seconds for a starting engine to report its own error after one of its ranks has ended."""
 
 
 LaunchDrafter = Callable[[bytes | None], DrafterHandle]
-"""From pickled `DrafterTerms`, or None where they are not settled, to a drafter that starts."""
+"""Starts a drafter, given pickled `DrafterTerms`, or None if they are not settled."""
 
 
 class OtherRanks(Protocol):
-    """The other processes of a verifier, which an engine leads."""
+    """The other processes of a verifier whose rank 0 is the engine."""
 
     group: Any
     """See `PairSettings.spread`."""
     pids: list[int]
-    """Of those that have started."""
+    """Process ids of the ranks that have started."""
 
     async def lost(self) -> str:
-        """Return once one has ended, with what it ended by."""
+        """Return once a rank has ended, with the reason."""
         ...
 
     def kill(self) -> None:
-        """End them without waiting."""
+        """Kill all ranks without waiting."""
         ...
 
 
 class EngineLife:
-    """Starts once and ends once; make it on the event loop it is used on.
+    """Starts once and ends once; must be created on the event loop that uses it.
 
     Args:
-        start: what the engine's process is to run.
-        launch_drafter: None where there is none.
-        launch_ranks: those that the engine leads; None where its process has the whole model.
-        names: what they stand for the engine shall keep; what it finds on disk is added.
+        start: parameters of the engine's process.
+        launch_drafter: starts a drafter; None if there is none.
+        launch_ranks: starts the other ranks; None if the engine's process holds the whole model.
+        names: named objects that the engine shall hold; objects that it finds on disk are added.
         is_first: whether no other engine has run in this replica.
     """
 
@@ -84,16 +85,16 @@ class EngineLife:
         self._names = Names() if names is None else names
         self._launch_drafter = launch_drafter
         self._engine_watch = EngineWatch(start.config.stuck_after_s(), is_first)
-        # Launched first: its process starts and loads while the engine's loads the model.
+        # Launched first: the drafter starts and loads while the engine's process loads the model.
         if launch_drafter is not None:
             self._drafter = launch_drafter(None)
         self._memory_kills = MemoryKills()
         link = Link.create()
         try:
-            # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
+            # Ray sets OMP_NUM_THREADS of its workers from their CPUs; the engine has its own number of threads.
             env = {"OMP_NUM_THREADS": str(start.config.num_threads() or 1), **waiting_env(), **compiler_env()}
             self._process = ChildProcess(MODULE, link.child_fds, env)
-        except BaseException:  # such as no memory: nobody else knows of what has been launched
+        except BaseException:  # such as out of memory: nothing else would end the processes that were launched above
             link.close()
             self._end_others()
             raise
@@ -104,10 +105,10 @@ class EngineLife:
         self._supervising: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load both, and try the drafter.
+        """Load the engine and the drafter, and run the drafter's self-test.
 
         Raises:
-            Exception: what kept one of them from starting; one line that says what to change.
+            Exception: what prevented the start of either; one line that says what to change.
         """
         limit_s = self._start.config.engine_start_timeout_s
         try:
@@ -129,7 +130,7 @@ class EngineLife:
         try:
             started = await self.client.start(self._start)
         except BackendLost:
-            # It knows no more than that; which rank it was, and why, is known here.
+            # The engine only knows that a rank is lost; `_watch_ranks` learns which rank and why.
             await asyncio.wait([self._watching_ranks], timeout=2 * OWN_WORDS_S)
             self.client.check_alive()
             raise
@@ -138,14 +139,14 @@ class EngineLife:
             await self._start_drafter(started)
         elif config.drafts_in_engine() and started.checks_drafter:
             await self._try_drafter()
-        # Last, so that nothing of the drafter's self-test is in either.
+        # Last, so that neither named objects nor the recording hold anything of the drafter's self-test.
         for kind, catalog in self._names.catalogs.items():
             catalog.merge(await self.client.call("open_names", kind, catalog.changes()))
         await self.client.call("observe")
 
     @property
     def drafter_place(self) -> str | None:
-        """As the setting says it; None where there is no drafter."""
+        """Value of the setting drafter_place that is in effect; None if there is no drafter."""
         config = self._start.config
         if not config.has_drafter():
             return None
@@ -153,17 +154,17 @@ class EngineLife:
         return "engine" if taken_in else config.drafter_place
 
     def channel_of(self, meant: str | None) -> str | None:
-        """The kind of channel that rounds go through; None where they go through none.
+        """The kind of channel that carries rounds; None if the drafter runs in the engine's process.
 
         Args:
-            meant: where GPU memory carries rounds.
+            meant: the kind that the settings lead to if no fall-back happens.
         """
         if self.drafter_place == "engine":
             return None
         return "shm" if self.supervisor is not None and self.supervisor.fell_back else meant
 
     async def end(self) -> None:
-        """Leave neither process behind; harmless a second time."""
+        """End both processes; does nothing when repeated."""
         for task in (self._supervising, self._guarding):
             if task is not None:
                 task.cancel()
@@ -172,7 +173,7 @@ class EngineLife:
         self._process.kill()
         await asyncio.wait([self._watching], timeout=DEATH_S)
         if not self._watching.done():
-            # The kernel may hold it in a device; nothing here depends on it any more.
+            # A device driver may keep the process in the kernel; nothing here depends on the process any more.
             logger.error("The engine's process %d does not end, though it was killed", self._process.pid)
             self._watching.cancel()
             self.client.lose("its process does not end")
@@ -189,7 +190,7 @@ class EngineLife:
             self._drafter = None
 
     async def _watch(self) -> None:
-        """The end of the process is that of the engine, whatever it died of."""
+        """Report the engine lost when its process has ended, whatever the cause."""
         code = await self._process.wait()
         how = f"signal {-code} ended it" if code < 0 else f"it ended with code {code}"
         if code == -signal.SIGKILL:
@@ -197,7 +198,7 @@ class EngineLife:
         self.client.lose(f"the engine's process {self._process.pid} is gone: {how}")
 
     async def _guard(self) -> None:
-        """End an engine that is stuck: its process is alive, so nothing else would."""
+        """End an engine that is stuck: its process lives, so `_watch` would never return."""
         while self.client.failure is None:
             await asyncio.sleep(LOOK_S)
             if self.client.failure is not None:
@@ -206,10 +207,10 @@ class EngineLife:
                 await self._end_stuck(f"the engine's process {self._process.pid} was {found.stuck}, and was killed")
 
     async def _end_stuck(self, reason: str) -> None:
-        """Have the log say where it is stuck, and kill it; what it was at is to blame."""
+        """Log the stacks of the process and kill it; the requests that it was working for become suspects."""
         if self.client.failure is not None:
             return
-        # No request can stop a process: then nobody is to blame.
+        # A process that is stopped by a signal was not stopped by a request: no suspects.
         suspects = [] if is_stopped(self._process.pid) else self.client.at_work_for()
         logger.error("%s; it was at work for %s", reason, ", ".join(suspects[:MOST_NAMED]) or "nobody")
         logger.error("its threads, then their stacks: %s", "; ".join(threads_of(self._process.pid)))
@@ -219,15 +220,15 @@ class EngineLife:
         self.client.lose(reason, suspects)
 
     async def _watch_ranks(self) -> None:
-        """The end of a rank is that of the engine, which runs no further round without it."""
+        """End the engine when a rank has ended, because it can run no further round."""
         if self.ranks is None:
             return
         reason = await self.ranks.lost()
         logger.error("%s", reason)
         if self.info is not None:
-            self.client.stop()  # what it ran is handed back, unless it has seen it by itself
+            self.client.stop()  # running requests are given back, unless the engine has already noticed the loss itself
             await asyncio.wait([self._watching], timeout=STOP_S)
-            self._process.kill()  # in a captured round it waits for its device, which waits for that rank for ever
+            self._process.kill()  # a captured round waits for the GPU, which waits for the lost rank for ever
             self.client.lose(reason)
             return
         await asyncio.sleep(OWN_WORDS_S)
@@ -247,7 +248,9 @@ class EngineLife:
             async with asyncio.timeout(patience_s):
                 await self.supervisor.start(self._drafter, started.channel_problem)
         except TimeoutError:
-            logger.warning("no drafter of the pool within %.0f s: serving without one until there is", patience_s)
+            logger.warning(
+                "no drafter of the pool has attached within %.0f s: serving without one until one attaches", patience_s
+            )
             checks = False
         if checks:
             await self._try_drafter()

@@ -1,4 +1,4 @@
-"""Keeps an engine in a replica: starts one, and another one when its process dies, without a new replica."""
+"""Keeps an engine in a replica: when its process dies, another engine starts in the same replica."""
 
 import asyncio
 import logging
@@ -11,13 +11,13 @@ from wingbeat.deployments.replica.engine_client import EngineClient, EngineFaile
 
 logger = logging.getLogger(__name__)
 PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Before each new start in a series of failures; after the last one the replica is at its end."""
+"""Seconds before each new start in a series of failures; after the last pause the replica gives up."""
 STABLE_S = 60.0
-"""An engine that lasted this long is not part of a series of failures."""
+"""An engine that ran for longer than this, in seconds, ends the series of failures."""
 
 
 class Life(Protocol):
-    """One engine with its drafter; `EngineLife` is the real one."""
+    """Interface of one engine with its drafter; `EngineLife` implements it."""
 
     client: EngineClient
 
@@ -26,7 +26,7 @@ class Life(Protocol):
 
 
 class _Change(NamedTuple):
-    """Another kind of engine that is asked for."""
+    """A requested change to another kind of engine."""
 
     launch: Callable[[], Life]
     done: "asyncio.Future[None]"
@@ -36,7 +36,7 @@ class EngineSupervisor:
     """Owns the engine of one replica.
 
     Args:
-        launch: begins another life; it is started here.
+        launch: creates the next life, which this class starts.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class EngineSupervisor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failure: EngineFailed | None = None
-        """Why there will be no further engine here."""
+        """Why there will be no further engine here; None while engines are replaced."""
         self.num_restarts = 0
         self._launch = launch
         self._sleep = sleep
@@ -55,22 +55,22 @@ class EngineSupervisor:
         self._started_at: float | None = None
         self._change: _Change | None = None
         self._changed = asyncio.Event()
-        """Set whenever an engine has started, or none will."""
+        """Set whenever an engine has started, or when no further engine will be."""
 
     @property
     def life(self) -> Life | None:
-        """The engine that runs, or None while there is none."""
+        """The running engine, or None."""
         return self._life if self._started_at is not None and self._life.client.failure is None else None
 
     @property
     def client(self) -> EngineClient:
-        """Raises EngineFailed while no engine runs."""
+        """Client of the running engine. Raises EngineFailed while no engine runs."""
         if self.life is None:
             raise self.failure or EngineFailed("the engine is gone; another one is being started")
         return self.life.client
 
     async def ready(self) -> EngineClient:
-        """The engine that runs, or the next one. Raises EngineFailed where none will."""
+        """Client of the running engine, or of the next one. Raises EngineFailed if there will be none."""
         while self.life is None:
             if self.failure is not None:
                 raise self.failure
@@ -82,7 +82,7 @@ class EngineSupervisor:
         """Start the first engine.
 
         Raises:
-            Exception: what kept it from starting; one line that says what to change.
+            Exception: what prevented the start; one line that says what to change.
         """
         self._life = self._launch()
         await self._life.start()
@@ -91,11 +91,11 @@ class EngineSupervisor:
     async def run(self) -> None:
         """Replace the engine whenever it dies; returns once that has failed too often.
 
-        The first of a series of failures is answered at once, each further one after a longer pause.
+        The first restart of a series of failures is immediate, each further one waits longer (`PAUSES_S`).
         """
         try:
             await self._run()
-        except Exception as error:  # whatever it is: without this there would never be another engine here
+        except Exception as error:  # any exception: without this handler no engine would ever start here again
             logger.exception("No engine can be kept here")
             self._give_up(f"no engine can be kept here: {root_cause(error)}")
 
@@ -119,11 +119,11 @@ class EngineSupervisor:
             await (self._replace() if self._change is None else self._take_change())
 
     async def change(self, launch: Callable[[], Life]) -> None:
-        """End the engine that runs and start one of another kind, of which later ones are too.
+        """End the running engine and start one of another kind; later restarts use the new kind too.
 
         Raises:
             EngineFailed: there will be no further engine here.
-            Exception: what kept it from starting; one as before has been tried since, and goes on to be.
+            Exception: what prevented the start; an engine of the former kind has been started instead.
         """
         if self.failure is not None:
             raise self.failure
@@ -132,7 +132,7 @@ class EngineSupervisor:
         await change.done
 
     async def stop(self) -> None:
-        """End the engine; harmless without one and a second time."""
+        """End the engine; does nothing without one or when repeated."""
         if self._life is not None:
             await self._life.end()
 
@@ -144,7 +144,7 @@ class EngineSupervisor:
             self._life = self._launch()
             await self._life.start()
         except Exception as error:
-            # Whatever it is: whoever asked for it is told.
+            # Any exception: it is passed to the caller of `change`.
             await self._life.end()
             self._launch = before
             await self._replace()
@@ -161,14 +161,14 @@ class EngineSupervisor:
             self._life = self._launch()
             await self._life.start()
         except Exception as error:
-            # Whatever it is: `_death` finds it, and the next pause is longer.
+            # Any exception: `_death` returns it, and the next pause is longer.
             logger.warning("The engine cannot start: %s", root_cause(error))
             await self._life.end()
             return
         self._begin()
 
     def _give_up(self, reason: str) -> None:
-        """There will be no further engine here: Serve replaces the replica."""
+        """Start no further engine: `check_health` fails from now on, and Serve replaces the replica."""
         self.failure = EngineFailed(reason)
         logger.error("%s", self.failure)
         if self._change is not None and not self._change.done.done():

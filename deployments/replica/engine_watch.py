@@ -1,6 +1,6 @@
-"""When an engine is stuck: it is at one piece of work for longer than its size and what went before explain.
+"""Decides when an engine is stuck: one piece of work takes longer than its size and earlier rounds explain.
 
-Knows of processes and event loops as little as of clocks: it is shown beats, and the time.
+Uses no processes, event loops or clocks: callers pass the engine's beats and the time.
 """
 
 from typing import NamedTuple
@@ -8,33 +8,34 @@ from typing import NamedTuple
 from wingbeat.cluster.channels.pulse import Beat, Work, size_class
 
 ROUNDS = 10.0
-"""How many times as long as the slowest round of its size a round may take, beyond the setting's seconds."""
+"""A round may take this many times as long as the slowest round of its size class, or stuck_after_s if longer."""
 UNKNOWN_SIZE = 4.0
-"""Times the setting's seconds, for a round of a size that this engine has not run: kernels may be compiled for it; and
-for its first round, where another engine has run here before."""
+"""Factor on stuck_after_s for rounds of a size class that has not run yet, for which kernels may be compiled, and for
+an engine's first round if another engine has run in this replica before.
+"""
 FIRST = 10.0
-"""The same, for the first round of the first engine: nothing is known of how fast it is here."""
+"""Factor on stuck_after_s for the first round of a replica's first engine, whose speed here is unknown."""
 CALLS = 10.0
-"""Times what a round may take, for a call such as attaching a drafter, which runs and measures many passes."""
+"""Factor on a round's limit for calls, such as attaching a drafter, which runs and measures many passes."""
 STALLED_SHARE = 1 / 3
-"""Of the time after which it is stuck; from then on routers send requests elsewhere, if they can."""
+"""Share of the limit after which an engine counts as stalled; routers then prefer other engines."""
 LOOK_S = 0.5
-"""Between two looks; time in which the watcher itself does not run, as where both are stopped, does not count."""
+"""Seconds between two looks. Time in which the watcher itself did not run, as when both are stopped, is not counted."""
 
 
 class Look(NamedTuple):
-    """What a look at an engine has found."""
+    """Result of a look at an engine."""
 
     stalled: bool = False
     stuck: str | None = None
-    """What it is stuck in, in words; None where it is not."""
+    """What the engine is stuck in, as text for the log; None if it is not stuck."""
 
 
 class EngineWatch:
     """Watches one life of an engine.
 
     Args:
-        stuck_after_s: what any round may take.
+        stuck_after_s: seconds that any round may take.
         is_first: whether no other engine has run in this replica.
     """
 
@@ -46,13 +47,13 @@ class EngineWatch:
         self._seconds = 0.0
 
     def look(self, now: float, beat: Beat, slowest_s: tuple[float, ...], num_read: int, unread: bool) -> Look:
-        """Compare with the last look.
+        """Compare the engine's state with that at the last look.
 
         Args:
-            now: a clock's seconds.
+            now: monotonic time in seconds.
             slowest_s: `Pulse.slowest_s`.
-            num_read: bytes that the engine has taken from its replica.
-            unread: whether there are more, which an engine without work takes at once.
+            num_read: bytes that the engine has read from its replica.
+            unread: whether the link holds unread bytes, which an engine without work reads at once.
         """
         passed_s, self._looked_at = now - self._looked_at, now
         if (beat.number, num_read) != self._seen or (beat.work is Work.NONE and not unread):
@@ -65,7 +66,7 @@ class EngineWatch:
         return Look(True, f"stuck for {self._seconds:.0f} s {_in_words(beat)}, where {patience_s:.0f} s are the most")
 
     def patience_s(self, beat: Beat, slowest_s: tuple[float, ...]) -> float:
-        """What this piece of work may take."""
+        """Seconds that the current piece of work may take."""
         if beat.work is Work.CALL:
             return CALLS * max(self._stuck_after_s, ROUNDS * max(slowest_s))
         if beat.work is not Work.ROUND or not beat.size:
@@ -75,7 +76,7 @@ class EngineWatch:
             return max(self._stuck_after_s, ROUNDS * slowest_s[index])
         if not any(slowest_s):
             return self._first * self._stuck_after_s
-        # A round of more tokens takes at most as many times as long, one of fewer tokens no longer.
+        # Round time grows at most linearly with tokens: a larger round scales up, a smaller one takes no longer.
         smaller = next((other for other in range(index, -1, -1) if slowest_s[other]), None)
         if smaller is None:
             expected_s = next(filter(None, slowest_s[index:]))

@@ -1,4 +1,4 @@
-"""Serve's hooks of a verifier's replica that runs: its health, and what may change."""
+"""Serve's hooks of a running verifier replica: health check, and settings that change at run time."""
 
 import asyncio
 import logging
@@ -12,14 +12,14 @@ from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 logger = logging.getLogger(__name__)
 
 TOLD_S = 20.0
-"""For the engine to hear of a change between two rounds; Serve waits for the replica meanwhile."""
+"""Seconds for the engine to apply a change between two rounds; Serve waits for the replica meanwhile."""
 
 
 class LiveReplica:
     """A replica around an engine that is replaced when it dies."""
 
     log_level = level_at_start()
-    """Of its lines and its engine's, the next engine's too."""
+    """Log level of the replica, its engine, and later engines."""
     _engines: EngineSupervisor
     _is_up = False
 
@@ -33,7 +33,8 @@ class LiveReplica:
         """Serve's hook, as `Router.reconfigure`.
 
         Raises:
-            ValueError: at a start, it is none; one line that names the field.
+            ValueError: at a start, the config is invalid; one line that names the field. Later, invalid configs are
+                only logged.
         """
         try:
             self.log_level = LiveLogOptions.of(user_config).log_level
@@ -43,7 +44,8 @@ class LiveReplica:
             logger.error("%s. This replica goes on as it was.", error)
             return
         set_log_level(self.log_level)
-        # The next engine starts with it. Serve would stop a replica that raises, and the requests that run here.
+        # The next engine starts with the new level in any case. Serve would stop a replica that raises here, with its
+        # requests.
         try:
             async with asyncio.timeout(TOLD_S):
                 client = await self._engines.ready()

@@ -1,4 +1,4 @@
-"""The engines of one replica, and how the first of them is started."""
+"""The engines of one replica, and the start of the first one."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -12,12 +12,13 @@ REFUSALS = b"wingbeat refusals"
 
 
 class ReplicaEngines:
-    """Engines of one replica: each is loaded from what the settings name.
+    """Engines of one replica, loaded from the weights that the settings name.
 
     Args:
         config: the settings.
-        memory: of the build that the replica is of.
-        new_life: launches an engine for settings and the digest of its weights, which is empty for what they name.
+        memory: store shared by all replicas of the build.
+        new_life: creates an engine for settings and the digest of its weights; an empty digest means the settings'
+            weights.
     """
 
     def __init__(self, config: AppConfig, memory: ClusterMemory, new_life: Callable[[AppConfig, str], Life]) -> None:
@@ -28,13 +29,15 @@ class ReplicaEngines:
         """Start the first engine.
 
         Raises:
-            Exception: what kept it from starting; one line that says what to change.
+            Exception: what prevented the start; one line that says what to change.
         """
         await self._start_engine("")
 
     async def _start_engine(self, digest: str) -> None:
-        """Start an engine, unless a replica before this one found that the model cannot be served: Serve starts another
-        replica where one fails, and the same model would be loaded to be refused again."""
+        """Start an engine, unless an earlier replica has found that the model is unsupported.
+
+        Serve starts another replica after one has failed, which would load the same model only to refuse it again.
+        """
         name = f"/{digest}"
         refusal = await self._memory.read(REFUSALS, name)
         if refusal is not None:
@@ -49,5 +52,5 @@ class ReplicaEngines:
         return self._new_life(self._config, "")
 
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
-        """Operations that routers may ask of it by `Verifier.ask`, by name."""
+        """Operations that routers may request by `Verifier.ask`, by name."""
         return {}

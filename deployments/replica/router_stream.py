@@ -1,4 +1,6 @@
-"""Outputs on their way to one router: gathered in the engine's process, conflated in the replica while it is behind."""
+"""Outputs on their way to one router: collected in the engine's process, merged in the replica while the router is
+slow.
+"""
 
 import asyncio
 import logging
@@ -15,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Outputs of one router's requests in the engine's process, until the next message to it.
+    """Outputs of one router's requests in the engine's process, until the next message to the router.
 
-    Filled and emptied by the engine's thread. Tokens of several rounds become one output per request, so memory is
-    bounded by the requests, however long nothing can be sent.
+    Used by the engine's thread. Tokens of several rounds merge into one output per request, so that memory is bounded
+    by the number of requests, however long nothing can be sent.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -28,7 +30,7 @@ class Outbox:
         self._due_at = 0.0
 
     def put(self, number: int, output: RequestOutput, *, urgent: bool) -> None:
-        """Add one round's output of a request; an urgent one is due at once, as is one that cannot be sent."""
+        """Add one round's output of a request. Urgent outputs are due at once, as are failures to encode an output."""
         self._urgent |= urgent
         try:
             self._waiting.put(WireOutput.of(number, output))
@@ -37,24 +39,25 @@ class Outbox:
             self.give_up(number, Verdict.FAILED, f"its output cannot be sent: {type(error).__name__}")
 
     def give_up(self, number: int, verdict: Verdict, reason: str) -> None:
-        """Tell the client that its request will not be finished here."""
+        """Report to the client that its request will not be finished here."""
         self._waiting.give_up(number, verdict, reason)
         self._urgent = True
 
     def due(self, now: float, *, idle: bool = False) -> bool:
-        """Whether something urgent waits, or anything where the interval has passed or no further round will come."""
+        """Whether an urgent output waits, or any output after the interval or with no round to come."""
         return self._urgent or (bool(self._waiting) and (idle or now >= self._due_at))
 
     def take(self, now: float) -> bytes:
-        """The next message."""
+        """The next message, encoded; empties the outbox."""
         self._urgent, self._due_at = False, now + self._interval_s
         return encode(self._waiting.take())
 
 
 class RouterStream:
-    """The messages of one router in the replica: what the engine sent, taken by one consumer on the same event loop.
+    """Messages to one router in the replica, consumed on the same event loop.
 
-    Messages that nobody took become one, so memory is bounded by the requests, however slow the consumer is.
+    Messages that were not consumed merge into one, so that memory is bounded by the requests, however slow the consumer
+    is.
     """
 
     def __init__(self) -> None:
@@ -75,50 +78,50 @@ class RouterStream:
         self._ready.set()
 
     def give_up(self, number: int, verdict: Verdict, reason: str) -> None:
-        """Tell the router that its request will not be finished here."""
+        """Report to the router that its request will not be finished here."""
         self._outputs.give_up(number, verdict, reason)
         self._ready.set()
 
     def tell_cached(self, changes: CacheChanges) -> None:
-        """Add what the engine's prefix cache has gained and lost."""
+        """Add changes of the engine's prefix cache."""
         self._changes.add(changes)
         self._ready.set()
 
     def tell_others(self, num_requests: int, num_tokens: int) -> None:
-        """What other routers have there now."""
+        """Set the load of other routers at this engine."""
         self._others = num_requests, num_tokens
         self._ready.set()
 
     def tell_names(self, changes: NameChanges) -> None:
-        """Meanings of names now, by kind."""
+        """Add changed bindings of names, by kind."""
         self._names |= changes
         self._ready.set()
 
     def tell_stalled(self, stalled: bool) -> None:
-        """Whether the engine makes no progress."""
+        """Set whether the engine makes no progress."""
         self._stalled = stalled
         self._ready.set()
 
     def tell_takes(self, takes: bool) -> None:
-        """Whether the engine takes requests that have not begun."""
+        """Set whether the engine accepts requests that have not begun."""
         self._takes = takes
         self._ready.set()
 
     def tell_weights(self, weights: str) -> None:
-        """Weights that write from now on."""
+        """Set the digest of the weights that are used from now on."""
         self._weights = weights
         self._ready.set()
 
     def end(self, error: Exception) -> None:
-        """Raise `error` in the consumer once it has taken what is there; the first one counts."""
+        """Raise `error` in the consumer once all messages are consumed; the first error counts."""
         self._ended_by = self._ended_by or error
         self._ready.set()
 
     async def take(self) -> bytes:
-        """The next message.
+        """The next message, encoded.
 
         Raises:
-            Exception: the one `end` was called with.
+            Exception: the error passed to `end`.
         """
         while True:
             report = self._report()

@@ -1,4 +1,4 @@
-"""The streams of all routers at one engine: what each has there and what it is told beside its own outputs."""
+"""Streams of all routers at one engine: each router's load, and the reports it gets beside its own outputs."""
 
 import asyncio
 from typing import NamedTuple
@@ -13,16 +13,14 @@ from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request
 
 
 class ClientLoad(NamedTuple):
-    """Requests that have not ended."""
+    """Open requests of one client."""
 
     num_requests: int = 0
     num_tokens: int = 0
-    """Of their prompts, as long as nothing has come back, and what they are expected to write yet."""
+    """Tokens of prompts that have no output yet, and expected tokens still to be written."""
 
 
 class _OpenRequest:
-    """One request on its way."""
-
     __slots__ = ("begins_alone", "num_done", "num_prompt", "num_written", "unwritten")
 
     def __init__(self, request: Request) -> None:
@@ -33,25 +31,25 @@ class _OpenRequest:
 
     @property
     def num_held(self) -> int:
-        """Tokens of which it holds KV, once it runs."""
+        """KV cache positions that the request holds once it runs."""
         return self.num_prompt + self.num_done + self.num_written
 
 
 class ClientLoads:
-    """Requests by client and number."""
+    """Open requests by client and number."""
 
     def __init__(self) -> None:
         self.answers = AnswerLength()
         self.num_passed = 0
-        """Tokens of prompts that were computed, and of outputs, so far."""
+        """Tokens of computed prompts and of outputs so far."""
         self._open: dict[tuple[str, int], _OpenRequest] = {}
 
     def submitted(self, client_id: str, number: int, request: Request) -> None:
-        """A request goes to the engine; one that is there already is not counted again."""
+        """Count a request that is sent to the engine; a request that is already counted is ignored."""
         self._open.setdefault((client_id, number), _OpenRequest(request))
 
     def written(self, client_id: str, output: WireOutput) -> None:
-        """An output comes back."""
+        """Count an output of the engine."""
         request, num_tokens = self._open.get((client_id, output.number)), len(output.token_ids)
         if request is None or not num_tokens:
             return
@@ -62,7 +60,7 @@ class ClientLoads:
             self.answers.add(request.num_done + request.num_written)
 
     def unbegun(self) -> dict[str, list[int]]:
-        """Requests of which no token has been written, here or before, by client."""
+        """Numbers of requests without output tokens, here or from an earlier engine, by client."""
         found: dict[str, list[int]] = {}
         for (client_id, number), request in self._open.items():
             if not request.num_done + request.num_written:
@@ -70,31 +68,33 @@ class ClientLoads:
         return found
 
     def alone(self) -> tuple[str, int] | None:
-        """The request that the engine runs alone: the first one of those to run so, by client and number."""
+        """Client and number of the request that the engine runs alone, which is the first that demands it; None if
+        none does.
+        """
         of_them = (key for key, one in self._open.items() if one.begins_alone and one.num_written <= ALONE_TOKENS)
         return next(of_them, None)
 
     def ended(self, client_id: str, number: int) -> None:
-        """A request is gone, for whatever reason; harmless when repeated."""
+        """Forget a request that has ended, for whatever reason; does nothing when repeated."""
         self._open.pop((client_id, number), None)
 
     def left(self, client_id: str) -> None:
-        """A client is gone, with all it had."""
+        """Forget a client that has disconnected, with all its requests."""
         for request in [request for request in self._open if request[0] == client_id]:
             del self._open[request]
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not ended."""
+        """Number of open requests."""
         return len(self._open)
 
     def replica_load(self, num_slots: int, num_kv_tokens: int, tokens_per_s: float) -> ReplicaLoad:
-        """What a policy of scaling is told.
+        """Load figures for an autoscaling policy.
 
         Args:
             num_slots: sequences that the engine runs at once.
-            num_kv_tokens: that its pool holds; 0 where that is not known.
-            tokens_per_s: what it was measured to do.
+            num_kv_tokens: tokens that the KV pool holds; 0 if unknown.
+            tokens_per_s: measured throughput of the engine.
         """
         started = [request for request in self._open.values() if request.num_written]
         num_tokens = sum(load.num_tokens for load in self.by_client().values())
@@ -102,7 +102,7 @@ class ClientLoads:
         return ReplicaLoad(self.num_requests, len(started), num_tokens, kv_share, num_slots, tokens_per_s)
 
     def by_client(self) -> dict[str, ClientLoad]:
-        """What each client has there."""
+        """Load of each client."""
         loads: dict[str, ClientLoad] = {}
         for (client_id, _), request in self._open.items():
             load = loads.get(client_id, ClientLoad())
@@ -113,14 +113,14 @@ class ClientLoads:
 
 
 TELL_LOADS_S = 0.1
-"""Between two times that routers are told of each other's requests."""
+"""Seconds between two reports to routers on each other's load."""
 
 
 class RouterStreams:
-    """By client, used on one event loop.
+    """Streams by client, used on one event loop.
 
     Args:
-        loads: what each client has at the engine.
+        loads: load of each client at the engine.
     """
 
     def __init__(self, loads: ClientLoads) -> None:
@@ -131,14 +131,14 @@ class RouterStreams:
         self._stalled = False
         self._takes = True
         self._told: dict[str, ClientLoad] = {}
-        """What each router was last told that others have here."""
+        """Load of other routers that was last reported to each router."""
         self._telling = False
 
     def __contains__(self, client_id: str) -> bool:
         return client_id in self._streams
 
     def open(self, client_id: str) -> RouterStream:
-        """A client's new stream."""
+        """Open a client's stream."""
         stream = self._streams[client_id] = RouterStream()
         if len(self._cached):
             stream.tell_cached(self._cached.snapshot())
@@ -150,11 +150,11 @@ class RouterStreams:
         return stream
 
     def get(self, client_id: str) -> RouterStream | None:
-        """A client's stream, if it has one."""
+        """A client's stream, or None."""
         return self._streams.get(client_id)
 
     def close(self, client_id: str, error: Exception) -> bool:
-        """End a client's stream; returns whether there was one."""
+        """End a client's stream. Returns whether there was one."""
         stream = self._streams.pop(client_id, None)
         if stream is None:
             return False
@@ -165,48 +165,48 @@ class RouterStreams:
         return True
 
     def end_all(self, error: Exception) -> None:
-        """End every stream once what is there has been taken."""
+        """End every stream once its messages are consumed."""
         for stream in self._streams.values():
             stream.end(error)
 
     def tell_names(self, changes: NameChanges) -> None:
-        """Tell every router what names stand for."""
+        """Report changed bindings of names to every router."""
         for stream in self._streams.values():
             stream.tell_names(changes)
 
     def tell_cached(self, changes: CacheChanges) -> None:
-        """Tell every router what the engine's prefix cache has gained and lost."""
+        """Report changes of the engine's prefix cache to every router."""
         self._cached.apply(changes)
         for stream in self._streams.values():
             stream.tell_cached(changes)
 
     def tell_stalled(self, stalled: bool) -> None:
-        """Tell every router whether the engine makes no progress, where that has changed."""
+        """Report to every router whether the engine makes no progress, if that has changed."""
         if stalled != self._stalled:
             self._stalled = stalled
             for stream in self._streams.values():
                 stream.tell_stalled(stalled)
 
     def tell_takes(self, takes: bool) -> None:
-        """Tell every router whether the engine takes requests that have not begun."""
+        """Report to every router whether the engine accepts requests that have not begun."""
         self._takes = takes
         for stream in self._streams.values():
             stream.tell_takes(takes)
 
     def tell_weights(self, weights: str) -> None:
-        """Tell every router which weights write from now on."""
+        """Report to every router the digest of the weights that are used from now on."""
         for stream in self._streams.values():
             stream.tell_weights(weights)
 
     def tell_loads_soon(self) -> None:
-        """Tell routers of each other's requests, not more often than they need to know."""
-        # A router that is alone here knows all there is.
+        """Schedule the report on other routers' load, at most every `TELL_LOADS_S`."""
+        # A router that is alone here knows the whole load.
         if not self._telling and (len(self._streams) > 1 or self._told):
             self._telling = True
             self._event_loop.call_later(TELL_LOADS_S, self._tell_loads)
 
     def _tell_loads(self) -> None:
-        """Tell each router what the others have here, where that has changed."""
+        """Report to each router the load of the others, if that has changed."""
         self._telling = False
         loads = self._loads.by_client()
         num_requests, num_tokens = (sum(figures) for figures in zip(ClientLoad(), *loads.values(), strict=True))

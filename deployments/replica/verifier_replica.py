@@ -1,4 +1,4 @@
-"""The verifier as a Serve deployment: a shell around the engine's process, which streams to the routers."""
+"""The verifier as a Serve deployment: a shell around the engine's process that streams outputs to the routers."""
 
 import asyncio
 import logging
@@ -33,9 +33,9 @@ from wingbeat.deployments.replica.replica_engines import ReplicaEngines
 
 logger = logging.getLogger(__name__)
 LEASE_S = 15.0
-"""A router that shows no sign of life for this long has died or hangs; its requests are aborted."""
+"""Seconds without a call after which a router counts as dead; its requests are aborted."""
 LOOK_S = 0.5
-"""Between two looks at what the engine does per second."""
+"""Seconds between two samples of the engine's throughput."""
 
 
 class WrongEngine(RuntimeError):
@@ -43,17 +43,18 @@ class WrongEngine(RuntimeError):
 
 
 class OtherModel(RuntimeError):
-    """The caller's requests are for another model, such as that before an update."""
+    """The caller's requests are for another model, such as the one before an update."""
 
 
 class Verifier(LiveReplica):
-    """Engine with its drafter. Every call names the engine it is meant for; see `EngineRequestRouter`.
+    """Engine with its drafter. Every call names the engine that it is meant for; see `EngineRequestRouter`.
 
-    The engine's name is the replica's, so it stays when the engine's process is replaced.
+    The engine's id is the replica's, so that it stays when the engine's process is replaced.
 
     Args:
-        drafters: those that all verifiers share, see `bind_drafters` in `wingbeat.deployments.parts`.
-        store_key: of `ClusterMemory`.
+        drafters: pool of drafters that all verifiers share, see `bind_drafters` in `wingbeat.deployments.parts`; or
+            None.
+        store_key: key of `ClusterMemory`.
     """
 
     async def __init__(
@@ -62,7 +63,7 @@ class Verifier(LiveReplica):
         show_log()
         self._engine_id = serve.get_replica_context().replica_id.unique_id
         self._names = Names()
-        """That requests may give, kept for routers to come."""
+        """Names that requests may use, kept for routers that connect later."""
         self._seen_at: dict[str, float] = {}
         self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
@@ -81,7 +82,7 @@ class Verifier(LiveReplica):
             with refusals():
                 await self._loaded.start()
         except BaseException:
-            # The process may live on, with the failure's traceback holding all of it.
+            # The process may live on, because the failure's traceback references all of this.
             await self._end()
             raise
         self._info: ModelInfo = replace(self._engines.life.info, text_identity=config.text_identity())
@@ -98,7 +99,7 @@ class Verifier(LiveReplica):
             self._spawn(publish(self._info.model_name, self._engine_id, self.stats))
 
     async def describe(self) -> ModelInfo:
-        """The model that is served here."""
+        """Description of the served model."""
         return self._info
 
     async def exchange(
@@ -110,9 +111,9 @@ class Verifier(LiveReplica):
         withdrawn: Sequence[int] = (),
         aborted: Sequence[int] = (),
     ) -> None:
-        """Take a router's requests, give those back that it withdraws and that have not begun to run, and stop others.
+        """Submit a router's requests, withdraw requests that have not begun to run, and abort others.
 
-        The stream says what is refused and given back. A call of nothing is a sign of life.
+        Refused and withdrawn requests are reported in the stream. A call without any requests is a sign of life.
 
         Raises:
             WrongEngine: this is another engine.
@@ -130,17 +131,17 @@ class Verifier(LiveReplica):
     async def stream(
         self, *, engine_id: str, client_id: str, text_identity: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Messages for one router, as `encode` makes them, an empty one first.
+        """Messages for one router, as `encode` returns them; the first one is empty.
 
-        The end of the stream, for whatever reason, aborts the router's requests. While a new engine is being started,
-        the first message waits for it.
+        When the stream ends, for whatever reason, the router's requests are aborted. While a new engine starts, the
+        first message waits for it.
 
         Args:
-            text_identity: `AppConfig.text_identity` of what the router's requests are for; None takes any.
+            text_identity: `AppConfig.text_identity` that the router's requests require; None accepts any.
 
         Raises:
             WrongEngine: this is another engine.
-            OtherModel: its text would be another.
+            OtherModel: the model served here would write other text.
             RouterGone: the router showed no sign of life.
             EngineFailed: the engine's process has died.
         """
@@ -160,10 +161,10 @@ class Verifier(LiveReplica):
             client.disconnect(client_id)
 
     async def stats(self, *, engine_id: str | None = None, report: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The engine's figures, the ids of its processes, and what routers reported.
+        """The engine's figures, the ids of its processes, and reports of routers.
 
         Args:
-            report: `RouterFigures.report` of the router that asks.
+            report: `RouterFigures.report` of the calling router.
 
         Raises:
             WrongEngine: this is another engine.
@@ -177,7 +178,7 @@ class Verifier(LiveReplica):
         life = self._engines.life
         figures, supervisor = await client.call("figures"), life.supervisor
         drafter_pid = 0 if supervisor is None else supervisor.pid
-        # A drafter that has not come yet is awaited as a lost one is.
+        # A drafter that has not attached yet is reported like a lost one.
         awaited = supervisor is not None and figures.drafter_state == "none"
         of_parts = {name: figure for one in self._beside for name, figure in one.figures().items()}
         return {
@@ -201,7 +202,7 @@ class Verifier(LiveReplica):
         }
 
     async def trace(self, *, engine_id: str, seconds: float) -> list[tuple]:
-        """What the engine's rounds did in the next seconds, as `TraceEvent`s.
+        """Trace events of the engine's rounds in the next `seconds`, as tuples of `TraceEvent`.
 
         Raises:
             WrongEngine: this is another engine.
@@ -217,7 +218,7 @@ class Verifier(LiveReplica):
         return await events
 
     async def report(self) -> dict[str, Any]:
-        """What is served here and how its drafter did at the start, for people."""
+        """Served model and result of the drafter's self-test, for people to read."""
         info, config, life = self._info, self._config, self._engines.life
         return {
             "model": info.model_name,
@@ -233,17 +234,17 @@ class Verifier(LiveReplica):
         }
 
     async def check_integrity(self, *, engine_id: str | None = None) -> None:
-        """Prove that the KV blocks add up; meaningful for an idle engine.
+        """Check that the KV block counts are consistent; meaningful only for an idle engine.
 
         Raises:
-            Exception: the engine's own, naming the mismatch.
+            Exception: the engine's error, which names the mismatch.
         """
         if engine_id is not None:
             self._check(engine_id)
         await self._engines.client.call("check_integrity")
 
     async def operate(self, *, engine_id: str, operation: str, arguments: tuple[Any, ...]) -> Any:
-        """Operation of `operations_of`, between two rounds of the engine.
+        """Run an operation of `operations_of` between two rounds of the engine.
 
         Raises:
             WrongEngine: this is another engine.
@@ -253,7 +254,7 @@ class Verifier(LiveReplica):
         return await self._engines.client.call("operate", operation, arguments)
 
     async def ask(self, *, engine_id: str, operation: str, arguments: Mapping[str, Any]) -> Any:
-        """Run an operation of `ReplicaEngines.operations`, which goes on where the router that has called leaves.
+        """Run an operation of `ReplicaEngines.operations`, which continues if the calling router disconnects.
 
         Raises:
             WrongEngine: this is another engine.
@@ -262,7 +263,7 @@ class Verifier(LiveReplica):
         return await asyncio.shield(self._spawn(self._loaded.operations()[operation](**arguments)))
 
     async def tell(self, *, engine_id: str, changes: NameChanges) -> None:
-        """Keep what a router says of names, tell the other routers, and have the engine keep what they stand for.
+        """Merge a router's changes of names, forward them to the other routers, and apply them in the engine.
 
         Raises:
             WrongEngine: this is another engine.
@@ -276,7 +277,7 @@ class Verifier(LiveReplica):
             await client.call("keep_names", kind, entries)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""
+        """Serve's hook: load figures for autoscaling policies. Serve's own count sees one stream per router."""
         life = self._engines.life
         if life is None:
             return ReplicaLoad(num_slots=self._num_slots)._asdict()
@@ -289,7 +290,7 @@ class Verifier(LiveReplica):
         await self._end()
 
     async def _end(self) -> None:
-        """Leave no process, channel or core claim behind; harmless a second time."""
+        """Release all processes, channels and the core claim; does nothing when repeated."""
         for task in self._tasks:
             task.cancel()
         await self._engines.stop()
@@ -302,7 +303,7 @@ class Verifier(LiveReplica):
         return task
 
     def _new_life(self, config: AppConfig, weights: str) -> EngineLife:
-        """Another engine, by settings that differ from those of the replica in their weights alone."""
+        """Create an engine from settings that differ from the replica's in their weights only."""
         launch = first("launch_drafter", config, self._drafters, self._channel)
         if config.has_own_drafter():
             launch = partial(RayDrafter, config, self._start.core)
@@ -317,7 +318,7 @@ class Verifier(LiveReplica):
             self._seen_at[client_id] = time.monotonic()
 
     async def _measure(self) -> None:
-        """Learn what the engine does per second while it has enough to do."""
+        """Measure the engine's throughput while it has enough to do."""
         while True:
             await asyncio.sleep(LOOK_S)
             if (life := self._engines.life) is not None:

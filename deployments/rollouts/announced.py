@@ -1,4 +1,4 @@
-"""Announcements of tensors that a trainer broadcasts, as vLLM has them."""
+"""Tensor announcements of a broadcasting trainer, in vLLM's format."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,20 +9,22 @@ from wingbeat.runtime.rollouts.served_weights import WeightsRefused, shown
 
 DTYPES = {shown(dtype): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 PACKED_BYTES = 1 << 30
-"""vLLM's `packed_buffer_size_bytes`, where it is left out."""
+"""Default of vLLM's `packed_buffer_size_bytes`, in bytes."""
 PIECE_BYTES = 1 << 28
-"""Tensors that are received before they are written, so that none is where one of them does not fit."""
+"""Bytes of tensors that are received before any is written, so that no tensor of a piece is written if one does not
+fit.
+"""
 _FIELDS = {"names", "dtype_names", "shapes", "packed", "packed_buffer_size_bytes", "packed_num_buffers"}
 
 
 def announced_tensors(info: Mapping[str, Any]) -> list[tuple[str, list[int], torch.dtype]]:
-    """Name, shape and dtype of each tensor that vLLM's `update_info` of a broadcast announces.
+    """Name, shape and dtype of each tensor that a broadcast's `update_info` (vLLM) announces.
 
     Raises:
-        WeightsRefused: a field is wrong, or another one: handles of CUDA's come as pickles, which are not read.
+        WeightsRefused: a field is wrong or unsupported; CUDA IPC handles, for example, are pickles, which are not read.
     """
     if others := sorted(info.keys() - _FIELDS):
-        raise WeightsRefused(f"update_info.{others[0]} is not read: files, or names, dtype_names and shapes are")
+        raise WeightsRefused(f"update_info.{others[0]} is not supported: give files, or names, dtype_names and shapes")
     columns = [info.get(name) for name in ("names", "dtype_names", "shapes")]
     if not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
         raise WeightsRefused("update_info must have names, dtype_names and shapes, lists of one length")

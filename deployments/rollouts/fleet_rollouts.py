@@ -1,4 +1,4 @@
-"""A router's way to all engines of a model at once: each does what is asked, or none."""
+"""A router's operations on all engines of a model at once: each engine executes an operation, or none does."""
 
 import asyncio
 import logging
@@ -14,52 +14,54 @@ logger = logging.getLogger(__name__)
 
 
 class Refused(ValueError):
-    """Refusal of what was sent; nothing was done. The line begins with a field, a tensor or a file."""
+    """The sent data do not fit; nothing was done. The line begins with a field, a tensor or a file."""
 
 
 class Conflict(Exception):
-    """Refusal of a step that cannot be taken now; one line."""
+    """The step is not possible now; one line."""
 
 
 class FleetRollouts:
     """Operations on every engine of a model.
 
     Args:
-        pool: of its engines.
+        pool: pool of the model's engines.
     """
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
         self.lost: dict[str, str] = {}
-        """Engines that have not done what was asked last, and why: they serve nothing until their next update."""
+        """Engines that failed to execute the last operation, with the reason: they serve nothing until their next
+        update.
+        """
 
     @property
     def num_engines(self) -> int:
-        """Replicas, whether they take requests or not."""
+        """Number of replicas, whether they accept requests or not."""
         return len(self._pool.engine_ids)
 
     async def ask(self, name: str, *arguments: Any, **more: Any) -> Any:
-        """An operation of `RolloutEngine`, of every engine; the answer of the first.
+        """Run an operation of `RolloutEngine` on every engine. Returns the first engine's answer.
 
         Args:
             more: further arguments of `ReplicaRollouts.run`.
 
         Raises:
-            Refused, Conflict: an engine says so.
-            EngineUnavailable: none answers.
+            Refused, Conflict: an engine refuses the operation.
+            EngineUnavailable: no engine answers.
         """
         return next(iter((await self._told({one: arguments for one in self._engine_ids()}, name, more)).values()))
 
     async def init_transfer(self, info: Mapping[str, Any]) -> None:
-        """Let every engine join a trainer's group, by its place among them; raises as `ask`."""
+        """Have every engine join a trainer's process group, each with its own index; raises as `ask`."""
         calls = {one: (dict(info), index) for index, one in enumerate(self._engine_ids())}
         await self._told(calls, "init_transfer", {})
 
     async def finish_update(self, version: str | None, keep_kv: bool) -> int:
-        """Serve the new weights everywhere; returns of how many tensors. Raises as `ask`.
+        """Serve the new weights on all engines. Returns the number of tensors. Raises as `ask`.
 
-        An engine that has written fewer of them than others, or has begun anew, has missed some: it serves nothing
-        until the next update.
+        An engine that has written fewer tensors than others, or has restarted, has missed some: it serves nothing until
+        the next update.
         """
         written: dict[str, Finished] = await self._told({one: () for one in self._engine_ids()}, "num_written", {})
         lost, most = dict(self.lost), max(done.num_tensors for done in written.values())
@@ -68,7 +70,7 @@ class FleetRollouts:
         calls = {one: (version, keep_kv) for one in written.keys() - behind.keys()}
         await self._told(calls, "finish_update", {"weights": uuid.uuid4().hex})
         lost |= self.lost
-        # The draft head of one that is behind stays as it is; its texts are right by any.
+        # An engine that is behind keeps its old draft head; its texts are right with any head.
         name = "abandon_update" if any(done.of_head for done in written.values()) else "lose_weights"
         await asyncio.gather(*(self._ask(one, {"name": name, "arguments": ()}) for one in lost))
         self.lost = lost
@@ -83,7 +85,7 @@ class FleetRollouts:
     async def _told(
         self, arguments: Mapping[str, tuple[Any, ...]], name: str, more: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Answers by engine, of those that answer."""
+        """Answers by engine, of the engines that answer."""
         calls = (self._ask(one, {"name": name, "arguments": given, **more}) for one, given in arguments.items())
         told = dict(zip(arguments, await asyncio.gather(*calls), strict=True))
         found = {one: answer for one, answer in told.items() if isinstance(answer, Told)}
@@ -94,7 +96,7 @@ class FleetRollouts:
         for one, answer in found.items():
             if (reason := answer.refused or answer.conflict) is None:
                 continue
-            if done and not answer.serves:  # such as one that has begun anew: the others go on
+            if done and not answer.serves:  # for example after a restart: the other engines continue
                 self.lost[one] = reason
             elif answer.refused is not None:
                 raise Refused(reason)
@@ -103,7 +105,7 @@ class FleetRollouts:
         return done
 
     async def _ask(self, engine_id: str, arguments: dict[str, Any]) -> Told | str:
-        """Answer of one engine; why there is none."""
+        """Answer of one engine, or the reason why there is none."""
         call = self._pool.every_engine.call
         try:
             return await call(engine_id, "ask", works=True, operation="rollouts", arguments=arguments)

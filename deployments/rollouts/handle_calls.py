@@ -1,4 +1,4 @@
-"""Verbs of rollouts for other Serve deployments and programs, which call the router by a handle."""
+"""Rollout verbs for other Serve deployments and programs that call the router by a handle."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,10 @@ from wingbeat.deployments.rollouts.verbs import VERBS
 
 
 class RolloutCalls:
-    """Calls of a router by a handle: each verb of `VERBS` as a method of its name and fields, and tensors.
+    """Calls of a router by a handle: each verb of `VERBS` is a method with the verb's name and fields.
 
     Raises:
-        ApiError: each method, as HTTP would answer it; Serve has it as the cause of its own error.
+        ApiError: each method, as HTTP would answer; Serve sets it as the cause of its own error.
     """
 
     _models: ServedModels
@@ -21,11 +21,11 @@ class RolloutCalls:
     async def update_weights(
         self, tensors: Any = None, update_info: dict[str, Any] | None = None, model: str | None = None
     ) -> dict[str, Any]:
-        """Write tensors.
+        """Write tensors of an open weight update.
 
         Args:
-            tensors: a list of Ray's references to what has tensors by name, each a piece that is written at once.
-            update_info: as HTTP has it, in their place.
+            tensors: a list of Ray object references to mappings from names to tensors; each mapping is written at once.
+            update_info: alternative to `tensors`, as in the HTTP body.
         """
         if tensors is None:
             return await self._run("update_weights", model, {"update_info": update_info or {}})

@@ -1,4 +1,4 @@
-"""Rollouts; imported by commands too, so that it imports what it adds where it adds it."""
+"""Hooks of rollouts. Commands import this file, so it imports its implementation only when needed."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +33,7 @@ def surface(config: "AppConfig") -> dict[str, Any]:
 
 
 def add_routes(app: "FastAPI", models: "ServedModels") -> None:
-    """Add the paths of rollouts, where a model has them."""
+    """Add the rollout paths if any model has them."""
     if any(service.of_parts.get("rollouts") for service in models):
         from wingbeat.deployments.rollouts.routes import add_rollout_routes
 
@@ -41,10 +41,10 @@ def add_routes(app: "FastAPI", models: "ServedModels") -> None:
 
 
 def serve_engine(config: "AppConfig", engine: "Engine") -> "RolloutEngine | None":
-    """The engine that operators hold and update; None where they do not.
+    """The engine that operators pause and update; None without rollouts.
 
     Raises:
-        ValueError: its weights take no others.
+        ValueError: the engine's weights cannot be replaced.
     """
     if not changes_weights(config):
         return None
@@ -56,10 +56,10 @@ def serve_engine(config: "AppConfig", engine: "Engine") -> "RolloutEngine | None
 
 
 def head_update(config: "AppConfig") -> "HeadUpdate":
-    """Updates of the draft head.
+    """A new update of the draft head.
 
     Raises:
-        WeightsRefused: there is no head, or no folder for others.
+        WeightsRefused: there is no head, or no folder for new heads.
     """
     from wingbeat.runtime.drafters.choice import CHECKPOINT
     from wingbeat.runtime.heads.files import find_folder
@@ -75,7 +75,7 @@ def head_update(config: "AppConfig") -> "HeadUpdate":
 
 
 def follow_head(config: "AppConfig", worker: "DraftWorker") -> None:
-    """Keep a drafter at the head that came last."""
+    """Keep a drafter at the latest head that operators have sent."""
     if config.rollouts_dir is not None:
         from wingbeat.runtime.rollouts.head_update import follow
 
@@ -83,12 +83,12 @@ def follow_head(config: "AppConfig", worker: "DraftWorker") -> None:
 
 
 def engine_operations(engine: Any) -> dict[str, Callable[..., Any]]:
-    """Operations of an engine that operators hold."""
+    """Operations of a rollout engine."""
     return engine.operations() if hasattr(engine, "init_transfer") else {}
 
 
 def replica_engines(config: "AppConfig", memory: "ClusterMemory", new_life: Any) -> "ReplicaRollouts | None":
-    """The engines of a replica whose weights change; None where they do not."""
+    """The engines of a replica with changing weights; None without rollouts."""
     if not changes_weights(config):
         return None
     from wingbeat.deployments.rollouts.replica_rollouts import ReplicaRollouts

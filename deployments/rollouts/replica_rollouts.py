@@ -1,4 +1,4 @@
-"""Engines of one replica whose weights change: an engine that is started behind an update has none until the next."""
+"""Engines of a replica with changing weights: an engine started after an update has no weights until the next."""
 
 import asyncio
 import logging
@@ -15,16 +15,16 @@ from wingbeat.deployments.rollouts.wire import Told
 logger = logging.getLogger(__name__)
 UPDATED = b"wingbeat rollouts"
 STEPS = ("start_update", "start_head_update", "update_weights", "finish_update")
-"""Signs of life of a trainer."""
+"""Operations that show that a trainer is alive."""
 SILENCE_S = 120.0
-"""Between two steps of an update; a trainer that is silent for longer is gone, and its update with it."""
+"""Seconds of silence during an update after which its trainer counts as gone, and the update is abandoned."""
 
 
 class _WatchedLife:
-    """An engine that may have been loaded from weights older than those of other replicas.
+    """An engine that may have been loaded from older weights than those of other replicas.
 
     Args:
-        is_late: asked once it is loaded.
+        is_late: called once the engine is loaded; returns whether its weights are older.
     """
 
     def __init__(self, life: Life, is_late: Callable[[], Awaitable[bool]]) -> None:
@@ -34,16 +34,18 @@ class _WatchedLife:
         return getattr(self._life, name)
 
     async def start(self) -> None:
-        """See `Life`; then wait for weights, where it is late."""
+        """See `Life`; if the weights are older, serve nothing until the next update."""
         await self._life.start()
         if await self._is_late():
             await self._life.client.call("operate", "lose_weights", ())
             self._life.client.hold()
-            logger.warning("an engine has started behind a weight update: it serves nothing until the next one")
+            logger.warning(
+                "an engine has started with weights from before an update: it serves nothing until the next update"
+            )
 
 
 class ReplicaRollouts(ReplicaEngines):
-    """Engines of one replica, held and updated by operators."""
+    """Engines of one replica that operators pause and update."""
 
     def __init__(self, config: AppConfig, memory: ClusterMemory, new_life: Callable[[AppConfig, str], Life]) -> None:
         super().__init__(config, memory, new_life)
@@ -60,12 +62,12 @@ class ReplicaRollouts(ReplicaEngines):
         return {"rollouts": self.run, "weights": self.card, "inspect_weights": self.inspect}
 
     async def card(self) -> dict[str, Any]:
-        """Weights that are served; see `GET /v1/weights`."""
+        """Description of the served weights; see `GET /v1/weights`."""
         weights = self.engines.client.weights
         return {"weights": weights or None, "folder": None, "pushed_at": None, "state": "serves"}
 
     async def inspect(self, folder: str) -> tuple[None, str]:
-        """Why no folder of weights is pushed."""
+        """Why folders of weights cannot be pushed."""
         return None, "rollouts is given, by which weights are updated in place"
 
     async def run(
@@ -74,8 +76,9 @@ class ReplicaRollouts(ReplicaEngines):
         """Run an operation of a `RolloutEngine`.
 
         Args:
-            tensors: by name, or Ray's reference to these, in the place of the argument of `update_weights`.
-            weights: digest of what is served behind `finish_update`.
+            tensors: mapping from names to tensors, or a Ray reference to it, instead of the argument of
+                `update_weights`.
+            weights: digest of the weights that are served after `finish_update`.
 
         Raises:
             EngineFailed: the engine is gone.
@@ -112,7 +115,7 @@ class ReplicaRollouts(ReplicaEngines):
             shared.__exit__(None, None, None)
 
     def _watch(self, name: str, told: Told) -> None:
-        """Give an update up whose trainer falls silent: no step of it comes for long."""
+        """Abandon an update if its trainer is silent for `SILENCE_S`."""
         if self._silence is not None and (name in STEPS or not told.is_open):
             self._silence.cancel()
             self._silence = None
@@ -121,7 +124,7 @@ class ReplicaRollouts(ReplicaEngines):
             self._silence = loop.call_later(SILENCE_S, lambda: self._abandon(loop))
 
     def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
-        logger.warning("No step of a weight update has come for %.0f s: it is given up", SILENCE_S)
+        logger.warning("No step of a weight update has come for %.0f s: the update is abandoned", SILENCE_S)
         self._abandoning = loop.create_task(self._try_abandon())
 
     async def _try_abandon(self) -> Told:

@@ -1,4 +1,4 @@
-"""An engine that is held between two rounds: paused, asleep, or while its weights change."""
+"""An engine that can be held between two rounds: while paused, asleep, or during a weight update."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 KV, WEIGHTS = "kv_cache", "weights"
 TAGS = (WEIGHTS, KV)
-"""Memory that a sleep gives back, and that wakes apart."""
+"""Kinds of memory that a sleep frees, and that can be woken separately."""
 
 
 class RolloutEngine:
-    """A `ServedEngine` around another one, which runs no round while something holds it.
+    """A `ServedEngine` around another one, which runs no rounds while it is held.
 
     Args:
         keeps_journal: see `WeightUpdate`.
-        backend: by which trainers send tensors, of `torch.distributed`; None reads files alone.
-        head_update: makes updates of the draft head; raises WeightsRefused where it has none.
+        backend: backend of `torch.distributed` by which trainers send tensors; None reads only files.
+        head_update: creates updates of the draft head; raises WeightsRefused if there is no head.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class RolloutEngine:
         self.inner = engine
         self._head_update = head_update
         self._head: HeadUpdate | None = None
-        """The open update where it is of the draft head."""
+        """The open update, if it is of the draft head."""
         self._update = WeightUpdate(ServedWeights(engine.loaded), keeps_journal)
         self._backend, self._broadcasts = backend, cast("Broadcasts | None", None)
         self._paused = self._draining = False
         self._drained: list[Future[Told]] = []
         self._asleep: set[str] = set()
         self._later: dict[str, tuple[Request, CompiledGrammar | None]] = {}
-        """Requests that came while those before them drain."""
+        """Requests that arrived during a drain, which wait for its end."""
         self._outputs: list[RequestOutput] = []
         self._version: str | None = None
         self._writing: Future[Told] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-weights")
-        """Takes what may wait for a trainer, while the engine's thread answers calls."""
+        """Runs operations that may wait for a trainer, while the engine's thread answers calls."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -75,13 +75,13 @@ class RolloutEngine:
 
     @property
     def is_held(self) -> bool:
-        """Whether no round runs."""
+        """Whether rounds are held."""
         return self._paused or bool(self._asleep) or self._update.is_open or bool(self._update.torn)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""
         has_more = self.inner.has_unfinished_requests()
-        # A drain may end by an abort, which no step comes behind.
+        # A drain may end by an abort, after which the inner engine has no further step.
         return bool(self._outputs) or (self._draining and not has_more) or (not self.is_held and has_more)
 
     def step(self) -> list[RequestOutput]:
@@ -94,7 +94,7 @@ class RolloutEngine:
         return outputs
 
     def add_request(self, request: Request, grammar: "CompiledGrammar | None" = None) -> None:
-        """See `Engine.add_request`; while others drain it waits."""
+        """See `Engine.add_request`; during a drain the request waits."""
         if self._draining or (self._paused and self._later):
             self._later[request.request_id] = request, grammar
         else:
@@ -106,16 +106,16 @@ class RolloutEngine:
         return None if self._later.pop(request_id, None) else self.inner.abort_request(request_id)
 
     def is_waiting(self, request_id: str) -> bool:
-        """Whether nothing of a request was computed."""
+        """Whether nothing of a request has been computed."""
         return request_id in self._later or self.inner.is_waiting(request_id)
 
     def check_integrity(self) -> None:
-        """See `Engine.check_integrity`; requests that are held hold their blocks."""
+        """See `Engine.check_integrity`; skipped while requests are held, which keep their blocks."""
         if not self.inner.has_unfinished_requests():
             self.inner.check_integrity()
 
     def operations(self) -> dict[str, Callable[..., Any]]:
-        """Operations that routers ask for, by name; each answers by a `Told`."""
+        """Operations for routers, by name; each returns a `Told`."""
         own = [self.pause, self.resume, self.is_paused, self.abort_requests]
         own += [self.check_sleep, self.sleep, self.wake_up, self.is_sleeping]
         own += [self.init_transfer, self.start_update, self.start_head_update, self.update_weights]
@@ -139,14 +139,15 @@ class RolloutEngine:
     # Rounds
 
     def pause(self, mode: str = "abort", clear_cache: bool = True) -> "Future[Told] | None":
-        """Run no round from now on.
+        """Stop running rounds.
 
         Args:
-            mode: `abort` ends what runs and waits, `wait` lets it end and answers then, `keep` lets it go on later.
-            clear_cache: forget cached prefixes, unless what was computed is kept.
+            mode: `abort` ends all requests, `wait` lets them finish and answers after that, `keep` lets them continue
+                later.
+            clear_cache: drop cached prefixes; ignored in mode `keep`.
 
         Raises:
-            WeightsRefused: there is no such mode.
+            WeightsRefused: the mode is unknown.
         """
         if mode not in PAUSE_MODES:
             raise WeightsRefused(f"mode is {mode!r}: must be one of {', '.join(PAUSE_MODES)}")
@@ -162,10 +163,10 @@ class RolloutEngine:
         return None
 
     def resume(self) -> None:
-        """Run rounds again, of what waited too.
+        """Run rounds again, and add the requests that waited.
 
         Raises:
-            WrongOrder: it sleeps, and has to wake up.
+            WrongOrder: the engine sleeps, and has to be woken.
         """
         if self._asleep:
             raise WrongOrder(f"the engine sleeps without its {' and '.join(sorted(self._asleep))}: wake it up")
@@ -173,7 +174,7 @@ class RolloutEngine:
         if self._draining:
             self._draining = False
             for done in self._drained:
-                done.set_result(self._told(conflict="the pause was ended before all requests had"))
+                done.set_result(self._told(conflict="the pause was ended before all requests had finished"))
             self._drained.clear()
         self._add_later()
 
@@ -182,10 +183,10 @@ class RolloutEngine:
         return self._paused or bool(self._asleep)
 
     def abort_requests(self, request_ids: list[str] | None = None) -> int:
-        """End requests, with those tokens that they have; returns how many.
+        """End requests with the tokens that they have so far. Returns their number.
 
         Args:
-            request_ids: as the engine has them; None ends all.
+            request_ids: ids in the engine; None ends all requests.
         """
         self._outputs += self.inner.settle()
         scheduler = self.inner.scheduler
@@ -220,25 +221,25 @@ class RolloutEngine:
     # Memory
 
     def check_sleep(self, level: int) -> None:
-        """Refuse a sleep before anything is paused for it.
+        """Check whether a sleep is possible, before anything is paused for it.
 
         Raises:
-            WeightsRefused: there is no such level, or this device's memory is not given back.
+            WeightsRefused: the level is unknown, or this device's memory cannot be freed.
             WrongOrder: weights are being updated.
         """
         if level not in (0, 1, 2):
             raise WeightsRefused(f"level is {level}: must be 0, 1 or 2")
         if self.inner.loaded.device.type != "cpu":
-            raise WeightsRefused("a sleep gives back the memory of a CPU's verifier alone: pause it instead")
+            raise WeightsRefused("a sleep can free memory on CPUs only: pause the engine instead")
         if self._update.is_open:
             raise WrongOrder("a weight update is under way: finish it, or abort it")
         if level and not self._update.weights.are_whole:
-            raise WeightsRefused("a sleep does not give back what ranks hold: pause it instead")
+            raise WeightsRefused("a sleep cannot free the memory of several ranks: pause the engine instead")
 
     def sleep(self, level: int = 1) -> None:
-        """Give memory back: keys and values; of level 2 the weights, too, which an update has to bring again.
+        """Free the memory of the KV cache; at level 2 also that of the weights, which an update then has to restore.
 
-        Requests that were kept are computed again once all is there. Raises as `check_sleep`.
+        Kept requests are prefilled again after the wake-up. Raises as `check_sleep`.
         """
         self.check_sleep(level)
         self._paused = True
@@ -253,13 +254,13 @@ class RolloutEngine:
             self._asleep.add(WEIGHTS)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Have memory again; with all of it rounds run.
+        """Restore memory; rounds run again once all of it is restored.
 
         Args:
-            tags: of TAGS; None wakes all.
+            tags: subset of TAGS; None restores all.
 
         Raises:
-            WeightsRefused: there is no such tag.
+            WeightsRefused: a tag is unknown.
         """
         unknown = sorted(set(tags or ()) - set(TAGS))
         if unknown:
@@ -269,21 +270,20 @@ class RolloutEngine:
             self.resume()
 
     def is_sleeping(self) -> bool:
-        """Whether memory is given back."""
+        """Whether any memory is freed by a sleep."""
         return bool(self._asleep)
 
     # Weights
 
     def init_transfer(self, info: dict[str, Any], index: int) -> "Future[Told] | None":
-        """Be ready for a trainer, whose predecessor's open update has ended.
+        """Prepare for a trainer; an open update of an earlier trainer is ended.
 
         Args:
-            info: of vLLM's `init_info`: master_address, master_port, rank_offset, world_size; of a trainer that
-                broadcasts.
-            index: of this engine among all.
+            info: vLLM's `init_info` of a broadcasting trainer: master_address, master_port, rank_offset, world_size.
+            index: index of this engine among all engines.
 
         Raises:
-            WeightsRefused: the trainer is not there, or a field is wrong.
+            WeightsRefused: the trainer cannot be reached, or a field is wrong.
         """
         self._settled()
         self._end_update()
@@ -306,10 +306,10 @@ class RolloutEngine:
         self._broadcasts = Broadcasts(self._backend, *address, rank, info["world_size"], self.inner.loaded.device)
 
     def start_update(self) -> None:
-        """Begin an update; no round runs until it is finished.
+        """Begin an update; no rounds run until it is finished.
 
         Raises:
-            WrongOrder: one is under way, or the weights' memory sleeps.
+            WrongOrder: an update is open, or the weights' memory sleeps.
         """
         if WEIGHTS in self._asleep:
             raise WrongOrder("the engine sleeps without its weights: wake it up with tags=weights first")
@@ -318,11 +318,11 @@ class RolloutEngine:
         self._outputs += self.inner.settle()
 
     def start_head_update(self) -> None:
-        """Begin an update of the draft head; rounds go on.
+        """Begin an update of the draft head; rounds continue.
 
         Raises:
             WeightsRefused: there is no head to update.
-            WrongOrder: an update is under way.
+            WrongOrder: an update is open.
         """
         self._closed()
         if self._head_update is None:
@@ -330,25 +330,25 @@ class RolloutEngine:
         self._head = self._head_update()
 
     def update_weights(self, info: dict[str, Any]) -> "Future[Told]":
-        """Write some tensors: those of files, or those that the trainer broadcasts.
+        """Write tensors from files, or tensors that the trainer broadcasts.
 
         Args:
-            info: {"files": paths of safetensors}; or names, dtype_names and shapes, as vLLM has them.
+            info: {"files": paths of safetensors files}, or names, dtype_names and shapes in vLLM's format.
         """
         self._settled()
         self._writing = self._worker.submit(self._answered, self._write, info)
         return self._writing
 
     def finish_update(self, version: str | None = None, keep_kv: bool = False) -> "Finished | Future[Told]":
-        """Run rounds by the new weights, or draft with the new head.
+        """Run rounds with the new weights, or draft with the new head.
 
         Args:
-            version: a name for them.
-            keep_kv: requests go on from keys and values of the old weights, and prefixes stay cached.
+            version: name of the new weights.
+            keep_kv: requests continue with KV of the old weights, and prefixes stay cached.
 
         Raises:
-            WrongOrder: none has begun.
-            WeightsRefused: tensors are unknown yet.
+            WrongOrder: no update is open.
+            WeightsRefused: tensors that an unfinished update or a sleep left without values have not all been written.
         """
         self._settled()
         if self._head is not None:
@@ -361,19 +361,20 @@ class RolloutEngine:
         return Finished(count)
 
     def num_written(self) -> Finished:
-        """Tensors that the open update has written so far.
+        """Number of tensors that the open update has written so far.
 
         Raises:
-            WrongOrder: none has begun, or some are on their way.
+            WrongOrder: no update is open, or tensors are still arriving.
         """
         self._settled()
         return Finished((self._head or self._update).num_written, self._head is not None)
 
     def abandon_update(self) -> None:
-        """End an update that nobody finishes: the old weights, if a journal has them, or none until there is another.
+        """End an update unfinished: the old weights return if there is a journal, else there are none until the next
+        update.
 
         Raises:
-            WrongOrder: none has begun.
+            WrongOrder: no update is open.
         """
         self._settled()
         if not self._update.is_open and self._head is None:
@@ -381,12 +382,12 @@ class RolloutEngine:
         self._end_update()
 
     def lose_weights(self) -> None:
-        """Serve nothing until an update has written all weights, as those here are older than others'."""
+        """Serve nothing until an update has written all weights, because these are older than other engines'."""
         self._end_update()
         self._update.lose()
 
     def weight_version(self, version: str | None = None) -> str | None:
-        """The name of the weights; gives them another one where that is said."""
+        """Name of the weights, after setting it to `version` if that is given."""
         self._version = version or self._version
         return self._version
 
@@ -394,8 +395,8 @@ class RolloutEngine:
         """See `ServedWeights.checksums`.
 
         Raises:
-            WrongOrder: there are no weights of one update.
-            WeightsRefused: they are divided among ranks.
+            WrongOrder: the weights are not those of one finished update.
+            WeightsRefused: the weights are divided among ranks.
         """
         if not self._update.weights.are_whole:
             raise WeightsRefused("action cannot be done: the weights are divided among ranks")
@@ -404,7 +405,7 @@ class RolloutEngine:
         return self._update.weights.checksums()
 
     def _closed(self) -> None:
-        """Raises WrongOrder while an update is under way."""
+        """Raise WrongOrder while an update is open."""
         if self._update.is_open or self._head is not None:
             raise WrongOrder("a weight update is under way: finish it, or abort it")
 
@@ -415,7 +416,7 @@ class RolloutEngine:
             logger.warning("A weight update has ended without being finished; %d tensors torn", len(self._update.torn))
 
     def _settled(self) -> None:
-        """Raises WrongOrder while tensors are on their way."""
+        """Raise WrongOrder while tensors are arriving."""
         if self._writing is not None and not self._writing.done():
             raise WrongOrder("tensors of a weight update are on their way")
 
@@ -427,7 +428,7 @@ class RolloutEngine:
                 for read in pieces:
                     target.write(read)
             except WeightsRefused:
-                for _ in pieces:  # the trainer sends the others all the same
+                for _ in pieces:  # the trainer sends the remaining tensors in any case, so they must be received
                     pass
                 raise
         except ConnectionError as error:
@@ -441,7 +442,7 @@ class RolloutEngine:
         return partial(read_files, paths)
 
     def _broadcast(self, info: dict[str, Any]) -> "Iterator[Callable[[], list[tuple[str, Tensor]]]]":
-        """Tensors that the trainer sends, once all that it has announced fit: in pieces, each received as a whole."""
+        """Check that all announced tensors fit, then yield broadcast tensors in pieces of `PIECE_BYTES` or more."""
         if self._broadcasts is None:
             raise WrongOrder("no weight transfer engine was initialised, which a trainer's broadcasts need")
         if not self._update.is_open and self._head is None:

@@ -1,4 +1,4 @@
-"""vLLM's paths for rollouts: pauses, sleeps and weights that change; and Ray Serve LLM's spelling of them."""
+"""vLLM's HTTP paths for rollouts (pause, sleep, weight updates), and Ray Serve LLM's aliases."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from wingbeat.deployments.rollouts.fleet_rollouts import Conflict, FleetRollouts
 from wingbeat.deployments.rollouts.verbs import VERBS, Verb
 
 OPERATOR_PATHS = frozenset(f"/{name}" for name in VERBS)
-"""All of them are for operators, and may have no body."""
+"""All rollout paths; they are for operators and accept an empty body."""
 
 
 def add_rollout_routes(app: FastAPI, models: ServedModels) -> None:
@@ -38,7 +38,7 @@ def add_rollout_routes(app: FastAPI, models: ServedModels) -> None:
 
 @contextmanager
 def as_api_errors(name: str) -> Iterator[None]:
-    """Context manager in which what engines refuse is an HTTP error."""
+    """Context manager that turns engines' refusals into HTTP errors."""
     try:
         yield
     except Refused as error:
@@ -49,7 +49,7 @@ def as_api_errors(name: str) -> Iterator[None]:
 
 
 async def _given(request: Request) -> tuple[str | None, dict[str, Any]]:
-    """The model that is named, and what is given as query, as fields of a body, or as its `options`."""
+    """The named model, and the arguments from the query, the body's fields, or the body's `options`."""
     query = request.query_params
     given: dict[str, Any] = {}
     for name in query:

@@ -1,4 +1,4 @@
-"""Settings of a server whose weights change."""
+"""Settings of a server whose weights change while it runs."""
 
 import json
 from pathlib import Path
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 ROLLOUTS = "`rollouts`"
 JOURNAL, RANKS, PREFIX_DIR = "`rollouts_journal`", "`tensor_parallel_size` above 1", "`prefix_dir`"
-"""Features of other parts, by their names there."""
-_OLD = "what is stored is of weights that change"
+"""Names of features that other parts define."""
+_OLD = "stored data would belong to weights that change"
 REFUSED = (
-    Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines hold the weights that they were built with"),
-    Refusal(ROLLOUTS, Feature.INT8, "rounded weights take no others while they are served"),
-    Refusal(ROLLOUTS, Feature.OWN_ENGINE, "its weights are its own"),
-    Refusal(JOURNAL, RANKS, "a rank has a part of each weight"),
+    Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines contain the weights that they were built with"),
+    Refusal(ROLLOUTS, Feature.INT8, "rounded weights cannot be replaced while they are served"),
+    Refusal(ROLLOUTS, Feature.OWN_ENGINE, "a user's engine manages its own weights"),
+    Refusal(JOURNAL, RANKS, "each rank holds only a part of each weight"),
     Refusal(ROLLOUTS, PREFIX_DIR, _OLD),
 )
 
@@ -83,12 +83,12 @@ SETTINGS = {
 
 
 def changes_weights(config: "AppConfig") -> bool | None:
-    """Whether weights change while they are served; None where they do not."""
+    """True if weights change while they are served, else None."""
     return True if config.rollouts or config.weight_transfer_config is not None else None
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether weights change, and how that is asked for."""
+    """Whether changing weights are requested, and by which setting."""
     said = "rollouts is True" if config.rollouts else "weight_transfer_config is given"
     return {
         ROLLOUTS: (bool(changes_weights(config)), said),
@@ -97,7 +97,7 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError, one line, for what no rollouts are there for, and for a recording of several weights."""
+    """Raise ValueError for dependent settings without rollouts, and for a recording of changing weights."""
     if not changes_weights(config):
         for name in ("rollouts_journal", "rollouts_dir"):
             if getattr(config, name):

@@ -1,4 +1,4 @@
-"""Tensors in memory that another process of the machine maps, as a file of safetensors."""
+"""Tensors in memory as a safetensors file that another process of the machine can map."""
 
 import json
 import os
@@ -14,14 +14,14 @@ _ALIGNMENT = 8
 
 @contextmanager
 def shared_file(tensors: Mapping[str, Any]) -> Iterator[str]:
-    """Context manager in which a path of this machine leads to the tensors.
+    """Context manager that yields a path of this machine at which the tensors can be read.
 
     Args:
-        tensors: of torch or numpy, by name.
+        tensors: torch tensors or numpy arrays, by name.
 
     Raises:
-        TypeError: one is something else, or holds no floats.
-        OSError: there is no memory for them.
+        TypeError: a value is of another type, or not of a floating-point dtype.
+        OSError: there is not enough memory for a copy.
     """
     held, header, end = [], {}, 0
     for name, value in tensors.items():

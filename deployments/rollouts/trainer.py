@@ -1,4 +1,4 @@
-"""A trainer's side of weight updates: it drives a server's phases over HTTP and broadcasts tensors to its engines."""
+"""A trainer's side of weight updates: runs the steps over HTTP and broadcasts tensors to the engines."""
 
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PIECE_BYTES = 1 << 28
-"""Tensors that are announced together; an engine has memory for as many."""
+"""Bytes of tensors that are announced together; an engine needs memory for that many."""
 CALL_S = 600.0
 REFUSAL_S = 0.05
-"""For a server to refuse what was announced; whoever sends to engines that do not listen waits for long."""
+"""Seconds for a server to refuse an announcement, before a broadcast to engines that do not receive would block."""
 
 
 class WeightSender:
-    """A trainer of one server.
+    """Connection of a trainer to one server.
 
     Args:
-        url: of the server.
-        operator_key: that its paths for operators want; None where it has none.
-        backend: as the server's `weight_transfer_config` has it, gloo or nccl.
-        address: of this machine, as engines reach it.
-        model: whose weights they are, where several are served.
+        url: URL of the server.
+        operator_key: key for the server's operator paths; None if it has none.
+        backend: gloo or nccl, as in the server's `weight_transfer_config`.
+        address: address of this machine at which engines can reach it.
+        model: name of the model to update, if several are served.
 
     Raises:
         UserError: the server refuses, or does not answer.
-        WeightsRefused: its engines are not reached.
+        WeightsRefused: the engines cannot be reached.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class WeightSender:
     def send(
         self, tensors: "Iterable[tuple[str, Tensor]]", version: str | None = None, head: bool = False
     ) -> dict[str, Any]:
-        """Have the server write by these weights; what it answers.
+        """Update the server's weights. Returns the server's answer.
 
         Args:
-            tensors: by the names of the model's parameters; all of them, or those that have changed.
-            version: a name for them.
-            head: they are the draft head's.
+            tensors: pairs of parameter name and tensor; all parameters, or only the changed ones.
+            version: name of the new weights.
+            head: whether the tensors belong to the draft head.
 
         Raises:
-            UserError: the server refuses them; its answer says why.
+            UserError: the server refuses the tensors; its answer gives the reason.
             ConnectionError: an engine is gone.
         """
         self.call("start_draft_weight_update" if head else "start_weight_update")
@@ -78,13 +78,13 @@ class WeightSender:
             wait([written], REFUSAL_S)
             for _, tensor in piece:
                 if written.done():
-                    written.result(0)  # raises: nobody listens
+                    written.result(0)  # raises: the engines do not receive
                 self._group.send(tensor.detach())
             written.result(CALL_S)
         return self.call("finish_weight_update", **({} if version is None else {"weight_version": version}))
 
     def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """Answer of a path to fields; raises UserError."""
+        """The server's answer to fields that are posted to a path; raises UserError."""
         return call_server(self._url, self._key, "POST", f"/{name}", self._named | fields, CALL_S)
 
     def _begin(self, name: str, **fields: Mapping[str, Any]) -> "Future[dict[str, Any]]":

@@ -1,4 +1,4 @@
-"""Verbs of rollouts, with vLLM's names, fields and answers: what HTTP and handles of Serve have in common."""
+"""Rollout verbs with vLLM's names, fields and answers, shared by HTTP and Serve handles."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,22 +13,22 @@ Answer = dict[str, Any]
 
 
 class Verb(NamedTuple):
-    """A verb."""
+    """A verb: its function, its fields, and whether it only reads."""
 
     run: Callable[..., Awaitable[Answer]]
     shape: type[Any]
-    """Fields that it takes, as a model of pydantic."""
+    """Fields of the verb, as a pydantic model."""
     reads: bool = False
-    """Whether it changes nothing."""
+    """Whether the verb changes nothing."""
 
     def fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Checked fields of what is given; raises Refused, which begins with the field."""
+        """Validated fields; raises Refused, whose message begins with the field."""
         try:
             return dict(TypeAdapter(self.shape).validate_python(dict(given)))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = ".".join(map(str, first["loc"])) or "body"
-            message = "is no field of this path" if first["type"] == "extra_forbidden" else first["msg"]
+            message = "is not a field of this path" if first["type"] == "extra_forbidden" else first["msg"]
             raise Refused(f"{name} {message[0].lower()}{message[1:]}") from None
 
 
@@ -36,7 +36,7 @@ VERBS: dict[str, Verb] = {}
 
 
 def verb(reads: bool = False, **fields: Any) -> Callable[[Callable[..., Awaitable[Answer]]], Any]:
-    """Decorator that adds a verb of these fields, each (type, default) or (type, ...), under the function's name."""
+    """Decorator that adds a verb under the function's name; `fields` map to (type, default) or (type, ...)."""
 
     def add(run: Callable[..., Awaitable[Answer]]) -> Callable[..., Awaitable[Answer]]:
         shape = create_model(run.__name__, __config__=ConfigDict(extra="forbid"), **fields)
@@ -53,7 +53,7 @@ Text = str | None
 async def pause(
     fleet: FleetRollouts, mode: str, wait_for_inflight_requests: bool = False, clear_cache: bool = True
 ) -> Answer:
-    """Run no further round: requests are aborted, ended first or kept."""
+    """Stop running rounds; requests are aborted, finished first, or kept."""
     await fleet.ask("pause", "wait" if wait_for_inflight_requests else mode, clear_cache)
     return {"status": "paused"}
 
@@ -67,13 +67,13 @@ async def resume(fleet: FleetRollouts) -> Answer:
 
 @verb(reads=True)
 async def is_paused(fleet: FleetRollouts) -> Answer:
-    """Whether no round runs."""
+    """Whether rounds are held."""
     return {"is_paused": await fleet.ask("is_paused")}
 
 
 @verb(level=(Literal["0", "1", "2", 0, 1, 2], 1), mode=(PauseMode, "abort"))
 async def sleep(fleet: FleetRollouts, level: int | str, mode: str) -> Answer:
-    """Give memory back."""
+    """Free memory."""
     await fleet.ask("check_sleep", int(level))
     await fleet.ask("pause", mode)
     await fleet.ask("sleep", int(level))
@@ -82,17 +82,17 @@ async def sleep(fleet: FleetRollouts, level: int | str, mode: str) -> Answer:
 
 @verb(tags=(list[str] | str | None, None))
 async def wake_up(fleet: FleetRollouts, tags: list[str] | str | None = None) -> Answer:
-    """Have memory again."""
+    """Restore memory."""
     await fleet.ask("wake_up", [tags] if isinstance(tags, str) else tags)
     return {"status": "awake"}
 
 
-VERBS["wakeup"] = VERBS["wake_up"]  # Ray Serve LLM's
+VERBS["wakeup"] = VERBS["wake_up"]  # Ray Serve LLM's name
 
 
 @verb(reads=True)
 async def is_sleeping(fleet: FleetRollouts) -> Answer:
-    """Whether memory is given back."""
+    """Whether memory is freed."""
     return {"is_sleeping": await fleet.ask("is_sleeping")}
 
 
@@ -106,20 +106,20 @@ async def abort_requests(fleet: FleetRollouts, request_ids: list[str] | None = N
 
 @verb(reads=True, include_dp=(bool, True))
 async def get_world_size(fleet: FleetRollouts, include_dp: bool = True) -> Answer:
-    """Processes that a trainer's group has beside its own."""
+    """Number of processes that a trainer's group has beside the trainer."""
     return {"world_size": fleet.num_engines if include_dp else 1}
 
 
 @verb(init_info=(dict[str, Any], ...))
 async def init_weight_transfer_engine(fleet: FleetRollouts, init_info: dict[str, Any]) -> Answer:
-    """Be ready for a trainer."""
+    """Prepare for a trainer."""
     await fleet.init_transfer(init_info)
     return {"message": "Weight transfer initialized"}
 
 
 @verb(is_checkpoint_format=(bool, True))
 async def start_weight_update(fleet: FleetRollouts, is_checkpoint_format: bool = True) -> Answer:
-    """Begin an update."""
+    """Begin a weight update."""
     if not is_checkpoint_format:
         raise Refused("is_checkpoint_format must be true: tensors have the names of the checkpoint")
     await fleet.ask("start_update")
@@ -142,33 +142,33 @@ async def update_weights(fleet: FleetRollouts, update_info: dict[str, Any]) -> A
 
 @verb(weight_version=(Text, None), keep_kv=(bool, False))
 async def finish_weight_update(fleet: FleetRollouts, weight_version: Text = None, keep_kv: bool = False) -> Answer:
-    """Serve what was written."""
+    """Serve the written weights."""
     count = await fleet.finish_update(weight_version, keep_kv)
     return {"message": "Weight update finished", "num_tensors": count}
 
 
 @verb()
 async def abort_weight_update(fleet: FleetRollouts) -> Answer:
-    """End an update that will not be finished."""
+    """End an update unfinished."""
     await fleet.ask("abandon_update")
     return {"message": "Weight update aborted"}
 
 
 @verb(new_version=(str, ...))
 async def update_weight_version(fleet: FleetRollouts, new_version: str) -> Answer:
-    """Give the weights a name."""
+    """Set the name of the weights."""
     return {"success": True, "new_version": await fleet.ask("weight_version", new_version)}
 
 
 @verb(reads=True)
 async def weight_info(fleet: FleetRollouts) -> Answer:
-    """The name of the weights."""
+    """Name of the weights."""
     return {"weight_version": await fleet.ask("weight_version")}
 
 
 @verb(action=(Literal["checksum", "compare"], ...), baseline=(dict[str, str] | None, None))
 async def weight_checker(fleet: FleetRollouts, action: str, baseline: dict[str, str] | None = None) -> Answer:
-    """Checksums of the weights, or how they differ from a caller's."""
+    """Checksums of the weights, or their differences from given checksums."""
     checksums: dict[str, str] = await fleet.ask("weight_checksums")
     if action == "checksum":
         return {"checksums": checksums}
@@ -182,7 +182,7 @@ async def weight_checker(fleet: FleetRollouts, action: str, baseline: dict[str, 
 async def collective_rpc(
     fleet: FleetRollouts, method: str, args: list[Any], kwargs: dict[str, Any], timeout: float | None = None
 ) -> Answer:
-    """Run another verb by its name; no other function is ever called."""
+    """Run another verb by its name; other functions are never called."""
     if method not in VERBS or method == "collective_rpc":
         raise Refused(f"method is {method!r}: must be one of {', '.join(sorted(VERBS.keys() - {'collective_rpc'}))}")
     chosen = VERBS[method]

@@ -1,4 +1,4 @@
-"""Answers of engines to what operators of rollouts ask."""
+"""Answers of engines to rollout operations."""
 
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -11,18 +11,18 @@ class Told(NamedTuple):
 
     value: Any = None
     refused: str | None = None
-    """Why what was sent does not fit; nothing of it was done."""
+    """Why the sent data do not fit; nothing was done."""
     conflict: str | None = None
-    """Why it cannot be done now."""
+    """Why the operation is not possible now."""
     serves: bool = True
-    """Whether all weights are those of one update."""
+    """Whether all weights are those of one finished update."""
     is_open: bool = False
-    """Whether an update is under way."""
+    """Whether an update is open."""
 
 
 class Finished(NamedTuple):
-    """An update that is served."""
+    """Result of a finished update."""
 
     num_tensors: int
     of_head: bool = False
-    """Whether the draft head has changed, and not what is written."""
+    """Whether the update was of the draft head."""

@@ -1,4 +1,4 @@
-"""Recordings of rounds in the JSON that Chrome's tracing page and Perfetto show."""
+"""Converts traces of rounds to the JSON that Chrome's tracing page and Perfetto display."""
 
 import asyncio
 import json
@@ -8,24 +8,24 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 Events = Sequence[tuple[str, float, float, dict[str, Any] | None, str]]
-"""`wingbeat.runtime.engine.clocks.TraceEvent`s as they travel."""
+"""`wingbeat.runtime.engine.clocks.TraceEvent`s as tuples."""
 Record = Callable[[str, float], Awaitable[Events]]
-"""From an engine's id and seconds to its recording; raises whatever the transport raises."""
+"""Records an engine, given its id and seconds; raises whatever the transport raises."""
 LATE_S = 5.0
-"""What an engine has to hand over its recording."""
+"""Extra seconds for an engine to return its trace."""
 PHASES, ROUNDS, DRAFTER = 0, 1, 3
-"""Rows of an engine. Two rounds overlap where the host is ahead of the device, so they take a second row in turn."""
+"""Rows of an engine. Two rounds overlap if the host is ahead of the device, so rounds alternate between two rows."""
 
 
 async def recorded(engine_ids: frozenset[str], record: Record, seconds: float) -> bytes:
-    """The next seconds of all engines, a process each. An engine that hands over nothing is named in `otherData`."""
+    """Trace of all engines over the next seconds. An engine that returns nothing is listed in `otherData`."""
     names = sorted(engine_ids)
     recordings = await asyncio.gather(*(_one(name, record, seconds) for name in names))
     return await asyncio.to_thread(chrome_trace, dict(zip(names, recordings, strict=True)))
 
 
 def chrome_trace(recordings: dict[str, Events | None]) -> bytes:
-    """A trace with a process per engine, in the order given; times in microseconds."""
+    """A trace with one process per engine, in the order given; times in microseconds."""
     shown: list[dict[str, Any]] = []
     for pid, (engine_id, events) in enumerate(recordings.items()):
         rows = {PHASES: "phases", ROUNDS: "rounds", ROUNDS + 1: "rounds", DRAFTER: "drafter"}
@@ -52,6 +52,6 @@ async def _one(engine_id: str, record: Record, seconds: float) -> Events | None:
         async with asyncio.timeout(seconds + LATE_S):
             return await record(engine_id, seconds)
     except Exception as error:
-        # Of any kind: what a transport raises for an engine that is gone or hangs is its own matter.
+        # Any exception: the transport defines what it raises for an engine that is gone or hangs.
         logger.warning("Engine %s gives no trace: %s", engine_id, type(error).__name__)
         return None

@@ -1,4 +1,4 @@
-"""`/trace` among the endpoints; imported by commands too, so that it imports what it adds later."""
+"""Hook of `/trace`. Commands import this file, so it imports its implementation only when needed."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""`GET /trace`: the next seconds of every engine, as Chrome's tracing page and Perfetto show them."""
+"""`GET /trace`: a trace of all engines over the next seconds, for Chrome's tracing page and Perfetto."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def add_trace_route(app: FastAPI, engine_ids: Callable[[], frozenset[str]], reco
     """Add the endpoint.
 
     Args:
-        engine_ids: the engines that are live now.
+        engine_ids: returns the ids of all live engines.
         record: records one engine's rounds.
     """
 
@@ -30,7 +30,7 @@ def _seconds(text: str | None) -> float:
     """Seconds to record.
 
     Raises:
-        ApiError: it is no number, or out of range.
+        ApiError: the text is not a number, or out of range.
     """
     try:
         seconds = DEFAULT_TRACE_S if text is None else float(text)

@@ -1,4 +1,4 @@
-"""Several models behind one endpoint: the setting `models`."""
+"""Hooks of several models behind one endpoint: the setting `models`."""
 
 check_settings = "wingbeat.deployments.several_models.settings:check_settings"
 served = "wingbeat.deployments.several_models.settings:served"

@@ -15,13 +15,13 @@ OF_ONE_MODEL = (
     *("model", "served_model_name", "drafter", "engine_dir", "lora_modules"),
     *("lora_update_dir", "prefix_dir", "recording_dir"),
 )
-"""Settings that stand in an entry of `models`, never beside it."""
+"""Settings that belong into an entry of `models`, never beside it."""
 OF_ROUTER = (
     *("models", "api_key", "operator_key", "allowed_hosts", "allowed_origins", "unknown_fields", "access_log"),
     *("otlp_traces_endpoint", "max_body_bytes", "max_answer_bytes", "max_ongoing_requests", "shutdown_timeout_s"),
     *("num_router_replicas", "router_autoscaling_config"),
 )
-"""Settings that stand beside `models`, never in an entry."""
+"""Settings that belong beside `models`, never into an entry."""
 _EXAMPLE = '[{"model": "org/one"}, {"model": "org/two", "drafter": "ngram"}]'
 
 
@@ -35,7 +35,7 @@ def _from_command_line(value: Any) -> Any:
 
 
 Models = Annotated[tuple[dict[str, Any], ...] | None, BeforeValidator(_from_command_line)]
-"""The setting's type: the settings of each model, or JSON of them on the command line."""
+"""Type of the setting: the settings of each model, or JSON of them on the command line."""
 _DESCRIPTION = (
     "Several models behind one endpoint, of which a request's `model` chooses one: the settings of "
     f"each, such as {_EXAMPLE}; what stands beside it is for all of them."
@@ -44,7 +44,7 @@ SETTINGS = {"models": (Models, Field(None, description=_DESCRIPTION, json_schema
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError where an entry is wrong, naming its place in the list and the field."""
+    """Raise ValueError for a wrong entry, naming its place in the list and the field."""
     names = [name for one in config.served() for name in one.all_names()] if config.models is not None else []
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -52,17 +52,17 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def served(config: "AppConfig") -> "tuple[AppConfig, ...] | None":
-    """The settings of each model, complete; None where there is one.
+    """The complete settings of each model; None if there is only one model.
 
     Raises:
-        ValueError: a setting stands where it does not belong, or is wrong.
+        ValueError: a setting is wrong, or in the wrong place.
     """
     if config.models is None:
         return None
     misplaced = next((name for name in OF_ONE_MODEL if name in config.model_fields_set), None)
     if misplaced is not None:
         raise ValueError(f"{misplaced} is given beside models: put it into the entry of its model")
-    common = {"threads": 1, **_beside(config)}  # each would take what all of them have
+    common = {"threads": 1, **_beside(config)}  # by default each model would use all CPU threads
     return tuple(_one(config, index, common, entry) for index, entry in enumerate(config.models))
 
 
@@ -83,7 +83,7 @@ def _one(config: "AppConfig", index: int, common: dict[str, Any], entry: dict[st
 
 
 def with_served(config: "AppConfig", served: "tuple[AppConfig, ...]", names: tuple[str, ...]) -> "AppConfig":
-    """Settings of several models, of which `names` are as in `served`."""
+    """Settings of several models in which the fields `names` are replaced by those in `served`."""
     entries = tuple(
         entry | {name: getattr(one, name) for name in names} for entry, one in zip(config.models, served, strict=True)
     )

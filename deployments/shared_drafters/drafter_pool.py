@@ -1,7 +1,7 @@
-"""The drafters that all verifiers of an application share: keeps them, and says which of them has the fewest verifiers.
+"""Pool of the drafters that all verifiers of an application share: keeps them running and ranks them by load.
 
-A Serve deployment of one replica that needs no resources of its own, so that an application is there whether its
-drafters are or not. They are Ray actors, placed by themselves, and end with this replica.
+The pool is a Serve deployment of one replica without resources of its own, so that the application starts even while
+its drafters cannot. The drafters are Ray actors that Ray places by itself; they end with this replica.
 """
 
 import asyncio
@@ -18,18 +18,21 @@ from wingbeat.deployments.shared_drafters.pool_member import PoolMember
 from wingbeat.deployments.shared_drafters.shared_drafter import Candidate, SharedDrafter
 
 BALANCE_S = 10.0
-"""Between two looks at whether drafters have unequal numbers of verifiers, as after one of them has come back."""
+"""Seconds between two checks whether drafters have unequal numbers of verifiers, for example after a restart."""
 END_S = 5.0
-"""For tasks that were cancelled to end."""
+"""Seconds for cancelled tasks to end."""
 UNEQUAL = 2
-"""Verifiers that one drafter has beyond another before it lets one go: that verifier's contexts are replayed."""
+"""Difference in verifiers between two drafters at which the fuller one releases a verifier, whose contexts are then
+prefilled again.
+"""
 FAR = 1
-"""Verifiers that a drafter of another node must have less than one of the verifier's own, to be asked before it. Below
-`UNEQUAL`, so that a verifier that was let go does not come back."""
+"""Extra verifiers that a drafter on another node counts as in the ranking. Less than `UNEQUAL`, so that a released
+verifier does not come back.
+"""
 
 
 class DrafterPool:
-    """Serve makes it; verifiers call it."""
+    """Serve deployment of the pool; verifiers call its methods."""
 
     async def __init__(self, config: AppConfig) -> None:
         show_log()
@@ -44,9 +47,10 @@ class DrafterPool:
         self._tasks.append(loop.create_task(self._balance()))
 
     async def candidates(self, node: str) -> list[Candidate]:
-        """Drafters that a verifier on this node may ask for a place, as `by_load` sorts them; none where none is there.
+        """Drafters that a verifier on this node may request a place from, in the order of `by_load`; may be empty.
 
-        Whoever asks is taken to go to the first one, so that several that ask at once are spread.
+        The caller is expected to use the first drafter, which is counted at once, so that concurrent callers are
+        spread.
         """
         found = by_load(self._members, node, self._spans_nodes)
         if found:
@@ -54,11 +58,11 @@ class DrafterPool:
         return [Candidate(member.number, member.drafter) for member in found]
 
     async def left(self, number: int) -> None:
-        """A verifier has no more use for its drafter, maybe because that is silent."""
+        """Report that a verifier no longer uses its drafter, possibly because the drafter does not respond."""
         self._members[number].blame()
 
     async def stats(self) -> list[dict[str, Any]]:
-        """By drafter: its process, the channels it serves, and how often one was started."""
+        """Figures by drafter: process id, served channels, and the number of starts."""
         return [
             {
                 "pid": 0 if member.status is None else member.status.process.pid,
@@ -82,7 +86,7 @@ class DrafterPool:
 
 
 def deployment(mark: str) -> serve.Deployment:
-    """Deployment of the pool of one model, whose deployments' names end by a mark."""
+    """Serve deployment of one model's pool; `mark` is the suffix of the names of the model's deployments."""
     return serve.deployment(
         DrafterPool,
         name=f"DrafterPool{mark}",
@@ -97,10 +101,10 @@ def deployment(mark: str) -> serve.Deployment:
 
 
 def by_load(members: list[PoolMember], node: str, spans_nodes: bool = False) -> list[PoolMember]:
-    """Members that a verifier on a node can reach, the nearest with the fewest verifiers first.
+    """Members that a verifier on a node can reach, nearest and least loaded first.
 
     Args:
-        spans_nodes: whether channels reach other nodes, as those in memory do not.
+        spans_nodes: whether channels reach other nodes, which channels in memory do not.
     """
 
     def cost(member: PoolMember) -> tuple[int, int]:
@@ -112,8 +116,10 @@ def by_load(members: list[PoolMember], node: str, spans_nodes: bool = False) -> 
 
 
 def overloaded(members: list[PoolMember], spans_nodes: bool = False) -> list[PoolMember]:
-    """On each node, or of all nodes where channels span them, the member that is to let one verifier go, where another
-    one has far fewer."""
+    """Members that shall release one verifier because another member in their reach has far fewer.
+
+    At most one per node, or one in total if channels span nodes.
+    """
     there, found = [member for member in members if member.answers], []
     nodes = {member.status.process.node for member in there}
     groups = [there] if spans_nodes else [[m for m in there if m.status.process.node == node] for node in nodes]

@@ -1,4 +1,4 @@
-"""Shared drafters; imported by commands too, so that it imports what it adds later."""
+"""Hooks of shared drafters. Commands import this file, so it imports its implementation only when needed."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,12 @@ settings = "wingbeat.deployments.shared_drafters.settings:SETTINGS"
 
 
 def num_shared_drafters(config: "AppConfig") -> int:
-    """Drafters of all verifiers."""
+    """Number of shared drafters; 0 if each verifier has its own."""
     return config.drafters.num if config.drafters is not None and config.has_drafter() else 0
 
 
 def bind_drafters(config: "AppConfig", mark: str) -> Any:
-    """The deployment that keeps them; None where each verifier has its own."""
+    """The pool's deployment; None if each verifier has its own drafter."""
     if not num_shared_drafters(config):
         return None
     from wingbeat.deployments.shared_drafters.drafter_pool import deployment
@@ -32,7 +32,7 @@ def bind_drafters(config: "AppConfig", mark: str) -> Any:
 
 
 def launch_drafter(config: "AppConfig", pool: Any, channel: str | None) -> "Callable[..., Any] | None":
-    """Gives a verifier a place in one of them; None where each verifier has its own."""
+    """Factory of a verifier's place in a shared drafter; None if each verifier has its own."""
     if not num_shared_drafters(config):
         return None
     from functools import partial
@@ -44,13 +44,13 @@ def launch_drafter(config: "AppConfig", pool: Any, channel: str | None) -> "Call
 
 
 def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
-    """Whether an engine has no place."""
+    """Metrics of shared drafters: whether an engine has no place."""
     from wingbeat.deployments.metrics.families import gauge
     from wingbeat.deployments.metrics.vllm_families import LABELS, rows
 
     yield gauge(
         "wingbeat_drafter_lacks_room",
-        "1 while the engine decodes plainly because the shared drafters have no room for it.",
+        "1 while the engine decodes without drafts because the shared drafters have no room for it.",
         LABELS,
         rows(snapshot, lambda figures: int(figures["drafter_lacks_room"])),
     )

@@ -1,4 +1,4 @@
-"""A verifier's place in a drafter that it shares with others; the `DrafterHandle` of such a verifier."""
+"""A verifier's place in a shared drafter: the `DrafterHandle` of a verifier without its own drafter."""
 
 import asyncio
 import logging
@@ -19,25 +19,25 @@ from wingbeat.deployments.shared_drafters.shared_drafter import Candidate
 logger = logging.getLogger(__name__)
 RETRY_S = 0.5
 CANDIDATES_S = 30.0
-"""For the pool to say which drafters it has; then it is asked again."""
+"""Seconds for the pool to return its candidates; then it is called again."""
 TELL_AFTER_S = 2.0
-"""Without a drafter; one line then says why."""
+"""Seconds without a drafter after which one log line gives the reason."""
 
 
 class Pool(Protocol):
-    """What a verifier needs of the `DrafterPool`."""
+    """Interface of the `DrafterPool` for a verifier."""
 
     async def candidates(self) -> list[Candidate]:
-        """Drafters it can reach, the least loaded first. Raises where the pool cannot be asked."""
+        """Reachable drafters, the least loaded first. Raises if the pool cannot be called."""
         ...
 
     def left(self, number: int) -> None:
-        """A drafter is of no more use, maybe because it is silent."""
+        """Report that a drafter is no longer used, possibly because it does not respond."""
         ...
 
 
 class ServedPool:
-    """The pool of an application, through Serve."""
+    """The application's pool, called through Serve."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         # As in `ServeEngines`: a verifier that hangs must not hold up the pool.
@@ -54,12 +54,12 @@ class ServedPool:
 
 
 class PoolDrafter:
-    """A place, from the search for it to its end.
+    """A verifier's place, from the search for a drafter to its release.
 
     Args:
-        terms: pickled `DrafterTerms`; None where they are not settled.
-        falls_back: its verifier has another channel to offer where none of the drafters reaches this one.
-        patience_s: what a start waits for a place.
+        terms: pickled `DrafterTerms`; None if they are not settled.
+        falls_back: whether the verifier has another channel to offer if no drafter reaches this one.
+        patience_s: seconds that a start waits for a place.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PoolDrafter:
     ) -> None:
         self.terms = terms
         self.lacks_room = False
-        """Whether every drafter that is there has refused it for want of room."""
+        """Whether every running drafter has refused this verifier for lack of room."""
         self._pool = pool
         self._falls_back = falls_back
         self.patience_s = patience_s
@@ -83,17 +83,18 @@ class PoolDrafter:
         self._at: Candidate | None = None
 
     async def needs(self, terms: bytes) -> None:
-        """Nothing: no drafter need be there yet, so the engine's process finds it out by itself."""
+        """Store the terms and return None: no drafter may be running, so the engine's process finds the needs."""
         self.terms = terms
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
-        """Find a drafter with room, however long that takes; the process id of that drafter.
+        """Find a drafter with room, however long that takes. Returns the drafter's process id.
 
         Args:
-            next_incarnation: gives one that none has had, for every attempt.
+            next_incarnation: returns an incarnation number that has not been used; called for every attempt.
 
         Raises:
-            ChannelError: every drafter that is there fails to reach the channel, and the verifier falls back; once.
+            ChannelError: no running drafter reaches the channel, and the verifier has another channel; raised at most
+                once.
         """
         self._channel_name = channel_name
         began, told = self._clock(), ""
@@ -102,23 +103,23 @@ class PoolDrafter:
             if pid is not None:
                 return pid
             if why != told and self._clock() - began >= TELL_AFTER_S:
-                logger.warning("No drafter of the pool: %s; decoding plainly until there is one", why)
+                logger.warning("No drafter of the pool: %s; decoding without drafts until there is one", why)
                 told = why
             await self._sleep(RETRY_S)
 
     async def renew(self) -> bool:
-        """Never: its pool replaces it, and there may be another one with room at once."""
+        """False: the pool replaces the drafter, and another drafter may have room at once."""
         return False
 
     def kill(self) -> None:
-        """Give the place up, without waiting; the drafter stays for the others."""
+        """Give up the place without waiting; the drafter stays for other verifiers."""
         at, self._at = self._at, None
         if at is not None:
             at.drafter.detach(self._channel_name)
             self._pool.left(at.number)
 
     async def _try_all(self, next_incarnation: Callable[[], int]) -> tuple[int | None, str]:
-        """The process id of the first drafter that has room, or why there is none."""
+        """Process id of the first drafter with room, or None and the reason."""
         try:
             async with asyncio.timeout(CANDIDATES_S):
                 candidates = await self._pool.candidates()
@@ -130,8 +131,8 @@ class PoolDrafter:
             self._at = candidate
             try:
                 placed = await candidate.drafter.attach(self._channel_name, next_incarnation(), self.terms)
-            except Exception as error:  # gone, silent, or made for other verifiers: another one may do
-                why = f"drafter {candidate.number} cannot be had ({root_cause(error)})"
+            except Exception as error:  # gone, unresponsive, or made for other verifiers: another drafter may fit
+                why = f"drafter {candidate.number} cannot be used ({root_cause(error)})"
                 self.kill()
                 num_unreached += isinstance(error, ChannelError)
                 if self._falls_back and num_unreached == len(candidates):

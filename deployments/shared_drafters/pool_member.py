@@ -1,4 +1,4 @@
-"""One member of a pool of drafters: starts a drafter, and another one when it dies or falls silent."""
+"""One member of a drafter pool: starts a drafter, and replaces it when it dies or stops responding."""
 
 import asyncio
 import logging
@@ -12,20 +12,24 @@ from wingbeat.deployments.shared_drafters.shared_drafter import SharedDrafter
 
 logger = logging.getLogger(__name__)
 APPEARS_S = 900.0
-"""For a drafter to be placed, to load and to answer; another one may then find room where this one did not."""
+"""Seconds for a drafter to be placed, to load and to answer; then another one is started, which Ray may place
+elsewhere.
+"""
 ASK_S = 0.5
-"""Between two looks at a drafter; one that has not answered the last one gets no further verifier."""
+"""Seconds between two status calls; a drafter with a call unanswered for longer gets no further verifiers."""
 PATIENCE_S = 60.0
-"""Silence after which a drafter of which no verifier complains is stuck: it may be compiling its kernels."""
+"""Seconds of silence after which a drafter counts as stuck without a complaint by a verifier; it may be compiling
+kernels until then.
+"""
 
 
 class PoolMember:
-    """One drafter after the other, under one number.
+    """A sequence of drafters under one number, one at a time.
 
     Args:
-        start: has another one started.
-        complaint_s: silence after which a drafter is stuck that a verifier has just left.
-        back_off_s: the first pause in a series of failures, which doubles.
+        start: starts another drafter.
+        complaint_s: seconds of silence after which a drafter counts as stuck that a verifier has just left.
+        back_off_s: the first pause above 0 in a series of failures, in seconds; later pauses double.
     """
 
     def __init__(
@@ -39,11 +43,11 @@ class PoolMember:
     ) -> None:
         self.number = number
         self.drafter: SharedDrafter | None = None
-        """The one that starts or runs."""
+        """The drafter that is starting or running."""
         self.status: DrafterStatus | None = None
-        """What it said last; None while it has not loaded."""
+        """Latest status; None until the drafter has loaded."""
         self.num_promised = 0
-        """Verifiers that have been sent to it since."""
+        """Verifiers that were directed to the drafter since the latest status."""
         self.num_started = 0
         self._start = start
         self._complaint_s = complaint_s
@@ -55,25 +59,27 @@ class PoolMember:
 
     @property
     def num_verifiers(self) -> int:
-        """Verifiers that it has or is about to get."""
+        """Verifiers that the drafter serves or is about to serve."""
         return self.num_promised + (0 if self.status is None else len(self.status.channels))
 
     @property
     def answers(self) -> bool:
-        """Whether it is there and has answered lately."""
+        """Whether the drafter runs and has answered recently."""
         waits_s = 0.0 if self._asked_at is None else self._clock() - self._asked_at
         return self.status is not None and waits_s < 2 * ASK_S
 
     def blame(self) -> None:
-        """A verifier has left it, maybe because it is silent: it is to answer soon."""
+        """Report that a verifier has left, possibly because the drafter does not respond: shortens the limit of
+        silence.
+        """
         self._blamed = True
 
     async def run(self) -> None:
-        """Keep one drafter; never returns."""
+        """Keep one drafter running; never returns."""
         while True:
             try:
                 lived_s, why = await self._live()
-                # One that never answered is not asked: whatever ails it may be its host's.
+                # A drafter that never answered gets a new actor, because the old actor or its node may be at fault.
                 keeps_host = lived_s > 0 and await self.drafter.renew()
             except BaseException:
                 self._end()
@@ -85,7 +91,7 @@ class PoolMember:
             await self._sleep(pause_s)
 
     async def _live(self) -> tuple[float, str]:
-        """One drafter from its start to its end: how long it was there, and what became of it."""
+        """Run one drafter to its end. Returns its lifetime in seconds and the reason of the end."""
         began: float | None = None
         try:
             if self.drafter is None:
@@ -94,7 +100,7 @@ class PoolMember:
             async with asyncio.timeout(APPEARS_S):
                 status = await self.drafter.status()
             began = self._clock()
-            logger.info("Drafter %d of the pool is there, process %d", self.number, status.process.pid)
+            logger.info("Drafter %d of the pool is running, process %d", self.number, status.process.pid)
             while True:
                 self.status, self.num_promised = status, 0
                 if status.silent_s < self._complaint_s:
@@ -105,14 +111,14 @@ class PoolMember:
                 status = await self._ask(self.drafter)
         except TimeoutError:
             return (0.0, "does not start") if began is None else (self._clock() - began, "is silent")
-        except Exception as error:  # whatever Ray or its constructor raises: there is no drafter
+        except Exception as error:  # any exception from Ray or from the drafter's constructor: there is no drafter
             return 0.0 if began is None else self._clock() - began, f"is gone ({root_cause(error)})"
 
     async def _ask(self, drafter: SharedDrafter) -> DrafterStatus:
-        """Its status.
+        """The drafter's status.
 
         Raises:
-            TimeoutError: it takes longer than a drafter may.
+            TimeoutError: no answer within the limit of silence.
         """
         self._asked_at = self._clock()
         asking = asyncio.ensure_future(drafter.status())

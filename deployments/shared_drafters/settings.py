@@ -1,4 +1,4 @@
-"""Settings of drafters that verifiers share, in place of one per verifier."""
+"""Settings of drafters that verifiers share, instead of one drafter per verifier."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 VERIFIERS_HELD = 8
-"""Verifiers that a drafter has slots for, where nothing is given: those of several drafters that are gone, too."""
+"""Number of verifiers that a drafter has slots for by default; enough to take over those of failed drafters."""
 
 SHARED_DRAFTERS, _REMEDY = "`drafters`", "leave drafters out"
 
@@ -24,7 +24,7 @@ class DrafterPoolOptions(Settings):
     """The setting `drafters`.
 
     Raises:
-        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+        pydantic.ValidationError: a field is unknown, of the wrong type, or outside the allowed range.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -42,10 +42,10 @@ class DrafterPoolOptions(Settings):
     )
 
     def slots(self, max_num_seqs: int) -> int:
-        """Sequences of one drafter.
+        """Number of sequences that one drafter holds.
 
         Args:
-            max_num_seqs: of one verifier.
+            max_num_seqs: sequences of one verifier.
         """
         return self.max_num_seqs or VERIFIERS_HELD * max_num_seqs
 
@@ -55,7 +55,7 @@ def _from_command_line(value: Any) -> Any:
 
 
 SharedDrafters = Annotated[DrafterPoolOptions | None, BeforeValidator(_from_command_line)]
-"""The setting's type: as a mapping, or as JSON on the command line."""
+"""Type of the setting: a mapping, or JSON on the command line."""
 _DESCRIPTION = (
     'Drafters that all verifiers share, such as {"num": 2}, placed by themselves; none gives each '
     "verifier its own. Further fields: max_num_seqs, kv_cache_memory_bytes, start_timeout_s."
@@ -70,14 +70,14 @@ REFUSED = (
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError where a drafter has no room for one verifier."""
+    """Raise ValueError if a drafter has no room for one verifier."""
     most, needed = config.drafters and config.drafters.max_num_seqs, config.most_num_seqs()
     if most is not None and most < needed:
         raise ValueError(f"drafters.max_num_seqs is {most}: at least max_num_seqs, {needed}, or no verifier fits")
 
 
 def check_before_start(config: "AppConfig") -> None:
-    """Raises ValueError where drafters on CPUs set more memory aside than this machine has."""
+    """Raise ValueError if drafters on CPUs reserve more memory than this machine has."""
     num_bytes = config.drafters and config.drafters.kv_cache_memory_bytes
     if num_bytes and config.resolved_device() == "cpu":
         from wingbeat.runtime.free_memory import total_memory
@@ -87,6 +87,6 @@ def check_before_start(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether drafters are shared."""
+    """Whether shared drafters are requested, and by which setting."""
     shared = config.drafters
     return {SHARED_DRAFTERS: (shared is not None, f"drafters.num is {shared and shared.num}")}

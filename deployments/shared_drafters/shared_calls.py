@@ -1,4 +1,4 @@
-"""The process of a drafter that verifiers share: its calls, and what they may take of it."""
+"""Process of a shared drafter: its calls, and the limits of what verifiers may use."""
 
 import logging
 import os
@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 
 
 class SharedDrafterCalls(drafter_calls.DrafterCalls):
-    """Calls of the actor, by name."""
+    """Methods that the actor calls by name."""
 
     def attach_shared(self, name: ChannelName, incarnation: int, terms: bytes | None) -> Placed:
-        """Serve one more channel, where there is room.
+        """Serve one more channel if there is room.
 
         Args:
-            terms: as for `needs`, of which a drafter for several takes no loan; None where the verifier has none.
+            terms: as for `needs`, of which a shared drafter uses no loan; None if the verifier has none.
 
         Raises:
             ChannelError, ValueError: as `DrafterThread.attach`.
@@ -39,13 +39,13 @@ class SharedDrafterCalls(drafter_calls.DrafterCalls):
         return Placed(os.getpid())
 
     def detach(self, name: ChannelName) -> None:
-        """Serve a channel no more; harmless where it is not served."""
+        """Stop serving a channel; does nothing if it is not served."""
         self._thread.detach(name)
 
     def release_newest(self) -> None:
-        """Let go of the verifier that came last: it looks for another place."""
+        """Detach the verifier that attached last, which then looks for another place."""
         for name in self._thread.channels()[-1:]:
-            logger.info("let go of %s, another drafter has fewer verifiers", name)
+            logger.info("detached %s: another drafter has fewer verifiers", name)
             self._thread.detach(name)
 
 
@@ -55,10 +55,10 @@ def serve(connection: Connection) -> None:
 
 
 def room_of(config: AppConfig, device: torch.device) -> DraftRoom:
-    """Room of a drafter that its verifiers may take, once its weights are on its device."""
+    """Slots and memory that verifiers may use, once the drafter's weights are on its device."""
     options, limits = config.drafters, config.engine_config()
     share = min(config.num_gpus_per_drafter, 1.0) or 1.0
     budget = memory_budget(replace(limits, kv_cache_memory_bytes=None, gpu_share=share), device)
     if device.type == "cpu":
-        budget //= options.num  # they may all be on one node
+        budget //= options.num  # all of them may be on one node
     return DraftRoom(options.slots(limits.max_num_seqs), options.kv_cache_memory_bytes or max(budget, 0))

@@ -1,4 +1,4 @@
-"""Spans among what looks at requests; imported by commands too, so that it imports what it adds later."""
+"""Hooks of spans of requests. Commands import this file, so it imports its implementation only when needed."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ settings = "wingbeat.deployments.spans.settings:SETTINGS"
 
 
 def request_watcher(config: "AppConfig") -> "RequestWatcher | None":
-    """Writes them; None where they go nowhere."""
+    """Watcher that writes spans; None if no endpoint is set."""
     if config.otlp_traces_endpoint is None:
         return None
     from wingbeat.deployments.spans.tracing import RequestTracer, exporting_provider

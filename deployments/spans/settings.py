@@ -17,7 +17,7 @@ SETTINGS = {"otlp_traces_endpoint": (str | None, Field(None, description=_WHERE,
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError, one line that says what to install, where spans are asked for and cannot be written."""
+    """Raise ValueError, one line that names the package to install, if spans are requested and cannot be written."""
     for module in () if config.otlp_traces_endpoint is None else (SDK, EXPORTER):
         try:
             importlib.import_module(module)

@@ -1,6 +1,6 @@
 """OpenTelemetry spans of requests: one per HTTP request, one per choice within it.
 
-The packages are optional: nothing of OpenTelemetry is imported before a tracer is made.
+OpenTelemetry's packages are optional and are imported only when a tracer is created.
 """
 
 import importlib
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def exporting_provider(endpoint: str, model_name: str) -> "TracerProvider":
-    """Spans that go to a collector over HTTP, in batches from a thread of their own.
+    """Provider that sends spans to a collector over HTTP, in batches from its own thread.
 
     Args:
         endpoint: such as http://localhost:4318/v1/traces.
@@ -36,7 +36,7 @@ class RequestTracer:
     """Begins the span of every request.
 
     Args:
-        provider: where spans go.
+        provider: destination of the spans.
     """
 
     def __init__(self, provider: "TracerProvider") -> None:
@@ -45,11 +45,11 @@ class RequestTracer:
         self._provider = provider
         self._tracer = provider.get_tracer("wingbeat")
         self._extract = TraceContextTextMapPropagator().extract
-        # Requests are timed by a clock that never jumps; spans want the time of day.
+        # Requests are timed by a monotonic clock; spans require the time of day.
         self._epoch_s = time.time() - time.perf_counter()
 
     def begin(self, method: str, path: str, headers: Any, request_id: str, arrived_at: float) -> "RequestSpan":
-        """A request has arrived; its `traceparent` header names the span that it belongs to."""
+        """Begin the span of a request that has arrived; its `traceparent` header names the parent span."""
         from opentelemetry.trace import SpanKind
 
         carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
@@ -64,18 +64,18 @@ class RequestTracer:
         return RequestSpan(self, span)
 
     def nanoseconds(self, clock_s: float) -> int:
-        """Time of day of a moment on the clock of requests."""
+        """Time of day in nanoseconds of a time on the requests' monotonic clock."""
         return int(1e9 * (self._epoch_s + clock_s))
 
     def start_child(self, parent: Any, name: str, attributes: dict[str, Any], start_s: float) -> Any:
-        """A span within another one."""
+        """Begin a span within another one."""
         from opentelemetry.trace import set_span_in_context
 
         context = set_span_in_context(parent)
         return self._tracer.start_span(name, context, attributes=attributes, start_time=self.nanoseconds(start_s))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send remaining spans."""
         self._provider.shutdown()
 
 
@@ -87,7 +87,7 @@ class RequestSpan:
         self._span = span
 
     def choice(self, watch: "ClientWatch", ended_at: float) -> None:
-        """Add the span of a choice that has ended, under vLLM's names."""
+        """Add the span of a finished choice, with vLLM's attribute names."""
         params = watch.request.params
         attributes = {
             "gen_ai.request.id": watch.request.request_id,
@@ -109,7 +109,7 @@ class RequestSpan:
         span.end(self._tracer.nanoseconds(ended_at))
 
     def end(self, status: int) -> None:
-        """The answer has ended."""
+        """End the span after the answer."""
         from opentelemetry.trace import StatusCode
 
         self._span.set_attribute("http.response.status_code", status)

@@ -1,4 +1,4 @@
-"""Writes a span of each request that the HTTP surface sees."""
+"""Writes a span for each request that the HTTP surface receives."""
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -9,7 +9,7 @@ from wingbeat.deployments.request_context import RequestContext
 from wingbeat.deployments.spans.tracing import RequestTracer
 
 TRACED = "/v1"
-"""Spans are of requests below this; scrapes and health checks have none."""
+"""Path prefix of requests that get spans; scrapes and health checks get none."""
 
 
 class SpanWriter(RequestWatcher):
@@ -19,7 +19,7 @@ class SpanWriter(RequestWatcher):
         self._tracer = tracer
 
     def began(self, scope: Scope, context: RequestContext) -> None:
-        """Begins the span; choices add theirs to it."""
+        """Begin the span, to which choices add theirs."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path.startswith(TRACED):
             context.span = self._tracer.begin(
@@ -31,10 +31,10 @@ class SpanWriter(RequestWatcher):
             )
 
     def ended(self, scope: Scope, context: RequestContext) -> None:
-        """Ends it."""
+        """End the span."""
         if context.span is not None:
             context.span.end(context.status)
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Send remaining spans."""
         self._tracer.close()

@@ -1,4 +1,4 @@
-"""The setting `suffix_beside`, and what trees of earlier text brought."""
+"""The setting `suffix_beside`, and metrics of the trees that continue earlier text."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ model_settings = {
 
 
 def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
-    """Feature of texts that are continued beside a drafter: whether they are asked for, and how."""
+    """Whether suffix drafts beside a drafter are requested, and by which setting."""
     none = config.choice().drafts
     return {
         SUFFIX_BESIDE: (config.suffix_beside, "suffix_beside is True"),
@@ -39,7 +39,7 @@ def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
 
 
 def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
-    """Rounds of sequences whose tree continued earlier text."""
+    """Counters of rounds whose tree continued earlier text."""
     from wingbeat.deployments.metrics.families import counter
     from wingbeat.deployments.metrics.vllm_families import LABELS, rows
 

@@ -1,4 +1,4 @@
-"""`wingbeat build-engine`: a verifier and its EAGLE head as an engine directory."""
+"""`wingbeat build-engine`: builds an engine directory of a verifier and its EAGLE head."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,12 +22,12 @@ def build_engine_command(config: BuildEngineConfig) -> None:
     """Export a verifier and its head, and build their engines.
 
     Raises:
-        UserError: a checkpoint, a setting or a missing builder is in the way; one line.
+        UserError: a checkpoint or a setting cannot be used, or a builder is missing; one line.
     """
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
-        # What is not installed is said before minutes of export.
+        # Missing packages are reported before the export, which takes minutes.
         check_exporter()
         builder = None if config.onnx_only else find_builder(config.builder)
         plan = config.plan()
@@ -44,7 +44,7 @@ def build_engine_command(config: BuildEngineConfig) -> None:
 
 
 def rounding_note(plan: BuildPlan) -> str | None:
-    """What a dtype that was asked for rounds of the checkpoint's numbers; None where that is nothing.
+    """How the chosen dtype rounds the checkpoint's numbers, for people; None if it does not.
 
     Raises:
         ModelCheckpointError: the checkpoint cannot be loaded.
@@ -58,7 +58,7 @@ def rounding_note(plan: BuildPlan) -> str | None:
 
 @contextmanager
 def _progress(num_steps: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr, and what is told each step when it begins."""
+    """A progress bar on stderr; yields a function to call with each step's name when the step begins."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task, begun = progress.add_task("starting", total=num_steps), count()
@@ -67,7 +67,7 @@ def _progress(num_steps: int) -> Iterator[Callable[[str], None]]:
 
 
 def summary(directory: EngineDirectory) -> str:
-    """One line for people."""
+    """One line about a directory, for people."""
     base = directory.base
     engines = f"engines by {base.builder} {base.tools[base.builder]}" if base.builder else "ONNX files alone"
     drafter = "no drafter" if directory.draft is None else f"drafter {directory.draft.name}"

@@ -1,4 +1,4 @@
-"""Options of `wingbeat build-engine`; loads no torch."""
+"""Options of `wingbeat build-engine`; does not import torch."""
 
 from collections import Counter
 from math import prod
@@ -85,9 +85,9 @@ class BuildEngineConfig(PartLimits, ModelFolder):
         """Plan of the build.
 
         Raises:
-            ValueError: the drafter is no folder of a head.
+            ValueError: the drafter is not a head's folder.
         """
-        import torch  # takes seconds, for which no command's help should wait
+        import torch  # imported late: torch takes seconds, for which no command's help should wait
 
         from wingbeat.runtime.tensorrt.build import BuildPlan
 
@@ -113,7 +113,7 @@ class BuildEngineConfig(PartLimits, ModelFolder):
 
 
 def weights_dtype(folder: Path) -> str:
-    """Dtype of the weights, by torch's name: config.json's, else that of most of their numbers, else float32.
+    """Dtype of the weights, by torch's name: config.json's, else that of most numbers, else float32.
 
     Raises:
         ModelCheckpointError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""What `wingbeat inspect` shows of an engine directory."""
+"""Findings of `wingbeat inspect` about an engine directory."""
 
 import json
 from pathlib import Path
@@ -12,12 +12,12 @@ from wingbeat.runtime.tensorrt.engine_directory import BASE_CONFIG, DRAFT_TO_TAR
 
 
 def is_engine_directory(folder: Path) -> bool:
-    """Whether a folder says that it is one."""
+    """Whether a folder is an engine directory."""
     return (folder / BASE_CONFIG).is_file()
 
 
 def show_engines(folder: Path, as_json: bool) -> None:
-    """Print an engine directory; every file is read and compared with what was noted of it.
+    """Print an engine directory, after reading every file and checking it against the recorded digest.
 
     Raises:
         EngineDirectoryError: a file or a field is wrong.

@@ -1,4 +1,4 @@
-"""`wingbeat build-engine`, and engine directories in `wingbeat inspect`; loads no torch."""
+"""Hooks of `wingbeat build-engine`, and of engine directories in `wingbeat inspect`; does not import torch."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 def add_commands(app: "typer.Typer") -> None:
-    """Add the command, which reads its own arguments once it runs."""
+    """Add the command, which parses its arguments when it runs."""
     from wingbeat.deployments.cli.commands import add_late_command
 
     def build_engine(config: "BuildEngineConfig") -> None:
-        """Make an engine directory of a model and its drafter, for --engine-dir: ONNX files, and TensorRT's of them."""
+        """Make an engine directory of a model and its drafter, for --engine-dir: ONNX files and TensorRT engines."""
         from wingbeat.deployments.tensorrt.build_engine_command import build_engine_command
 
         build_engine_command(config)
@@ -24,7 +24,7 @@ def add_commands(app: "typer.Typer") -> None:
 
 
 def inspects(folder: Path, as_json: bool) -> bool | None:
-    """Print an engine directory; None for another folder."""
+    """Print an engine directory and return True; None for another folder."""
     from wingbeat.deployments.tensorrt.engine_findings import is_engine_directory, show_engines
 
     if not is_engine_directory(folder):

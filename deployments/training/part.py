@@ -1,4 +1,4 @@
-"""`wingbeat train` among the commands; loads no torch."""
+"""Registers `wingbeat train`; does not import torch."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(app: "typer.Typer") -> None:
-    """Add the command, which reads its own arguments once it runs: folders that are not there are said first."""
+    """Add the command, which parses its arguments when it runs, after checking that the named folders exist."""
     import typer
 
     from wingbeat.deployments.cli.commands import READS_LATER

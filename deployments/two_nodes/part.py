@@ -1,4 +1,4 @@
-"""The channel over TCP among those of pairs; imported by commands too, so that it imports what it needs later."""
+"""Hooks of the TCP channel between two nodes. Commands import this file, so it imports its needs only when called."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ network_channel = "wingbeat.cluster.channels.tcp.remote_channel:RemoteChannel"
 
 
 def address(config: "AppConfig") -> str | None:
-    """This node's, where rounds of the calling verifier go over the network; None where they stay on the node.
+    """This node's address if the calling verifier's rounds go over the network; None if they stay on the node.
 
     Raises:
         RuntimeError: the caller does not run in a placement group.

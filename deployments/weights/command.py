@@ -1,4 +1,4 @@
-"""`wingbeat weights`: the weights of a server that runs, over HTTP."""
+"""`wingbeat weights`: manages the weights of a running server, over HTTP."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from wingbeat.deployments.cli.server_calls import LOCAL, AsJson, Key, Url, call_
 
 PATH = "/v1/weights"
 UPDATE_S = 6 * 3600.0
-"""For all replicas, each of which drains, and loads a model."""
+"""Seconds for all replicas in turn to drain their requests and load a model."""
 COLUMNS = ("model", "engine", "state", "weights", "folder")
 
 
@@ -43,8 +43,8 @@ def add_commands(app: typer.Typer) -> None:
         operator_key: Key = None,
         as_json: AsJson = False,
     ) -> None:
-        """Have every replica serve the weights in a folder, one after another; no request is lost."""
-        # Links are followed where the replicas are.
+        """Have all replicas serve the weights in a folder, one replica after the other; no request is lost."""
+        # Symbolic links are resolved on the replicas' machines.
         body = {"folder": str(folder.absolute()), "model": model, "drain_s": drain_s}
         body = {name: value for name, value in body.items() if value is not None}
         answer = call_server(url, operator_key, "POST", PATH + "/update", body, UPDATE_S)

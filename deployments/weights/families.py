@@ -1,4 +1,4 @@
-"""Metrics of the weights that are served."""
+"""Prometheus metrics of the served weights."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from wingbeat.deployments.metrics.vllm_families import LABELS, by_key
 
 
 def weights_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """Which weights each engine has."""
+    """Weights of each engine."""
     yield gauge(
         "wingbeat_weights_info",
         "1 with the digest of the weights that were pushed and are served; 'settings' where none were.",

@@ -1,4 +1,4 @@
-"""Weights that are pushed; imported by commands too, so that it imports what it adds where it adds it."""
+"""Hooks of pushed weights. Commands import this file, so it names its implementation without importing it."""
 
 add_commands = "wingbeat.deployments.weights.command:add_commands"
 add_routes = "wingbeat.deployments.weights.routes:add_weights_routes"

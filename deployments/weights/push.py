@@ -1,4 +1,4 @@
-"""The weights of a model as routers and replicas know them, and how others take their place, replica by replica."""
+"""Weights of a model in routers and replicas, and their replacement, replica by replica."""
 
 import asyncio
 import logging
@@ -14,37 +14,37 @@ logger = logging.getLogger(__name__)
 
 
 class Weights(NamedTuple):
-    """What an engine is loaded from; by default what the settings name."""
+    """Weights that an engine is loaded from; by default those that the settings name."""
 
     digest: str = ""
-    """Of config and weights, every byte: texts go on, and keys and values are read, where it is the same."""
+    """Digest of all bytes of config and weights: equal digests allow texts to continue and KV to be shared."""
     folder: str = ""
-    """On the machines of the replicas."""
+    """Folder on the machines of the replicas."""
     version: int = 0
-    """Nanoseconds since 1970, by the clock of the router that pushed them; of two pushes the later one counts."""
+    """Nanoseconds since 1970 by the clock of the pushing router; the later of two pushes counts."""
 
 
 class WeightsRefused(ValueError):
-    """They cannot be served; says why. Those before are."""
+    """The weights cannot be served, for the reason given; the former weights stay."""
 
 
 class WeightsConflict(Exception):
-    """They are not served now, for what else goes on; says what."""
+    """The weights are not replaced now, because of other operations; the message names them."""
 
 
 class Refusal(NamedTuple):
-    """Why a replica goes on with the weights that it has."""
+    """Why a replica keeps its weights."""
 
     reason: str
     is_of_folder: bool = False
-    """Whether trying again will not help."""
+    """Whether the folder is at fault, so that trying again will not help."""
 
 
 class FleetWeights:
-    """A router's way to the weights of all replicas.
+    """A router's operations on the weights of all replicas.
 
     Args:
-        engine_ids: of all replicas that are live.
+        engine_ids: returns the ids of all live replicas.
     """
 
     def __init__(self, call: EngineCall, engine_ids: Callable[[], frozenset[str]]) -> None:
@@ -53,21 +53,21 @@ class FleetWeights:
 
     @classmethod
     def of(cls, pool: EnginePool) -> "FleetWeights":
-        """To all replicas of a pool."""
+        """Operations on all replicas of a pool."""
         return cls(pool.every_engine.call, lambda: pool.engine_ids)
 
     async def push(self, folder: str, drain_s: float) -> None:
-        """Have every replica serve the weights in a folder: all of them look at it, then one after another takes it.
+        """Have all replicas serve the weights in a folder: all inspect it first, then one after the other loads it.
 
-        Whoever leaves meanwhile does not stop it.
+        The push continues if the caller is cancelled.
 
         Args:
-            drain_s: what the requests that run in a replica have to end.
+            drain_s: seconds that running requests of a replica have to finish.
 
         Raises:
-            WeightsRefused: they do not fit, or no engine starts with them.
-            WeightsConflict: requests do not end in time, or another push is under way.
-            EngineUnavailable: there is no replica, or one does not answer.
+            WeightsRefused: the weights do not fit, or no engine starts with them.
+            WeightsConflict: requests do not finish in time, or another push is running.
+            EngineUnavailable: there is no replica, or a replica does not answer.
         """
         if self._pushing is not None and not self._pushing.done():
             raise WeightsConflict("other weights are being pushed")
@@ -75,7 +75,7 @@ class FleetWeights:
         await asyncio.shield(self._pushing)
 
     async def described(self) -> dict[str, dict[str, Any] | None]:
-        """What each replica serves; None where it does not say."""
+        """Weights that each replica serves; None for a replica that does not answer."""
         engine_ids = sorted(self._engine_ids())
         cards = (self._call(one, "ask", operation="weights", arguments={}) for one in engine_ids)
         said = await asyncio.gather(*cards, return_exceptions=True)
@@ -95,11 +95,11 @@ class FleetWeights:
                 kind = WeightsRefused if refusal.is_of_folder else WeightsConflict
                 raise kind(f"{refusal.reason}{where}")
             done.add(left[0])
-        if not done:  # all are gone; those that come serve what they served
+        if not done:  # all replicas are gone; new ones serve the former weights
             raise EngineUnavailable()
 
     async def _inspected(self, folder: str) -> Weights:
-        """The weights in a folder, which all replicas find alike and can serve."""
+        """The weights in a folder, which must be identical on all replicas and accepted by all."""
         engine_ids = sorted(self._engine_ids())
         if not engine_ids:
             raise EngineUnavailable()
@@ -116,6 +116,6 @@ class FleetWeights:
         try:
             return await self._call(engine_id, "ask", works=True, operation=name, arguments=arguments)
         except Exception as error:
-            # Whatever the transport raises for a replica that is gone; a mistake of ours is in the log.
+            # Any exception of the transport for a lost replica; an internal error is logged with its traceback.
             logger.warning("Engine %s has not answered %s", engine_id, name, exc_info=error)
             raise EngineUnavailable(f"Engine {engine_id} was lost before it answered: push again.") from error

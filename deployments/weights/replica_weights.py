@@ -1,4 +1,4 @@
-"""What the engines of one replica are loaded from: what its settings name, or the weights that were pushed since."""
+"""Weights of the engines of one replica: those that its settings name, or those that were pushed later."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ POLL_S = 0.02
 
 
 class ReplicaWeights(ReplicaEngines):
-    """Engines of one replica, whose weights are replaced by those that are pushed."""
+    """Engines of one replica whose weights can be replaced by pushed ones."""
 
     def __init__(self, config: AppConfig, memory: ClusterMemory, new_life: Callable[[AppConfig, str], Life]) -> None:
         super().__init__(config, memory, new_life)
@@ -35,7 +35,7 @@ class ReplicaWeights(ReplicaEngines):
         self._taking = asyncio.Lock()
 
     async def start(self) -> None:
-        """See `ReplicaEngines.start`: by what was pushed last, be it while one starts."""
+        """See `ReplicaEngines.start`: starts with the latest pushed weights, even if pushed during the start."""
         pushed = await self._kept()
         while True:
             self._served = pushed
@@ -50,7 +50,7 @@ class ReplicaWeights(ReplicaEngines):
             await self.engines.stop()
 
     async def _kept(self) -> Weights:
-        """Weights that were pushed last, or else those that the settings name."""
+        """The latest pushed weights, or those that the settings name."""
         found = await self._memory.read(PUSHED)
         return Weights() if found is None else Weights(*json.loads(found))
 
@@ -59,7 +59,7 @@ class ReplicaWeights(ReplicaEngines):
         return {"weights": self.card, "inspect_weights": self.inspect, "take_weights": self.take}
 
     async def card(self) -> dict[str, Any]:
-        """What is served, and whether that is being replaced."""
+        """The served weights, and the state of a replacement."""
         served = self._served
         return {
             "weights": served.digest or None,
@@ -69,17 +69,17 @@ class ReplicaWeights(ReplicaEngines):
         }
 
     async def inspect(self, folder: str) -> tuple[Weights, str | None]:
-        """The weights in a folder, and why they cannot be served here, None where they can."""
+        """The weights in a folder, and the reason why they cannot be served here, or None."""
         problem = refused_by(self._config)
         if problem is not None:
             return Weights(), problem
         return await asyncio.to_thread(self._inspect, folder)
 
     async def take(self, weights: Weights, drain_s: float) -> Refusal | None:
-        """Serve other weights, in another engine; None once they are.
+        """Replace the engine by one with other weights. Returns None on success.
 
         Args:
-            drain_s: what the requests that run have to end. No other begins meanwhile.
+            drain_s: seconds that running requests have to finish; no other requests begin meanwhile.
         """
         if self._taking.locked():
             return Refusal("other weights are being pushed")
@@ -93,7 +93,7 @@ class ReplicaWeights(ReplicaEngines):
             self._served = weights
             try:
                 await self._memory.write(PUSHED, json.dumps(weights))
-            except Exception as error:  # whatever the cluster raises
+            except Exception as error:  # any exception of the cluster
                 return Refusal(f"this engine has them, but they are not kept for others: {root_cause(error)}")
             return None
 
@@ -109,7 +109,7 @@ class ReplicaWeights(ReplicaEngines):
                 return refusal
             self._state = "starts"
             await self.engines.change(partial(self._life_of, pushed))
-        except Exception as error:  # whatever keeps an engine from starting
+        except Exception as error:  # any exception that prevents an engine's start
             logger.warning("No engine starts with the weights in %s: %s", pushed.folder, root_cause(error))
             again = "are served again" if self.engines.life is not None else "are tried again"
             return Refusal(f"no engine starts with it: {root_cause(error)}; those before {again}", is_of_folder=True)
@@ -131,7 +131,7 @@ class ReplicaWeights(ReplicaEngines):
         config = self._config_of(self._served)
         served = config.model_dir()
         try:
-            folder = Path(name).resolve()  # where a link leads now, whatever it is made to lead to later
+            folder = Path(name).resolve()  # the link's current target, even if the link changes later
             if not Path(name).is_absolute():
                 return Weights(), f"{name} must be an absolute path"
             found = inspected(folder, served)
@@ -148,14 +148,14 @@ class ReplicaWeights(ReplicaEngines):
 
 
 def refused_by(config: AppConfig) -> str | None:
-    """Why these settings go with no weights but those that they name."""
+    """Why these settings cannot be combined with pushed weights; None if they can."""
     if config.engine_dir is not None:
         return "engine_dir is given, whose engines hold the weights: build others, and serve them"
     return first("refuses_weights", config)
 
 
 async def _drained(client: EngineClient, drain_s: float) -> Refusal | None:
-    """Wait until nothing runs in an engine that takes nothing new."""
+    """Wait until all requests of a held engine have finished; returns a refusal on timeout."""
     try:
         async with asyncio.timeout(drain_s):
             while client.num_requests:
@@ -169,7 +169,7 @@ async def _drained(client: EngineClient, drain_s: float) -> Refusal | None:
 
 
 def inspected(folder: Path, served: Path) -> Inspected:
-    """Findings of a process of its own in a folder, beside the checkpoint that is served."""
+    """Result of inspecting a folder in a separate process, compared with the served checkpoint."""
     env = module_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     command = module_command(MODULE, folder, served)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=ANSWER_S, check=False)

@@ -1,4 +1,4 @@
-"""`/v1/weights`: which weights each replica serves, and how operators have others served."""
+"""`/v1/weights`: weights that each replica serves, and their replacement by operators."""
 
 from typing import Any
 
@@ -20,18 +20,18 @@ DRAIN_S = 60.0
 
 
 class UpdateWeightsBody(RequestBody):
-    """`POST /v1/weights/update`."""
+    """`POST /v1/weights/update`: serve other weights."""
 
     folder: str = Field(min_length=1, max_length=4096)
-    """Of a checkpoint of the same model, on the machine of each replica."""
+    """Folder of a checkpoint of the same model, on the machine of each replica."""
     model: str | None = None
-    """Whose weights they are; needed where several are served."""
+    """Model whose weights they are; required if several models are served."""
     drain_s: float = Field(DRAIN_S, ge=0, le=600)
-    """What the requests that run in a replica have to end."""
+    """Seconds that running requests of a replica have to finish."""
 
 
 BODIES = {UPDATE_PATH: UpdateWeightsBody}
-"""By the path by which weights are pushed, which is for operators."""
+"""Body by path of the update endpoint, which is for operators."""
 
 
 def add_weights_routes(app: FastAPI, models: ServedModels) -> None:
@@ -57,7 +57,7 @@ def add_weights_routes(app: FastAPI, models: ServedModels) -> None:
 
 
 async def _card(service: CompletionService, fleet: FleetWeights) -> dict[str, Any]:
-    """Of one model; `weights` and `folder` are null where its replicas differ, or there are none."""
+    """Weights of one model; `weights` and `folder` are null if its replicas differ, or if there are none."""
     identity, engines = service.pool.info.text_identity, await fleet.described()
     for card in engines.values():
         if card is not None:

@@ -1,1 +1,1 @@
-"""The channel between two processes with one GPU, over CUDA memory that both map; weights lent likewise."""
+"""The channel between two processes on one GPU, in CUDA memory that both map; also lending of weights."""

@@ -1,4 +1,4 @@
-"""What orders the devices of a channel through GPU memory: CUDA events, that each process makes on its own GPU."""
+"""CUDA events that order the two devices of a channel in GPU memory; each process creates events on its own GPU."""
 
 import logging
 
@@ -12,14 +12,15 @@ PAIR = (0, 1)
 
 
 class DeviceEvents:
-    """`ReadyEvents` by two interprocess CUDA events.
+    """`ReadyEvents` implemented by two interprocess CUDA events.
 
-    CUDA makes a wait for an event that was never recorded do nothing, and one for an event of an earlier round end
-    early: both would let a stream read what is not there yet. And the record of a process that was killed before its
-    device got there may never complete, so that a waiting stream would hang. Hence the channel looks only at events of
-    a round whose doorbell rang. A verifier's stream never waits: its host asks, and looks meanwhile whether the drafter
-    lives, because a drafter may be killed at any time and must cost speed alone. A drafter's stream waits, so that its
-    pass is enqueued by the time the verifier's device is done; one whose verifier is gone has nobody to work for.
+    In CUDA, waiting for an event that was never recorded does nothing, and waiting for an event of an earlier round
+    returns early: both would let a stream read data that is not there yet. A record by a process that was killed before
+    its device got there may never complete, so that a waiting stream would hang. Hence the channel uses an event only
+    after its round's doorbell rang. The verifier's stream never waits: its host queries the event and checks meanwhile
+    that the drafter lives, because a drafter may be killed at any time and must only cost speed. The drafter's stream
+    does wait, so that its pass is already enqueued when the verifier's device is done; without a verifier the drafter
+    has no work to lose.
     """
 
     def __init__(self, runtime: CudaRuntime, device: torch.device, events: list[torch.cuda.Event]) -> None:
@@ -27,15 +28,17 @@ class DeviceEvents:
         self._device = device
         self._events = events
         self.last_stream: object | None = None
-        """The last stream that recorded or waited here: the one to drain before the memory goes."""
+        """The last stream that recorded or waited here, which must be drained before the memory is freed."""
 
     def record(self, parity: int) -> None:
-        """Mark the calling thread's current stream of the channel's device."""
+        """Record the parity's event on the calling thread's current stream of the channel's device."""
         self.last_stream = self._runtime.current_stream(self._device)
         self._events[parity].record(self.last_stream)
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
-        """Order the calling thread's current stream after the mark; of a dead writer only finished work is taken."""
+        """Order the calling thread's current stream after the event. If the writer is dead, return whether the event
+        is done.
+        """
         if not writer_alive:
             return self._events[parity].query()
         self.last_stream = self._runtime.current_stream(self._device)
@@ -43,41 +46,42 @@ class DeviceEvents:
         return True
 
     def finished(self, parity: int) -> bool:
-        """Whether the device of the writer has reached the mark."""
+        """Whether the writer's device has reached the event."""
         return self._events[parity].query()
 
     def release(self) -> None:
-        """Destroy the events, or this process's hold on them."""
+        """Destroy the events, or this process's handles of them."""
         self._events.clear()
         self.last_stream = None
 
 
 def new_events(runtime: CudaRuntime, device: torch.device) -> tuple[list[torch.cuda.Event], bytes]:
-    """Two events of `device`, by parity, and the handles by which another process opens them. Raises CudaError."""
+    """Two new events of `device`, by parity, and the IPC handles that another process opens. Raises CudaError."""
     made = [runtime.create_event(device) for _ in PAIR]
     return made, b"".join(event.ipc_handle() for event in made)
 
 
 def open_events(runtime: CudaRuntime, device: torch.device, handles: bytes) -> list[torch.cuda.Event]:
-    """The events of `new_events`, made in another process. Raises CudaError."""
+    """Open the events that `new_events` created in another process. Raises CudaError."""
     return [runtime.open_event(device, handles[parity * HANDLE_BYTES : (parity + 1) * HANDLE_BYTES]) for parity in PAIR]
 
 
 class DrafterEvents(DeviceEvents):
-    """The verifier's view of the events of replies, which each drafter makes on its own GPU, where alone it may record
-    them, and hands over when it attaches.
+    """The verifier's view of the reply events, which each drafter creates on its own GPU and passes on when it
+    attaches.
 
-    They go with their drafter: what cannot be asked any more counts as unfinished, as a dead drafter's work does.
+    Only the drafter can record them. An event that cannot be queried any more counts as unfinished, like a dead
+    drafter's work.
     """
 
     def __init__(self, runtime: CudaRuntime, device: torch.device, words: memoryview) -> None:
         super().__init__(runtime, device, [])
         self._words = words
         self._opened_of = 0
-        """The word by which a drafter is attached whose events these are."""
+        """Value of `Word.ATTACHED` of the drafter that owns the opened events."""
 
     def open(self) -> None:
-        """Take over the events of the drafter that is attached. Raises CudaError."""
+        """Open the events of the attached drafter. Raises CudaError."""
         attached = self._words[Word.ATTACHED]
         if attached == self._opened_of:
             return
@@ -87,7 +91,7 @@ class DrafterEvents(DeviceEvents):
         self._opened_of = attached
 
     def finished(self, parity: int) -> bool:
-        """Whether the drafter's device has reached the mark, as far as its event can be asked."""
+        """Whether the drafter's device has reached the event; False if the event cannot be queried."""
         try:
             self.open()
             return super().finished(parity)

@@ -1,12 +1,13 @@
-"""The channel over CUDA IPC: two processes of one node, each with a CUDA device, messages in the verifier's GPU memory.
+"""The channel over CUDA IPC: two processes of one node, each with a CUDA device, messages in the verifier's GPU
+memory.
 
-Control stays in a segment of POSIX shared memory: counters, incarnations, and the handles by which a
-drafter opens the rest. One block of the verifier's device holds the tensors that devices read. It is exported once,
-when the channel is made; a drafter opens it on the same GPU, or on another one that can access the verifier's.
+Control data stay in a segment of POSIX shared memory: counters, incarnations, and the IPC handles that a drafter opens.
+One block of the verifier's device holds the tensors that devices read. The block is exported once, when the channel is
+created; a drafter opens it on the same GPU, or on another GPU that can access the verifier's.
 
-Where a field lies follows from who writes and who reads it:
+The location of a field follows from its writer and its reader:
 
-| fields of an outcome | written by | read by the drafter's | lie in |
+| fields of an outcome | written by | read by the drafter's | location |
 |---|---|---|---|
 | header (counts, round) | host | host | host memory |
 | decode_slots, proposal_slots | host, from its plan | host: rows of the pass, offsets | host memory |
@@ -25,15 +26,15 @@ Where a field lies follows from who writes and who reads it:
 The header of a reply (round, incarnation) goes from host to host, its other fields from device to device.
 
 So a host reads nothing that a device computes, and may run a round behind or ahead of its device. The slots in host
-memory are a few hundred bytes, which a device that needs them gets in the pass's own upload.
+memory are a few hundred bytes; a device that needs them gets them in the upload of its pass.
 
-Two events per direction, one per parity, order the devices (`memory.ReadyEvents`). Each side makes those that it
-records, on its own GPU, as an event is recorded by streams of its own device alone. A drafter hands over the handles of
-its two through the header's words when it attaches, before it is seen as attached.
+Two events per direction, one per parity, order the devices (`memory.ReadyEvents`). Each side creates the events that it
+records on its own GPU, because an event can only be recorded by streams of its own device. A drafter writes the handles
+of its two events into the header's words before it becomes visible as attached.
 
-That all this carries is tried with every drafter, because CUDA's word alone is not enough in some virtual machines:
-the block ends with a pattern that the verifier has written; the drafter reads it, writes its answer beside it and
-records both its events; and the verifier reads that once the events are finished.
+Each new drafter is tested for whether data arrive, because CUDA reports success in some virtual machines where they do
+not: the block ends with a pattern that the verifier has written; the drafter reads it, writes its answer beside it and
+records both its events; the verifier reads the answer once the events are finished.
 """
 
 import logging
@@ -58,18 +59,18 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 logger = logging.getLogger(__name__)
 KIND = "cuda_ipc"
 DRAIN_TIMEOUT_S = 5.0
-"""A device that is not done with the memory by then hangs."""
+"""A device that still uses the memory after this many seconds hangs."""
 DETACH_TIMEOUT_S = 2.0
-"""A drafter lets go within one of its passes, or is dead."""
+"""A live drafter detaches within one pass, so after this many seconds it is dead."""
 TRIAL_TIMEOUT_S = 10.0
-"""For a device to finish a mark that has nothing before it."""
+"""Seconds for a device to finish an event with no work before it."""
 PATTERN_BYTES = 64
-"""At the end of the device block: what the verifier has written, and behind it what the drafter answers."""
+"""Size of the verifier's pattern at the end of the device block, and of the drafter's answer behind it."""
 
 
 @dataclass(frozen=True)
 class _Mapping:
-    """One process's hold on the device block and the events of a channel."""
+    """One process's mapping of a channel's device block, and its events."""
 
     runtime: CudaRuntime
     device: torch.device
@@ -78,35 +79,32 @@ class _Mapping:
     reply_ready: DeviceEvents
 
     def memory(self, segment: Segment) -> ChannelMemory:
-        """The channel's tensors over the segment's body and the device block."""
+        """The channel's tensors in the segment's body and the device block."""
         spec = segment.header.spec
         raw = self.runtime.tensor(self.device, self.address, buffer_bytes(spec, DEVICE_FIELDS))
         regions = (Region(segment.body, HOST_FIELDS), Region(raw, DEVICE_FIELDS))
         return carve(spec, segment.words, *regions, outcome_ready=self.outcome_ready, reply_ready=self.reply_ready)
 
     def patterns(self, spec: ChannelSpec) -> tuple[Tensor, Tensor]:
-        """uint8 [PATTERN_BYTES] each: the verifier's and the drafter's, on the device."""
+        """Patterns of verifier and drafter on the device, uint8 [PATTERN_BYTES] each."""
         start = buffer_bytes(spec, DEVICE_FIELDS)
         raw = self.runtime.tensor(self.device, self.address, start + 2 * PATTERN_BYTES)
         return raw[start : start + PATTERN_BYTES], raw[start + PATTERN_BYTES :]
 
     def drain(self) -> bool:
-        """Whether this process's device is done with the block, after waiting for it."""
+        """Wait for this process's device to finish with the block; False after `DRAIN_TIMEOUT_S`."""
         streams = [events.last_stream for events in (self.outcome_ready, self.reply_ready)]
-        # Two waits at most, of which the second ends at once where both are the same stream.
+        # At most two waits; the second returns at once if both are the same stream.
         return all(s is None or self.runtime.drain(self.device, s, DRAIN_TIMEOUT_S) for s in streams)
 
     def release_events(self) -> None:
-        """Destroy this process's hold on all four events."""
+        """Release this process's handles of all four events."""
         self.outcome_ready.release()
         self.reply_ready.release()
 
 
 class CudaIpcChannel:
-    """A channel and its verifier's end, whose `close` frees the device block; so does its deletion.
-
-    The end of the process frees it too, by the driver.
-    """
+    """A channel with its verifier's end. `close`, deletion and the end of the process free the device block."""
 
     def __init__(self, name: str, segment: Segment, mapping: _Mapping) -> None:
         self.name = name
@@ -115,9 +113,9 @@ class CudaIpcChannel:
         mapping = self._mapping = replace(mapping, reply_ready=self._replies)
         self.verifier_end = VerifierSide(mapping.memory(segment), Doorbell(Bell(segment.words, Word.REPLIED)))
         pid = os.getpid()
-        # Of a channel dropped unclosed the later finalizer runs first: the drafter must see it closed to let go.
+        # Finalizers run in reverse order of creation: the segment is marked closed first, so that the drafter detaches.
         free = weakref.finalize(self.verifier_end, _free, mapping, segment.words, pid)
-        free.atexit = False  # an interpreter that ends must not wait for a device that may hang
+        free.atexit = False  # an interpreter that exits must not wait for a device that may hang
         unlink = weakref.finalize(self.verifier_end, close_segment, segment.words, segment.path, pid)
 
         def close() -> None:
@@ -127,17 +125,17 @@ class CudaIpcChannel:
         self.verifier_end.on_close = close
 
     def try_drafter(self, timeout_s: float = TRIAL_TIMEOUT_S, wait_s: float = TRIAL_TIMEOUT_S) -> bool:
-        """Open the events of the drafter that is attached, and see what it wrote into the block when it attached.
+        """Open the attached drafter's events and check the answer that it wrote into the block when it attached.
 
         Args:
-            timeout_s: for its marks to arrive, from the first call on.
-            wait_s: longest wait of this call.
+            timeout_s: seconds for the drafter's events to finish, counted from the first call.
+            wait_s: longest wait of this call in seconds.
 
         Returns:
-            False where its marks are not there and have time left: call again.
+            False if the events are not finished and time is left: call again.
 
         Raises:
-            ChannelError: its marks or its writes do not arrive here.
+            ChannelError: the drafter's events or its writes do not arrive here.
         """
         details, incarnation = self._segment.header.details, self.verifier_end.incarnation
         expected, now = _answer(bytes.fromhex(details["pattern"]), incarnation), time.monotonic()
@@ -154,18 +152,19 @@ class CudaIpcChannel:
             reason = f"the verifier cannot open the drafter's events: {_one_line(error)}"
             raise ChannelError(f"channel {self.name!r}: {reason}") from error
         if not marked or found != expected:
-            what = "wrote is not there" if marked else "marked as done stays undone"
-            raise ChannelError(f"channel {self.name!r}: what the drafter {what} for the verifier's {details['device']}")
+            what = "data do not arrive on" if marked else "events do not finish on"
+            raise ChannelError(f"channel {self.name!r}: the drafter's {what} the verifier's {details['device']}")
         return True
 
     @classmethod
     def create(
         cls, name: str, spec: ChannelSpec, device: torch.device, runtime: CudaRuntime | None = None
     ) -> "CudaIpcChannel":
-        """Make the channel `name` on the verifier's device, after removing segments of dead verifiers.
+        """Create the channel `name` on the verifier's device, after removing segments of dead verifiers.
 
-        Raises ChannelError if `device` is no CUDA device with an index or shares no events, the device block cannot be
-        made or exported, the name is not a plain file name or belongs to a live verifier, or /dev/shm is too full.
+        Raises ChannelError if `device` is not a CUDA device with an index or shares no events, if the device block
+        cannot be allocated or exported, if the name is not a plain file name or belongs to a live verifier, or if
+        /dev/shm is too full.
         """
         try:
             runtime = runtime or CudaRuntime()
@@ -185,17 +184,17 @@ class CudaIpcChannel:
 
     @staticmethod
     def attach(name: str, incarnation: int, device: torch.device, runtime: CudaRuntime | None = None) -> DrafterSide:
-        """Attach to the channel `name` as its drafter on `device`; an earlier incarnation is thereby closed.
+        """Attach to the channel `name` as its drafter on `device`, which detaches any earlier incarnation.
 
         `close` waits for the device, unmaps the block and destroys this process's events.
 
-        Raises ChannelError if there is no such channel, it was made by another version or is of another kind, `device`
-        cannot reach the verifier's or does not read there what that wrote, its verifier is gone, or `incarnation` is
-        not larger than the one attached.
+        Raises ChannelError if the channel does not exist, was created by another version or is of another kind, if
+        `device` cannot reach the verifier's device or does not read the verifier's pattern there, if the verifier is
+        gone, or if `incarnation` is not larger than the attached one.
         """
         segment = Segment.attach(name, KIND, host_bytes)
         if not PeerProcess(segment.words[Word.VERIFIER_PID], segment.words[Word.VERIFIER_START]).works():
-            # Before its handles are tried: CUDA's own message would not say that the exporter is dead.
+            # Checked before the handles: CUDA's own message would not name the exporter's death as the cause.
             raise ChannelError(f"channel {name!r}: its verifier has closed it or is gone")
         details = segment.header.details
         try:
@@ -225,7 +224,7 @@ def host_bytes(spec: ChannelSpec) -> int:
 
 
 def check_reach(runtime: CudaRuntime, device: torch.device, verifier_uuid: str, verifier_device: str) -> None:
-    """Refuse a drafter's device that cannot use memory of the verifier's; the same GPU always can.
+    """Refuse a drafter's device that cannot access the verifier's memory; the same GPU always can.
 
     Raises:
         ChannelError: the verifier's GPU is hidden from this process, or no peer access exists; names both devices.
@@ -257,7 +256,7 @@ def _check_device(runtime: CudaRuntime, device: torch.device, side: str) -> None
 
 
 def _export(spec: ChannelSpec, device: torch.device, runtime: CudaRuntime) -> tuple[_Mapping, Details]:
-    """The device block and the outcomes' events of a new channel, and what a drafter needs to open them."""
+    """Create the device block and outcome events of a new channel, and the details by which a drafter opens them."""
     address = runtime.allocate(device, buffer_bytes(spec, DEVICE_FIELDS) + 2 * PATTERN_BYTES)
     try:
         made, handles = new_events(runtime, device)
@@ -283,7 +282,10 @@ def _export(spec: ChannelSpec, device: torch.device, runtime: CudaRuntime) -> tu
 def _open(
     header: SegmentHeader, incarnation: int, device: torch.device, runtime: CudaRuntime
 ) -> tuple[_Mapping, bytes]:
-    """The drafter's hold on the block, and the handles of its own events; it has been tried from this side."""
+    """Open the block as drafter and create the reply events. Returns the mapping and the events' handles.
+
+    Checks the verifier's pattern, writes the answer and records both events.
+    """
     details = header.details
     address = runtime.open_memory(device, bytes.fromhex(details["memory"]))
     try:
@@ -295,7 +297,7 @@ def _open(
         theirs, mine = mapping.patterns(header.spec)
         pattern = bytes.fromhex(details["pattern"])
         if bytes(theirs.cpu().numpy()) != pattern:
-            raise CudaError("what the verifier wrote is not there")
+            raise CudaError("data written by the verifier do not arrive")
         mine.copy_(_bytes(_answer(pattern, incarnation)))
         for parity in PAIR:
             mapping.reply_ready.record(parity)
@@ -306,7 +308,7 @@ def _open(
 
 
 def _answer(pattern: bytes, incarnation: int) -> bytes:
-    """What a drafter writes behind the verifier's pattern; no other one writes the same."""
+    """The drafter's answer to the verifier's pattern, unique to its incarnation."""
     return incarnation.to_bytes(8, "little") + bytes(byte ^ 0xFF for byte in pattern[8:])
 
 
@@ -315,7 +317,9 @@ def _bytes(content: bytes) -> Tensor:
 
 
 def _unmap(mapping: _Mapping) -> bool:
-    """Let go of the verifier's memory, once this device is done with it; False where it hangs and stays mapped."""
+    """Unmap the verifier's memory once this device is done with it; False if the device hangs and the memory stays
+    mapped.
+    """
     if not mapping.drain():
         logger.warning("%s hangs: the channel's memory stays mapped until this process ends", mapping.device)
         return False
@@ -325,7 +329,7 @@ def _unmap(mapping: _Mapping) -> bool:
 
 
 def _free(mapping: _Mapping, words: memoryview, pid: int) -> None:
-    """Free the device block, once nobody uses it: CUDA leaves open what happens to memory freed under an importer."""
+    """Free the device block once nobody uses it: in CUDA, freeing memory that an importer still maps is undefined."""
     if os.getpid() != pid:
         return
     attached = words[Word.ATTACHED]
@@ -346,5 +350,5 @@ def _free(mapping: _Mapping, words: memoryview, pid: int) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    """torch adds lines of advice to CUDA's own message."""
+    """CUDA's own message, without the lines of advice that torch appends."""
     return str(error).partition("\n")[0]

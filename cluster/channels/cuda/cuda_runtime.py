@@ -1,13 +1,13 @@
-"""What a CUDA IPC channel asks of CUDA, and the answer of torch and the CUDA runtime; knows nothing of channels.
+"""CUDA functions that a CUDA IPC channel needs, by torch and the CUDA runtime; independent of channels.
 
-Memory comes from `cudaMalloc` of the CUDA runtime that torch has loaded, through ctypes. torch's own way to share,
-`torch.UntypedStorage._share_cuda_`, does not fit: it is private, hands out the allocator's whole segment, and counts a
-reference per export and receiver, so that every new drafter would need a new export and every killed one would keep the
-memory for good. The runtime functions used here have kept their signatures since CUDA 5.0.
+Memory comes from `cudaMalloc` of the CUDA runtime that torch has loaded, through ctypes. torch's own sharing,
+`torch.UntypedStorage._share_cuda_`, does not fit: it is private, exports the allocator's whole segment, and counts a
+reference per export and receiver, so that every new drafter would need a new export and every killed drafter would leak
+the memory. The runtime functions used here have kept their signatures since CUDA 5.0.
 
-Events come from `torch.cuda.Event`, whose IPC interface is public and the same in torch 2.11 to 2.13. Tensors are made
-over an address by DLPack, where the caller names the device: memory of a peer GPU then counts as memory of the GPU that
-mapped it, and kernels of that GPU read it over NVLink or PCIe.
+Events come from `torch.cuda.Event`, whose IPC interface is public and unchanged from torch 2.11 to 2.13. Tensors over
+an address are created by DLPack, where the caller names the device: memory of a peer GPU then counts as memory of the
+GPU that mapped it, and kernels of that GPU read it over NVLink or PCIe.
 """
 
 import ctypes
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 HANDLE_BYTES = 64
-"""Of both cudaIpcMemHandle_t and cudaIpcEventHandle_t."""
+"""Size of cudaIpcMemHandle_t and of cudaIpcEventHandle_t."""
 GRANULARITY_BYTES = 2 * 2**20
-"""cudaMalloc carves smaller allocations out of blocks of 2 MiB, and a handle exports the block."""
+"""cudaMalloc places smaller allocations in shared blocks of 2 MiB, and a handle exports the whole block."""
 DRAIN_POLL_S = 1e-3
 _LAZY_PEER_ACCESS = 1
 _IPC_EVENT_SUPPORT = 125
@@ -33,11 +33,13 @@ class CudaError(RuntimeError):
 
 
 class CudaRuntime:
-    """CUDA as a channel needs it, by torch and the CUDA runtime library that torch has loaded; a test's fake stands in
-    where there is no GPU. Every call may raise CudaError."""
+    """CUDA by torch and the CUDA runtime library that torch has loaded; tests without a GPU replace it by a fake.
+
+    Every method may raise CudaError.
+    """
 
     def count(self) -> int:
-        """CUDA devices that this process sees."""
+        """Number of CUDA devices that this process sees."""
         return torch.cuda.device_count()
 
     def describe(self, device: torch.device) -> str:
@@ -45,11 +47,11 @@ class CudaRuntime:
         return f"cuda:{device.index} ({torch.cuda.get_device_name(device)}, {self.uuid(device)})"
 
     def uuid(self, device: torch.device) -> str:
-        """Name of the GPU in every process, whatever CUDA_VISIBLE_DEVICES says there."""
+        """UUID of the GPU, which is the same in every process, whatever its CUDA_VISIBLE_DEVICES."""
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
     def find(self, uuid: str) -> torch.device | None:
-        """The GPU of that UUID, or None where this process does not see it."""
+        """The GPU with that UUID, or None if this process does not see it."""
         devices = (torch.device("cuda", index) for index in range(self.count()))
         return next((device for device in devices if self.uuid(device) == uuid), None)
 
@@ -58,27 +60,27 @@ class CudaRuntime:
         return torch.cuda.can_device_access_peer(device, peer)
 
     def shares_events(self, device: torch.device) -> bool:
-        """Whether its events can be opened by other processes, which its memory then can be too."""
+        """Whether other processes can open the device's events, which implies that they can open its memory."""
         value = ctypes.c_int()
         attribute, index = ctypes.c_int(_IPC_EVENT_SUPPORT), ctypes.c_int(device.index)
         _call(device, "cudaDeviceGetAttribute", ctypes.byref(value), attribute, index)
         return bool(value.value)
 
     def allocate(self, device: torch.device, num_bytes: int) -> int:
-        """Address of new zeroed memory that can be exported."""
+        """Address of newly allocated, zeroed memory that can be exported."""
         address = ctypes.c_void_p()
         size = -(-num_bytes // GRANULARITY_BYTES) * GRANULARITY_BYTES
         _call(device, "cudaMalloc", ctypes.byref(address), ctypes.c_size_t(size))
         self.tensor(device, _number(address), size).zero_()
-        self.current_stream(device).synchronize()  # another stream, or another process, may be the first to use it
+        self.current_stream(device).synchronize()  # the first user may be another stream or another process
         return _number(address)
 
     def free(self, device: torch.device, address: int) -> None:
-        """Free what `allocate` returned; waits for the device's work."""
+        """Free memory from `allocate`; waits for the device's work."""
         _call(device, "cudaFree", ctypes.c_void_p(address))
 
     def allocation_of(self, device: torch.device, address: int) -> int:
-        """Where the allocation begins that an address lies in, whoever has made it."""
+        """Start of the allocation that contains an address, whichever library has allocated it."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         driver = _driver()
         with torch.cuda.device(device):
@@ -88,43 +90,43 @@ class CudaRuntime:
         return base.value
 
     def export_memory(self, device: torch.device, address: int) -> bytes:
-        """A handle of the allocation that begins there, which other processes open, HANDLE_BYTES long."""
+        """IPC handle, HANDLE_BYTES long, of the allocation that begins at `address`."""
         handle = _Handle()
         _call(device, "cudaIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(address))
         return bytes(handle.reserved)
 
     def open_memory(self, device: torch.device, handle: bytes) -> int:
-        """Map another process's memory for use by `device`, which need not be the GPU it lies on; its address here."""
+        """Map another process's memory for use by `device`, which may differ from its GPU. Returns the address here."""
         address = ctypes.c_void_p()
         opened = _Handle.from_buffer_copy(handle)
         _call(device, "cudaIpcOpenMemHandle", ctypes.byref(address), opened, ctypes.c_uint(_LAZY_PEER_ACCESS))
         return _number(address)
 
     def close_memory(self, device: torch.device, address: int) -> None:
-        """Unmap what `open_memory` returned."""
+        """Unmap memory from `open_memory`."""
         _call(device, "cudaIpcCloseMemHandle", ctypes.c_void_p(address))
 
     def tensor(self, device: torch.device, address: int, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes] over memory on, or mapped for, the device; keeps nothing alive."""
+        """uint8 [num_bytes] over memory on, or mapped for, the device; does not keep the memory alive."""
         return tensor_at(address, num_bytes, device)
 
     def create_event(self, device: torch.device) -> torch.cuda.Event:
         """A new interprocess event of the device."""
         with torch.cuda.device(device):
             event = torch.cuda.Event(interprocess=True)
-            event.ipc_handle()  # an event comes to be when it is first exported, on the device that is current then
+            event.ipc_handle()  # torch creates the event at its first export, on the device that is current then
         return event
 
     def open_event(self, device: torch.device, handle: bytes) -> Any:
-        """Another process's event, for streams of `device` to wait for and hosts to ask; its maker alone records it."""
+        """Open another process's event, which streams of `device` can wait for and hosts can query but not record."""
         return torch.cuda.Event.from_ipc_handle(device, handle)
 
     def current_stream(self, device: torch.device) -> torch.cuda.Stream:
-        """The calling thread's stream on the device."""
+        """The calling thread's current stream of the device."""
         return torch.cuda.current_stream(device)
 
     def drain(self, device: torch.device, stream: Any, timeout_s: float) -> bool:
-        """Wait until the stream has done what it was given so far; False if it has not after `timeout_s`."""
+        """Wait until the stream has done its work so far; False if it has not after `timeout_s`."""
         done = torch.cuda.Event()
         done.record(stream)
         deadline = time.monotonic() + timeout_s
@@ -136,7 +138,7 @@ class CudaRuntime:
 
 
 def _number(address: ctypes.c_void_p) -> int:
-    """Of an address; ctypes has None for 0."""
+    """The address as int; ctypes represents 0 as None."""
     return address.value or 0
 
 
@@ -152,17 +154,17 @@ def _call(device: torch.device, name: str, *arguments: object) -> None:
     with torch.cuda.device(device):
         status = getattr(cudart, name)(*arguments)
     if status:
-        cudart.cudaGetLastError()  # otherwise torch reports this error at its next launch, as that launch's own
+        cudart.cudaGetLastError()  # clears the error, which torch would otherwise report for its next launch
         reason = cudart.cudaGetErrorString(status).decode()
         raise CudaError(f"{name} on cuda:{device.index} failed: {reason} (cudaError {status})")
 
 
 @functools.cache
 def _cudart() -> ctypes.CDLL:
-    """The CUDA runtime in this process: dlopen finds a library that is loaded by its soname.
+    """The CUDA runtime in this process: dlopen finds a loaded library by its soname.
 
     Raises:
-        CudaError: torch was built without CUDA, or links its runtime statically.
+        CudaError: torch was built without CUDA, or links the runtime statically.
     """
     if torch.version.cuda is None:
         raise CudaError("this build of torch has no CUDA (torch.version.cuda is None)")
@@ -178,10 +180,10 @@ def _cudart() -> ctypes.CDLL:
 
 @functools.cache
 def _driver() -> ctypes.CDLL:
-    """The driver's own library, which the CUDA runtime has loaded.
+    """The driver's library, which the CUDA runtime has loaded.
 
     Raises:
-        CudaError: it cannot be opened.
+        CudaError: the library cannot be opened.
     """
     try:
         return ctypes.CDLL("libcuda.so.1")
@@ -219,9 +221,12 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 def tensor_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
-    """uint8 [num_bytes] over existing memory, which must outlive every use of it (DLPack 0.8, DLManagedTensor)."""
+    """uint8 [num_bytes] over existing memory, which must outlive every use of the tensor (DLPack 0.8,
+    DLManagedTensor).
+    """
     shape_at = ctypes.sizeof(_DLTensor)
-    # One block for struct and shape, freed by libc itself: the tensor may outlive the interpreter, a callback may not.
+    # One libc block for struct and shape, freed by libc: the tensor may outlive the interpreter, a Python callback may
+    # not.
     block = _libc.calloc(1, shape_at + 8)
     ctypes.c_int64.from_address(block + shape_at).value = num_bytes
     managed = _DLTensor.from_address(block)

@@ -1,6 +1,6 @@
-"""Whether CUDA IPC carries between two processes of this machine: a channel and its drafter, and nothing else.
+"""Tests whether CUDA IPC works between two processes of this machine, with a channel and a minimal drafter.
 
-Run as a module, this file is the drafter: it attaches, waits until its input ends, and lets go.
+Run as a module, this file is the drafter: it attaches, waits until its input ends, and detaches.
 """
 
 import secrets
@@ -29,7 +29,7 @@ SPEC = ChannelSpec(
     num_blocks=8,
 )
 ATTACHED_S = 90.0
-"""An import of torch from a cold disk, and a context of CUDA."""
+"""Seconds for importing torch from a cold disk and creating a CUDA context."""
 LEFT_S = 10.0
 DRAFTER = module_command("wingbeat.cluster.channels.cuda.ipc_trial")
 
@@ -37,14 +37,14 @@ DRAFTER = module_command("wingbeat.cluster.channels.cuda.ipc_trial")
 def try_cuda_ipc(
     device: torch.device, peer: torch.device, runtime: CudaRuntime | None = None, drafter: Sequence[str] = DRAFTER
 ) -> None:
-    """Have a process on `peer` read what this one writes on `device`, answer there, and mark it with events.
+    """Have a process on `peer` read data that this process writes on `device`, answer there, and record events.
 
     Args:
-        runtime: of CUDA; None takes torch's.
-        drafter: the command of the other process.
+        runtime: CUDA runtime; None uses torch's.
+        drafter: command of the other process.
 
     Raises:
-        ChannelError: it does not carry; one line that says what is missing.
+        ChannelError: data do not arrive; one line that says what is missing.
     """
     name = f"wingbeat-trial-{secrets.token_hex(4)}"
     end = (channel := CudaIpcChannel.create(name, SPEC, device, runtime)).verifier_end
@@ -75,7 +75,7 @@ def _reason(process: subprocess.Popen[str]) -> str:
 
 
 def attach_until_input_ends(name: str, device: torch.device, runtime: CudaRuntime | None = None) -> int:
-    """The drafter: what keeps it from attaching is its last line, and its exit code is 1."""
+    """Run the drafter's side. If it cannot attach, the reason is its last line on stderr and the exit code is 1."""
     try:
         end = CudaIpcChannel.attach(name, 1, device, runtime)
     except ChannelError as error:

@@ -1,11 +1,11 @@
-"""Tensors of one process that another one reads on the same GPU, in place of copies of its own.
+"""Tensors of one process that other processes map on the same GPU instead of holding copies.
 
-Their owner exports the allocations they lie in, once. Whoever borrows maps them, one process after the other and as
-often as one dies; the end of a process ends its mappings. Nobody writes: that is a convention, CUDA maps all memory for
-writing. And what is lent stays where it is: a process that frees or moves it must have seen its borrowers end.
+The owner exports the allocations of the tensors once. Borrowers map them, in any number and again after a restart; the
+end of a process ends its mappings. Nobody writes to lent tensors: that is a convention, because CUDA maps all memory
+writable. Lent memory must stay in place: its owner may free or move it only after all borrowers have ended.
 
-torch's allocator cuts tensors out of larger allocations, so a tensor is a handle and an offset. Memory that it maps by
-itself (expandable segments) or takes from a pool of the driver's (cudaMallocAsync) has no handle, and is not lent.
+torch's allocator places tensors in larger allocations, so a tensor is lent as handle and offset. Memory of expandable
+segments or of the driver's pool (cudaMallocAsync) has no IPC handle and is not lent.
 """
 
 from collections.abc import Mapping
@@ -18,46 +18,46 @@ from torch import Tensor
 from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError, CudaRuntime
 
 SYNCHRONISED_S = 60.0
-"""For a device to do what it was given before."""
+"""Seconds for a device to finish its earlier work."""
 
 
 class LentTensor(NamedTuple):
-    """Where a tensor lies."""
+    """Location of a lent tensor."""
 
     handle: bytes
-    """Of its allocation."""
+    """IPC handle of the allocation."""
     offset_bytes: int
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class Loan(NamedTuple):
-    """What a process lends; travels pickled."""
+    """Tensors that a process lends; sent pickled."""
 
     uuid: str
-    """Of its GPU."""
+    """UUID of the lender's GPU."""
     tensors: Mapping[str, LentTensor | str]
-    """By name; a reason where one is not lent."""
+    """Lent tensors by name; for a tensor that is not lent, the reason."""
 
 
 def lend(tensors: Mapping[str, Tensor | str], device: torch.device, runtime: CudaRuntime | None = None) -> Loan:
-    """Export tensors of the device; what keeps one from being lent is its reason.
+    """Export tensors of the device. A tensor that cannot be lent is replaced by the reason.
 
     Args:
-        tensors: by name, each for as long as borrowers live; or the reason why there is none to lend.
-        runtime: of CUDA; None takes torch's.
+        tensors: by name, tensors that live as long as their borrowers, or the reason why there is none to lend.
+        runtime: CUDA runtime; None uses torch's.
     """
     runtime = runtime or CudaRuntime()
     lent = {name: one if isinstance(one, str) else _lend(one, device, runtime) for name, one in tensors.items()}
-    # Another process's streams know nothing of what this one's still have to write.
+    # Streams of other processes are not ordered after this process's pending writes.
     if not runtime.drain(device, runtime.current_stream(device), SYNCHRONISED_S):
-        lent = dict.fromkeys(lent, f"{device} is not done with it within {SYNCHRONISED_S:.0f} s")
+        lent = dict.fromkeys(lent, f"{device} has not finished its earlier work within {SYNCHRONISED_S:.0f} s")
     return Loan(runtime.uuid(device), lent)
 
 
 def _lend(tensor: Tensor, device: torch.device, runtime: CudaRuntime) -> LentTensor | str:
     if not tensor.is_contiguous():
-        return "its rows do not lie one after the other"
+        return "it is not contiguous"
     try:
         base = runtime.allocation_of(device, tensor.data_ptr())
         handle = runtime.export_memory(device, base)
@@ -67,18 +67,18 @@ def _lend(tensor: Tensor, device: torch.device, runtime: CudaRuntime) -> LentTen
 
 
 class Borrower:
-    """One process's hold on what another one lends; the mappings stay until this process ends.
+    """One process's mappings of lent tensors, which stay until the process ends.
 
     Args:
-        device: of this process.
-        runtime: of CUDA; None takes torch's.
+        device: this process's device.
+        runtime: CUDA runtime; None uses torch's.
     """
 
     def __init__(self, loan: Loan, device: torch.device, runtime: CudaRuntime | None = None) -> None:
         self._loan, self._device = loan, device
         self._runtime = runtime or CudaRuntime()
         self._mapped: dict[bytes, int] = {}
-        """Addresses here, by handle: an allocation may hold several of the tensors."""
+        """Addresses in this process by handle: several tensors may share an allocation."""
 
     @property
     def is_beside(self) -> bool:
@@ -86,10 +86,10 @@ class Borrower:
         return self._runtime.find(self._loan.uuid) == self._device
 
     def tensor(self, name: str) -> Tensor:
-        """The other process's tensor, to be read.
+        """The lender's tensor, for reading only.
 
         Raises:
-            CudaError: it is not lent, or cannot be mapped; the reason alone.
+            CudaError: the tensor is not lent or cannot be mapped; the message is the reason alone.
         """
         lent = self._loan.tensors.get(name, "the verifier has none of that name")
         if isinstance(lent, str):

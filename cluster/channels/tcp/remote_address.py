@@ -1,13 +1,13 @@
-"""Where a remote channel's verifier listens, and the secret that its drafter proves; Ray carries it between them.
+"""Address of a remote channel's verifier, and the secret that its drafter must prove; Ray transports both.
 
-The replica that passes it on has no torch, so the shapes travel pickled.
+The replica that passes it on has no torch, so the channel's spec is pickled.
 """
 
 from typing import NamedTuple
 
 
 class RemoteAddress(NamedTuple):
-    """Takes the place of the name that a channel on one node has."""
+    """Replaces the channel name that is used on a single node."""
 
     host: str
     port: int

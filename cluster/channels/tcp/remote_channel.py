@@ -1,7 +1,7 @@
-"""The channel between two nodes: one TCP connection, over which the contents of the buffers travel as frames.
+"""The channel between two nodes: one TCP connection that carries the contents of the buffers as frames.
 
-Each end has buffers and words of its own, in host memory that is pinned where a GPU copies from or to it, and is the
-end of every channel: only its bells differ. `docs/channel.md` has the rules of the wire.
+Each end has its own buffers and words in host memory, pinned if a GPU copies from or to it, and uses the common ends;
+only the bells differ. `docs/channel.md` specifies the wire format.
 """
 
 import os
@@ -31,38 +31,38 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 
 
 class RemoteChannel:
-    """A listening port and its verifier's end, whose `close` closes it; so does its deletion."""
+    """A listening port with its verifier's end. `close` and deletion close the port."""
 
     def __init__(self, host: str, spec: ChannelSpec, device: torch.device | None = None) -> None:
         """Listen on an address of this node.
 
         Args:
-            device: of the verifier, where that is a GPU.
+            device: the verifier's GPU; None for a CPU.
 
         Raises:
-            ChannelError: it cannot be listened on, or memory is too full for the buffers.
+            ChannelError: the address cannot be listened on, or memory lacks room for the buffers.
         """
         memory, secret = _memory(spec, device), new_secret()
         link = VerifierLink(memory)
         listener = Listener(host, secret, spec, link.admit)
         self.name = RemoteAddress(host, listener.port, secret, pickle.dumps(spec))
-        """What a drafter attaches by."""
+        """Address that a drafter attaches to."""
         self.verifier_end = RemoteVerifierSide(memory, link)
         self.verifier_end.on_close = weakref.finalize(self.verifier_end, _shut, listener, link, os.getpid())
 
     @staticmethod
     def attach(address: RemoteAddress, incarnation: int, device: torch.device | None = None) -> DrafterSide:
-        """Connect to the verifier as its drafter; an earlier incarnation is thereby closed.
+        """Connect to the verifier as its drafter, which detaches any earlier incarnation.
 
         Args:
-            device: of the drafter, where that is a GPU.
+            device: the drafter's GPU; None for a CPU.
 
         Raises:
-            ChannelError: nobody answers there, or not one that holds the secret; its shapes are others; `incarnation`
-                is not larger than the one attached.
+            ChannelError: no answer, or the other end does not hold the secret; its layout differs; `incarnation` is not
+                larger than the attached one.
         """
         spec: ChannelSpec = pickle.loads(address.spec)
-        # A GPU's copies out of these buffers have to be done before the next round may fill them.
+        # A GPU's copies out of these buffers must be done before the next round fills them.
         memory = _memory(spec, device, None if device is None else _StreamReady(device))
         try:
             sock = socket.create_connection((address.host, address.port), HANDSHAKE_S)
@@ -80,7 +80,7 @@ class RemoteChannel:
 
 
 class RemoteVerifierSide(VerifierSide):
-    """The verifier's end."""
+    """The verifier's end of a remote channel."""
 
     def __init__(self, memory: ChannelMemory, link: VerifierLink) -> None:
         super().__init__(memory, FrameDoorbell(link, Word.REPLIED))
@@ -98,7 +98,7 @@ class RemoteVerifierSide(VerifierSide):
 
 
 class RemoteDrafterSide(DrafterSide):
-    """A drafter's end, attached when made."""
+    """The drafter's end of a remote channel, attached on construction."""
 
     def __init__(self, memory: ChannelMemory, incarnation: int, sock: socket.socket) -> None:
         super().__init__(memory, incarnation)
@@ -109,7 +109,7 @@ class RemoteDrafterSide(DrafterSide):
         self.on_close = weakref.finalize(self, self._link.drop)
 
     def round_waits(self) -> bool:
-        """Whether a round has come that is not answered yet."""
+        """Whether a round has arrived that is not answered yet."""
         self._link.receive()
         return super().round_waits()
 
@@ -118,7 +118,7 @@ class RemoteDrafterSide(DrafterSide):
 
 
 class _StreamReady:
-    """`ReadyEvents` of a drafter's GPU that copies out of and into host memory."""
+    """`ReadyEvents` of a drafter's GPU that copies from and to host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -128,11 +128,11 @@ class _StreamReady:
         torch.cuda.current_stream(self._device).synchronize()
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
-        """Always true: what is sent is there."""
+        """Always True: received data are complete."""
         return True
 
     def finished(self, parity: int) -> bool:
-        """As `wait`."""
+        """Always True, as in `wait`."""
         return True
 
 
@@ -140,7 +140,7 @@ def _memory(spec: ChannelSpec, device: torch.device | None, reply_ready: ReadyEv
     """Buffers and words of one end.
 
     Raises:
-        ChannelError: memory is too full for them.
+        ChannelError: memory lacks room for them.
     """
     free_bytes = free_memory()
     if free_bytes is not None:
@@ -152,7 +152,7 @@ def _memory(spec: ChannelSpec, device: torch.device | None, reply_ready: ReadyEv
 
 
 def _shut(listener: Listener, link: VerifierLink, pid: int) -> None:
-    """End port and connection; a forked child, which inherits the call, ends neither."""
+    """Close port and connection; does nothing in a forked child, which inherits the finalizer."""
     if os.getpid() == pid:
         listener.close()
         link.close()

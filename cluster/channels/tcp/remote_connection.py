@@ -1,8 +1,8 @@
-"""One TCP connection whose ends have proved themselves: frames, each the length of a body and the body.
+"""Frames over one authenticated TCP connection: each frame is the length of a body, then the body.
 
-Neither end waits for the other: nothing of a frame is looked at before all of it is there, and bodies are bounded.
-(The standard library's messages wait for the rest of what has begun to come: a drafter stopped in the middle of one
-would hold up the engine.)
+Neither end blocks on the other: a frame is processed only once it is complete, and bodies are bounded. (The standard
+library's messages block until the rest of a message arrives: a drafter stopped in the middle of one would hold up the
+engine.)
 """
 
 import select
@@ -19,26 +19,26 @@ _START = struct.Struct("<Q")
 START_BYTES = _START.size
 _LINGER_S = 1.0
 _KEEPALIVE_S, _KEEPALIVE_PROBES, _UNACKNOWLEDGED_MS = 5, 3, 15_000
-"""A node that is gone ends no connection: an idle pair learns of it within 20 s, a busy one by its rounds."""
+"""A node that fails closes no connections: an idle pair notices within 20 s by keepalive, a busy pair by its rounds."""
 
 
 class FrameError(RuntimeError):
-    """A frame cannot be from this channel's other end, or has another shape than the channel's."""
+    """A frame does not come from this channel's other end, or its shape differs from the channel's."""
 
 
 class Connection:
-    """Frames of one round each. One thread uses it.
+    """Frames of one round each, for use by one thread.
 
     Args:
-        sock: connected, both ends of which have proved themselves.
-        most_bytes: of the longest body either way.
+        sock: connected socket whose ends have authenticated each other.
+        most_bytes: size of the longest body in either direction.
     """
 
     def __init__(self, sock: socket.socket, most_bytes: int) -> None:
         _tune(sock)
         self._sock = sock
         self._most_bytes = most_bytes
-        # Two, as the rounds alternate: the rest of one may still be on its way when the next is packed.
+        # Two buffers, as rounds alternate: the rest of one frame may still be on its way when the next is packed.
         self._out = [np.empty(START_BYTES + most_bytes, dtype=np.uint8) for _ in range(2)]
         self._in = np.empty(START_BYTES + most_bytes, dtype=np.uint8)
         self._in_view = self._in.data
@@ -53,11 +53,11 @@ class Connection:
 
     @property
     def body(self) -> np.ndarray:
-        """Room for the body that `send` sends next, uint8 [most_bytes]; free again two frames later."""
+        """Buffer for the body that `send` sends next, uint8 [most_bytes]; free again two frames later."""
         return self._out[self._num_sent % 2][START_BYTES:]
 
     def send(self, num_bytes: int) -> None:
-        """Send so much of `body`, as one write where the kernel takes it all; never waits."""
+        """Send the first `num_bytes` of `body`, in one write if the kernel takes all of it; never blocks."""
         if self.closed:
             return
         data = self._out[self._num_sent % 2].data
@@ -66,11 +66,11 @@ class Connection:
         self._sender.send(data[: START_BYTES + num_bytes])
 
     def receive(self) -> np.ndarray | None:
-        """The body of the next frame, if it has come whole; it holds until the next call. Never waits.
+        """The body of the next frame if it is complete, else None; valid until the next call. Never blocks.
 
         Raises:
-            FrameError: what comes is no frame of this connection.
-            ConnectionError: there will be no further one.
+            FrameError: the received bytes are no frame of this connection.
+            ConnectionError: the connection has ended.
         """
         if self.closed:
             raise ConnectionError("the connection is closed")
@@ -94,20 +94,20 @@ class Connection:
         return self._in[START_BYTES:end]
 
     def alive(self) -> bool:
-        """False once the other end has closed it or is gone. About a microsecond."""
+        """False once the other end has closed the connection or is gone. Takes about a microsecond."""
         return not self.closed and not self._hang_up.poll(0)
 
     @property
     def descriptor(self) -> int:
-        """Of its socket, which is readable while there is something to receive."""
+        """File descriptor of the socket, readable while there is something to receive."""
         return self._sock.fileno()
 
     def wait_readable(self, timeout_s: float) -> None:
-        """Return once there is something to receive, or after the time."""
+        """Return once there is something to receive, or after `timeout_s`."""
         self._readable.poll(1e3 * timeout_s)
 
     def close(self) -> None:
-        """Let go of it; harmless a second time."""
+        """Close the connection; does nothing when repeated."""
         if self.closed:
             return
         self.closed = True
@@ -117,9 +117,9 @@ class Connection:
 
 
 class _Sender:
-    """Writes frames in order: what the kernel does not take at once goes by a thread, which starts when it is needed.
+    """Writes frames in order; a thread, started on demand, sends what the kernel does not take at once.
 
-    The caller computes meanwhile: a long prompt's hidden states are many times the kernel's buffer.
+    The caller continues meanwhile: a long prompt's hidden states are many times the kernel's buffer.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -149,7 +149,7 @@ class _Sender:
             self._thread.join(_LINGER_S)
 
     def _write(self, data: memoryview) -> int:
-        """How many bytes the kernel took; a broken connection takes all, and its reader learns of it."""
+        """Number of bytes taken by the kernel. A broken connection takes all; the reader detects the break."""
         try:
             return self._sock.send(data)
         except BlockingIOError:
@@ -166,7 +166,7 @@ class _Sender:
                 if self._closed:
                     return
                 data = self._rest[0]
-            # Nobody else writes while there is a rest.
+            # Only this thread writes while `_rest` is not empty.
             writable.poll(1e3 * _LINGER_S)
             data = data[self._write(data) :]
             with self._changed:
@@ -177,7 +177,7 @@ class _Sender:
 
 
 def _tune(sock: socket.socket) -> None:
-    """A message is one write, to be sent at once; silence of a whole node ends the connection."""
+    """Send each message at once, and end the connection if a whole node is silent."""
     sock.setblocking(False)
     if sock.family != socket.AF_INET:
         return

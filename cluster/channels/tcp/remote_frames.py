@@ -1,9 +1,10 @@
-"""What of a round's buffers counts, packed into the body of a frame and laid into the same places at the other end.
+"""Packs the relevant part of a round's buffers into a frame's body, and unpacks it into the same places at the other
+end.
 
-The buffers are those of every channel, so addresses are fixed at both ends. What takes a few bytes per slot travels
-whole, as the bytes it is; of the rest what the round's header says counts: hidden states of the positions that were
-computed, and pieces of prompts. Of the two wide tables by slot only what the other end lacks travels: what follows in a
-token history, which grows within an epoch, and entries of block tables that changed.
+The buffers are those of every channel, so addresses are fixed at both ends. Fields of a few bytes per slot are sent
+whole, as raw bytes. Of the large fields only the part that the round's header defines is sent: hidden states of
+computed positions, and pieces of prompts. Of the two wide tables by slot only differences are sent: new tokens of the
+history, which only grows within an epoch, and changed entries of block tables.
 """
 
 import numpy as np
@@ -17,19 +18,19 @@ from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, ReplyHeader
 _RULES = ("sampling_rules", "biased_token_ids", "biases")
 _INPUTS = ("chunk_axes", "chunk_shown", "chunk_embeddings")
 _LARGE = ("decode_taps", "block_tables", "chunk_next_token_ids", "chunk_taps", "allowed_tokens", *_RULES, *_INPUTS)
-"""Fields of an outcome that do not travel whole: the others take 44 bytes and a path per slot."""
+"""Fields of an outcome that are not sent whole; the others take 44 bytes and a path per slot."""
 _TREES = ("token_ids", "parents", "depths", "scores")
 _TREE_ROWS = ("epochs", "committed_lens", "num_valid")
 _EXTENT_BYTES = 24
 
 
 def most_bytes(spec: ChannelSpec) -> int:
-    """Bytes of the longest body either way."""
+    """Size in bytes of the longest body in either direction."""
     return buffer_bytes(spec) + 2 * _EXTENT_BYTES * (spec.num_slots + 1)
 
 
 class _Body:
-    """Bytes of a body, written or read from the start."""
+    """Bytes of a body, written or read sequentially from the start."""
 
     def __init__(self, data: np.ndarray) -> None:
         self._data = data
@@ -41,7 +42,7 @@ class _Body:
         self._data[begin : self.end] = values.reshape(-1).view(np.uint8)
 
     def take(self, into: np.ndarray) -> np.ndarray:
-        """Fill a contiguous array with the bytes that follow; returns it. Raises FrameError where they end before."""
+        """Fill a contiguous array with the following bytes and return it. Raises FrameError if too few are left."""
         begin, self.end = self.end, self.end + into.nbytes
         if self.end > len(self._data):
             raise FrameError(f"a body ends after {len(self._data)} bytes, {self.end} were due")
@@ -49,32 +50,32 @@ class _Body:
         return into
 
     def numbers(self, count: int) -> np.ndarray:
-        """So many int64 that follow."""
+        """The next `count` int64 numbers."""
         return self.take(np.empty(count, dtype=np.int64))
 
     def finish(self) -> None:
-        """Raises FrameError where bytes are left."""
+        """Raise FrameError if bytes are left."""
         if self.end != len(self._data):
             raise FrameError(f"a body has {len(self._data)} bytes, {self.end} were due")
 
 
 class _Round:
-    """An outcome's buffers, and what of them counts by their own numbers."""
+    """An outcome's buffers, and the extents of their relevant parts."""
 
     def __init__(self, outcome: Outcome, spec: ChannelSpec) -> None:
         self.fields = _bytes_of(outcome._asdict())
         self.small = _runs([field for name, field in outcome._asdict().items() if name not in _LARGE])
-        """Bytes of the fields that travel whole, the header's first."""
+        """Raw bytes of the fields that are sent whole, the header's first."""
         self._spec = spec
         self._steps = np.arange(spec.max_path)
         self.num_decodes = self.num_chunk_tokens = self.num_told = self.num_masks = 0
         self.slots = np.empty(0, dtype=np.int64)
-        """Of decodes, chunks and proposals."""
+        """Slots of decodes, chunks and proposals."""
         self.ruled = self.slots
-        """Slots whose rules of sampling count."""
+        """Slots whose sampling rules are sent."""
 
     def count(self) -> None:
-        """Read what counts. Raises FrameError where that does not fit the buffers."""
+        """Read the extents from the small fields. Raises FrameError if they exceed the buffers."""
         fields, spec = self.fields, self._spec
         header = RoundHeader(*fields["header"][: len(RoundHeader._fields)].tolist())
         for count in (header.num_decodes, header.num_chunks, header.num_proposals):
@@ -100,7 +101,7 @@ class _Round:
 
 
 class OutcomeSender:
-    """The verifier's end of one connection: knows what the drafter has of the wide tables."""
+    """The verifier's end of one connection; tracks the drafter's copy of the wide tables."""
 
     def __init__(self, memory: ChannelMemory) -> None:
         spec = memory.spec
@@ -111,7 +112,7 @@ class OutcomeSender:
         self._tables = [np.zeros((spec.num_slots, spec.max_blocks_per_seq), dtype=np.int64) for _ in range(2)]
 
     def pack(self, round_number: int, into: np.ndarray) -> int:
-        """Pack a round that has been filled; returns the body's bytes."""
+        """Pack a filled round. Returns the size of the body in bytes."""
         this, body = self._rounds[round_number % 2], _Body(into)
         this.count()
         for run in this.small:
@@ -135,7 +136,7 @@ class OutcomeSender:
         return body.end
 
     def _changed_blocks(self, parity: int, fields: dict[str, np.ndarray], busy: np.ndarray) -> np.ndarray:
-        """From the first to the last entry of each row that the drafter's buffer of this parity has otherwise."""
+        """Extents of each row from the first to the last entry that the drafter's buffer of this parity lacks."""
         now, there = fields["block_tables"][busy], self._tables[parity]
         differs = now != there[busy]
         if not differs.any():
@@ -160,13 +161,13 @@ class OutcomeReceiver:
         self._history = memory.token_ids.numpy()
 
     def unpack(self, data: np.ndarray, expected: int | None) -> int:
-        """Lay a body into the buffers of its round; returns the round's number.
+        """Unpack a body into the buffers of its round. Returns the round's number.
 
         Args:
-            expected: number of the round that is due; None takes any as the first.
+            expected: number of the round that is due; None accepts any number as the first.
 
         Raises:
-            FrameError: it is another round, or its shape does not fit the channel's.
+            FrameError: the body is of another round, or its shape does not fit the channel's.
         """
         round_number = int(_Body(data).numbers(1)[0])
         if round_number < 1 or expected not in (None, round_number):
@@ -197,7 +198,7 @@ class OutcomeReceiver:
 
 
 class ReplyFrames:
-    """Trees on their way: rows of the slots that asked for one, as wide as the widest of them."""
+    """Packs and unpacks replies: tree rows of the proposal slots, as wide as the widest tree among them."""
 
     def __init__(self, memory: ChannelMemory) -> None:
         self._spec = memory.spec
@@ -205,7 +206,7 @@ class ReplyFrames:
         self._outcomes = [_bytes_of(outcome._asdict()) for outcome in memory.outcomes]
 
     def pack(self, round_number: int, into: np.ndarray) -> int:
-        """Pack the answer to a round; returns the body's bytes."""
+        """Pack the reply to a round. Returns the size of the body in bytes."""
         reply, outcome, body = self._replies[round_number % 2], self._outcomes[round_number % 2], _Body(into)
         header = RoundHeader(*outcome["header"][: len(RoundHeader._fields)].tolist())
         slots = outcome["proposal_slots"][: header.num_proposals]
@@ -220,13 +221,14 @@ class ReplyFrames:
         return body.end
 
     def unpack(self, data: np.ndarray, expected: range, incarnation: int) -> int:
-        """Lay a body into the buffers of its round; returns the round's number.
+        """Unpack a body into the buffers of its round. Returns the round's number.
 
         Args:
             expected: rounds that may be answered next.
 
         Raises:
-            FrameError: it is the answer of another one or to another round, or its shape does not fit the channel's.
+            FrameError: the reply is of another incarnation or to another round, or its shape does not fit the
+                channel's.
         """
         body = _Body(data)
         header = body.numbers(8)
@@ -249,7 +251,9 @@ class ReplyFrames:
 
 
 def _put_extents(body: _Body, table: np.ndarray, extents: np.ndarray) -> None:
-    """Parts of a table int64 [num_slots, n]: rows of slots, first entries, numbers of entries, int64 [3, count]."""
+    """Append parts of a table int64 [num_slots, n]: extents int64 [3, count] of slots, first entries and lengths, then
+    the entries.
+    """
     body.put(np.array([extents.shape[1]]))
     if extents.size:
         body.put(np.ascontiguousarray(extents))
@@ -271,7 +275,7 @@ def _take_extents(body: _Body, table: np.ndarray) -> None:
 
 
 def _cells(extents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of every entry of some extents, one after the other."""
+    """Rows and columns of every entry of the extents, concatenated."""
     slots, starts, lens = extents
     ends = lens.cumsum()
     columns = np.arange(int(ends[-1])) + np.repeat(starts - ends + lens, lens)
@@ -289,14 +293,15 @@ def _within(name: str, count: int, most: int) -> None:
 
 
 def _bytes_of(message: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """A message as arrays over the same memory: hidden states and embeddings, whose type NumPy may lack, by their
-    bytes."""
+    """A message as arrays over the same memory; hidden states and embeddings, whose dtype NumPy may lack, as raw
+    bytes.
+    """
     by_bytes = ("_taps", "_embeddings")
     return {name: _raw(field) if name.endswith(by_bytes) else field.numpy() for name, field in message.items()}
 
 
 def _raw(rows: Tensor) -> np.ndarray:
-    """uint8 [..., bytes]"""
+    """Rows as raw bytes, uint8 [..., bytes]."""
     size = rows.shape[-1] * rows.dtype.itemsize
     if not rows.numel():
         return np.empty((*rows.shape[:-1], size), dtype=np.uint8)
@@ -304,7 +309,7 @@ def _raw(rows: Tensor) -> np.ndarray:
 
 
 def _runs(fields: list[Tensor]) -> list[np.ndarray]:
-    """The bytes of fields of one region, uint8: those that lie side by side as one, the gaps of alignment included."""
+    """Raw bytes of fields of one region, uint8: adjacent fields form one array, including alignment gaps."""
     storage = fields[0].untyped_storage()
     raw = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     bounds: list[list[int]] = []

@@ -1,11 +1,11 @@
-"""How the two ends of a remote channel prove to each other that they hold its secret, and that they fit.
+"""Handshake of a remote channel: both ends prove that they hold its secret, and check that their layouts match.
 
     each to the other     the standard library's challenge (`multiprocessing.connection`): an HMAC over a fresh nonce
     drafter -> verifier   incarnation, digest of the layout
     verifier -> drafter   code, latest incarnation
 
-Nothing is unpickled: messages are bytes of a bounded length. The standard library waits without a limit, so a deadline
-shuts the socket down, which ends whatever waits for it.
+Nothing is unpickled: messages are bytes of bounded length. The standard library waits without a limit, so a timer shuts
+the socket down at the deadline, which ends all waits.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _VERDICT = struct.Struct("<QQ")
 
 
 class Code(IntEnum):
-    """What the verifier answers to a drafter that has proved the secret."""
+    """The verifier's answer to a drafter that has proved the secret."""
 
     WELCOME = 0
     OLD_INCARNATION = 1
@@ -39,19 +39,19 @@ class Code(IntEnum):
 
 
 class Hello(NamedTuple):
-    """A drafter that has proved the secret."""
+    """Introduction of a drafter that has proved the secret."""
 
     incarnation: int
     same_layout: bool
 
 
 def new_secret() -> bytes:
-    """Of one channel."""
+    """A new random secret of one channel."""
     return secrets.token_bytes(32)
 
 
 def meet(sock: socket.socket, secret: bytes, spec: ChannelSpec) -> Hello | None:
-    """What a drafter says of itself, or None where it does not prove the secret in time."""
+    """Authenticate a drafter. Returns its introduction, or None if it does not prove the secret in time."""
     try:
         with _limited(sock, HANDSHAKE_S) as wire:
             deliver_challenge(wire, secret)
@@ -63,21 +63,21 @@ def meet(sock: socket.socket, secret: bytes, spec: ChannelSpec) -> Hello | None:
 
 
 def answer(sock: socket.socket, code: Code, latest: int) -> None:
-    """The verifier's verdict.
+    """Send the verifier's answer.
 
     Args:
-        latest: incarnation that has attached last.
+        latest: incarnation that attached last.
     """
-    # A few bytes on a fresh connection never wait; where the drafter has left, its connection will say so.
+    # A few bytes on a fresh connection never block; if the drafter is gone, the connection will report that.
     with contextlib.suppress(OSError), Connection(os.dup(sock.fileno())) as wire:
         wire.send_bytes(_VERDICT.pack(code, latest))
 
 
 def introduce(sock: socket.socket, secret: bytes, spec: ChannelSpec, incarnation: int) -> None:
-    """The drafter's part of it all, on a fresh connection.
+    """The drafter's side of the handshake, on a fresh connection.
 
     Raises:
-        ChannelError: the other end does not hold the secret or refuses this one; says why.
+        ChannelError: the other end does not hold the secret, or refuses this drafter; the message gives the reason.
         OSError: the connection broke.
     """
     with _limited(sock, HANDSHAKE_S) as wire:
@@ -102,19 +102,19 @@ def introduce(sock: socket.socket, secret: bytes, spec: ChannelSpec, incarnation
 
 
 def layout_digest(spec: ChannelSpec) -> bytes:
-    """Equal where both ends are of one version and lay out the same messages."""
+    """Digest that is equal if both ends have the same version and message layout."""
     return hashlib.sha256(f"{VERSION} {spec!r}".encode()).digest()
 
 
 def hang_up(sock: socket.socket) -> None:
-    """End a connection for all who wait for it."""
+    """Shut a connection down, which ends all waits for it."""
     with contextlib.suppress(OSError):  # the other end was quicker
         sock.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def _limited(sock: socket.socket, timeout_s: float) -> Iterator[Connection]:
-    """The standard library's messages over a socket, which is hung up after the time."""
+    """The standard library's messages over a socket, which is shut down after `timeout_s`."""
     sock.setblocking(True)
     timer = threading.Timer(timeout_s, hang_up, (sock,))
     timer.daemon = True

@@ -1,7 +1,7 @@
-"""Between an end's memory and its connection: what the end rings for is sent, what comes raises the end's words.
+"""Connects an end's memory to its connection: published rounds and replies are sent, received frames raise the words.
 
-All of it happens in the thread that uses the end, where it rings and where it waits; no thread stands between a round
-and the wire. Only a drafter that connects is first met by the listener's thread, and offered to the verifier's.
+All of this happens in the thread that uses the end, when it rings and when it waits; no other thread is involved in a
+round. Only a connecting drafter is first handled by a thread of the listener, and then offered to the verifier's.
 """
 
 import logging
@@ -25,7 +25,7 @@ _ROUND_MASK = (1 << ROUND_BITS) - 1
 
 
 class Link(ABC):
-    """One end's, with one connection at a time."""
+    """Link of one end, with one connection at a time."""
 
     def __init__(self, memory: ChannelMemory) -> None:
         self.words = memory.words
@@ -33,16 +33,17 @@ class Link(ABC):
 
     @abstractmethod
     def send(self) -> None:
-        """Send what was published last."""
+        """Send the round or reply that was published last."""
 
     @abstractmethod
     def unpack(self, body: np.ndarray) -> None:
-        """Lay what came into the memory and raise its word. Raises FrameError."""
+        """Unpack a received body into the memory and raise its word. Raises FrameError."""
 
     def receive(self) -> None:
-        """Take in the next frame, if it has come; whatever is wrong with it ends the connection.
+        """Process the next frame, if it has arrived; an invalid frame ends the connection.
 
-        No more than one: what came before the connection's end is looked at before the end is.
+        At most one frame per call: frames that arrived before the connection's end are processed before the end is
+        noticed.
         """
         if self.connection is None:
             return
@@ -63,12 +64,12 @@ class Link(ABC):
             connection.close()
 
     def works(self) -> bool:
-        """Whether there is somebody at the other end."""
+        """Whether the other end is connected."""
         return self.connection is not None and self.connection.alive()
 
 
 class VerifierLink(Link):
-    """The verifier's: each connection that replaces another is a drafter of a later incarnation."""
+    """The verifier's link; each connection that replaces another is a drafter of a later incarnation."""
 
     def __init__(self, memory: ChannelMemory) -> None:
         super().__init__(memory)
@@ -82,7 +83,7 @@ class VerifierLink(Link):
         self._closed = False
 
     def admit(self, sock: socket.socket, hello: Hello) -> None:
-        """Welcome a drafter, or tell it why not; called in a thread of the listener's."""
+        """Accept or refuse a drafter; called in a thread of the listener."""
         replaced = None
         with self._lock:
             if self._closed:
@@ -90,7 +91,7 @@ class VerifierLink(Link):
                 return
             code = self._judge(hello)
             if code == Code.WELCOME:
-                # Before the drafter hears of it: whoever the drafter tells finds it here.
+                # Set before the drafter is answered: anybody whom the drafter informs then finds it attached here.
                 self._latest = hello.incarnation
                 replaced, self._offered = self._offered, (hello.incarnation, Connection(sock, self._most))
             answer(sock, code, self._latest)
@@ -100,7 +101,7 @@ class VerifierLink(Link):
             replaced[1].close()
 
     def adopt(self) -> None:
-        """Take over the drafter that was welcomed last, if that is news: rounds published so far are not its own."""
+        """Switch to the drafter that was accepted last, if it is new; rounds published earlier are not sent to it."""
         if self._offered is None:
             return
         with self._lock:
@@ -115,17 +116,17 @@ class VerifierLink(Link):
         self.words[Word.ATTACHED] = incarnation << PID_BITS
 
     def send(self) -> None:
-        """Send the round published last to the drafter, if there is one."""
+        """Send the round published last to the drafter, if one is connected."""
         if self.connection is not None and not self.words[Word.CLOSED]:
             self.connection.send(self._outcomes.pack(self.words[Word.OUTCOME_SEQ], self.connection.body))
 
     def receive(self) -> None:
-        """As every link's, from the drafter that was welcomed last."""
+        """Like `Link.receive`, from the drafter that was accepted last."""
         self.adopt()
         super().receive()
 
     def unpack(self, body: np.ndarray) -> None:
-        """An answer: to the oldest round that has none."""
+        """Unpack a reply, which must answer the oldest unanswered round."""
         incarnation = self.words[Word.ATTACHED] >> PID_BITS
         due = (self.words[Word.REPLIED] & _ROUND_MASK) + 1
         expected = range(due, min(due, self.words[Word.OUTCOME_SEQ]) + 1)
@@ -133,13 +134,13 @@ class VerifierLink(Link):
         self.words[Word.REPLIED] = incarnation << ROUND_BITS | answered
 
     def drop(self) -> None:
-        """End the connection: its drafter has left."""
+        """End the connection and mark its drafter as detached."""
         if self.connection is not None:
             self.words[Word.DETACHED] = self.words[Word.ATTACHED] >> PID_BITS
         super().drop()
 
     def close(self) -> None:
-        """Admit nobody any more."""
+        """Accept no further drafters, and end the connection."""
         with self._lock:
             self._closed = True
             offered, self._offered = self._offered, None
@@ -154,10 +155,10 @@ class VerifierLink(Link):
 
 
 class DrafterLink(Link):
-    """The drafter's: its one connection is its life.
+    """The drafter's link; its channel ends with its only connection.
 
     Args:
-        skip_to: a method that is told the number of the first round that comes, before the round counts as published.
+        skip_to: method that gets the number of the first received round, before the round counts as published.
     """
 
     def __init__(self, memory: ChannelMemory, sock: socket.socket, skip_to: Callable[[int], None]) -> None:
@@ -165,17 +166,17 @@ class DrafterLink(Link):
         self.connection = Connection(sock, most_bytes(memory.spec))
         self._replies = ReplyFrames(memory)
         self._outcomes = OutcomeReceiver(memory)
-        # Its end holds this link, which outlives no end that way.
+        # A weak reference: the end owns this link, and a strong one would keep the end alive.
         self._skip_to = weakref.WeakMethod(skip_to)
 
     def send(self) -> None:
-        """Send the latest answer."""
+        """Send the latest reply."""
         if self.connection is not None:
             answered = self.words[Word.REPLIED] & _ROUND_MASK
             self.connection.send(self._replies.pack(answered, self.connection.body))
 
     def unpack(self, body: np.ndarray) -> None:
-        """The next round, where at most one other waits for its answer."""
+        """Unpack the next round. Raises FrameError if two rounds are already unanswered."""
         published = self.words[Word.OUTCOME_SEQ]
         if published and published > (self.words[Word.REPLIED] & _ROUND_MASK) + 1:
             raise FrameError(f"round {published + 1} came before an answer freed its buffers")
@@ -185,13 +186,13 @@ class DrafterLink(Link):
         self.words[Word.OUTCOME_SEQ] = round_number
 
     def drop(self) -> None:
-        """End the connection, and with it the channel as this drafter sees it."""
+        """End the connection, and mark the channel as closed for this drafter."""
         self.words[Word.CLOSED] = 1
         super().drop()
 
 
 class FrameBell(Bell):
-    """Rings by sending a frame, and sleeps until one comes."""
+    """Rings by sending a frame, and sleeps until a frame arrives."""
 
     def __init__(self, link: Link, index: int) -> None:
         super().__init__(link.words, index)
@@ -199,16 +200,16 @@ class FrameBell(Bell):
 
     @property
     def descriptor(self) -> int | None:
-        """See `Bell`."""
+        """Socket of the connection, or None; see `Bell`."""
         connection = self._link.connection
         return None if connection is None else connection.descriptor
 
     def ring(self) -> None:
-        """Send what was published last."""
+        """Send the round or reply that was published last."""
         self._link.send()
 
     def sleep(self, seen: int, timeout_s: float) -> None:
-        """Sleep until something comes or for `timeout_s`."""
+        """Sleep until a frame arrives or for `timeout_s`."""
         if self._link.connection is None:
             super().sleep(seen, timeout_s)
         elif self.words[self.index] == seen:
@@ -216,7 +217,7 @@ class FrameBell(Bell):
 
 
 class FrameDoorbell(Doorbell):
-    """Takes in what has come before each look at the condition."""
+    """Doorbell that processes received frames before each check of the condition."""
 
     def __init__(self, link: Link, index: int) -> None:
         super().__init__(FrameBell(link, index))

@@ -1,4 +1,4 @@
-"""Where drafters of a remote channel connect: lets those in that prove its secret, and closes all others."""
+"""Listening port of a remote channel: accepts drafters that prove its secret, and closes all other connections."""
 
 import socket
 import threading
@@ -10,20 +10,21 @@ from wingbeat.cluster.channels.tcp.remote_handshake import HANDSHAKE_S, Hello, h
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 MOST_PENDING = 16
-"""Connections that have not proved themselves; one more, and the oldest is closed."""
+"""Maximum number of connections that have not proved the secret yet; a further one closes the oldest."""
 
 Admit = Callable[[socket.socket, Hello], None]
-"""Called in a thread of its own, with a connection that has proved the secret and is the caller's from then on."""
+"""Called in its own thread with an authenticated socket, which the callee owns from then on."""
 
 
 class Listener:
-    """A port of this node and the thread that answers it; each stranger is met in a thread, so none waits for another.
+    """A port of this node with its accepting thread; each connection has its own thread, so that none waits for
+    another.
 
     Args:
         host: address of this node to listen on.
 
     Raises:
-        ChannelError: it cannot be listened on.
+        ChannelError: the address cannot be listened on.
     """
 
     def __init__(self, host: str, secret: bytes, spec: ChannelSpec, admit: Admit) -> None:
@@ -39,13 +40,13 @@ class Listener:
         self.port: int = self._sock.getsockname()[1]
         self._lock = threading.Lock()
         self._pending: list[socket.socket] = []
-        """Strangers, the oldest first."""
+        """Connections that have not proved the secret yet, oldest first."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="wingbeat-remote-listener", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; harmless a second time."""
+        """Stop listening; does nothing when repeated."""
         self._closed = True
         hang_up(self._sock)
         if threading.current_thread() is not self._thread:
@@ -55,7 +56,7 @@ class Listener:
         while not self._closed:
             try:
                 sock, _ = self._sock.accept()
-            except OSError:  # closed; or it has left again, or this process has too many files open
+            except OSError:  # closed; or the client has left, or this process has too many open files
                 time.sleep(0.01)
                 continue
             with self._lock:
@@ -64,7 +65,7 @@ class Listener:
                 self._pending.append(sock)
             try:
                 threading.Thread(target=self._meet, args=(sock,), name="wingbeat-remote-stranger", daemon=True).start()
-            except RuntimeError:  # too many threads here: later drafters shall find a listener all the same
+            except RuntimeError:  # too many threads: refuse this connection, but keep the listener running
                 with self._lock:
                     self._pending.remove(sock)
                 sock.close()

@@ -1,30 +1,30 @@
-"""Pauses in a series of failures: the first is answered at once, each further one after twice the pause."""
+"""Pauses between attempts in a series of failures: the first retry is immediate, later pauses double."""
 
 FIRST_S = 1.0
 LAST_S = 30.0
 STABLE_S = 60.0
-"""What lasted this long is not part of a series of failures."""
+"""An attempt that ran for longer than this ends the series of failures."""
 
 
 class BackOff:
-    """One series after the other.
+    """Computes the pauses of one series of failures after another.
 
     Args:
-        first_s: the first pause that is one, which doubles up to `LAST_S`.
+        first_s: the first pause above 0, which doubles up to `LAST_S`.
     """
 
     def __init__(self, first_s: float) -> None:
         self.pause_s = 0.0
-        """Before the next attempt."""
+        """Seconds to wait before the next attempt."""
         self._first_s = first_s
 
     def lasted(self, seconds: float) -> None:
-        """What was started last was there for so long."""
+        """Report that the last attempt ran for `seconds`; above `STABLE_S` the pauses start again at 0."""
         if seconds > STABLE_S:
             self.pause_s = 0.0
 
     def take(self) -> float:
-        """The pause before this attempt; that before the next one is longer."""
+        """Seconds to wait before this attempt; the pause of the next attempt doubles."""
         pause_s = self.pause_s
         self.pause_s = min(max(2 * pause_s, self._first_s), LAST_S)
         return pause_s

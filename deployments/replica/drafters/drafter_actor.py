@@ -1,6 +1,6 @@
-"""The drafter's actor, beside its verifier or for several: it holds the GPU, and a process of its own drafts.
+"""The drafter's Ray actor, which serves one verifier or several: the actor holds the GPU, a child process drafts.
 
-The next process is forked from one that has imported torch, so a drafter that dies is replaced within a second.
+Child processes are forked from a server that has imported torch, so a dead drafter is replaced within a second.
 """
 
 import asyncio
@@ -23,9 +23,11 @@ from wingbeat.kernels.disk_cache import compiler_env
 
 logger = logging.getLogger(__name__)
 FORKED_ENV = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""A process that has asked CUDA for its devices cannot be forked into one that uses them; by NVML it may ask."""
+"""A process that has asked CUDA for its devices cannot fork children that use CUDA; torch counts devices by NVML
+instead.
+"""
 RENEW_S = 10.0
-"""What an actor has to begin another process: it waits for nothing, so that one that takes longer is stuck."""
+"""Seconds that an actor has for `renew`, which waits for nothing: an actor that takes longer is stuck."""
 
 
 class DrafterLost(RuntimeError):
@@ -33,15 +35,15 @@ class DrafterLost(RuntimeError):
 
 
 class DrafterActor:
-    """One drafter; never restarted in place by Ray: a new actor takes over where this one is gone.
+    """Actor of one drafter. Ray never restarts the actor in place; a lost actor is replaced by a new one.
 
     Args:
-        core: CPU core its thread shares with the verifier's; None leaves it free.
-        terms: pickled `DrafterTerms`, where they are settled already.
+        core: CPU core that the drafter's thread shares with the verifier's; None does not pin the thread.
+        terms: pickled `DrafterTerms` if already settled, else None.
     """
 
     serve = "wingbeat.deployments.replica.drafters.drafter_calls:serve"
-    """Runs in the drafter's process."""
+    """Function that runs in the drafter's process."""
 
     def __init__(self, config: AppConfig, core: int | None = None, terms: bytes | None = None) -> None:
         show_log()
@@ -54,10 +56,10 @@ class DrafterActor:
         self.renew(terms)
 
     def renew(self, terms: bytes | None) -> None:
-        """End the process there is, and begin another one, which loads while the caller goes on.
+        """Kill the current process, if any, and fork another one, which loads in the background.
 
         Raises:
-            EOFError: no process can be had.
+            EOFError: no process can be forked.
         """
         if self.drafter is not None:
             if why := self._memory_kills.explain():
@@ -65,22 +67,22 @@ class DrafterActor:
             self.drafter.kill()
         self._memory_kills = MemoryKills()
         self.drafter = self._server.fork()
-        with contextlib.suppress(ConnectionError):  # it has ended at once: the next call says so
+        with contextlib.suppress(ConnectionError):  # the process has ended at once: the next call reports that
             self.drafter.connection.send((self._config, self._core, terms))
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Run a method of `DrafterCalls`, once the drafter is loaded.
+        """Run a method of `DrafterCalls` in the drafter's process, once the drafter is loaded.
 
         Raises:
-            DrafterLost: its process has ended, or has not answered in time and was killed.
-            Exception: the method's, or why the drafter cannot be loaded.
+            DrafterLost: the process has ended, or was killed because it did not answer within drafter_start_timeout_s.
+            Exception: whatever the method or the loading of the drafter raised.
         """
         patience_s = self._config.drafter_start_timeout_s
         try:
             self.drafter.connection.send((name, arguments))
             if not self.drafter.connection.poll(patience_s):
                 pid = self.drafter.pid
-                self.drafter.kill()  # an answer to this call must not be taken for one to the next
+                self.drafter.kill()  # a late answer to this call must not be taken for the answer to the next call
                 raise DrafterLost(f"the drafter's process {pid} has not answered {name} within {patience_s:.0f} s")
             answer, problem = self.drafter.connection.recv()
         except (EOFError, OSError):
@@ -90,16 +92,18 @@ class DrafterActor:
         return answer
 
     def status(self) -> DrafterStatus:
-        """Where it runs, whom it serves, and whether its thread does; raises as `call`."""
+        """The drafter's processes, the channels it serves, and when its thread last looked for a round. Raises like
+        `call`.
+        """
         return DrafterStatus(ActorProcess.own(), *self.call("status"))
 
     def close(self) -> None:
-        """End its process, where this is no actor that ends with all it has."""
+        """End the child process. Needed only outside of a Ray actor, which ends with its children."""
         self._server.close()
 
 
 async def renewed(actor: ActorHandle, terms: bytes | None = None) -> bool:
-    """Whether a `DrafterActor` has begun another process; not where it is gone or stuck itself."""
+    """Whether a `DrafterActor` has begun another process; False if the actor is gone or stuck."""
     try:
         await asyncio.wait_for(actor.renew.remote(terms), RENEW_S)
     except (RayError, TimeoutError):

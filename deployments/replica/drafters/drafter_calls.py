@@ -1,4 +1,4 @@
-"""The drafter's own process: its actor calls, and one thread drafts."""
+"""The drafter's own process: its main thread answers calls from the actor, another thread drafts."""
 
 import logging
 import os
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 class DrafterCalls:
-    """What the actor may call, by name.
+    """Methods that the actor calls by name.
 
     Args:
-        core: CPU core its thread shares with the verifier's; None leaves it free.
-        terms: pickled `DrafterTerms`, where they are settled already.
+        core: CPU core that the drafter's thread shares with the verifier's; None does not pin the thread.
+        terms: pickled `DrafterTerms` if already settled, else None.
 
     Raises:
         Exception: whatever the drafter's factory raises, such as a checkpoint error that names the tensor.
@@ -35,43 +35,42 @@ class DrafterCalls:
             self.needs(terms)
 
     def needs(self, terms: bytes) -> bytes:
-        """What this drafter needs of its verifier, pickled.
+        """Pickled `DrafterNeeds` of this drafter.
 
         Args:
             terms: pickled `DrafterTerms`.
 
         Raises:
-            ValueError: its head cannot be read so.
+            ValueError: the draft head cannot be read by the convention in `terms`.
         """
         return pickle.dumps(self._thread.needs(pickle.loads(terms)))
 
     def attach(self, name: ChannelName, incarnation: int) -> int:
-        """Serve the channel `name` from now on; this process's id.
+        """Serve the channel `name` from now on. Returns this process's id.
 
         Raises:
-            ChannelError: there is no such channel, a later incarnation holds it, or this GPU cannot reach its memory.
+            ChannelError: the channel does not exist, a later incarnation holds it, or this GPU cannot reach its memory.
         """
         self._thread.attach(name, incarnation)
         return os.getpid()
 
     def status(self) -> tuple[tuple[ChannelName, ...], float]:
-        """Whom it serves, and for how many seconds its thread has not looked for a round."""
+        """The channels that are served, and seconds since the thread last looked for a round."""
         return tuple(self._thread.channels()), self._thread.silent_s
 
     def rest(self) -> None:
-        """Draft no more, and wait for what the device was given."""
+        """Begin no further pass, and wait for the device to finish its work."""
         self._thread.rest()
 
 
 def serve(connection: Connection, make: type[DrafterCalls] = DrafterCalls) -> None:
-    """Load a drafter as the first message says, and answer calls until the other end is gone or SIGTERM comes.
+    """Load a drafter according to the first message, then answer calls until the connection closes or SIGTERM comes.
 
-    It then leaves its GPU with nothing under way, which clients of CUDA's multi-process service owe each other.
-
-    A drafter that cannot be loaded answers every call with the reason.
+    Before the return the GPU has finished all work: clients of CUDA's multi-process service must not exit with kernels
+    running. A drafter that cannot be loaded answers every call with the reason.
     """
     show_log()
-    # Here and below for ever: the actor closes its end when it is done, and this process ends with its fork server.
+    # `recv` has no timeout: the actor closes its end when it is done, and this process ends with its fork server.
     config, core, terms = connection.recv()
     calls, problem = None, None
     signal.signal(signal.SIGTERM, _asked_to_end)
@@ -89,7 +88,7 @@ def serve(connection: Connection, make: type[DrafterCalls] = DrafterCalls) -> No
 
 
 class _Asked(BaseException):
-    """SIGTERM has come; nothing but `serve` is to catch it."""
+    """SIGTERM has come. A BaseException, so that only `serve` catches it."""
 
 
 def _asked_to_end(number: int, frame: object) -> None:

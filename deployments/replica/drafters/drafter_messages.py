@@ -1,4 +1,4 @@
-"""What a drafter's process and its actor are told, and tell those that use them."""
+"""Messages of a drafter's process and actor to their callers."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ from wingbeat.deployments.replica.actor_process import ActorProcess
 
 
 class DrafterStatus(NamedTuple):
-    """What a drafter says of itself."""
+    """State of a drafter."""
 
     process: ActorProcess
-    """Of its actor, with which it ends."""
+    """Process of the drafter's actor; the drafter ends with it."""
     channels: tuple[ChannelName, ...]
     silent_s: float
-    """How long ago its thread last looked for a round."""
+    """Seconds since the drafter's thread last looked for a round."""

@@ -1,4 +1,4 @@
-"""The thread of a drafter's process that loads the drafter and answers rounds; knows nothing of Ray."""
+"""The thread of a drafter's process that loads the drafter and answers rounds. Does not use Ray."""
 
 import logging
 import os
@@ -27,13 +27,13 @@ from wingbeat.runtime.verifier.loading.mapped_files import give_back_freed
 logger = logging.getLogger(__name__)
 LOADED_POLL_S = 1.0
 REST_S = 1.0
-"""For the pass that runs to end; `wingbeat.cluster.fork_server` kills a process that takes longer."""
+"""Seconds for the running pass to end; `wingbeat.cluster.fork_server` kills a process that takes longer."""
 WAIT_S = 0.1
-"""Longest wait for a round; within it the doorbell wakes the thread at once."""
+"""Longest wait for a round, in seconds; the doorbell ends the wait at once."""
 
 
 class Worker(Protocol):
-    """What the thread needs of `runtime.drafters.worker.DraftWorker`."""
+    """Interface of `runtime.drafters.worker.DraftWorker` that the thread uses."""
 
     drafter: Any
     room: Any
@@ -51,12 +51,12 @@ class Worker(Protocol):
 
 
 class DrafterThread:
-    """Answers the rounds of every channel attached to it, all that are pending in one batched pass.
+    """Answers the rounds of all attached channels; all pending rounds go through one batched pass.
 
-    It loads the drafter first, for which every call waits, and which any of them may raise.
+    The thread loads the drafter first. Every call waits for the loading, and raises the error that it failed with.
 
     Args:
-        core: CPU core the thread shares with the verifier's; None leaves it free.
+        core: CPU core that the thread shares with the verifier's; None does not pin the thread.
     """
 
     def __init__(self, config: AppConfig, core: int | None = None) -> None:
@@ -75,19 +75,20 @@ class DrafterThread:
         self._thread.start()
 
     def needs(self, terms: DrafterTerms = DrafterTerms()) -> DrafterNeeds:
-        """What this drafter needs of its verifier.
+        """Needs of this drafter that its verifier must meet.
 
         Args:
-            terms: settle how its head is read, before it is attached anywhere, and which weights it need not have.
+            terms: fix the convention by which the head is read, before any channel is attached, and the weights that
+                are borrowed from the verifier.
 
         Raises:
-            ValueError: its head cannot be read so.
+            ValueError: the draft head cannot be read by this convention.
         """
         worker = self.worker(terms.loan)
         self._read_as(terms.convention)
         needs = worker.drafter.needs
         if self._config.drafter_device() == "cuda":
-            torch.cuda.empty_cache()  # what loading has left
+            torch.cuda.empty_cache()  # memory that loading has left in torch's cache
             needs = needs._replace(held_bytes=torch.cuda.memory_reserved())
         return needs
 
@@ -95,18 +96,19 @@ class DrafterThread:
         """Serve the channel `name` from now on.
 
         Args:
-            convention: as for `needs`.
+            convention: as in `needs`.
 
         Raises:
-            ChannelError: there is no such channel, a later incarnation holds it, or this GPU cannot reach its memory.
-            ValueError: the drafter suits the verifiers that are served already and not this one, or has no room for it.
+            ChannelError: the channel does not exist, a later incarnation holds it, or this GPU cannot reach its memory.
+            ValueError: the drafter suits the verifiers that it already serves but not this one, or has no room for
+                another.
         """
         self.worker()
         with self._lock:
             self._read_as(convention)
             end = attach_channel(name, incarnation, self._config.drafter_device() == "cuda")
             try:
-                self._worker.detach(name)  # a connection that broke
+                self._worker.detach(name)  # an earlier connection of this channel that broke
                 self._worker.attach(name, end)
             except BaseException:
                 end.close()
@@ -114,37 +116,40 @@ class DrafterThread:
         self._attached.set()
 
     def detach(self, name: ChannelName) -> None:
-        """Leave the channel `name`; harmless when it is not attached."""
+        """Stop serving the channel `name`; does nothing if it is not attached."""
         worker = self.worker()
         with self._lock:
             worker.detach(name)
 
     def rest(self) -> None:
-        """Begin no further pass, and wait for the one that runs and for the device; the last call.
+        """Begin no further pass, and wait for the running one and for the device; must be the last call.
 
-        A thread that is stuck is not waited for: whoever asked has a limit of its own.
+        The wait is limited to `REST_S`, so that a stuck thread does not hold up the caller.
         """
         if self._lock.acquire(timeout=REST_S) and self._config.drafter_device() == "cuda":
             torch.cuda.synchronize()
 
     def channels(self) -> list[str]:
-        """The channels that are served, in the order in which they came."""
+        """Names of the served channels, in the order in which they were attached."""
         return self.worker().names
 
     @property
     def silent_s(self) -> float:
-        """How long ago the thread last looked for a round."""
+        """Seconds since the thread last looked for a round."""
         return time.monotonic() - self._turned_at
 
     def worker(self, loan: Any = None) -> Worker:
-        """What drafts, once it is loaded; with what is lent, as the first call has it.
+        """The worker, once it is loaded.
+
+        Args:
+            loan: weights lent by the verifier; only the first call's value counts.
 
         Raises:
             Exception: whatever the drafter's factory has raised, such as a checkpoint error that names the tensor.
         """
         if self._borrowed is not None:
             self._borrowed.tell(loan)
-        # Its actor knows how long that may take; a thread that has ended without a word will not say one.
+        # The actor limits the time of loading. A thread that has died without setting `_loaded` never will.
         while not self._loaded.wait(LOADED_POLL_S) and self._thread.is_alive():
             pass
         if self._problem is not None:
@@ -162,7 +167,7 @@ class DrafterThread:
         self._convention = convention
 
     def _load(self) -> bool:
-        """Load in the thread that is to draft: the threads that torch starts below it are then the same."""
+        """Load in the thread that drafts, because torch's intra-op threads belong to the thread that starts them."""
         try:
             torch.set_num_threads(self._config.num_threads() or 1)
             factory = self._config.drafter_factory
@@ -177,8 +182,11 @@ class DrafterThread:
         return self._problem is None
 
     def _run(self) -> None:
-        """Answer rounds until the process ends. A failure ends the process: the verifier sees that at once, while a
-        drafter of unknown state could go on proposing nonsense."""
+        """Answer rounds until the process ends.
+
+        A failure ends the process: the verifier detects that at once, while a drafter in an unknown state could go on
+        proposing wrong drafts.
+        """
         if not self._load():
             return
         logger.info("the drafter %s of %s is loaded", self._config.choice().label, self._config.model_name())
@@ -210,6 +218,6 @@ class DrafterThread:
         elif len(ends) == 1:
             ends[0].wait_outcome(WAIT_S)
         elif any(end.round_waits() for end in ends) or not (waits := hooks("wait_for_any")):
-            time.sleep(POLL_NAP_S)  # its device is not there yet, which no bell announces
+            time.sleep(POLL_NAP_S)  # a pending round whose device work has not arrived, which no bell announces
         else:
             waits[0]([end.bell for end in ends], lambda: any(end.round_waits() for end in ends), WAIT_S, self._busy_at)

@@ -1,4 +1,4 @@
-"""A replica's way to its drafter: an actor in the second bundle of its placement group, on whichever node that lies."""
+"""A replica's handle of its drafter: an actor in the second bundle of its placement group, on any node."""
 
 import asyncio
 import logging
@@ -20,14 +20,14 @@ from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
 
 logger = logging.getLogger(__name__)
 LATE_S = 10.0
-"""For an actor to say that its process has not answered; the engine waits a little longer still."""
+"""Seconds for an actor to report that its process has not answered; the engine's own timeout is a little longer."""
 
 
 class RayDrafter:
     """One drafter actor.
 
     Args:
-        terms: pickled `DrafterTerms`; None where they are not settled.
+        terms: pickled `DrafterTerms`; None if they are not settled yet.
     """
 
     def __init__(self, config: AppConfig, core: int | None, terms: bytes | None = None) -> None:
@@ -35,13 +35,16 @@ class RayDrafter:
         self._process: ActorProcess | None = None
         self._actor = self._start(terms)
         self.terms = terms
-        """What it was told by its verifier; its successors are told the same."""
+        """Pickled terms that the verifier sent; replacements of this drafter get the same terms."""
 
     async def needs(self, terms: bytes) -> bytes:
-        """What it needs of its verifier, once it is ready; both pickled.
+        """Pickled `DrafterNeeds`, once the drafter is loaded.
+
+        Args:
+            terms: pickled `DrafterTerms`.
 
         Raises:
-            DrafterStartError: it cannot start; names the cause.
+            DrafterStartError: the drafter cannot start; the message names the cause.
         """
         self.terms = terms
         for _ in range(NEEDS_ATTEMPTS):
@@ -56,17 +59,17 @@ class RayDrafter:
         raise DrafterStartError(f"{NEEDS_ATTEMPTS} drafters have not said what they need of the verifier")
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
-        """Make it serve a channel, once it is ready; its process id."""
+        """Attach the drafter to a channel, once it is loaded. Returns its process id."""
         if self._process is None:
             self._process = (await self._answer(self._actor.status.remote())).process
         return await self._answer(self._actor.call.remote("attach", channel_name, next_incarnation()))
 
     async def renew(self) -> bool:
-        """Begin another process in its actor; False where that is gone too."""
+        """Begin another process in the same actor; False if the actor is gone too."""
         return await renewed(self._actor, self.terms)
 
     def kill(self) -> None:
-        """End it without waiting: through Ray, which gives its bundle back, and by signal."""
+        """Kill the actor without waiting: through Ray, which frees its bundle, and by signal."""
         ray.kill(self._actor, no_restart=True)
         if self._process is not None:
             self._process.kill()
@@ -77,10 +80,11 @@ class RayDrafter:
         return actor.remote(self._config, self._core, terms)
 
     async def _answer(self, asked: Awaitable[Any]) -> Any:
-        """Of its actor, which gives its process less time than this: what fails then is the actor, or Ray.
+        """The actor's answer. The actor gives its process less time than this, so a timeout means that the actor or
+        Ray failed.
 
         Raises:
-            TimeoutError: there is none.
+            TimeoutError: the actor has not answered.
         """
         patience_s = self._config.drafter_start_timeout_s + LATE_S
         try:

@@ -1,4 +1,4 @@
-"""Keeps a drafter attached to an engine: starts one, and replaces it when its process dies or falls silent."""
+"""Keeps a drafter attached to an engine: starts it, and replaces it when its process dies or stops responding."""
 
 import asyncio
 import contextlib
@@ -16,48 +16,52 @@ from wingbeat.deployments.replica.engine_client import EngineFailed
 logger = logging.getLogger(__name__)
 POLL_S = 0.25
 FREED_S = 1.0
-"""For the driver to take back the memory of a process that was killed."""
+"""Seconds for the GPU driver to free the memory of a killed process."""
 RECONNECT_S, RECONNECT_AFTER_S = 5.0, 1.0
-"""What a drafter on another node has to attach again; one whose connection broke sooner than that is replaced."""
+"""Seconds that a drafter on another node has to attach again; a drafter whose connection broke within the second of
+these after attaching is replaced instead.
+"""
 
 
 class DrafterHandle(Protocol):
-    """One drafter process, or the place in one that others share."""
+    """One drafter process, or one verifier's share of a drafter process."""
 
     terms: bytes | None
-    """What it was told by its verifier, pickled `DrafterTerms`; None before that is settled."""
+    """Pickled `DrafterTerms` from the verifier; None before they are settled."""
 
     async def needs(self, terms: bytes) -> bytes | None:
-        """What it needs of its verifier, given what that tells it; both pickled. Raises if it cannot start.
+        """Pickled `DrafterNeeds`, given pickled `DrafterTerms`. Raises if the drafter cannot start.
 
-        None where the engine's process is to find that out, because no drafter need be there.
+        None if the engine's process has to find out the needs itself, because no drafter may be running yet.
         """
         ...
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
-        """Make it serve a channel, once it is ready; its process id. Raises if it could not start.
+        """Attach the drafter to a channel, once it is loaded. Returns its process id. Raises if it could not start.
 
         Args:
-            next_incarnation: gives one that none has had, for every attempt.
+            next_incarnation: returns an incarnation number that has not been used; called for every attempt.
         """
         ...
 
     async def renew(self) -> bool:
-        """End its process and begin another one in its place; whether that could be done."""
+        """End the drafter's process and begin another one in its place. Returns whether that succeeded."""
         ...
 
     def kill(self) -> None:
-        """Let go of it without waiting; a drafter that no other verifier shares ends, even one that is stopped."""
+        """Release the drafter without waiting; a drafter that no other verifier shares is killed, even if it is
+        stopped.
+        """
         ...
 
 
 class DrafterSupervisor:
-    """Owns the drafter of one engine. Requests go on plainly whenever there is none.
+    """Owns the drafter of one engine. While there is none, the engine decodes without drafts.
 
     Args:
         call: runs a method of `EngineCalls`; raises EngineFailed once the engine is gone.
-        back_off_s: the first pause in a series of failures, which doubles.
-        takes_in: whether the engine may load the drafter itself where the first one does not reach it.
+        back_off_s: the first pause above 0 in a series of failures, in seconds; later pauses double.
+        takes_in: whether the engine may load the drafter in its own process if GPU memory does not carry rounds.
     """
 
     def __init__(
@@ -73,9 +77,9 @@ class DrafterSupervisor:
         self.incarnation = 0
         self.pid = 0
         self.fell_back = False
-        """Whether another channel has taken over because a drafter did not reach the first."""
+        """Whether host memory has replaced GPU memory as the channel."""
         self.taken_in = False
-        """Whether the engine has the drafter in its own process: then there is nothing to replace."""
+        """Whether the engine runs the drafter in its own process; then there is nothing to replace."""
         self._takes_in = takes_in
         self._call = call
         self._channel_name = channel_name
@@ -87,13 +91,13 @@ class DrafterSupervisor:
         self._drafter: DrafterHandle | None = None
 
     async def start(self, drafter: DrafterHandle, problem: str | None = None) -> None:
-        """Attach the first drafter, launched ahead of time, or have the engine take it in.
+        """Attach the first drafter, which was launched before this call, or load it in the engine's process.
 
         Args:
-            problem: why another channel has taken over, where that is so already.
+            problem: why host memory has already replaced GPU memory as the channel; None if it has not.
 
         Raises:
-            DrafterStartError: it cannot start; names the cause.
+            DrafterStartError: the drafter cannot start; the message names the cause.
         """
         try:
             self.fell_back = problem is not None
@@ -111,9 +115,9 @@ class DrafterSupervisor:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
     async def run(self) -> None:
-        """Replace the drafter whenever it is lost, or connect it again; ends when the engine does.
+        """Replace or reconnect the drafter whenever it is lost; returns when the engine ends.
 
-        One that the engine has taken in lives and dies with it.
+        Returns at once if the drafter runs in the engine's process, with which it ends.
         """
         if self.taken_in:
             return
@@ -122,7 +126,8 @@ class DrafterSupervisor:
                 await self._sleep(POLL_S)
                 if not await self._call("drafter_is_lost"):
                     continue
-                # None after a failed attempt: the attempt and the pause before it are no part of any drafter's life.
+                # None after a failed attempt: the attempt and the pause before it do not count as lifetime of a
+                # drafter.
                 if self._attached_at is not None:
                     self._back_off.lasted(self._clock() - self._attached_at)
                 if await self._reconnected():
@@ -143,11 +148,11 @@ class DrafterSupervisor:
 
     @property
     def lacks_room(self) -> bool:
-        """Whether there is no drafter because those there are hold as many verifiers as they can."""
+        """Whether there is no drafter because all running ones serve as many verifiers as they can."""
         return getattr(self._drafter, "lacks_room", False)
 
     async def _reconnected(self) -> bool:
-        """Whether the drafter, of which only the connection has broken, is attached again."""
+        """Whether a drafter whose network connection alone has broken is attached again."""
         held = self._drafter is not None and not isinstance(self._channel_name, str)
         if not held or self._attached_at is None or self._clock() - self._attached_at < RECONNECT_AFTER_S:
             return False
@@ -161,10 +166,10 @@ class DrafterSupervisor:
         return True
 
     async def _renew(self) -> None:
-        """Give the lost drafter a new process, or let go of it.
+        """Give the lost drafter a new process, or release it.
 
-        One that never attached is not asked: whatever ails it may be its host's. It stays this object's all the time:
-        if the engine ends meanwhile, `stop` ends the drafter, whose place nobody else could have otherwise.
+        A drafter that never attached is released, because its actor or node may be at fault. `self._drafter` stays set
+        during the call: if the engine ends meanwhile, `stop` ends the drafter and frees its place.
         """
         if self._drafter is not None and not (self._attached_at is not None and await self._drafter.renew()):
             self._kill()
@@ -193,8 +198,8 @@ class DrafterSupervisor:
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
 
     async def _take_in(self, drafter: DrafterHandle, reason: str) -> DrafterHandle | None:
-        """Have the engine load the drafter; where it cannot, another drafter's process, which the others replace."""
-        self._takes_in = False  # with the first drafter or never: later the engine has no room for it
+        """Load the drafter in the engine's process. Returns None, or a newly launched drafter if that failed."""
+        self._takes_in = False  # only for the first drafter: later the engine's KV pool has taken the memory
         self._drafter = drafter
         self._kill()
         await self._sleep(FREED_S)
@@ -224,9 +229,9 @@ class DrafterSupervisor:
 
 
 def root_cause(error: BaseException | str) -> str:
-    """The exception at the bottom of an error from another process, on one line.
+    """The innermost exception of an error from another process, on one line.
 
-    Ray wraps the original and prints its traceback; the last line of that names the cause.
+    Ray wraps the original error and appends its traceback, whose last line names the cause.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return re.sub(r"\b(?:\w+\.)+(?=\w+(?:Error|Exception)\b)", "", lines[-1]) if lines else type(error).__name__

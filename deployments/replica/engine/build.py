@@ -1,6 +1,6 @@
-"""From a configuration to what a pair's two processes run: the engine, and the drafter's worker.
+"""Builds from a configuration what the two processes of a pair run: the engine and the drafter's worker.
 
-The drafter's process imports this file too, so what only the verifier needs is imported by `build_setup`.
+The drafter's process imports this file too, so modules that only the verifier needs are imported in `build_setup`.
 """
 
 from functools import partial
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> EngineSetup:
-    """Load the verifier; asks for the drafter's needs last, so that the drafter loads at the same time.
+    """Load the verifier and build its engine. The drafter's needs are requested last, so that the drafter loads in
+    parallel.
 
     Args:
         spread: see `PairSettings`.
@@ -88,7 +89,7 @@ def _check_device(config: AppConfig) -> None:
 
 
 def _inner_drafter(config: AppConfig) -> "InnerDrafter":
-    """The drafter, to be loaded in this process."""
+    """Drafter that can be loaded in the engine's process."""
     from wingbeat.runtime.inner_drafter import InnerDrafter
 
     factory = config.drafter_factory
@@ -100,7 +101,7 @@ def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> Draft
     """Load the drafter of a configuration that has one.
 
     Args:
-        lender: of the verifier's weights, where that is beside it.
+        lender: source of the verifier's weights, if the verifier is in reach; None loads all weights.
 
     Raises:
         ValueError, FileNotFoundError: the checkpoint cannot be used; one line that names the tensor or field.
@@ -115,7 +116,7 @@ def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> Draft
 
 
 def needs_loaded_here(config: AppConfig, convention: HeadConvention | None) -> DrafterNeeds:
-    """Needs of a drafter that need not be there yet: loads one for as long as that takes to see.
+    """Needs of a drafter that may not be running yet: loads the drafter here, reads its needs and drops it.
 
     Raises:
         ValueError, FileNotFoundError: as `build_draft_worker`.
@@ -130,7 +131,7 @@ def needs_loaded_here(config: AppConfig, convention: HeadConvention | None) -> D
 
 
 def pair_settings(config: AppConfig) -> PairSettings:
-    """What a configuration says of a verifier and its drafter."""
+    """The parts of a configuration that concern a verifier and its drafter."""
     return PairSettings.of(
         model=config.model_dir(),
         drafter=config.choice(),

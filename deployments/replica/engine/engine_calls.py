@@ -1,4 +1,4 @@
-"""What a replica may ask of its engine between two rounds; results and errors travel back to it."""
+"""Methods of an engine that its replica calls between two rounds; results and errors are sent back."""
 
 import itertools
 import logging
@@ -24,23 +24,23 @@ logger = logging.getLogger(__name__)
 
 
 class EngineFigures(NamedTuple):
-    """An engine's figures, copied between two rounds: the next one changes them."""
+    """An engine's figures, copied between two rounds because the next round changes them."""
 
     stats: dict[str, Any]
     drafter_state: str
     recording: dict[str, Any] | None
-    """What was written of live traffic; None where nothing is recorded."""
+    """Statistics of the recording of live traffic; None if nothing is recorded."""
     pid: int
     weights: str = ""
-    """Digest of those that were pushed; empty for what the settings name."""
+    """Digest of pushed weights; empty for the weights that the settings name."""
 
 
 class EngineCalls:
     """Methods that `EngineClient.call` names; the engine's thread runs them.
 
     Args:
-        channel: to its drafters; None where there is none.
-        weights: of `EngineFigures`.
+        channel: channel to the drafter; None if the engine has none.
+        weights: as in `EngineFigures`.
     """
 
     def __init__(
@@ -66,32 +66,35 @@ class EngineCalls:
         self._numbers = itertools.count()
 
     def set_log_level(self, level: str) -> None:
-        """Of this process."""
+        """Set the log level of the engine's process."""
         set_log_level(level)
 
     def figures(self) -> EngineFigures:
-        """The figures of now."""
+        """The current figures."""
         stats = self._engine.stats()
         recording = None if self._recording is None else asdict(self._recording.writer.stats)
         fields = asdict(stats) if is_dataclass(stats) else stats._asdict()
         return EngineFigures(fields, str(self._engine.drafter_state), recording, os.getpid(), self._weights)
 
     def check_integrity(self) -> None:
-        """Prove that the KV blocks add up; raises the engine's own error, naming the mismatch."""
+        """Check that the KV block counts are consistent; raises the engine's error, which names the mismatch."""
         self._engine.check_integrity()
 
     def operate(self, operation: str, arguments: tuple[Any, ...]) -> Any:
-        """What a router asks for.
+        """Run an operation that a router has requested.
 
         Raises:
-            ValueError: there is no such operation.
+            ValueError: there is no operation of that name.
         """
         if operation not in self._operations:
             raise ValueError(f"{operation} is no operation of an engine: {', '.join(sorted(self._operations))}")
         return self._operations[operation](*arguments)
 
     def open_names(self, kind: str, entries: tuple[CatalogEntry[Any], ...]) -> tuple[CatalogEntry[Any], ...]:
-        """Keep what is on disk, and what the replica knows; returns the former as `Catalog.changes` would."""
+        """Restore the named objects of a kind from disk, then apply the replica's entries.
+
+        Returns the objects that were found on disk, as entries like those of `Catalog.changes`.
+        """
         if kind not in self._keepers:
             return ()
         found = self._keepers[kind].open(self._variants)
@@ -99,17 +102,17 @@ class EngineCalls:
         return tuple(CatalogEntry(thing.name, thing.version, thing) for thing in found)
 
     def keep_names(self, kind: str, entries: tuple[CatalogEntry[Any], ...]) -> "Future[None] | None":
-        """Keep what names stand for, as `Catalog.changes` says; ends once what is there is written."""
+        """Apply entries as returned by `Catalog.changes`; the future completes once they are written to disk."""
         return self._keepers[kind].keep(entries) if kind in self._keepers else None
 
     def attach_drafter(self) -> bool:
-        """Draft from the next round on, with the drafter that has attached to the channel.
+        """Use the drafter that has attached to the channel from the next round on.
 
         Returns:
-            False where what it writes has not arrived here yet: call again.
+            False if data that the drafter writes has not arrived here yet: call again.
 
         Raises:
-            ChannelError: it does not arrive here.
+            ChannelError: data of the drafter does not arrive here.
         """
         reached = self._channel.try_drafter()
         if reached:
@@ -117,17 +120,20 @@ class EngineCalls:
         return reached
 
     def fall_back(self, reason: str) -> "ChannelName | None":
-        """Where drafters are to attach now that the channel does not carry; None where they have no other."""
+        """Replace the channel, which does not carry data. Returns the new one's name, or None if there is no other
+        channel.
+        """
         return self._channel.fall_back(reason)
 
     def take_drafter_in(self, reason: str) -> None:
-        """Load the drafter in this process, in the place of the one that could not be reached, with one warning.
+        """Load the drafter in this process because the drafter's own process could not be reached, and log one
+        warning.
 
         Args:
-            reason: why it could not.
+            reason: why the drafter's process could not be reached.
 
         Raises:
-            Exception: it cannot be loaded here, such as for want of memory.
+            Exception: the drafter cannot be loaded here, for example because memory is short.
         """
         from wingbeat.deployments.replica.engine.pair_channel import own_memory
 
@@ -135,14 +141,14 @@ class EngineCalls:
         self._channel.verifier_end.close()
         logger.warning(
             "GPU memory does not carry rounds between two processes: %s; the drafter runs within the engine's "
-            "(drafter_place engine says so without this line, drafter_place actor keeps it apart)",
+            "(set drafter_place to engine to avoid this warning, or to actor to keep the drafter in its own process)",
             reason,
         )
 
     def drafter_is_lost(self) -> bool:
-        """Whether there is no drafter; an idle engine exchanges no rounds and learns of its death here.
+        """Whether there is no drafter. An idle engine exchanges no rounds, so this call detects the drafter's death.
 
-        One that is late is there, until its patience is over.
+        A late drafter counts as present until its patience is over.
         """
         if self._engine.drafter_state == "late":
             self._engine.look_for_late_drafter()
@@ -153,10 +159,13 @@ class EngineCalls:
         return not has_drafter
 
     def check_drafter(self) -> dict[str, Any] | None:
-        """Try the drafter on short texts: the results, where they are of Wingbeat's own test.
+        """Run the drafter's self-test on short texts.
+
+        Returns:
+            The results, if the test is Wingbeat's own; else None.
 
         Raises:
-            Exception: it is unfit.
+            Exception: the drafter is unfit.
         """
         found = self._check_drafter(self._engine)
         from wingbeat.runtime.checks.self_test import SelfTest
@@ -164,31 +173,31 @@ class EngineCalls:
         return found.as_dict() if isinstance(found, SelfTest) else None
 
     def observe(self) -> None:
-        """Have what is served from now on written, where the configuration asks for it.
+        """Record what is served from now on, if the configuration asks for a recording.
 
         Raises:
             ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
         """
-        # A recording is of one verifier.
+        # A recording holds hidden states of one verifier: other weights need another recording.
         name = f"{self._engine_id}-{self._weights[:8]}" if self._weights else self._engine_id
         self._recording = first("observe", self._config, own_engine(self._engine), name)
         if self._recording is not None:
             self._engine.observe(self._recording.rounds)
 
     def start_trace(self) -> int:
-        """Record what the rounds do; returns the recording's number."""
+        """Begin to record trace events of rounds. Returns the number of the trace."""
         number = next(self._numbers)
         self._traces[number] = self._engine.clock.record()
         return number
 
     def stop_trace(self, number: int) -> list[tuple]:
-        """End a recording; its `TraceEvent`s."""
+        """End a trace. Returns its `TraceEvent`s as tuples."""
         trace = self._traces.pop(number)
         self._engine.clock.stop(trace)
         return list(map(tuple, trace.events))
 
     def close(self) -> None:
-        """Finish what is being written; the last call."""
+        """Finish all files that are being written; must be the last call."""
         for keeper in self._keepers.values():
             keeper.close()
         if self._recording is not None:

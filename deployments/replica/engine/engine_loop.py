@@ -1,4 +1,4 @@
-"""The thread that runs an engine's rounds, and what comes to it from its replica; knows nothing of Ray."""
+"""The thread that runs an engine's rounds and handles the replica's messages. Does not use Ray."""
 
 import contextlib
 import logging
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 NUM_COMPILING = 2
-"""Grammars compiled at once, so that a slow one does not hold up the next."""
+"""Number of grammars compiled at once, so that a slow grammar does not hold up the next."""
 IDLE_CHECK_S = 1.0
-"""An engine without work for this long proves that it has given every block back."""
+"""Seconds without work after which an engine checks once that all KV blocks have been given back."""
 CLOGGED_S = 5e-3
-"""Between two attempts at a ring that is full, where there are no rounds to wait for."""
+"""Seconds between two attempts to send through a full ring while no rounds run."""
 LAST_WORDS_S = 2.0
-"""For a replica that does not read to make room for an engine's last words."""
+"""Seconds that an ending engine waits for its replica to make room in the ring for the final messages."""
 TELL_CACHED_S = 0.05
-"""Between two messages on what the prefix cache has gained and lost, while there are rounds."""
+"""Seconds between two messages on changes of the prefix cache while rounds run."""
 
 
 class EngineLoop:
-    """Runs rounds while there is work and sleeps otherwise; requests, aborts and calls join between two rounds.
+    """Runs rounds while there is work and sleeps otherwise; messages are handled between two rounds.
 
     Args:
         calls: an object whose methods the replica may call by name.
-        grammars: compiles those of requests; it is closed with the loop.
-        cache_log: of the engine's prefix cache; None tells nothing of it.
-        take_own: told what becomes of requests that came from no router.
+        grammars: compiles grammars of requests; closed with the loop.
+        cache_log: changes of the engine's prefix cache; None sends no such messages.
+        take_own: receives outputs of requests that came from no router.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class EngineLoop:
         self._stream_interval_s = stream_interval_s
         self._take_own = take_own
         self._from_threads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        """What other threads leave to do: of compiled grammars and of calls that took longer."""
+        """Work that other threads have queued for this one: results of compiled grammars and of asynchronous calls."""
         self._outboxes: dict[str, Outbox] = {}
         self._owners: dict[str, tuple[str, int]] = {}
         self._started: set[str] = set()
@@ -84,9 +84,10 @@ class EngineLoop:
         }
 
     def run(self) -> bool:
-        """Run until stopped or broken, in the thread that has loaded the engine; returns whether it was stopped.
+        """Run until stopped or broken, in the thread that has loaded the engine. Returns whether the engine was
+        stopped.
 
-        The replica is told what became of the requests before this returns.
+        The outcome of all open requests is sent to the replica before the return.
         """
         if self._grammars is not None:
             threading.Thread(target=self._warm_grammars, name="wingbeat-grammar-start", daemon=True).start()
@@ -107,12 +108,12 @@ class EngineLoop:
         return self._stopping
 
     def stop(self) -> None:
-        """End after the round that runs; from this thread or from a signal's handler."""
+        """End after the running round; callable from this thread and from signal handlers."""
         self._stopping = True
         self._link.wake()
 
     def fail(self, reason: str) -> None:
-        """End as a broken engine does, between two rounds; from any thread."""
+        """Fail between two rounds as a broken engine does; callable from any thread."""
 
         def fail_now() -> None:
             raise RuntimeError(reason)
@@ -120,9 +121,10 @@ class EngineLoop:
         self._do_soon(fail_now)
 
     def _end(self, reason: str, suspects: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
-        """The engine's last words: which request has broken it, or which of several, and what it had not taken up.
+        """Send the final verdicts: the request or the candidates that broke the engine, and the requests that never
+        ran.
 
-        Of the others a router knows no more than that their engine is gone.
+        Routers get no verdict on other requests, only that the engine is gone.
         """
         self._compiling.shutdown(wait=False, cancel_futures=True)
         if self._grammars is not None:
@@ -142,7 +144,7 @@ class EngineLoop:
             self._link.flush()
 
     def _take_messages(self) -> bool:
-        """Do what the replica asks for; returns whether that was to stop."""
+        """Handle all waiting messages. Returns whether the engine shall stop."""
         for kind, *arguments in self._link.receive():
             self._pulse.begin(Work.CALL if kind == ToEngine.CALL else Work.MESSAGE, ())
             self._handlers[kind](*arguments)
@@ -162,16 +164,16 @@ class EngineLoop:
             self._engine.check_integrity()
             self._check_at = wait_s = None
         self._pulse.end()
-        # For ever, if nothing comes: this process ends with its replica (`die_with_parent`), whatever that dies of.
+        # The wait may be endless: this process ends with its replica (`die_with_parent`), however the replica ends.
         self._link.wait(wait_s)
 
     def _flush(self, now: float, *, idle: bool = False) -> None:
-        """Send what is due, in one message. While the replica reads too slowly it stays, and becomes more compact."""
+        """Send all due outputs in one message. If the ring is full, outputs stay in the outboxes, which merge them."""
         self._link.flush()
         if self._link.clogged:
             return
         due = {client: box.take(now) for client, box in self._outboxes.items() if box.due(now, idle=idle)}
-        # First, so that whoever goes on from an answer finds that its prefix is known.
+        # Cache changes go first: a router that continues from one of these outputs then already knows its prefix.
         if self._cache_log is not None and (idle or now >= self._tell_cached_at):
             self._tell_cached_at = now + TELL_CACHED_S
             if (changes := self._cache_log.take()) is not None:
@@ -180,9 +182,9 @@ class EngineLoop:
             self._link.send((ToReplica.OUTPUTS, due))
 
     def _call(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
-        """Run a method for the replica; its exception is the answer, and not the loop's matter.
+        """Run a method for the replica and send its result or exception; exceptions do not end the loop.
 
-        Where it returns a future, that has the answer.
+        If the method returns a future, the future's outcome is sent once it is done.
         """
         result, problem = None, None
         try:
@@ -200,7 +202,7 @@ class EngineLoop:
         self._link.send((ToReplica.RESULT, number, result, problem))
 
     def _do_soon(self, work: Callable[[], None]) -> None:
-        """Have something done between two rounds; from any thread."""
+        """Queue work to run between two rounds; callable from any thread."""
         self._from_threads.put(work)
         self._link.wake()
 
@@ -212,7 +214,7 @@ class EngineLoop:
         self._flush(time.monotonic())
 
     def _add_one(self, client_id: str, one: WireRequest, outbox: Outbox) -> None:
-        """Hand one request to the engine; whatever that raises is told to its client and is nobody else's matter."""
+        """Add one request to the engine; errors go to the request's client only."""
         number, request_id = one.number, name_of(client_id, one.number)
         if request_id in self._owners:
             logger.warning("Request %s was submitted twice: it runs once", request_id)
@@ -227,7 +229,7 @@ class EngineLoop:
                 self._compile(request, number, outbox)
 
     def _compile(self, request: Request, number: int, outbox: Outbox) -> None:
-        """Have the request's grammar compiled on another thread; it is queued once that is done."""
+        """Compile the request's grammar on another thread, then queue the request."""
         if self._grammars is None:
             raise no_compiler(request.params.grammar)
 
@@ -237,11 +239,11 @@ class EngineLoop:
         self._compiling.submit(self._compiled, request).add_done_callback(queue_it)
 
     def _compiled(self, request: Request) -> Any:
-        # One that was aborted meanwhile must not keep others waiting.
+        # A request that was aborted meanwhile must not keep others waiting.
         return self._grammars.compile(request.params.grammar) if request.request_id in self._owners else None
 
     def _warm_grammars(self) -> None:
-        """Have ready what the first grammar needs, beside the rounds."""
+        """Prepare for the first grammar, in parallel to the rounds."""
         try:
             self._grammars.warm()
         except Exception:
@@ -259,7 +261,7 @@ class EngineLoop:
 
     @contextlib.contextmanager
     def _refusing(self, request_id: str, number: int, outbox: Outbox) -> Iterator[None]:
-        """What the block raises is told to the request's client."""
+        """Context manager that turns exceptions into a verdict for the request's client."""
         try:
             yield
         except ValueError as error:

@@ -1,6 +1,6 @@
-"""The engine's process: one thread of an interpreter of its own loads the model and runs its rounds.
+"""The engine's process: one thread of its own interpreter loads the model and runs its rounds.
 
-Started by `EngineLife`, with the link's file descriptors and the replica's process id.
+`EngineLife` starts the process with the link's file descriptors and the replica's process id as arguments.
 """
 
 import gc
@@ -39,19 +39,20 @@ if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
 
 START_S = 60.0
-"""For a replica, which has started this process, to say what it shall run."""
+"""Seconds for the replica that started this process to send `EngineStart`."""
 LATE_S = 30.0
-"""For a replica to say that its drafter has not answered."""
+"""Extra seconds for the replica to report that its drafter has not answered."""
 SWITCH_INTERVAL_S = 0.5e-3
-"""How long another thread, such as one that compiles a grammar, may keep the interpreter from the engine's; Python's
-default of 5 ms is a third of a round."""
+"""Seconds that another thread, such as one that compiles a grammar, may hold the interpreter before the engine's
+thread gets it; Python's default of 5 ms is a third of a round.
+"""
 
 
 def main() -> None:
-    """Serve one engine until the replica says stop or is gone, SIGTERM comes, or the engine breaks."""
+    """Serve one engine until the replica stops it or is gone, SIGTERM comes, or the engine breaks."""
     memory, own_bell, peer_bell, parent = map(int, sys.argv[1:])
     die_with_parent(parent)
-    # Of a terminal's Ctrl-C the replica decides, which gets it too.
+    # The replica also gets a terminal's Ctrl-C, and decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     show_log()
     show_stacks()
@@ -66,22 +67,23 @@ def main() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads that compile a grammar would be waited for.
+    # A normal exit would wait for threads that compile a grammar.
     os._exit(0 if stopped else 1)
 
 
 def serve(link: Link) -> bool:
-    """Load the engine and run it; returns whether it was stopped, and did not break.
+    """Load the engine and run it. Returns True if it was stopped, False if it broke.
 
     Raises:
-        Exception: it cannot be loaded; one line that says what to change.
+        Exception: the engine cannot be loaded; one line that says what to change.
     """
     start: EngineStart = _expect(link, ToEngine.START, START_S)[0]
     config = start.config
     set_log_level(start.log_level)
     if start.gpus:
         claim_devices(start.gpus)
-    # What is loaded stays: no collection looks at it, neither while it grows nor, frozen, in a round.
+    # Loaded objects live as long as the process: the garbage collector skips them, during loading and, frozen, in
+    # rounds.
     gc.disable()
     setup, channel = _load(link, start)
     gc.freeze()
@@ -121,7 +123,7 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
         needs, problem = _expect(link, ToEngine.NEEDS, NEEDS_ATTEMPTS * config.drafter_start_timeout_s + LATE_S)
         if problem is not None:
             raise problem
-        if needs is None:  # its drafter need not be there
+        if needs is None:  # the drafter may not be running yet
             from wingbeat.deployments.replica.engine.build import needs_loaded_here
 
             return needs_loaded_here(config, terms.convention)
@@ -143,7 +145,7 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
 
 
 def _build(config: AppConfig, ask_needs: AskNeeds, spread: Any) -> EngineSetup:
-    """Wingbeat's own engine. Torch is imported here and nowhere before, so that its threads are this thread's."""
+    """Build Wingbeat's own engine. Torch is first imported here, so that its threads belong to this thread."""
     import torch
 
     torch.set_num_threads(config.num_threads() or 1)
@@ -153,17 +155,17 @@ def _build(config: AppConfig, ask_needs: AskNeeds, spread: Any) -> EngineSetup:
 
 
 def _no_needs(terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":
-    """Of a drafter that there is not."""
+    """Needs in the absence of a drafter."""
     from wingbeat.runtime.drafters.base import DrafterNeeds
 
     return DrafterNeeds()
 
 
 def _expect(link: Link, kind: str, patience_s: float) -> list[Any]:
-    """Wait for the replica's message of a kind while there is nothing else to do.
+    """Wait for a message of a kind from the replica while no rounds run. Exits the process on a stop message.
 
     Raises:
-        RuntimeError: it has not come; the replica tries another engine.
+        RuntimeError: the message has not come in time; the replica then tries another engine.
     """
     deadline = time.monotonic() + patience_s
     while True:

@@ -1,4 +1,4 @@
-"""What the engine's process is made of: an engine from some factory, and what is asked of it."""
+"""Interfaces of an engine's process: what an engine factory returns, and what it is called with."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -20,36 +20,37 @@ if TYPE_CHECKING:
 
 
 class DrafterStartError(RuntimeError):
-    """No drafter could be started; one line naming the cause."""
+    """No drafter could be started; one line that names the cause."""
 
 
 class DrafterTerms(NamedTuple):
-    """What a verifier tells its drafter before it is asked for its needs, and each of its successors."""
+    """Settings that a verifier sends to its drafter, and to each replacement, before it requests their needs."""
 
     convention: "HeadConvention | None" = None
-    """How its head is to be read; None where its files say that."""
+    """Convention by which the draft head is read; None if the head's files specify it."""
     loan: Any = None
-    """Weights of the verifier on the GPU that both share, as a part lends them; None where it lends none."""
+    """Weights of the verifier on the GPU that both share, as an optional part lends them; None if none are lent."""
 
 
 class AskNeeds(Protocol):
-    """The way to a drafter that is starting in a process of its own."""
+    """Requests the needs of a drafter that is starting in its own process."""
 
     def __call__(self, terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":
-        """What it needs of the verifier, told this; blocks until it knows, raises if it cannot start."""
+        """The drafter's needs under these terms. Blocks until they are known; raises if the drafter cannot start."""
         ...
 
 
 class ServedEngine(Protocol):
-    """What the loop and its calls need of an engine; all calls come from one thread, which has also loaded it.
+    """Interface of an engine that the loop and its calls use; all calls come from the thread that has loaded the
+    engine.
 
-    `step` raises RoundFailed where it knows which requests may have broken the engine.
+    `step` raises RoundFailed if it can tell which requests may have broken the engine.
     """
 
     drafter_state: str
     """`none`, `attached`, `late` or `lost`."""
     tell_round: Callable[[int, list[str]], None]
-    """Set by the loop, called by the engine before each round: the round's tokens, and the ids of its requests."""
+    """Set by the loop; the engine calls it before each round with the round's token count and request ids."""
 
     def add_request(self, request: Request, grammar: CompiledGrammar | None = None) -> None: ...
     def abort_request(self, request_id: str) -> None: ...
@@ -65,64 +66,64 @@ class ServedEngine(Protocol):
 
 
 def own_engine(engine: Any) -> Any:
-    """Engine that a part may have put another one around."""
+    """The inner engine, if an optional part has wrapped it; else the engine itself."""
     return getattr(engine, "inner", engine)
 
 
 class ServedGrammars(Protocol):
-    """Compiles what requests give as their grammar, on any thread; what that takes is bounded."""
+    """Compiles grammars of requests, on any thread, within limits of time and memory."""
 
     def warm(self) -> None:
-        """Make ready what the first grammar needs, beside the rounds."""
+        """Prepare for the first grammar, in parallel to the rounds."""
         ...
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Raises ValueError, one line that begins with the field's name, where that cannot be."""
+        """Compile a grammar. Raises ValueError, one line that begins with the field's name, if that is impossible."""
         ...
 
     def close(self) -> None:
-        """End with the engine's loop."""
+        """Release everything; called when the engine's loop ends."""
         ...
 
 
 class Keeper(Protocol):
-    """Keeps in an engine what names of one kind stand for; all calls come from the engine's thread."""
+    """Holds named objects of one kind, such as prefixes, in an engine; called on the engine's thread only."""
 
     def open(self, variants: Iterable[Variant] = ()) -> Sequence[Any]:
-        """Keep what is on disk; returns it: things with `name` and `version`.
+        """Restore the objects that are on disk and return them; each has `name` and `version`.
 
         Args:
-            variants: that are served from the start.
+            variants: variants that are served from the start.
         """
         ...
 
     def keep(self, entries: Iterable[tuple[str, int, Any]]) -> "Future[None] | None":
-        """Let names stand for things, None for no longer; ends once what is there has been written."""
+        """Bind names to objects; None removes a name. The future completes once the objects are written to disk."""
         ...
 
     def take(self, output: RequestOutput) -> None:
-        """Output of a request that came from no router."""
+        """Handle an output of a request that came from no router."""
         ...
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Finish all files that are being written."""
         ...
 
 
 class EngineSetup(NamedTuple):
-    """What an engine factory returns."""
+    """Return value of an engine factory."""
 
     engine: ServedEngine
     info: ModelInfo
     channel_spec: "ChannelSpec | None"
-    """Of the channel its drafter attaches to; None where there is no drafter."""
+    """Spec of the channel to the drafter; None if there is no drafter."""
     check_drafter: Callable[[Any], object] | None = None
-    """Called with the idle engine once the first drafter is attached; raises where it is unfit."""
+    """Called with the idle engine once the first drafter is attached; raises if the drafter is unfit."""
     cache_log: "CacheLog | None" = None
-    """Of its prefix cache; None where routers are told nothing of it."""
+    """Log of changes of the prefix cache; None if routers get no such reports."""
     keepers: Mapping[str, Keeper] = MappingProxyType({})
-    """By kind of names: what keeps in the engine what these stand for."""
+    """Keepers of named objects, by kind of name."""
     take_drafter_in: "Callable[[ChannelFactory], None] | None" = None
-    """Loads the drafter in this process and attaches it; None where it always has a process of its own."""
+    """Loads the drafter in this process and attaches it; None if the drafter always has its own process."""
     grammars: ServedGrammars | None = None
-    """Compiler of its model's grammars; None serves no request with a grammar."""
+    """Compiler of grammars for the model; None refuses requests with a grammar."""

@@ -1,4 +1,4 @@
-"""Functions that a configuration names."""
+"""Loads functions that a configuration names as `module:function`."""
 
 import importlib
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def load_factory(path: str) -> Callable[..., Any]:
-    """The function behind `module:function`.
+    """The function that a `module:function` path names.
 
     Raises:
         ValueError: there is no such module or function; the message names it.

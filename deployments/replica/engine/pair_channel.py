@@ -1,4 +1,4 @@
-"""The channel in which the engine's and the drafter's process of a configuration meet."""
+"""The channel between the engine's and the drafter's process of a configuration."""
 
 import logging
 from functools import partial
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 GPU_MEMORY: ChannelKind = "cuda_ipc"
 OWN_DEVICE = torch.device("cuda", 0)
-"""`wingbeat.cluster.placement.claim_devices` puts a process's own GPU first."""
+"""The process's own GPU, which `wingbeat.cluster.placement.claim_devices` puts first."""
 TRIAL_WAIT_S = 0.05
-"""Longest wait of one call for a drafter's marks."""
+"""Longest wait of one `try_drafter` call for the drafter's marks, in seconds."""
 
 
 class PairChannel:
-    """The verifier's side of whichever channel its pair has.
+    """The verifier's side of the pair's channel, of whichever kind.
 
-    Where `channel: auto` means GPU memory and that does not carry between the two processes, host memory takes over.
+    With `channel: auto`, host memory replaces GPU memory if the latter does not carry data between the two processes.
 
     Args:
-        address: of this node, where the drafter comes over the network.
-        runtime: of CUDA, for memory of a GPU; None takes torch's.
+        address: address of this node, if the drafter connects over the network; else None.
+        runtime: CUDA runtime for GPU memory; None uses torch's.
 
     Raises:
-        ChannelError: it cannot be made; one line that names what is missing.
+        ChannelError: the channel cannot be created; one line that names what is missing.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PairChannel:
         runtime: Any = None,
     ) -> None:
         self.problem: str | None = None
-        """Why host memory has taken over; None where it has not."""
+        """Why host memory has replaced GPU memory; None if it has not."""
         self._said = False
         self._name, self._spec = name, spec
         self._may_fall_back = config.channel == "auto"
@@ -70,35 +70,37 @@ class PairChannel:
 
     @property
     def name(self) -> ChannelName:
-        """Where a drafter is to attach."""
+        """Name that a drafter attaches to."""
         return self._channel.name
 
     @property
     def verifier_end(self) -> VerifierSide:
-        """The engine's end, until host memory takes over."""
+        """The engine's end of the channel; `fall_back` replaces it."""
         return self._channel.verifier_end
 
     def try_drafter(self) -> bool:
-        """See that a drafter which has attached is really reached; False where that is not seen yet.
+        """Whether data of an attached drafter is proven to arrive here; False means not yet.
 
-        Streams wait meanwhile, which is why no call takes long. Raises ChannelError.
+        Running requests wait during the call, so it is limited to `TRIAL_WAIT_S`. Raises ChannelError if data does not
+        arrive.
         """
         if self.problem is not None and not self._said:
             self._say()
         return not self._in_gpu_memory or self._channel.try_drafter(wait_s=TRIAL_WAIT_S)
 
     def _device_channel(self) -> Any:
-        """The kind of channel through the memory of a GPU; None where the part is gone and host memory will do."""
+        """The class of channels in GPU memory; None if that part is not installed and host memory is allowed."""
         kind = next(iter(hooks("device_channel")), None)
         if kind is None and not self._may_fall_back:
             raise ChannelError(f"channel is {GPU_MEMORY}: nothing that is installed makes it; use auto or shm")
         return kind
 
     def fall_back(self, reason: str) -> ChannelName | None:
-        """Have host memory take over, with one warning; None where this is no way out, and nothing has changed.
+        """Switch to host memory and log one warning. Returns the new channel's name, or None, unchanged, if not
+        allowed.
 
         Raises:
-            ChannelError: /dev/shm is too small for it.
+            ChannelError: /dev/shm is too small.
         """
         if not self._may_fall_back or not self._in_gpu_memory:
             return None
@@ -108,7 +110,7 @@ class PairChannel:
         return self._channel.name
 
     def _in_host_memory(self, reason: str, said: bool = True) -> ShmChannel:
-        """Instead of GPU memory; `said` at once, or else once a drafter attaches, if one does."""
+        """Create a channel in host memory instead of GPU memory. `said`: warn now, else in `try_drafter`."""
         self.problem = reason
         if said:
             self._say()
@@ -117,26 +119,26 @@ class PairChannel:
     def _say(self) -> None:
         self._said = True
         logger.warning(
-            "GPU memory does not carry rounds between the two processes: %s; host memory does, which costs each round "
-            "a copy (channel shm says so without this line)",
+            "GPU memory does not carry rounds between the two processes: %s; host memory is used, at the cost of a "
+            "copy in each round (set channel to shm to avoid this warning)",
             self.problem,
         )
 
 
 def own_memory(config: AppConfig) -> "ChannelFactory":
-    """Makes what a drafter within the engine's process meets it in: on the device, where both are on one."""
+    """Factory of the channel to a drafter in the engine's process; on the GPU if both models are there."""
     on_gpu = config.resolved_device() == config.drafter_device() == "cuda"
     return partial(InProcessChannel, device=OWN_DEVICE if on_gpu else None)
 
 
 def attach_channel(name: ChannelName, incarnation: int, on_gpu: bool) -> DrafterSide:
-    """The drafter's side, of the kind that its verifier has made.
+    """The drafter's side of a channel, of the kind that the verifier has created.
 
     Args:
-        on_gpu: the drafter is on this process's own GPU.
+        on_gpu: whether the drafter is on this process's own GPU.
 
     Raises:
-        ChannelError: it cannot attach; one line that names what is missing.
+        ChannelError: the channel cannot be attached; one line that names what is missing.
     """
     if not isinstance(name, str):
         return hooks("network_channel")[0].attach(name, incarnation, OWN_DEVICE if on_gpu else None)

@@ -98,7 +98,7 @@ def test_a_file_that_is_no_segment_is_refused_and_left_alone(name: str) -> None:
 def test_a_truncated_segment_is_refused(name: str) -> None:
     channel = ShmChannel.create(name, SPEC)
     os.truncate(SHM_DIR / f"{PREFIX}{name}", segment.HEADER_BYTES)
-    with pytest.raises(ChannelError, match="asks for another size"):
+    with pytest.raises(ChannelError, match="requires another size"):
         ShmChannel.attach(name, 1)
     os.truncate(SHM_DIR / f"{PREFIX}{name}", 1 << 20)
     channel.verifier_end.close()

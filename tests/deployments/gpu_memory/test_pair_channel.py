@@ -21,7 +21,7 @@ def test_a_verifier_whose_gpu_memory_cannot_be_shared_takes_host_memory_with_one
     channel = PairChannel(ON_GPU, name, SPEC, runtime=FakeCuda(fail=fails))
     assert kind_of(channel.name) == "shm"
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert "host memory does" in warning.message
+    assert "host memory is used" in warning.message
     assert (fails if fails != "shares_events" else "cudaDevAttr") in warning.message
     drafter = attach_channel(channel.name, 1, on_gpu=True)
     assert channel.verifier_end.incarnation == 1
@@ -39,7 +39,7 @@ def test_a_verifier_that_may_take_its_drafter_in_warns_of_host_memory_only_once_
     assert not caplog.records
     for _ in range(2):
         channel.try_drafter()
-    assert [record.message.count("host memory does") for record in caplog.records] == [1]
+    assert [record.message.count("host memory is used") for record in caplog.records] == [1]
     channel.verifier_end.close()
 
 

@@ -15,7 +15,7 @@ from wingbeat.runtime.config import BENCHMARK_VARIABLE
 
 
 def test_a_learner_refuses_other_weights_and_followers_do_not():
-    assert "learn is given" in refuses_weights(AppConfig(learn=True))
+    assert "learn trains the head" in refuses_weights(AppConfig(learn=True))
     assert refuses_weights(AppConfig(learn={"trains": False})) is None
 
 
@@ -32,7 +32,7 @@ def test_other_weights_of_the_verifier_keep_the_versions_of_the_head(tmp_path: P
         ({"recording_dir": "{folder}"}, "learn and recording_dir are both given"),
         ({"forced_acceptance": 0.8}, "learn and forced_acceptance are both given"),
         ({"drafter_factory": "module:worker"}, "its worker has no head"),
-        ({"engine_factory": "module:engine"}, "that engine shows nobody its rounds"),
+        ({"engine_factory": "module:engine"}, "that engine does not expose its rounds"),
         ({"learn": {"dir": __file__}}, "must be a directory"),
     ],
     ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",

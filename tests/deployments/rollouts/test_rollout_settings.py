@@ -19,14 +19,14 @@ def test_vllm_s_switch_implies_them():
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"rollouts": True, "dtype": "int8"}, "rollouts is True and dtype is int8: rounded weights take no others"),
+        ({"rollouts": True, "dtype": "int8"}, "rollouts is True and dtype is int8: rounded weights cannot be replaced"),
         (
             {"rollouts": True, "rollouts_journal": True, "tensor_parallel_size": 2},
-            "rollouts_journal is True and tensor_parallel_size is 2: a rank has a part of each weight",
+            "rollouts_journal is True and tensor_parallel_size is 2: each rank holds only a part of each weight",
         ),
-        ({"rollouts": True, "engine_factory": "a:b"}, "its weights are its own"),
+        ({"rollouts": True, "engine_factory": "a:b"}, "a user's engine manages its own weights"),
         ({"rollouts": True, "recording_dir": "/tmp/r"}, "rollouts and recording_dir are both given"),
-        ({"rollouts": True, "prefix_dir": "/tmp/r"}, "what is stored is of weights that change"),
+        ({"rollouts": True, "prefix_dir": "/tmp/r"}, "stored data would belong to weights that change"),
         ({"weight_transfer_config": {"backend": "ipc"}}, "backend"),
         ({"weight_transfer_config": "gloo"}, "is not JSON"),
         ({"rollouts_journal": True}, "rollouts_journal is given: give rollouts as well"),

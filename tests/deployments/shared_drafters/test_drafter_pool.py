@@ -276,8 +276,8 @@ def test_want_of_room_is_said_once_and_counts_as_such_only_where_all_refuse(capl
     assert drafter.lacks_room
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        "No drafter of the pool: no room (the verifier runs 4 sequences, and 0 slots are left); decoding plainly until "
-        "there is one"
+        "No drafter of the pool: no room (the verifier runs 4 sequences, and 0 slots are left); decoding without "
+        "drafts until there is one"
     ]
     *_, drafter, _ = place(FakePool([full, FakeDrafter(status)]), ends_at=20.0)
     assert not drafter.lacks_room

@@ -223,12 +223,12 @@ def test_each_drafters_writes_and_marks_are_seen_by_the_verifier_before_it_draft
     assert pair.channel.try_drafter(wait_s=0.0)
     pair.machine.busy = True
     pair.attach(4)
-    with pytest.raises(ChannelError, match=r"what the drafter marked as done stays undone for the verifier's cuda:0"):
+    with pytest.raises(ChannelError, match=r"the drafter's events do not finish on the verifier's cuda:0"):
         pair.channel.try_drafter(SHORT_S)
     pair.machine.busy = False
     pair.attach(5)
     pair.verifier_cuda.fail = "carry"
-    with pytest.raises(ChannelError, match="what the drafter wrote is not there for the verifier's cuda:0") as refusal:
+    with pytest.raises(ChannelError, match="the drafter's data do not arrive on the verifier's cuda:0") as refusal:
         pair.channel.try_drafter()
     assert "\n" not in str(refusal.value)
 

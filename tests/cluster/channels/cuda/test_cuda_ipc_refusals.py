@@ -47,7 +47,7 @@ def test_a_drafter_that_cannot_open_the_memory_names_both_devices_and_keeps_noth
 
 
 @pytest.mark.parametrize(
-    ("fails", "words"), [("record", "cudaEventRecord failed"), ("carry", "what the verifier wrote is not there")]
+    ("fails", "words"), [("record", "cudaEventRecord failed"), ("carry", "data written by the verifier do not arrive")]
 )
 def test_a_drafter_tries_events_and_memory_before_the_one_that_is_attached_is_replaced(pair: Pair, fails, words):
     with pytest.raises(ChannelError, match=words) as refusal:
@@ -133,6 +133,6 @@ def test_a_segment_cut_short_is_refused(pair: Pair):
     path = SHM_DIR / f"{PREFIX}{pair.name}"
     size = os.path.getsize(path)
     os.truncate(path, size - host_bytes(SPEC))
-    with pytest.raises(ChannelError, match="asks for another size"):
+    with pytest.raises(ChannelError, match="requires another size"):
         CudaIpcChannel.attach(pair.name, 2, DEVICE, FakeCuda(pair.machine))
     os.truncate(path, size)

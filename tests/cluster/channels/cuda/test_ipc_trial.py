@@ -37,7 +37,7 @@ def test_a_process_attaches_and_answers_and_nothing_is_left():
     [
         ("open_memory", "cannot open the verifier's .*: open_memory failed: out of memory"),
         ("shares_events", "shares no events between processes"),
-        ("carry", "what the verifier wrote is not there"),
+        ("carry", "data written by the verifier do not arrive"),
     ],
 )
 def test_what_keeps_the_drafter_from_attaching_is_told(fail, reason):

@@ -90,7 +90,7 @@ def test_what_cannot_be_lent_says_why_and_the_rest_is_lent(lender: Lender):
     loan = lender.lend(a=lender.a.t(), b="it is divided", c=torch.zeros(4), d=lender.b)
     reasons = {name: one for name, one in loan.tensors.items() if isinstance(one, str)}
     assert reasons == {
-        "a": "its rows do not lie one after the other",
+        "a": "it is not contiguous",
         "b": "it is divided",
         "c": "its memory cannot be exported: cuMemGetAddressRange failed: no allocation (CUresult 1)",
     }
@@ -111,7 +111,7 @@ def test_an_allocation_that_has_no_handle_is_a_reason_for_each(lender: Lender, f
 
 def test_what_a_device_may_still_write_is_not_lent(lender: Lender):
     lender.cuda.machine.busy = True
-    assert all("is not done with it" in one for one in lender.lend().tensors.values())
+    assert all("has not finished its earlier work" in one for one in lender.lend().tensors.values())
     lender.cuda.machine.busy = False
     assert all(isinstance(one, LentTensor) for one in lender.lend().tensors.values())
 
