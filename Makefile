@@ -13,7 +13,7 @@ SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=2 with-ray without-ray
 # The packages of serving, and these with what tests and benchmarks need.
 SERVING := $(VENV)/serving
 STAMP := $(VENV)/installed
-SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples src)
+SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples src docs)
 # Of all processes that import a file, the first one compiles it.
 unexport PYTHONDONTWRITEBYTECODE
 
