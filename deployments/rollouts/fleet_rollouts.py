@@ -57,24 +57,27 @@ class FleetRollouts:
         calls = {one: (dict(info), index) for index, one in enumerate(self._engine_ids())}
         await self._told(calls, "init_transfer", {})
 
-    async def finish_update(self, version: str | None, keep_kv: bool) -> int:
-        """Serve the new weights on all engines. Returns the number of tensors. Raises as `ask`.
+    async def finish_update(self, version: str | None, keep_kv: bool, of_checkpoint: bool = False) -> Finished:
+        """Serve the new weights on all engines. Returns what one engine with all tensors reports. Raises as `ask`.
 
         An engine that has written fewer tensors than others, or has restarted, has missed some: it serves nothing until
         the next update.
+
+        Args:
+            of_checkpoint: the weights are those with which an engine starts.
         """
         written: dict[str, Finished] = await self._told({one: () for one in self._engine_ids()}, "num_written", {})
         lost, most = dict(self.lost), max(done.num_tensors for done in written.values())
         behind = {one: done for one, done in written.items() if done.num_tensors < most}
         lost |= {one: f"{done.num_tensors} of {most} tensors have arrived" for one, done in behind.items()}
         calls = {one: (version, keep_kv) for one in written.keys() - behind.keys()}
-        await self._told(calls, "finish_update", {"weights": uuid.uuid4().hex})
+        told = await self._told(calls, "finish_update", {"weights": "" if of_checkpoint else uuid.uuid4().hex})
         lost |= self.lost
         # An engine that is behind keeps its old draft head; its texts are right with any head.
         name = "abandon_update" if any(done.of_head for done in written.values()) else "lose_weights"
         await asyncio.gather(*(self._ask(one, {"name": name, "arguments": ()}) for one in lost))
         self.lost = lost
-        return most
+        return next(iter(told.values()))
 
     def _engine_ids(self) -> list[str]:
         found = sorted(self._pool.engine_ids)

@@ -54,7 +54,7 @@ class ReplicaRollouts(ReplicaEngines):
         self._abandoning: asyncio.Task[Told] | None = None
 
     async def _is_late(self) -> bool:
-        self._updated = self._updated or await self._memory.read(UPDATED) is not None
+        self._updated = self._updated or bool(await self._memory.read(UPDATED))
         return self._updated
 
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
@@ -92,8 +92,8 @@ class ReplicaRollouts(ReplicaEngines):
         self._watch(name, told)
         if name == "finish_update" and told.refused is told.conflict is None and not told.value.of_head:
             client.renew(weights or "")
-            self._updated = True
-            await self._memory.write(UPDATED, weights or "")
+            self._updated = weights != ""
+            await self._memory.write(UPDATED, "updated" if self._updated else "")
         return told
 
     async def _with_tensors(self, name: str, tensors: Any) -> Told:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from wingbeat.runtime.kv.host_pages import give_back
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.rollouts.broadcasts import Broadcasts
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
-from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder, read_files
+from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder, read_checkpoint, read_files
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class RolloutEngine:
         keeps_journal: see `WeightUpdate`.
         backend: backend of `torch.distributed` by which trainers send tensors; None reads only files.
         head_update: creates updates of the draft head; raises WeightsRefused if there is no head.
+        checkpoint: folder that the weights were loaded from, for reloads; None refuses a reload.
     """
 
     def __init__(
@@ -43,12 +45,15 @@ class RolloutEngine:
         keeps_journal: bool = False,
         backend: str | None = None,
         head_update: "Callable[[], HeadUpdate] | None" = None,
+        checkpoint: Path | None = None,
     ) -> None:
         self.inner = engine
         self._head_update = head_update
         self._head: HeadUpdate | None = None
         """The open update, if it is of the draft head."""
         self._update = WeightUpdate(ServedWeights(engine.loaded), keeps_journal)
+        self._checkpoint = checkpoint
+        self._sums = False
         self._backend, self._broadcasts = backend, cast("Broadcasts | None", None)
         self._paused = self._draining = False
         self._drained: list[Future[Told]] = []
@@ -120,7 +125,7 @@ class RolloutEngine:
         own += [self.check_sleep, self.sleep, self.wake_up, self.is_sleeping]
         own += [self.init_transfer, self.start_update, self.start_head_update, self.update_weights]
         own += [self.num_written, self.finish_update, self.abandon_update, self.lose_weights]
-        own += [self.weight_version, self.weight_checksums]
+        own += [self.scramble_weights, self.weight_version, self.weight_checksums]
         return {one.__name__: partial(self._answered, one) for one in own}
 
     def _answered(self, operation: Callable[..., Any], *arguments: Any) -> "Told | Future[Told]":
@@ -315,6 +320,7 @@ class RolloutEngine:
             raise WrongOrder("the engine sleeps without its weights: wake it up with tags=weights first")
         self._closed()
         self._update.start()
+        self._sums = False
         self._outputs += self.inner.settle()
 
     def start_head_update(self) -> None:
@@ -329,12 +335,15 @@ class RolloutEngine:
             raise WeightsRefused("drafter has no head to update")
         self._head = self._head_update()
 
-    def update_weights(self, info: dict[str, Any]) -> "Future[Told]":
+    def update_weights(self, info: dict[str, Any], checksum: bool = False) -> "Future[Told]":
         """Write tensors from files, or tensors that the trainer broadcasts.
 
         Args:
-            info: {"files": paths of safetensors files}, or names, dtype_names and shapes in vLLM's format.
+            info: {"files": paths of safetensors files}, {"checkpoint": true}, or names, dtype_names and shapes in
+                vLLM's format.
+            checksum: the end of this update reports the checksums of all weights.
         """
+        self._sums |= checksum
         self._settled()
         self._writing = self._worker.submit(self._answered, self._write, info)
         return self._writing
@@ -358,7 +367,8 @@ class RolloutEngine:
         count = self._update.finish()
         self._outputs += self.inner.renew(keep_kv)
         self._version = version
-        return Finished(count)
+        sums, self._sums = self.weight_checksums() if self._sums else None, False
+        return Finished(count, checksums=sums)
 
     def num_written(self) -> Finished:
         """Number of tensors that the open update has written so far.
@@ -386,6 +396,21 @@ class RolloutEngine:
         self._end_update()
         self._update.lose()
 
+    def scramble_weights(self) -> None:
+        """Overwrite all weights with noise, and serve nothing until an update has written all of them.
+
+        Raises:
+            WeightsRefused: the weights are divided among ranks.
+            WrongOrder: an update is under way, or the memory of the weights was given back.
+        """
+        self._check_whole()
+        if WEIGHTS in self._asleep:
+            raise WrongOrder("the engine sleeps without its weights: wake it up with tags=weights first")
+        self._closed()
+        self._outputs += self.inner.settle()
+        self._update.weights.scramble()
+        self._update.lose()
+
     def weight_version(self, version: str | None = None) -> str | None:
         """Name of the weights, after setting it to `version` if that is given."""
         self._version = version or self._version
@@ -398,11 +423,14 @@ class RolloutEngine:
             WrongOrder: the weights are not those of one finished update.
             WeightsRefused: the weights are divided among ranks.
         """
-        if not self._update.weights.are_whole:
-            raise WeightsRefused("action cannot be done: the weights are divided among ranks")
+        self._check_whole()
         if self._update.is_open or self._update.torn:
             raise WrongOrder("the weights are being updated")
         return self._update.weights.checksums()
+
+    def _check_whole(self) -> None:
+        if not self._update.weights.are_whole:
+            raise WeightsRefused("action cannot be done: the weights are divided among ranks")
 
     def _closed(self) -> None:
         """Raise WrongOrder while an update is open."""
@@ -423,7 +451,7 @@ class RolloutEngine:
     def _write(self, info: dict[str, Any]) -> None:
         try:
             target = self._head or self._update
-            pieces = iter([self._files(info)] if "files" in info else self._broadcast(info))
+            pieces = iter([self._files(info)] if {"files", "checkpoint"} & info.keys() else self._broadcast(info))
             try:
                 for read in pieces:
                     target.write(read)
@@ -436,6 +464,10 @@ class RolloutEngine:
             raise WrongOrder(str(error)) from None
 
     def _files(self, info: dict[str, Any]) -> "Callable[[], Iterator[tuple[str, Tensor]]]":
+        if "files" not in info:
+            if self._checkpoint is None:
+                raise WeightsRefused("update_info.checkpoint cannot be read: the weights come from no folder")
+            return partial(read_checkpoint, self._checkpoint, self._update.weights)
         paths = info["files"]
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise WeightsRefused("update_info.files must be a list of paths")

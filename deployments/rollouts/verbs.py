@@ -133,18 +133,19 @@ async def start_draft_weight_update(fleet: FleetRollouts) -> Answer:
     return {"message": "Draft weight update started"}
 
 
-@verb(update_info=(dict[str, Any], ...))
-async def update_weights(fleet: FleetRollouts, update_info: dict[str, Any]) -> Answer:
-    """Write tensors."""
-    await fleet.ask("update_weights", update_info)
+@verb(update_info=(dict[str, Any], ...), checksum=(bool, False))
+async def update_weights(fleet: FleetRollouts, update_info: dict[str, Any], checksum: bool = False) -> Answer:
+    """Write tensors; with `checksum` the end of the update reports the checksums of all weights."""
+    await fleet.ask("update_weights", update_info, checksum)
     return {"message": "Weights updated"}
 
 
 @verb(weight_version=(Text, None), keep_kv=(bool, False))
 async def finish_weight_update(fleet: FleetRollouts, weight_version: Text = None, keep_kv: bool = False) -> Answer:
     """Serve the written weights."""
-    count = await fleet.finish_update(weight_version, keep_kv)
-    return {"message": "Weight update finished", "num_tensors": count}
+    done = await fleet.finish_update(weight_version, keep_kv)
+    answer: Answer = {"message": "Weight update finished", "num_tensors": done.num_tensors}
+    return answer if done.checksums is None else answer | {"checksums": done.checksums}
 
 
 @verb()
@@ -166,16 +167,28 @@ async def weight_info(fleet: FleetRollouts) -> Answer:
     return {"weight_version": await fleet.ask("weight_version")}
 
 
-@verb(action=(Literal["checksum", "compare"], ...), baseline=(dict[str, str] | None, None))
+@verb()
+async def reload_weights(fleet: FleetRollouts) -> Answer:
+    """Write the weights of the checkpoint again."""
+    await fleet.ask("start_update")
+    await fleet.ask("update_weights", {"checkpoint": True})
+    done = await fleet.finish_update(None, False, of_checkpoint=True)
+    return {"message": "Weights reloaded", "num_tensors": done.num_tensors}
+
+
+@verb(action=(Literal["checksum", "reset", "compare"], ...), baseline=(dict[str, str] | None, None))
 async def weight_checker(fleet: FleetRollouts, action: str, baseline: dict[str, str] | None = None) -> Answer:
-    """Checksums of the weights, or their differences from given checksums."""
-    checksums: dict[str, str] = await fleet.ask("weight_checksums")
-    if action == "checksum":
-        return {"checksums": checksums}
-    if baseline is None:
+    """Checksums of the weights, their differences from given checksums, or noise in the weights' place."""
+    if action == "reset":
+        await fleet.ask("scramble_weights")
+        return {"status": "reset"}
+    if action == "compare" and baseline is None:
         raise Refused("baseline must be given to compare with")
+    checksums: dict[str, str] = await fleet.ask("weight_checksums")
+    if baseline is None or action == "checksum":
+        return {"checksums": checksums}
     differ = sorted(name for name in checksums.keys() | baseline.keys() if checksums.get(name) != baseline.get(name))
-    return {"match": not differ, "mismatches": differ}
+    return {"match": not differ, "mismatches": differ, "ranks": list(range(fleet.num_engines))}
 
 
 @verb(method=(str, ...), args=(list[Any], []), kwargs=(dict[str, Any], {}), timeout=(float | None, None))

@@ -26,3 +26,5 @@ class Finished(NamedTuple):
     num_tensors: int
     of_head: bool = False
     """Whether the update was of the draft head."""
+    checksums: dict[str, str] | None = None
+    """SHA-256 of each weight by name, if the trainer asked for checksums."""

@@ -15,6 +15,8 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NUM_NAMED = 3
+_NOISE = 0.02
+"""Standard deviation of the noise of `scramble`."""
 
 
 class WeightsRefused(ValueError):
@@ -151,6 +153,12 @@ class ServedWeights:
     def checksums(self) -> dict[str, str]:
         """SHA-256 of each weight's bytes in row-major order, by name."""
         return {name: hashlib.sha256(_bytes_of(self.read(name))).hexdigest() for name in self.names()}
+
+    @torch.inference_mode()
+    def scramble(self) -> None:
+        """Overwrites every weight with noise, so that a weight which is not written afterwards is noticed."""
+        for held in self.storages():
+            held.normal_(std=_NOISE)
 
     def storages(self) -> Iterator[Tensor]:
         """Tensors that hold the weights, one for each storage."""

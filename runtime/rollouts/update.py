@@ -140,3 +140,19 @@ def read_files(paths: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
                     yield name, file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise WeightsRefused(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def read_checkpoint(folder: Path, weights: ServedWeights) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of the checkpoint that a verifier was loaded from, each weight once.
+
+    Raises:
+        WeightsRefused: a weight has no tensor of its name in the safetensors files, or a file cannot be read.
+    """
+    files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
+    left = set(weights.names())
+    for name, value in read_files(str(path.resolve()) for path in files):
+        if name in weights and (one := weights.same(name)) in left:
+            left.remove(one)
+            yield name, value
+    if left:
+        raise WeightsRefused(f"{folder} has no tensor named {named(sorted(left))} in its safetensors files")

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from tests.deployments.http_world import FakePool, call
 from tests.deployments.rollouts.held_engine import NEW, Held
+from tests.runtime.models import random_model
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 
@@ -20,9 +21,9 @@ SERVED = {"rollouts": True}
 class Fleet(FakePool):
     """Two engines; one may be gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, checkpoint: Path | None = None) -> None:
         super().__init__()
-        self.held = {name: Held(backend="gloo") for name in "ab"}
+        self.held = {name: Held(backend="gloo", checkpoint=checkpoint) for name in "ab"}
         self.gone: set[str] = set()
         self.weights: dict[str, str] = {}
         self.every_engine = EveryEngine(self._call, lambda: list(self.held))
@@ -50,9 +51,16 @@ def by_old() -> list[list[int]]:
     return Fleet().texts()[0]
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    random_model("llama").save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
-def fleet() -> Fleet:
-    return Fleet()
+def fleet(checkpoint: Path) -> Fleet:
+    return Fleet(checkpoint)
 
 
 @pytest.fixture
@@ -84,7 +92,31 @@ def test_checksums_tell_which_tensors_differ(fleet: Fleet):
     checksums = ask(fleet, "/weight_checker", {"action": "checksum"}).json()["checksums"]
     name = next(iter(checksums))
     answer = ask(fleet, "/weight_checker", {"action": "compare", "baseline": checksums | {name: "0"}}).json()
-    assert answer == {"match": False, "mismatches": [name]}
+    assert answer == {"match": False, "mismatches": [name], "ranks": [0, 1]}
+
+
+def test_weights_that_were_reset_serve_nothing_until_the_checkpoint_is_reloaded(fleet: Fleet, by_old):
+    """The order of vLLM's example weight_checker.py."""
+    original = ask(fleet, "/weight_checker", {"action": "checksum"}).json()["checksums"]
+    assert ask(fleet, "/pause?mode=abort").json() == {"status": "paused"}
+    assert ask(fleet, "/weight_checker", {"action": "reset"}).json() == {"status": "reset"}
+    assert all(held.engine.is_held for held in fleet.held.values())
+    error = ask(fleet, "/weight_checker", {"action": "compare", "baseline": original}).json()["error"]
+    assert error["code"] == "wrong_order"
+    done = ask(fleet, "/collective_rpc", {"method": "reload_weights", "timeout": 900}).json()
+    assert done["results"][0]["num_tensors"] == len(original)
+    assert set(fleet.weights.values()) == {""}
+    answer = ask(fleet, "/weight_checker", {"action": "compare", "baseline": original}).json()
+    assert answer == {"match": True, "mismatches": [], "ranks": [0, 1]}
+    assert ask(fleet, "/resume").json() == {"status": "resumed"}
+    assert fleet.texts() == [by_old, by_old]
+
+
+def test_an_update_reports_the_checksums_that_it_was_asked_for(fleet: Fleet, file: str):
+    ask(fleet, "/start_weight_update")
+    ask(fleet, "/update_weights", {"update_info": {"files": [file]}, "checksum": True})
+    told = ask(fleet, "/finish_weight_update", {}).json()["checksums"]
+    assert told == ask(fleet, "/weight_checker", {"action": "checksum"}).json()["checksums"]
 
 
 def test_a_verb_by_its_name_is_called_and_nothing_else(fleet: Fleet):
@@ -160,7 +192,7 @@ WRONG: dict[str, tuple[str, str, dict | bytes | None, int, str | None]] = {
     "no version": ("POST", "/update_weight_version", None, 400, "new_version"),
     "a head of none": ("POST", "/start_draft_weight_update", None, 400, "drafter"),
     "format": ("POST", "/start_weight_update", {"is_checkpoint_format": False}, 400, "is_checkpoint_format"),
-    "action": ("POST", "/weight_checker", {"action": "reset"}, 400, "action"),
+    "action": ("POST", "/weight_checker", {"action": "scrub"}, 400, "action"),
     "no baseline": ("POST", "/weight_checker", {"action": "compare"}, 400, "baseline"),
     "no method": ("POST", "/collective_rpc", {}, 400, "method"),
     "a method of itself": ("POST", "/collective_rpc", {"method": "collective_rpc"}, 400, "method"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.runtime.models import random_model
 from tests.runtime.rollouts.test_served_weights import moved, values_of, written
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
-from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder, read_files
+from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder, read_checkpoint, read_files
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -137,3 +137,15 @@ def test_a_file_that_is_none_is_refused_by_its_path(tmp_path: Path, content: byt
 def test_a_path_is_absolute():
     with pytest.raises(WeightsRefused, match="must be an absolute path"):
         list(read_files(["x.safetensors"]))
+
+
+def test_a_checkpoint_is_read_once_per_weight_and_has_to_hold_all_of_them(tmp_path: Path, loaded: LoadedModel):
+    weights = ServedWeights(loaded)
+    names = weights.names()
+    more = {"model.rotary_emb.inv_freq": torch.ones(2), **values_of(loaded.model)}
+    save_file(more, tmp_path / "a.safetensors")
+    save_file({names[0]: torch.zeros(1)}, tmp_path / "b.safetensors")
+    assert sorted(name for name, _ in read_checkpoint(tmp_path, weights)) == sorted(names)
+    save_file({name: value for name, value in more.items() if name != names[-1]}, tmp_path / "a.safetensors")
+    with pytest.raises(WeightsRefused, match=f"has no tensor named {names[-1]}"):
+        list(read_checkpoint(tmp_path, weights))

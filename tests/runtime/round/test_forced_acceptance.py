@@ -128,7 +128,9 @@ def test_an_engine_that_draws_says_so_at_its_start_and_takes_no_grammar(benchmar
     config = engine_config(CHAIN, forced_acceptance=ForcedAcceptance.length(2.5))
     engine = build_engine(ref.loaded, config, eagle_drafter(ref.loaded, CHAIN), InProcessChannel)
     [line] = {record.message for record in caplog.records if "forced" in record.message}
-    assert line == "forced_acceptance 1,0.5,0: accepted lengths are random draws, so the generated text is not the model's"
+    assert (
+        line == "forced_acceptance 1,0.5,0: accepted lengths are random draws, so the generated text is not the model's"
+    )
     params = greedy_params(8, grammar=GrammarSpec("regex", "a+", "structured_outputs.regex"))
     with pytest.raises(ValueError, match=r"^structured_outputs.regex is given: this engine draws what it accepts"):
         engine.add_request(Request("one", tuple(ref.prompts[0]), params))
