@@ -158,7 +158,7 @@ def test_without_kernels_it_is_refused():
 
 def test_a_verifier_that_was_not_loaded_so_is_refused():
     loaded = prepare_model(random_model("llama"), "llama")
-    with pytest.raises(ValueError, match="deterministic is True: this verifier was not loaded so"):
+    with pytest.raises(ValueError, match="deterministic is True: the verifier was not loaded as deterministic"):
         generate(loaded, engine_config(**DETERMINISTIC), None, [], [])
 
 
