@@ -71,13 +71,15 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
         kind, attention = type(layer), getattr(layer, "self_attn", None)
         by_elements = name_of(kind) in _BY_ELEMENTS and isinstance(attention, FusedAttention)
         if not isinstance(layer, FusedLayer) and not by_elements:
-            raise UnsupportedModelError(f"{ASKED_ALIKE}, and its layers ({kind.__name__}) are not our kernels'")
+            raise UnsupportedModelError(
+                f"{ASKED_ALIKE}, but its layers ({kind.__name__}) do not run on wingbeat's kernels"
+            )
         if attention.head_dim > MAX_HEAD_DIM:
             raise UnsupportedModelError(f"{ASKED_ALIKE}, and its heads have {attention.head_dim} elements")
         for name, module in layer.named_modules():
             if not is_alike(module) and list(module.parameters(recurse=False)):
                 raise UnsupportedModelError(
-                    f"{ASKED_ALIKE}, and its {name} ({type(module).__name__}) is not our kernels'"
+                    f"{ASKED_ALIKE}, but its {name} ({type(module).__name__}) does not run on wingbeat's kernels"
                 )
     check_outside(model, layers, is_alike)
     try_products(model)

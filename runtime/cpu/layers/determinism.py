@@ -46,6 +46,8 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     """
     for layer in layers:
         if not isinstance(layer, CpuLayer):
-            raise UnsupportedModelError(f"{ASKED_ALIKE}, and its layers ({type(layer).__name__}) are not our kernels'")
+            raise UnsupportedModelError(
+                f"{ASKED_ALIKE}, but its layers ({type(layer).__name__}) do not run on wingbeat's kernels"
+            )
     check_outside(model, layers, lambda head: isinstance(head, InputMajorLinear))
     model.get_output_embeddings().wide = True
