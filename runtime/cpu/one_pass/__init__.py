@@ -1,1 +1,1 @@
-"""One-pass heads as the C++ of CPUs reads them."""
+"""One-pass heads in the form that the C++ kernels read."""
