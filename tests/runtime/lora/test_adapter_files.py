@@ -79,7 +79,7 @@ def test_an_adapter_that_asks_for_more_than_lora_is_refused_by_the_field(model, 
         ({f"{TENSOR}A.weight": torch.zeros(4, 64, dtype=torch.int8)}, f"lora_A of {LINEAR} is I8"),
         (
             {f"base_model.model.lm_head.lora_{side}.weight": torch.zeros(4, 64) for side in "AB"},
-            "lm_head is no linear layer of the model's decoder layers",
+            "lm_head is not a linear layer of the model's decoder layers",
         ),
         ({f"{TENSOR}magnitude_vector": torch.zeros(64)}, "is not one of a linear layer's lora_A and lora_B"),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 97)}, "is not one of a linear"),

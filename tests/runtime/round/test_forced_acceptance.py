@@ -130,7 +130,9 @@ def test_an_engine_that_draws_says_so_at_its_start_and_takes_no_grammar(benchmar
     [line] = {record.message for record in caplog.records if "forced" in record.message}
     assert line == "forced_acceptance 1,0.5,0: what is accepted is drawn, and no text is the model's"
     params = greedy_params(8, grammar=GrammarSpec("regex", "a+", "structured_outputs.regex"))
-    with pytest.raises(ValueError, match=r"^structured_outputs.regex is set, but this engine runs with forced_acceptance"):
+    with pytest.raises(
+        ValueError, match=r"^structured_outputs.regex is set, but this engine runs with forced_acceptance"
+    ):
         engine.add_request(Request("one", tuple(ref.prompts[0]), params))
     engine.model.remove_taps()
 
