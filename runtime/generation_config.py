@@ -77,7 +77,7 @@ class TextRules:
     min_length: int = 0
     """Least number of tokens of prompt and answer together."""
     not_applied: str = ""
-    """One line that lists fields that are not applied; empty if there are none."""
+    """A line that lists fields that are not applied; empty if there are none."""
 
     def applied(self, request: Request) -> Request:
         """Returns the request with the rules of the model's files added to its own."""

@@ -123,6 +123,6 @@ def _reason(name: HubName, error: Exception) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError):
         return (
             f"{where} is not in the cache at {constants.HF_HUB_CACHE}, and the hub cannot be reached: run {command} "
-            "where it can be (HF_HUB_OFFLINE=1 then keeps a start from asking it), or give a folder"
+            "where it can be (HF_HUB_OFFLINE=1 then makes a start use only the cache), or give a folder"
         )
     return f"{where} cannot be fetched: {type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -34,7 +34,7 @@ class Histogram:
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
-    """One count per bound, and a last one for values above all bounds."""
+    """A count per bound, and a last one for values above all bounds."""
     total: float = 0.0
     """Sum of the values."""
 
@@ -117,7 +117,7 @@ class SpeculationMetrics:
             "num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
             "acceptance_length": round(self.acceptance_length, 4),
             "acceptance_rate_per_pos": [round(rate, 4) for rate in self.acceptance_rate_per_pos()],
-            # The same figures under vLLM's names.
+            # vLLM's names of these figures.
             "num_spec_steps": self.num_drafts,
             "num_spec_tokens": depth,
             "num_accepted_draft_tokens": self.num_accepted_tokens,

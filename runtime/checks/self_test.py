@@ -102,8 +102,8 @@ def check_drafter(engine: Engine, tokenizer: Tokenizer | None, name: str, allow_
         f"the self-test and should be {LEAST_ACCEPTANCE} at least"
     )
     if not allow_bad:
-        raise BadDrafterError(f"{problem}; --allow-bad-drafter (allow_bad_drafter=true) serves it all the same")
-    logger.warning("%s; served all the same, at %s", problem, length)
+        raise BadDrafterError(f"{problem}; --allow-bad-drafter (allow_bad_drafter=true) serves with it anyway")
+    logger.warning("%s; serving with it anyway, at %s", problem, length)
     return test
 
 

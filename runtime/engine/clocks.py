@@ -19,7 +19,7 @@ MAX_EVENTS = 200_000
 
 
 class TraceEvent(NamedTuple):
-    """One interval of a trace."""
+    """An interval of a trace."""
 
     name: str
     start_s: float
@@ -252,7 +252,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class _Running:
-    """One request that has not ended. Times are the clock's, in seconds."""
+    """A request that has not ended. Times are the clock's, in seconds."""
 
     num_prompt_tokens: int
     arrived_at: float

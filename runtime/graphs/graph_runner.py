@@ -73,7 +73,7 @@ class GraphFailure(NamedTuple):
 
 @dataclass
 class GraphStats:
-    """What was captured, and how often it ran."""
+    """Captured graphs, failures, and run counts by stage."""
 
     captured: list[tuple[Stage, Bucket]] = field(default_factory=list)
     failed: list[GraphFailure] = field(default_factory=list)
@@ -166,7 +166,7 @@ class _Captured(NamedTuple):
 
 
 class GraphRunner(Generic[InputsT, OutputsT]):
-    """One stage at fixed shapes: replays the graph of a bucket, or runs the stage's function without a graph.
+    """A stage at fixed shapes: replays the graph of a bucket, or runs the stage's function without a graph.
 
     Args:
         function: NamedTuple of tensors [num_reqs, ...] to NamedTuple of tensors [num_reqs, ...] or None. It must not

@@ -20,7 +20,7 @@ CONTEXT_BYTES = 600 << 20
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's attention, as probed by `wingbeat.runtime.verifier.layers.probe.probe_attention`.
+    """Attention of one layer, as probed by `wingbeat.runtime.verifier.layers.probe.probe_attention`.
 
     A layer without attention has 0 heads and takes no space in the pool.
     """

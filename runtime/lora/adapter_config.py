@@ -100,9 +100,9 @@ def read_config(folder: Path) -> AdapterConfig:
 
 def _unserved(config: AdapterConfig, fields: dict[str, Any]) -> str | None:
     if config.peft_type != "LORA":
-        return f"peft_type is {config.peft_type}: LORA is served"
+        return f"peft_type is {config.peft_type}: only LORA is supported"
     if config.bias != "none":
-        return f"bias is {config.bias}: none is served, the base model's biases stay as they are"
+        return f"bias is {config.bias}: only none is supported, because the base model's biases are not changed"
     if str(config.init_lora_weights if config.init_lora_weights is not None else True).lower() not in _STARTS:
         return (
             f"init_lora_weights is {config.init_lora_weights}, which changes the base model's weights: save the "
@@ -112,7 +112,7 @@ def _unserved(config: AdapterConfig, fields: dict[str, Any]) -> str | None:
     for name in sorted(fields.keys() - own - _HARMLESS):
         value = fields[name]
         if value not in (None, False, [], {}, "", 0):
-            return f"{name} is {json.dumps(value)[:80]}, which is not served"
+            return f"{name} is {json.dumps(value)[:80]}, which is not supported"
     return None
 
 

@@ -22,7 +22,7 @@ _WORD = 8
 
 
 class MediaInput(NamedTuple):
-    """One image or sound of a prompt, whose placeholder tokens are contiguous."""
+    """An image or sound of a prompt, whose placeholder tokens are contiguous."""
 
     start: int
     """Position of the first placeholder token."""

@@ -1,4 +1,4 @@
-"""How a prompt's hidden states are pooled into its embedding; imports no torch, because routers use it."""
+"""Pooling of a prompt's hidden states into its embedding; imports no torch, because routers use it."""
 
 from collections.abc import Sequence
 from enum import StrEnum

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class StatePart(NamedTuple):
-    """One tensor of a mixer's state."""
+    """A tensor of a mixer's state."""
 
     recurrent: bool
     """True for a recurrent state, False for the past inputs of a convolution."""
@@ -75,7 +75,7 @@ class StateView:
 
 
 class StatePool:
-    """One row of every layer's state per sequence, at addresses that never change; all rows are initially zero.
+    """A row of every layer's state per sequence, at addresses that never change; all rows are initially zero.
 
     Parts of equal shape are stored together: `stacks` maps a part to [num_layers, num_rows, ...].
     """

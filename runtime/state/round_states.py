@@ -102,7 +102,7 @@ class DecodeStates:
 
 
 class AcceptedStates(NamedTuple):
-    """How far the states of a round's decodes advance."""
+    """Nodes along which the states of a round's decodes advance."""
 
     slots: Tensor
     """int64 [num_reqs]"""

@@ -50,7 +50,7 @@ class _Ahead(NamedTuple):
 
 
 class Additions(NamedTuple):
-    """How a runtime part (LoRA) adds to the products of layers."""
+    """Additions of a runtime part (LoRA) to the products of layers."""
 
     fits: Callable[[Rows], bool]
     """Whether the kernels can add to the products of these rows."""

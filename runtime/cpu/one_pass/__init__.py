@@ -1,1 +1,1 @@
-"""One-pass heads in the form that the C++ kernels read."""
+"""Heads that draft in one pass, in the form that the C++ kernels read."""

@@ -9,7 +9,7 @@ from wingbeat.runtime.round.slots import DecodeRows
 
 
 class HostTrees:
-    """Trees of one round's decodes. One C++ call checks them, chooses the nodes to verify and lays these out.
+    """Trees of one round's decodes. A single C++ call checks them, chooses the nodes to verify and lays these out.
 
     Args:
         wanted: bool [num_decodes]: whether a tree was requested; None if the trees are already checked.

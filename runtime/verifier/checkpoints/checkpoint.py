@@ -72,9 +72,7 @@ def check_files(config: ConfigFile) -> None:
 def _check_quantiser(config: ConfigFile) -> None:
     checks = hooks("check_quantiser")
     if not checks:
-        raise ModelCheckpointError(
-            f"{config.name} is quantised by {config.quantiser!r}, which is not served: no weights are unpacked"
-        )
+        raise ModelCheckpointError(f"{config.name} is quantised by {config.quantiser!r}, which is not supported")
     for check in checks:
         check(config)
 

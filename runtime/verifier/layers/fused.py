@@ -154,12 +154,12 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
     # `speed_up` may have put its own subclass before transformers' class.
     is_ours = attention_kind.__module__ == speed_up.__name__
     if not is_whole and name_of(attention_kind.__base__ if is_ours else attention_kind) not in swap.known_attentions:
-        return f"{kind.__qualname__} is not known"
+        return f"{kind.__qualname__} is not supported"
     if not attention.key_dim == attention.value_dim == attn.head_dim or attn.head_dim % 2:
-        return f"their heads have {attention.key_dim} and {attention.value_dim} elements"
+        return f"heads with {attention.key_dim} and {attention.value_dim} elements are not supported"
     gate = type(layer.mlp.act_fn).__name__ if is_whole else None
     if is_whole and gate not in swap.gates:
-        return f"{gate} in their MLPs"
+        return f"{gate} in an MLP is not supported"
     expected = _trial(layer, attention, is_whole)
     try:
         swap.swap(layer, attention)
@@ -172,7 +172,7 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
         problem = division.agree(problem)
     if problem is not None:
         swap.take_back(layer, kind, attention_kind)
-    return problem or (None if is_whole else f"attention alone is, since {kind.__qualname__} is not known")
+    return problem or (None if is_whole else f"only attention is fused, because {kind.__qualname__} is not supported")
 
 
 def name_of(kind: type) -> str:

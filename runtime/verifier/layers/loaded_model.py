@@ -54,7 +54,7 @@ class LoadedModel:
         if outside:
             self.eos_token_ids -= frozenset(outside)
             logger.warning(
-                "%s: eos_token_id names %s, outside the vocabulary of %d, which is never generated and is ignored",
+                "%s: eos_token_id names %s, outside the vocabulary of %d: ignored, because never generated",
                 self.name,
                 ", ".join(map(str, outside)),
                 self.vocab_size,

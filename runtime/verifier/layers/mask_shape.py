@@ -21,7 +21,7 @@ MOST_POSITIONS = 1 << 20
 
 
 class MaskShape(NamedTuple):
-    """Which earlier keys a row sees."""
+    """Visibility of earlier keys, by distance or position."""
 
     window: int | None = None
     """Keys at a distance >= window are hidden; None hides none."""

@@ -43,7 +43,7 @@ FULL_PRECISION_TOLERANCE, LARGEST_TOLERANCE = 2e-3, 0.02
 """Largest float32 distance of logits rows from transformers' rows, relative to the logits' spread: for every row but
 one, and for that row. With sharp attention, rounding alone may move one row farther than the others."""
 OUTLIER_FACTOR = 300
-"""One row of a text may be this many times farther from transformers' row than the median row, within both
+"""A single row of a text may be this many times farther from transformers' row than the median row, within both
 tolerances."""
 ROUNDING_FACTOR, ROUNDING_SLACK = 3, 0.02
 """In half precision, the median distance from float32 may exceed transformers' median distance by this factor plus the

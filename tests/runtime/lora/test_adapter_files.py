@@ -36,12 +36,12 @@ def read(model, folder, max_rank=8):
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"use_dora": True}, "use_dora is true, which is not served"),
-        ({"modules_to_save": ["lm_head"]}, 'modules_to_save is ["lm_head"], which is not served'),
-        ({"bias": "all"}, "bias is all: none is served"),
+        ({"use_dora": True}, "use_dora is true, which is not supported"),
+        ({"modules_to_save": ["lm_head"]}, 'modules_to_save is ["lm_head"], which is not supported'),
+        ({"bias": "all"}, "bias is all: only none is supported"),
         ({"lora_bias": True}, "lora_bias is true"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out is true"),
-        ({"peft_type": "IA3"}, "peft_type is IA3: LORA is served"),
+        ({"peft_type": "IA3"}, "peft_type is IA3: only LORA is supported"),
         ({"target_parameters": ["mlp.experts"]}, "target_parameters is"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices is"),
         ({"layer_replication": [[0, 2]]}, "layer_replication is"),
