@@ -290,7 +290,8 @@ class EngineConfig(SettingsOfParts):
     kernels: str = "auto"
     """`auto` runs compiled kernels on CUDA if they match their torch references; `torch` runs only the references."""
     overlap: bool | None = None
-    """Run the host one round ahead of the device's results. None enables this if the device is not the host's CPU."""
+    """Launch each round before the previous round's tokens are processed on the host. None enables this unless the
+    device is the host's CPU."""
     deterministic: bool = False
     """A request gets the same bits and tokens in any dtype, with and without speculation, in any batch, preempted or
     not, with its prefix cached or computed. Requires layers that run on wingbeat's kernels."""
