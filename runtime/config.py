@@ -1,4 +1,4 @@
-"""Sizes and limits of one engine: validated once at the edge, frozen afterwards."""
+"""Sizes and limits of one engine: validated once at construction, frozen afterwards."""
 
 import os
 from dataclasses import dataclass, field, make_dataclass
@@ -9,7 +9,7 @@ from wingbeat.runtime.parts import first, hooks, merged
 from wingbeat.runtime.refusals import Feature, refuse
 
 NUM_BINS = 16
-"""Bins of drafters' confidence by which acceptance is counted."""
+"""Number of histogram bins of drafters' confidence, by which acceptance is counted."""
 
 
 MOST_OF_TREE = {"draft_steps": 256, "draft_top_k": 256, "verify_tree_size": 1024}
@@ -17,37 +17,41 @@ MOST_OF_ENGINE = {
     **{"max_num_seqs": 2**20, "max_model_len": 2**31 - 1, "max_num_batched_tokens": 2**30, "block_size": 2**16},
     **{"num_kv_blocks": 2**31 - 1},
 }
-"""What no machine holds, or what is made one by one: a number beyond is a slip, and would end in no clear error."""
+"""Upper bounds that only typing errors exceed: larger values fit no machine, or items are created one by one, and would
+fail without a clear error."""
 
 
 def check_most(config: object, most: dict[str, int]) -> None:
-    """Raises ValueError, with field and value, for a number above its limit; None is no number."""
+    """Raises ValueError, with field and value, for a number above its limit; None is not checked."""
     for name, limit in most.items():
         if (getattr(config, name) or 0) > limit:
             raise ValueError(f"{name} is {getattr(config, name)}: use at most {limit}")
 
 
 class DrawnTree(Protocol):
-    """Shape of trees that a user has drawn."""
+    """Shape of draft trees that a user has drawn."""
 
     @property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """Nodes, each as the ranks of its ancestors and its own among their siblings."""
+        """Each node as the sibling ranks from the root's child down to the node."""
         ...
 
     @property
     def depth(self) -> int:
-        """Levels below the root."""
+        """Number of levels below the root."""
         ...
 
     @property
     def width(self) -> int:
-        """Candidates that an expanded node gives, or the most nodes that a level expands if that is more."""
+        """Candidates per expanded node, or the most nodes that a level expands if that is more."""
         ...
 
 
 def drawn_tree(given: Any) -> DrawnTree:
-    """Tree of paths of ranks. Raises ValueError for others, and where nothing here drafts them."""
+    """Parses a tree given as paths of ranks.
+
+    Raises ValueError if it is none, or if no runtime part drafts drawn trees.
+    """
     if (tree := first("drawn_tree", given)) is None:
         raise ValueError(f"is {given!r}: give a number")
     return tree
@@ -55,31 +59,32 @@ def drawn_tree(given: Any) -> DrawnTree:
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """Shape of the token tree drafted for every sequence and round (EAGLE-2 section 4, Edge-LLM's names)."""
+    """Shape of the draft tree per sequence and round (EAGLE-2 section 4, Edge-LLM's names)."""
 
     draft_steps: int = 5
     """Levels of the tree below its root."""
     draft_top_k: int = 4
     """Children per expanded node, and nodes expanded per level. 1 drafts a chain."""
     verify_tree_size: int = 16
-    """Nodes the verifier checks per sequence and round, the root included."""
+    """Nodes that the verifier checks per sequence and round, including the root."""
     adaptive: bool = False
-    """Let measured costs and tracked acceptance decide each round's depth and nodes, within the shape above, or that
-    nothing is drafted at all."""
+    """Choose each round's depth and nodes, or no draft at all, by measured costs and tracked acceptance, within the
+    shape above."""
     draft_tree: DrawnTree | None = None
-    """Nodes to draft whatever their probabilities: the three numbers follow from it. None drafts the likeliest."""
+    """Fixed tree to draft regardless of probabilities, from which the three numbers follow. None drafts the likeliest
+    nodes."""
 
     @classmethod
     def of_tree(cls, tree: DrawnTree, adaptive: bool = False) -> "SpeculationConfig":
-        """Trees of one shape, which `adaptive` cuts to what pays."""
+        """Shape of a drawn tree; `adaptive` prunes it to the nodes that pay."""
         return cls(tree.depth, tree.width, 1 + len(tree.paths), adaptive, tree)
 
     @classmethod
     def default(cls, device: str, **given: Any) -> "SpeculationConfig":
-        """The shape that suits a device where nothing else is given.
+        """Returns the default shape for a device, with the fields that the user has set.
 
-        On a CPU every verified node costs its time: chains, as deep as heads are trained for. A GPU verifies a small
-        tree in the time of one token. Either is cut to what pays.
+        On a CPU every verified node costs time, so the default is a chain as deep as heads are trained for. A GPU
+        verifies a small tree in the time of one token. With `adaptive`, both are pruned to what pays.
 
         Args:
             device: "cpu" or "cuda".
@@ -101,7 +106,9 @@ class SpeculationConfig:
     def _drawn(cls, draft_top_k: Any, adaptive: bool, **others: int) -> "SpeculationConfig":
         if others:
             name, value = next(iter(others.items()))
-            raise ValueError(f"{name} is {value} and draft_top_k is a tree, which says that already: leave {name} out")
+            raise ValueError(
+                f"{name} is {value} but draft_top_k is a tree, which defines the whole shape: leave {name} out"
+            )
         return cls.of_tree(drawn_tree(draft_top_k), adaptive)
 
     def __post_init__(self) -> None:
@@ -118,51 +125,49 @@ class SpeculationConfig:
 
     @cached_property
     def num_nodes(self) -> int:
-        """Nodes a tree really holds, the root included: a full table can be smaller than `verify_tree_size`."""
+        """Number of nodes of a tree, including the root; a full tree can be smaller than `verify_tree_size`."""
         k, steps = self.draft_top_k, self.draft_steps
         return min(self.verify_tree_size, 1 + k + (steps - 1) * k * k)
 
     @cached_property
     def max_path(self) -> int:
-        """Most tokens one round can emit: every level accepted, and the bonus token."""
+        """Most tokens that one round can emit: one per level, and the bonus token."""
         return min(self.draft_steps, self.num_nodes - 1) + 1
 
 
 TREE_FIELDS = ("draft_steps", "draft_top_k", "verify_tree_size", "adaptive")
-"""What a user may set of a `SpeculationConfig`."""
+"""Fields of `SpeculationConfig` that a user may set."""
 
 
 def default_by_device(name: str) -> str:
-    """A field's defaults, for the description of an option."""
+    """Describes a field's defaults by device, for option help."""
     on_cpu, on_gpu = (getattr(SpeculationConfig.default(device), name) for device in ("cpu", "cuda"))
     return f"by default {on_cpu} on CPUs and {on_gpu} on GPUs"
 
 
 NUM_SEQS = {"cpu": 16, "cuda": 256}
-"""Sequences at once where nothing else is set; on a GPU the most, which its memory may lower."""
+"""Default number of concurrent sequences; on a GPU an upper bound, which its memory may lower."""
 PROMPT_TOKENS = {"cpu": 512, "cuda": 2048}
-"""Prompt tokens computed per round where nothing else is set: a GPU computes so many in the time of a few hundred."""
+"""Default prompt tokens computed per round: a GPU computes 2048 in the time of a few hundred."""
 
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""Of weights and KV, by torch's names."""
+"""Dtypes of weights and KV, by torch's names."""
 FloatName = Literal["float32", "bfloat16", "float16"]
 INT8 = "int8"
-"""In the place of a dtype: float32, but for the weights of linear layers, which are rounded to eight bits with a scale
-for each output channel."""
+"""Value of the dtype option that means float32 with linear weights rounded to eight bits, with one scale per output
+channel."""
 
 
 def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
-    """The dtype of activations and KV on a device ("cpu" or "cuda"), and of weights but for `INT8`.
-
-    One that is named is returned as it is.
+    """Returns the dtype of activations, KV and (except for `INT8`) weights on a device.
 
     Args:
-        name: None and "auto" leave it to the device.
-        stored: what the checkpoint says of its weights; None where it says nothing.
+        name: a dtype, which is returned as it is; None and "auto" leave the choice to the device ("cpu" or "cuda").
+        stored: dtype of the checkpoint's weights by its config; None if the config has none.
 
     Raises:
-        ValueError: it is named and none of `DTYPES` or `INT8`.
+        ValueError: `name` is none of `DTYPES`, `INT8`, "auto" and None.
     """
     if name == INT8:
         return "float32"
@@ -172,31 +177,28 @@ def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
         return name
     if device == "cpu":
         return "float32"
-    # A card multiplies floats of 16 bits many times as fast as those of 32.
+    # A GPU multiplies 16-bit floats many times faster than 32-bit floats.
     return stored if stored in ("bfloat16", "float16") else "bfloat16"
 
 
 KV_CACHE_DTYPES = ("auto", "fp8")
-"""Of the verifier's keys and values: that of its weights, or float8_e4m3fn."""
+"""Dtype of the verifier's KV cache: auto is the weights' dtype, fp8 is float8_e4m3fn."""
 KERNEL_CHOICES = ("auto", "torch")
 GRAPH_MODES = ("full", "decode_only", "none")
-"""Words of `EngineConfig.cuda_graphs`; true is the first, and false the last."""
+"""Values of `EngineConfig.cuda_graphs`; True means "full" and False means "none"."""
 
 
 BENCHMARK_VARIABLE = "WINGBEAT_BENCHMARK"
-"""Environment variable without whose value 1 an engine refuses to write text that the model did not choose."""
+"""Environment variable that must be 1 for an engine to emit text that the model did not choose."""
 
 
 @dataclass(frozen=True)
 class ForcedAcceptance:
-    """Acceptance by decree, for benchmarks: everything is computed, but how much of a tree is accepted is drawn.
-
-    Raises:
-        ValueError: a rate is out of range, or there is none; names the field and the value.
-    """
+    """Drawn acceptance for benchmarks: all computation takes place, but the number of accepted nodes is drawn."""
 
     rates: tuple[float, ...]
-    """P(a node at depth d + 1 is accepted | its parent is) at [d]; the last one holds for all deeper levels."""
+    """[d] is P(a node at depth d + 1 is accepted | its parent is accepted); the last rate holds for all deeper
+    levels."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(float(rate) for rate in self.rates))
@@ -205,15 +207,17 @@ class ForcedAcceptance:
 
     @classmethod
     def flat(cls, rate: float) -> "ForcedAcceptance":
-        """The same rate at every depth."""
+        """Profile with the same rate at every depth."""
         return cls((rate,))
 
     @classmethod
     def length(cls, num_tokens: float) -> "ForcedAcceptance":
-        """`num_tokens` tokens per verified tree on average, the bonus token included, and never a whole one off.
+        """Profile with `num_tokens` tokens per verified tree on average, including the bonus token.
+
+        Drawn lengths differ from the average by less than one token.
 
         Raises:
-            ValueError: `num_tokens` is below 1, which the bonus token makes impossible.
+            ValueError: `num_tokens` is below 1, although the bonus token alone counts 1.
         """
         if num_tokens < 1.0:
             raise ValueError(f"forced acceptance length is {num_tokens}: use at least 1, the bonus token")
@@ -224,12 +228,12 @@ class ForcedAcceptance:
         return ",".join(f"{rate:g}" for rate in self.rates)
 
     def rate(self, depth: int) -> float:
-        """Of a node at `depth`, from 1."""
+        """Acceptance rate of a node at `depth`, counted from 1."""
         return self.rates[min(depth, len(self.rates)) - 1]
 
 
 LEAST_MODEL_LEN = 64
-"""Tokens; an engine whose memory holds no sequence of these is refused rather than given a lower limit."""
+"""Tokens; an engine whose memory does not hold one sequence of this length is refused."""
 
 
 SettingsOfParts: Any = make_dataclass(
@@ -237,60 +241,62 @@ SettingsOfParts: Any = make_dataclass(
     [(name, *field) for name, field in merged("engine_settings").items()],
     frozen=True,
 )
-"""Settings of an engine that the parts that are there bring."""
+"""Base class with the engine settings that runtime parts add."""
 
 
 @dataclass(frozen=True)
 class EngineConfig(SettingsOfParts):
-    """What bounds an engine's memory and its batches.
+    """Limits of an engine's memory and batches.
 
     Raises:
         ValueError: a limit is out of range or two limits contradict each other; names field and value.
     """
 
     max_num_seqs: int = NUM_SEQS["cpu"]
-    """Sequences running at once; also the number of slot rows of every persistent buffer."""
+    """Sequences that run at once; also the number of slot rows of every persistent buffer."""
     lower_max_num_seqs: bool = False
-    """On a GPU, lower it to as many as the memory holds with contexts of some length (`num_seqs_held`)."""
+    """On a GPU, lower max_num_seqs to the number that memory holds with contexts of some length (`num_seqs_held`)."""
     max_model_len: int = 2048
     """Longest sequence, prompt and output together, in tokens."""
     lower_max_model_len: bool = False
-    """Lower it to what the model and the memory hold (`wingbeat.runtime.engine.memory.fit_to_memory`)."""
+    """Lower max_model_len to what the model and the memory hold (`wingbeat.runtime.engine.memory.fit_to_memory`)."""
     max_num_batched_tokens: int = PROMPT_TOKENS["cpu"]
-    """Prompt tokens computed per round beside the running sequences' trees."""
+    """Most prompt tokens computed per round, beside the running sequences' trees."""
     lower_max_num_batched_tokens: bool = False
-    """On a GPU, lower it where the memory that such a round takes is wanted for KV (`fit_to_memory`)."""
+    """On a GPU, lower max_num_batched_tokens if KV needs the memory that such a round takes (`fit_to_memory`)."""
     block_size: int = 16
     """Tokens per KV block."""
     num_kv_blocks: int | None = None
-    """KV blocks; None sizes the pool from `kv_cache_memory_bytes`."""
+    """KV blocks; None derives the number from `kv_cache_memory_bytes`."""
     kv_cache_memory_bytes: int | None = None
-    """Memory budget of the verifier's KV pool where `num_kv_blocks` is None; None goes by the next two."""
+    """Bytes of the verifier's KV pool if `num_kv_blocks` is None; None derives the pool from the utilization
+    settings."""
     kv_cache_dtype: str = "auto"
-    """"fp8" rounds keys and values to float8_e4m3fn as they are stored; "auto" has the dtype of the weights."""
+    """"fp8" rounds keys and values to float8_e4m3fn when storing them; "auto" uses the weights' dtype."""
     gpu_memory_utilization: float = 0.9
-    """Of the GPU's memory, what this engine may hold: weights, activations, graphs, KV, and its drafter's beside it."""
+    """Share of the GPU's memory for this engine: weights, activations, graphs, KV, and a drafter on the same GPU."""
     cpu_memory_utilization: float = 0.25
-    """On a CPU, the share of the RAM that is free beside the weights which goes to KV."""
+    """On a CPU, share of the RAM left beside the weights that KV may take."""
     gpu_share: float = 1.0
-    """Of its GPU, what is this engine's and its drafter's."""
+    """Share of the GPU that belongs to this engine and its drafter."""
     drafter_beside: bool = True
-    """The drafter's memory is of the same device."""
+    """Whether the drafter uses memory of the same device."""
     enable_prefix_caching: bool = True
     drafter_timeout_s: float = 5.0
-    """A drafter that stays silent this long in the middle of a round counts as stuck."""
+    """Seconds of silence in the middle of a round after which a drafter counts as stuck."""
     cuda_graphs: str | bool | None = None
-    """Of `GRAPH_MODES`: replay rounds as CUDA graphs, those with prompt chunks too where there are graphs for them; or
-    those without prompt chunks alone, or none. None is full on CUDA."""
+    """One of `GRAPH_MODES`: "full" replays rounds as CUDA graphs, including rounds with prompt chunks if captured;
+    "decode_only" replays only rounds without prompt chunks; "none" replays no graphs. None is "full" on CUDA."""
     kernels: str = "auto"
-    """`auto` runs compiled kernels on CUDA where they compute what their torch references do; `torch` those alone."""
+    """`auto` runs compiled kernels on CUDA if they match their torch references; `torch` runs only the references."""
     overlap: bool | None = None
-    """Let the host run one round behind the device. None does so where the device is not the host itself."""
+    """Launch each round before the previous round's tokens are processed on the host. None enables this unless the
+    device is the host's CPU."""
     deterministic: bool = False
-    """A request gets the same bits, so the same tokens, in any dtype: with and without speculation, alone and in any
-    batch, preempted or not, its prefix found or computed; for layers that are our kernels'."""
+    """A request gets the same bits and tokens in any dtype, with and without speculation, in any batch, preempted or
+    not, with its prefix cached or computed. Requires layers that run on wingbeat's kernels."""
     forced_acceptance: ForcedAcceptance | None = None
-    """For benchmarks: acceptance is drawn from this profile, and the text is not the model's. Refused unless the
+    """For benchmarks: acceptance is drawn from this profile, so the text is not the model's. Refused unless the
     environment variable WINGBEAT_BENCHMARK is 1; every output is marked."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
@@ -324,7 +330,7 @@ class EngineConfig(SettingsOfParts):
             )
 
     def asked(self) -> dict[Feature, str]:
-        """Features that do not go with everything, as they are asked for here."""
+        """Features with restrictions that this configuration asks for, each with the text of its setting."""
         asked = {
             Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
@@ -335,15 +341,15 @@ class EngineConfig(SettingsOfParts):
 
     @property
     def may_capture(self) -> bool:
-        """Whether something is captured, on a device that can."""
+        """Whether rounds may be captured, on a device that can capture."""
         return self.cuda_graphs is None or asks_for_graphs(self.cuda_graphs)
 
     @property
     def max_blocks_per_seq(self) -> int:
-        """Width of a block table: the longest sequence and the scratch slots of its token tree."""
+        """Width of a block table: the longest sequence and the scratch slots of its draft tree."""
         return -(-(self.max_model_len + self.speculation.num_nodes) // self.block_size)
 
 
 def asks_for_graphs(cuda_graphs: str | bool | None) -> bool:
-    """Whether a setting insists that something is captured."""
+    """Whether the `cuda_graphs` setting requires that rounds are captured."""
     return cuda_graphs not in (None, False, GRAPH_MODES[-1])

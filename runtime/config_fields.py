@@ -1,8 +1,7 @@
-"""config.json and generation_config.json as people have them, read in one way for verifiers, heads and drafters.
+"""Normalises values of config.json and generation_config.json, for verifiers, heads and drafters. Imports no torch.
 
 Files that went through YAML, a spreadsheet or another library hold numbers and booleans as text, whole numbers as
-floats, and dtypes by many names. The values are turned into those that were meant; `config_numbers` checks them.
-Loads no torch.
+floats, and dtypes under many names. This module converts the values; `config_numbers` checks them.
 """
 
 import re
@@ -17,7 +16,7 @@ DTYPE_NAMES = {
     **{"fp16": "float16", "f16": "float16", "half": "float16"},
     **{"fp64": "float64", "f64": "float64", "double": "float64"},
 }
-"""Other names of dtypes -> torch's."""
+"""Aliases of dtype names, mapped to torch's names."""
 _DTYPES = frozenset({"dtype", "torch_dtype"})
 _WORDS = {"true": True, "false": False}
 _NOTHING = frozenset({"null", "none"})
@@ -26,11 +25,11 @@ _TEXT = re.compile(
     r"_?(\w+_)?((name|path|version|revision|hash|template|prompt|date|author|task|label|format|method|type|class)s?"
     r"|token|special_tokens)"
 )
-"""Fields that are text, whatever the text looks like."""
+"""Names of fields that stay text, whatever the text looks like."""
 
 
 def meant(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a config, objects in it included, with the values that were meant."""
+    """Returns a config's fields, including nested objects, with normalised values."""
     return {
         name: value if name in FOREIGN and name != "quantization_config" else _value(name, value)
         for name, value in fields.items()
@@ -38,7 +37,7 @@ def meant(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dtype_name(written: str) -> str:
-    """torch's name of a dtype that is written in any usual way; what is no dtype stays as it is."""
+    """Returns torch's name of a dtype written in any usual way; other text is returned unchanged."""
     name = written.strip().lower().removeprefix("torch.")
     return DTYPE_NAMES.get(name, name)
 

@@ -1,7 +1,7 @@
-"""The numbers of a checkpoint's config files that become an index, a size, a divisor or an exponent: what each may be.
+"""Allowed ranges of the numbers in a checkpoint's config files that are used as index, size, divisor or exponent.
 
-transformers computes with most of them as they are, and the trial at load compares with transformers by the same
-numbers: a wrong one would be served, and wrong. Loads no torch.
+transformers uses most of these numbers unchecked, and the load-time test compares with transformers by the same
+numbers: a wrong number would be served. Imports no torch.
 """
 
 import json
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-"""That a config may say its weights are stored in, by torch's names."""
+"""Dtypes, by torch's names, that a config may declare for its weights."""
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 MOST_MODULES = 2**16
-"""Layers or experts, each of which is a module, or is counted one by one."""
+"""Largest number of layers or experts; each is a module, or is counted one by one."""
 
 
 class _Rule(NamedTuple):
-    """Numbers that are allowed; null and what is not there leave a field to its class."""
+    """Range of allowed numbers; null and absent fields are left to the config class's default."""
 
     least: float
     most: float
@@ -26,7 +26,7 @@ class _Rule(NamedTuple):
     whole: bool = False
     above_least: bool = False
     listed: bool = False
-    """There may be a list of them, by layer or by frequency."""
+    """Whether a list of numbers is allowed, by layer or by frequency."""
 
     def allows(self, value: object) -> bool:
         if isinstance(value, list) and (self.whole or self.listed):
@@ -53,7 +53,8 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = tuple(
     (re.compile(pattern), rule)
     for pattern, rule in (
         (r"num_hidden_layers|n_layers?|num_layers", _MODULES),
-        # Dense models of a family with experts say 0 of them, and latent attention 0 where it has one size by part.
+        # Dense models of a mixture-of-experts family declare 0 experts; latent attention with separate part sizes
+        # declares 0.
         (r"(num|n)_(kv_shared|nextn_predict|dense)_layers|first_k_dense_replace|(\w+_)?head_dim|kv_lora_rank", _COUNT),
         (r"(moe_)?(num|n)_((local|shared|routed)_)?experts(_per_tok(en)?)?|moe_intermediate_size", _COUNT),
         (r"(draft_|target_)?(vocab|hidden|intermediate)_size|n_embd|d_model|ffn_dim", _SIZE),
@@ -73,16 +74,16 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = tuple(
     )
 )
 _OF_ROPE = {"factor": _POSITIVE}
-"""Names that mean something else elsewhere."""
+"""Rules for names that have this meaning only inside rope parameters."""
 FOREIGN = frozenset({"quantization_config", "compression_config", "task_specific_params", "id2label", "label2id"})
-"""Objects whose names are those of other libraries, or of nobody."""
+"""Objects whose field names belong to other libraries or to users."""
 
 
 def problem(fields: Mapping[str, Any]) -> str | None:
-    """The first field of a config that cannot be right, and what it must be; None where all may be.
+    """Returns the first impossible field of a config and its allowed values, as text; None if all are possible.
 
     Args:
-        fields: of config.json, as JSON has them; objects in it are looked into.
+        fields: the fields of config.json; nested objects are checked too.
     """
     return next(_problems(fields, ()), None)
 
@@ -97,7 +98,7 @@ def _problems(fields: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]
             if not isinstance(value, str) or value not in DTYPES:
                 yield _wrong(place, value, f"one of {', '.join(DTYPES)}")
         elif (rule := _rule(name, in_rope)) is not None:
-            # A window that is switched off says nothing.
+            # A sliding window that is switched off may have any value.
             off = name == "sliding_window" and fields.get("use_sliding_window") is False
             if not off and not rule.allows(value):
                 yield _wrong(place, value, rule.words)
@@ -108,7 +109,7 @@ def _problems(fields: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]
 
 
 def is_whole(name: str) -> bool:
-    """Whether a field of that name is a whole number, or a list of whole numbers."""
+    """Whether a field of that name holds a whole number, or a list of whole numbers."""
     rule = _rule(name, False)
     return rule is not None and rule.whole
 

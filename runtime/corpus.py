@@ -1,7 +1,7 @@
-"""Text corpora for training: which files belong, which are held out, and token windows cut from them.
+"""Text corpora for training: selects files, splits off held-out files, and cuts token windows.
 
-Knows files and token ids; knows nothing of models. Everything here is a pure function of paths, seeds and step numbers,
-so that a resumed run sees exactly the batches an uninterrupted one would have seen.
+Handles files and token ids, not models. Every function depends only on paths, seeds and step numbers, so that a resumed
+run sees the batches that an uninterrupted run would have seen.
 """
 
 import hashlib
@@ -44,11 +44,11 @@ class CorpusSplit(NamedTuple):
 
 
 def split_files(root: Path, suffixes: tuple[str, ...] = (".py",)) -> CorpusSplit:
-    """Files of a corpus, split into training and held-out by a hash of the path relative to `root`.
+    """Splits a corpus into training and held-out files by a hash of the path relative to `root`.
 
-    About 3 % of the non-test files are held out. Of files under test folders a quarter is kept, for training only:
-    they are repetitive and would outweigh the rest. Generated tables, very long lines and text that is not UTF-8
-    are left out. The split depends on relative paths alone, so two machines agree on it.
+    About 3 % of the non-test files are held out. A quarter of the files under test folders is kept, for training only:
+    test files are repetitive and would outweigh the rest. Generated tables, very long lines and text that is not UTF-8
+    are left out. The split depends only on relative paths, so that it is the same on every machine.
 
     Raises:
         FileNotFoundError: `root` is no folder.
@@ -70,7 +70,7 @@ def split_files(root: Path, suffixes: tuple[str, ...] = (".py",)) -> CorpusSplit
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text, or None when it is no training text: not UTF-8, empty, too large or with very long lines."""
+    """Returns a file's text; None if it is not UTF-8, empty, too large or has very long lines."""
     if path.stat().st_size > MAX_FILE_BYTES:
         return None
     try:
@@ -83,7 +83,7 @@ def read_text(path: Path) -> str | None:
 
 
 def texts(paths: Iterable[Path]) -> Iterator[str]:
-    """Texts of files that `split_files` returned."""
+    """Yields the texts of files that `split_files` returned."""
     for path in paths:
         text = read_text(path)
         if text is not None:
@@ -91,7 +91,7 @@ def texts(paths: Iterable[Path]) -> Iterator[str]:
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerBase, paths: Iterable[Path]) -> list[Tensor]:
-    """One int64 tensor [length] per file: the separator (eos), then the text.
+    """Returns one int64 tensor [length] per file: the separator (eos), then the text.
 
     Raises:
         ValueError: the tokenizer has no eos token.
@@ -106,8 +106,9 @@ def encode_documents(tokenizer: PreTrainedTokenizerBase, paths: Iterable[Path]) 
 class WindowSampler:
     """Batches of fixed-length windows from a shuffled stream of documents, addressed by step.
 
-    Each epoch shuffles the documents, joins them into one stream, rotates it by a random offset, cuts it and shuffles
-    the windows. `batch` is a pure function of (documents, seed, cursor), so nothing has to be saved to resume.
+    Each epoch shuffles the documents, joins them into one stream, rotates the stream by a random offset, cuts it and
+    shuffles the windows. `batch` is a pure function of (documents, seed, cursor), so no state has to be saved to
+    resume.
     """
 
     def __init__(self, documents: list[Tensor], seed: int) -> None:
@@ -119,7 +120,7 @@ class WindowSampler:
         self._epoch: tuple[int, int, Tensor] | None = None
 
     def batch(self, cursor: int, batch_size: int, length: int) -> Tensor:
-        """Windows number `cursor * batch_size` and following, each of `length` tokens -> int64 [batch_size, length].
+        """Returns windows `cursor * batch_size` and following, of `length` tokens -> int64 [batch_size, length].
 
         Raises:
             ValueError: the corpus is shorter than one window.
@@ -127,7 +128,7 @@ class WindowSampler:
         return self.rows(cursor * batch_size, range(batch_size), length)
 
     def rows(self, start: int, rows: range, length: int) -> Tensor:
-        """Windows number `start + row` for each row -> int64 [len(rows), length].
+        """Returns window `start + row` for each row -> int64 [len(rows), length].
 
         Raises:
             ValueError: the corpus is shorter than one window.
@@ -141,7 +142,7 @@ class WindowSampler:
         return torch.stack([self._window(epoch, index, length) for epoch, index in numbers])
 
     def token_counts(self, vocab_size: int) -> Tensor:
-        """How often each token occurs -> int64 [vocab_size]."""
+        """Counts the occurrences of each token -> int64 [vocab_size]."""
         return torch.bincount(torch.cat(self._documents), minlength=vocab_size)
 
     def _window(self, epoch: int, index: int, length: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Seconds that a device spends in each stage: by CUDA events that nobody waits for, on CPUs by the host's clock."""
+"""Measures a device's seconds by stage: by CUDA events without waiting, on CPUs by the host clock."""
 
 import time
 from collections import deque
@@ -7,16 +7,16 @@ from typing import Any
 import torch
 
 MOST_PENDING = 64
-"""Stretches whose events the device may still have before it; what comes meanwhile is not measured."""
+"""Most intervals whose events are still pending on the device; further intervals are not measured meanwhile."""
 
 
 class DeviceClock:
-    """Times stretches of one thread's work on one device: `began = clock.begin()`, then `clock.end("verify", began)`.
+    """Times intervals of one thread's work on one device: `began = clock.begin()`, then `clock.end("verify", began)`.
 
-    Stretches may lie within each other. None may be begun while a graph is captured.
+    Intervals may be nested. No interval may begin while a graph is captured.
 
     Args:
-        events: makes timed events, in place of CUDA's.
+        events: factory of timed events, instead of CUDA's; for tests.
     """
 
     def __init__(self, device: torch.device | str, events: Any = None) -> None:
@@ -28,17 +28,17 @@ class DeviceClock:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """By stage, so far as the device is known to have got."""
+        """Seconds by stage, of the intervals that are known to have finished."""
         self._collect()
         return dict(self._seconds)
 
     def reset(self) -> None:
-        """Start anew."""
+        """Resets all sums and drops pending intervals."""
         self._seconds.clear()
         self._pending.clear()
 
     def begin(self) -> Any:
-        """A mark; None where this stretch is not measured."""
+        """Starts an interval; returns None if the interval is not measured."""
         if self._new_event is None:
             return time.perf_counter()
         if len(self._pending) >= MOST_PENDING:
@@ -48,7 +48,7 @@ class DeviceClock:
         return self._mark()
 
     def end(self, stage: str, began: Any) -> None:
-        """What was given to the device since the mark is of this stage."""
+        """Ends an interval: the work enqueued since `began` counts for this stage."""
         if self._new_event is None:
             self._add(stage, time.perf_counter() - began)
         elif began is not None:

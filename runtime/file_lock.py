@@ -1,4 +1,4 @@
-"""A lock between processes that the kernel gives back when its holder ends, however that ends."""
+"""A lock between processes, which the kernel releases when its holder ends for whatever reason."""
 
 import fcntl
 import os
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LIMIT_S, NAP_S = 30.0, 0.005
-"""Whoever holds one writes a file, or removes some."""
+"""Timeout and polling interval in seconds; holders only write or remove files."""
 
 
 @contextmanager
 def locked(path: Path, limit_s: float = LIMIT_S) -> Iterator[None]:
-    """Hold the lock of a file, which is made with its folder, or that of a folder while the block lasts.
+    """Holds the lock of a file or folder within the block; creates a missing file and its folder.
 
     Raises:
-        TimeoutError: another process has held it for all of `limit_s`; 0 tries once.
+        TimeoutError: another process held the lock for all of `limit_s`; 0 tries once.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + limit_s

@@ -1,6 +1,6 @@
-"""Folders that are something else than the checkpoint of a language model: what each is, and what to give instead.
+"""Recognises folders that are not a language model's checkpoint, and describes what to give instead.
 
-Told by names of files and of tensors alone. Loads no torch.
+Uses only names of files and tensors. Imports no torch.
 """
 
 from collections.abc import Collection
@@ -11,15 +11,17 @@ from wingbeat.runtime.parts import first, hooks
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _GGUF = "GGUF files are not read: give the folder of the safetensors checkpoint that it was made from"
 _HEAD_PARTS = ("midlayer.", "d2t", "t2d", "fc.weight", "candidate_selector.", "markov_head.", "encoder.fc.")
-"""Beginnings of names that no language model has: names of layers alone may be those of a model without its prefix."""
+"""Name prefixes that no language model has; names of layers alone may belong to a model saved without its prefix."""
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-"""Files of which a tokenizer needs one."""
+"""Vocabulary files, of which a tokenizer needs one."""
 _LFS = b"version https://git-lfs"
 
 
 def folder_problem(folder: str | Path) -> str | None:
-    """Problem of a checkpoint's folder, by its files' names; None for a folder that has a config.json, and for the name
-    of a published model, which is looked up where it is used."""
+    """Returns the problem of a checkpoint folder by its file names.
+
+    None for a folder with a config.json, and for the name of a published model, which is resolved where it is used.
+    """
     folder = Path(folder)
     if first("named_model", folder) is not None:
         return None
@@ -31,15 +33,15 @@ def folder_problem(folder: str | Path) -> str | None:
 
 
 def head_problem(folder: Path, names: Collection[str]) -> str | None:
-    """Problem of a verifier's folder whose tensors have the names of a draft head; else None."""
+    """Returns a problem if a verifier's folder has the tensor names of a draft head, else None."""
     plain = [name.removeprefix("model.") for name in names]
     if not any(name.startswith(_HEAD_PARTS) for name in plain):
         return None
-    return f"{folder} is a draft head and no model: give it as the drafter, and its verifier as the model"
+    return f"{folder} is a draft head, not a language model: give it as the drafter, and its verifier as the model"
 
 
 def pointer_problem(file: Path) -> str | None:
-    """Problem of a file that git-lfs left in the place of the real file; None for other files."""
+    """Returns a problem if a file is a git-lfs pointer instead of the real file, else None."""
     try:
         with file.open("rb") as opened:
             if not opened.read(len(_LFS)).startswith(_LFS):
@@ -50,13 +52,13 @@ def pointer_problem(file: Path) -> str | None:
 
 
 def gguf_problem(file: Path) -> str | None:
-    """Problem of a GGUF file, by its first bytes; None for one that may be read."""
+    """Returns the problem of a GGUF file by its first bytes; None if it can be read."""
     if not hooks("folder_of"):
         return f"{file} is a GGUF file; {_GGUF}"
     with file.open("rb") as opened:
         if opened.read(4) == b"GGUF":
             return None
-    return pointer_problem(file) or f"{file} is damaged, or is no GGUF file: it does not begin by GGUF"
+    return pointer_problem(file) or f"{file} is damaged or not a GGUF file: it does not begin with GGUF"
 
 
 def _file_problem(file: Path) -> str:

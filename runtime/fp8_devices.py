@@ -1,16 +1,16 @@
-"""Which GPUs have float8."""
+"""Checks GPUs for float8 support."""
 
 import torch
 
 LEAST_CAPABILITY = (8, 9)
-"""Of a GPU whose kernels convert float8_e4m3fn."""
+"""Lowest compute capability whose kernels convert float8_e4m3fn."""
 
 
 def check_fp8(setting: str, device: torch.device) -> None:
-    """Refuse a GPU whose kernels cannot convert float8_e4m3fn; CPUs all can.
+    """Refuses a GPU whose kernels cannot convert float8_e4m3fn; all CPUs can.
 
     Args:
-        setting: that asks for it by "fp8".
+        setting: name of the setting that is "fp8".
 
     Raises:
         ValueError: names the setting and both capabilities.

@@ -1,4 +1,4 @@
-"""What this machine, or the container this process is in, has to give: memory, and the shared part of it."""
+"""Free and total memory of this machine, or of the container that this process runs in."""
 
 import os
 from pathlib import Path
@@ -11,9 +11,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """Bytes that can be taken without swapping, within the container's limit; None where the system does not say.
+    """Returns bytes that can be allocated without swapping, within the container's limit; None if unknown.
 
-    Memory that engines have set aside for KV is taken, whether they have used it or not.
+    Memory that engines have reserved for KV counts as taken, whether or not they have used it.
     """
     available = _of_machine("MemAvailable:")
     limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
@@ -24,13 +24,13 @@ def free_memory() -> int | None:
 
 
 def total_memory() -> int | None:
-    """Bytes of this machine, or of the container's limit; None where the system does not say."""
+    """Returns bytes of this machine, or of the container's limit; None if unknown."""
     limit, machine = _number(_CGROUP / "memory.max"), _of_machine("MemTotal:")
     return machine if limit is None else limit if machine is None else min(limit, machine)
 
 
 def free_shared_memory() -> int:
-    """Bytes of /dev/shm that can be taken: its files lie in memory, so no more than that has."""
+    """Returns free bytes of /dev/shm, at most the free memory, because its files lie in memory."""
     stats = os.statvfs(SHM_DIR)
     free, memory = stats.f_bavail * stats.f_frsize, free_memory()
     return free if memory is None else min(free, memory)

@@ -1,7 +1,7 @@
-"""generation_config.json: how a model's own file ends and shapes its texts, and what of that is left to requests.
+"""Reads generation_config.json: rules that every request follows, and fields that are not applied.
 
-Fields that end a text, or keep tokens out of texts, hold for every request, as in transformers. How tokens are drawn is
-each request's choice. Fields that are read by nobody here are named once, at the start. Loads no torch.
+Fields that end a text or ban tokens hold for every request, as in transformers. Sampling is each request's choice.
+Fields that are not applied are listed once, at start. Imports no torch.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +30,7 @@ BY_REQUEST = frozenset(
         *("max_time", "stop_strings", "num_return_sequences"),
     }
 )
-"""Fields that each request states for itself, or has the API's default of."""
+"""Fields that each request sets itself; otherwise the API's defaults apply."""
 NOT_APPLIED = frozenset(
     {
         *("num_beams", "num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping", "constraints"),
@@ -40,7 +40,7 @@ NOT_APPLIED = frozenset(
         *("watermarking_config", "renormalize_logits", "remove_invalid_values"),
     }
 )
-"""Fields that would change texts, and that nothing here applies."""
+"""Fields that would change texts but are not implemented."""
 WITHOUT_EFFECT = frozenset(
     {
         *("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "_from_model_config"),
@@ -52,7 +52,7 @@ WITHOUT_EFFECT = frozenset(
         *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"),
     }
 )
-"""Fields that say how transformers computes, and that no text depends on."""
+"""Fields about how transformers computes, on which no text depends."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), (1,)),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "length_penalty", "typical_p"), (1,)),
@@ -60,27 +60,27 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_k": (0, 50),
     "max_length": (20,),
 }
-"""Values by which a field changes nothing; False, zero and empty lists are so for all."""
+"""Values with which a field has no effect; False, zero and empty lists have none for any field."""
 
 
 @dataclass(frozen=True)
 class TextRules:
-    """Rules that a model's own files give every request."""
+    """Rules from a model's own files that hold for every request."""
 
     eos_token_ids: frozenset[int] = frozenset()
     banned: tuple[int, ...] = ()
     banned_first: tuple[int, ...] = ()
-    """Tokens that begin no answer."""
+    """Token ids that must not begin an answer."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_new_tokens: int = 0
     min_length: int = 0
-    """Tokens of prompt and answer together."""
+    """Least number of tokens of prompt and answer together."""
     not_applied: str = ""
-    """One line on fields that change nothing here; empty where there are none."""
+    """A line that lists fields that are not applied; empty if there are none."""
 
     def applied(self, request: Request) -> Request:
-        """The request with what the model's files add to its own rules."""
+        """Returns the request with the rules of the model's files added to its own."""
         params = request.params
         if params.report is not None:
             return request
@@ -97,14 +97,14 @@ class TextRules:
 
 
 def read_rules(folder: Path, vocab_size: int, tokenizer: "Tokenizer | None" = None) -> TextRules:
-    """Rules for every request from the files of a checkpoint's folder.
+    """Reads the rules for every request from a checkpoint's folder.
 
     Args:
-        vocab_size: of the model; tokens beyond are never generated.
-        tokenizer: the folder's, whose own end of text, and what its chat template writes behind an answer, end texts.
+        vocab_size: the model's; token ids beyond it are never generated.
+        tokenizer: the folder's; its eos token, and the token that its chat template writes after an answer, end texts.
 
     Raises:
-        ModelCheckpointError: the file cannot be read, or a field cannot be right; one line that names it.
+        ModelCheckpointError: the file cannot be read, or a field has an impossible value; one line that names it.
     """
     file = folder / FILE
     fields = read_fields(file) if file.is_file() else {}
@@ -118,7 +118,7 @@ def read_rules(folder: Path, vocab_size: int, tokenizer: "Tokenizer | None" = No
         eos_token_ids=frozenset(end for end in ends if end < vocab_size) | eos,
         banned=read.ids("suppress_tokens"),
         banned_first=read.ids("begin_suppress_tokens"),
-        # transformers leaves out words that are an end of text alone.
+        # transformers drops bad words that consist of a single end-of-text token.
         bad_words=tuple(word for word in read.words("bad_words_ids") if not (len(word) == 1 and word[0] in eos)),
         logit_bias=tuple((word[0], bias) for word, bias in biased if len(word) == 1),
         min_new_tokens=read.count("min_new_tokens"),
@@ -132,8 +132,8 @@ def _not_applied(file: Path, fields: Mapping[str, Any], long_words: list[tuple[i
     by_request = [f"{name} {value}" for name, value in set_here.items() if name in BY_REQUEST]
     others = [name for name in set_here if name not in HONOURED | BY_REQUEST | WITHOUT_EFFECT]
     others += ["sequence_bias of several tokens"] if long_words else []
-    parts = [f"{', '.join(by_request)} (requests say so themselves)"] if by_request else []
-    parts += [f"{', '.join(others)} (not served)"] if others else []
+    parts = [f"{', '.join(by_request)} (each request sets its own)"] if by_request else []
+    parts += [f"{', '.join(others)} (not supported)"] if others else []
     return f"{file} has fields that are not applied: {'; '.join(parts)}" if parts else ""
 
 
@@ -143,27 +143,27 @@ def _says_something(name: str, value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Fields of the file, checked."""
+    """Checked fields of the file."""
 
     file: Path
     fields: Mapping[str, Any]
     vocab_size: int
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """Token ids of the vocabulary; negative ones stand for none in files of Whisper's kind."""
+        """Returns token ids within the vocabulary; negative ids mean no token in files like Whisper's."""
         value = self.fields.get(name)
         listed = [] if value is None else value if isinstance(value, list) else [value]
         self._check(name, listed, "a token id, or a list of them", _is_id)
         return tuple(token_id for token_id in listed if 0 <= token_id < self.vocab_size)
 
     def words(self, name: str) -> tuple[tuple[int, ...], ...]:
-        """Lists of token ids, of which none is outside the vocabulary."""
+        """Returns lists of token ids; lists with an id outside the vocabulary are left out."""
         listed = self.fields.get(name) or []
         self._check(name, listed, "a list of lists of token ids", _is_word)
         return tuple(tuple(word) for word in listed if all(0 <= one < self.vocab_size for one in word))
 
     def biases(self, name: str) -> tuple[tuple[tuple[int, ...], float], ...]:
-        """Lists of token ids, each with what is added to the logit of its last one."""
+        """Returns lists of token ids, each with the bias added to the logit of its last token."""
         listed = self.fields.get(name) or []
         self._check(name, listed, "a list of pairs: token ids, and a number", _is_biased)
         return tuple(
@@ -171,7 +171,7 @@ class _Reader:
         )
 
     def count(self, name: str) -> int:
-        """A number of tokens."""
+        """Returns a number of tokens."""
         value = self.fields.get(name) or 0
         self._check(name, [value], "a whole number of at least 0", lambda one: _is_id(one) and one >= 0)
         return int(value)

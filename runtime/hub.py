@@ -1,6 +1,6 @@
-"""Checkpoints by their names on the Hugging Face hub, `org/name[@revision]`, through the cache of huggingface_hub.
+"""Resolves checkpoints named `org/name[@revision]` on the Hugging Face hub through huggingface_hub's cache.
 
-Weights come as safetensors only. Pickles and code are never fetched.
+Only safetensors weights are fetched, never pickles or code.
 """
 
 import logging
@@ -15,14 +15,14 @@ from wingbeat.runtime.tensor_files import ModelCheckpointError
 logger = logging.getLogger(__name__)
 WEIGHTS = ("*.safetensors",)
 CONFIGS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
-"""Small files: configurations, indices of shards, tokenizers, chat templates."""
+"""Patterns of small files: configurations, shard indices, tokenizers, chat templates."""
 NEVER = ("*/*", "consolidated*")
-"""Other formats of the same weights: in folders of their own, or in Mistral's files beside the shards."""
+"""Patterns of other formats of the same weights: subfolders, and Mistral's files beside the shards."""
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 
 class HubError(ModelCheckpointError):
-    """A checkpoint of the hub is not to be had; one line that says what to do."""
+    """A checkpoint of the hub is not available; one line with what to do."""
 
 
 class HubName(NamedTuple):
@@ -31,11 +31,11 @@ class HubName(NamedTuple):
     repository: str
     """`org/name`"""
     revision: str | None
-    """A branch, a tag or a commit; None is the main branch."""
+    """A branch, tag or commit; None is the main branch."""
 
     @classmethod
     def parse(cls, source: str | Path) -> "HubName | None":
-        """The name that a user's word is; None for a path that is there, and for what can be no name of the hub."""
+        """Parses a user's input as a hub name; None for an existing path, and for text that cannot be a hub name."""
         match = _NAME.fullmatch(str(source))
         if match is None or Path(source).exists():
             return None
@@ -43,7 +43,7 @@ class HubName(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The part behind the organisation."""
+        """Repository name without the organisation."""
         return self.repository.partition("/")[2]
 
     def __str__(self) -> str:
@@ -51,16 +51,16 @@ class HubName(NamedTuple):
 
 
 def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
-    """The folder of a checkpoint; of one that has a name, the one in this machine's cache, fetched if need be.
+    """Returns a checkpoint's folder; a named checkpoint is fetched into this machine's cache if necessary.
 
     Args:
-        source: a folder, a GGUF file, `org/name[@revision]` of the hub, or the short name of a published model; what
-            is here by that name comes first.
-        with_weights: False where configuration and tokenizer will do.
+        source: a folder, a GGUF file, `org/name[@revision]` on the hub, or the short name of a published model; an
+            existing path of that name takes precedence.
+        with_weights: False fetches only configuration and tokenizer.
 
     Raises:
-        HubError: it has a name of the hub and is neither in the cache nor to be fetched.
-        ModelCheckpointError: the file is damaged, or the named model neither in the cache nor to be fetched.
+        HubError: a hub checkpoint is neither cached nor downloadable.
+        ModelCheckpointError: the file is damaged, or a named model is neither cached nor downloadable.
     """
     name = HubName.parse(source)
     if name is not None:
@@ -70,7 +70,7 @@ def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
 
 @lru_cache
 def _fetch(name: HubName, with_weights: bool) -> Path:
-    """Once per process, so that a branch that moves meanwhile is one commit."""
+    """Runs once per process and name, so that a branch that moves meanwhile stays one commit."""
     from huggingface_hub import constants, snapshot_download
 
     if with_weights and not constants.HF_HUB_OFFLINE:
@@ -88,13 +88,15 @@ def _fetch(name: HubName, with_weights: bool) -> Path:
 
 
 def _complete(name: HubName, folder: Path, with_weights: bool) -> Path:
-    """Refuse a folder that lacks what was asked for: huggingface_hub gives what its cache has where it is offline."""
+    """Refuses a folder that lacks requested files: offline, huggingface_hub returns an incomplete cache."""
     if not (folder / "config.json").is_file():
-        raise HubError(f"{name} of the Hugging Face hub has no config.json: it must hold a checkpoint of transformers")
+        raise HubError(
+            f"{name} of the Hugging Face hub has no config.json: give a repository with a transformers checkpoint"
+        )
     if with_weights and not any(folder.glob("*.safetensors")):
         raise HubError(
             f"{name} of the Hugging Face hub has no safetensors in {folder}: fetch them with `hf download "
-            f"{name.repository}`; of a repository that has none, trust and convert the pickles, then give the folder"
+            f"{name.repository}`; or convert its pickles, if you trust them, and give that folder"
         )
     return folder
 
@@ -121,6 +123,6 @@ def _reason(name: HubName, error: Exception) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError):
         return (
             f"{where} is not in the cache at {constants.HF_HUB_CACHE}, and the hub cannot be reached: run {command} "
-            "where it can be (HF_HUB_OFFLINE=1 then keeps a start from asking it), or give a folder"
+            "where it can be (HF_HUB_OFFLINE=1 then makes a start use only the cache), or give a folder"
         )
     return f"{where} cannot be fetched: {type(error).__name__}: {' '.join(str(error).split())[:300]}"

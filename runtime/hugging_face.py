@@ -1,8 +1,8 @@
-"""The only place that calls transformers' `from_pretrained` and `from_config`: nothing that a checkpoint brings is run.
+"""The only caller of transformers' `from_pretrained` and `from_config`: no code that a checkpoint brings is run.
 
-A folder may hold Python files and name them in `auto_map`, name kernels of the hub, or weights beside its own files.
-Here every call says that no code is trusted, so that transformers runs none and asks nobody, and configs are read
-without the fields by which a file would choose how it is loaded. Imports transformers and torch when called.
+A folder may hold Python files and name them in `auto_map`, name kernels of the hub, or name weights outside the folder.
+Every call here passes trust_remote_code=False, so that transformers runs no such code and does not prompt, and configs
+are read without the fields by which a file chooses how it is loaded. transformers and torch are imported when called.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ LOADER_FIELDS = frozenset(
         *("experts_implementation", "_experts_implementation_internal", "kernel_config"),
     }
 )
-"""Fields of a config.json by which transformers would load another file, a kernel or a package; the model's layers
-and weights do not depend on them."""
+"""Fields of config.json by which transformers would load another file, kernel or package; the model's layers and
+weights do not depend on them."""
 
 
 def read_config(folder: str | Path) -> "PretrainedConfig":
-    """The configuration of a folder as transformers' class for its model_type holds it.
+    """Reads a folder's configuration into transformers' class for its model_type.
 
     Raises:
-        ModelCheckpointError: the file cannot be read, its model_type is of no class in transformers, or the class
+        ModelCheckpointError: the file cannot be read, transformers has no class for its model_type, or the class
             refuses a field; one line.
     """
     folder = Path(folder)
@@ -43,10 +43,10 @@ def read_config(folder: str | Path) -> "PretrainedConfig":
 
 
 def make_config(fields: Mapping[str, Any], folder: Path, name: str | None = None) -> "PretrainedConfig":
-    """The configuration of fields that were read from a folder.
+    """Builds a configuration from fields that were read from a folder.
 
     Args:
-        name: in errors; None is the file's.
+        name: name used in errors; None uses the file's path.
 
     Raises:
         ModelCheckpointError: as `read_config`.
@@ -61,7 +61,7 @@ def make_config(fields: Mapping[str, Any], folder: Path, name: str | None = None
         raise ModelCheckpointError(
             f"{folder}: transformers {transformers.__version__} knows no model_type {kind!r}{code}"
         )
-    # transformers has rules of its own between the file and the class, so that it gets a file.
+    # transformers adjusts fields between the file and the class, so the fields are passed as a file.
     with one_line(name or str(folder / "config.json")), quiet(), TemporaryDirectory() as place:
         file = Path(place) / "config.json"
         file.write_text(json.dumps(_declared(CONFIG_MAPPING[kind], _data(fields))))
@@ -71,8 +71,10 @@ def make_config(fields: Mapping[str, Any], folder: Path, name: str | None = None
 
 
 def generation_of(folder: str | Path) -> dict[str, Any]:
-    """The option of a model's `from_pretrained` that gives it the folder's generation config, with the values that were
-    meant; empty where the folder has none."""
+    """Returns the `from_pretrained` option with the folder's normalised generation config.
+
+    Empty if the folder has none.
+    """
     from transformers import GenerationConfig
 
     file = Path(folder) / "generation_config.json"
@@ -80,18 +82,17 @@ def generation_of(folder: str | Path) -> dict[str, Any]:
 
 
 def load_files(auto_class: Any, folder: str | Path | None, **options: Any) -> Any:
-    """Object that a class of transformers, or an Auto class, makes of a folder's files; a model of a GGUF file has the
-    numbers that its weights stand for.
+    """Loads a folder by a class of transformers or an Auto class; GGUF weights are dequantised.
 
     Args:
-        folder: None where `options` hold the weights.
-        options: others of `from_pretrained`.
+        folder: None if `options` contain the weights.
+        options: further options of `from_pretrained`.
 
     Raises:
         ModelCheckpointError: the files need code of their own.
-        Exception: whatever else the class raises about odd files; see `one_line`.
+        Exception: any exception that the class raises for malformed files; see `one_line`.
     """
-    # Other classes read what the folder has in transformers' own form.
+    # Classes other than models read the folder's files in transformers' own format.
     if folder is not None and hasattr(auto_class, "_model_mapping") and (Path(folder) / GGUF_FILE).exists():
         options["gguf_file"] = GGUF_FILE
     with _without_its_code(folder):
@@ -99,10 +100,10 @@ def load_files(auto_class: Any, folder: str | Path | None, **options: Any) -> An
 
 
 def build_model(config: "PretrainedConfig", auto_class: Any = None, **options: Any) -> Any:
-    """A model of a configuration without a checkpoint's weights, by default a causal LM.
+    """Builds a model from a configuration without loading weights, by default a causal LM.
 
     Args:
-        options: others of `from_config`.
+        options: further options of `from_config`.
     """
     from transformers import AutoModelForCausalLM
 
@@ -111,13 +112,13 @@ def build_model(config: "PretrainedConfig", auto_class: Any = None, **options: A
 
 @contextlib.contextmanager
 def one_line(name: str) -> Iterator[None]:
-    """Turn whatever transformers raises about an odd checkpoint into one line that names the architecture.
+    """Converts transformers' exceptions about malformed checkpoints into one line that names the architecture.
 
-    transformers computes with fields and tensors before it checks them, so that nearly any exception can come of a bad
-    one. Wingbeat's own errors pass, as do those of memory, which say nothing about the checkpoint.
+    transformers uses fields and tensors before it checks them, so that a malformed one can raise nearly any exception.
+    Wingbeat's own errors and memory errors, which are not about the checkpoint, pass unchanged.
 
     Raises:
-        ModelCheckpointError: of the architecture's name, and of the cause's kind and first line.
+        ModelCheckpointError: with the architecture's name, and the cause's type and first line.
     """
     try:
         yield
@@ -135,14 +136,14 @@ def one_line(name: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Message of an exception, on one line of bounded length."""
+    """Message of an exception, on one line of at most 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings and no progress bars of transformers: what it warns of is an error here, or harmless."""
+    """Context manager that silences transformers: its warnings are errors here, or harmless."""
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -158,7 +159,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_its_code(folder: str | Path | None) -> Iterator[None]:
-    """Says that code is never run, where transformers advises to trust it."""
+    """Context manager that reports that code is never run, where transformers advises to trust it."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -171,7 +172,7 @@ def _without_its_code(folder: str | Path | None) -> Iterator[None]:
 
 
 def _data(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields without those that choose how files are loaded, at every depth."""
+    """Returns fields, at every depth, without those that choose how files are loaded."""
     return {
         name: _data(value) if isinstance(value, Mapping) else value
         for name, value in fields.items()
@@ -180,7 +181,10 @@ def _data(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _declared(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers and booleans of the types that a config's class declares, which refuses 64.0 or 1 where it has others."""
+    """Converts numbers and booleans to the types that a config's class declares.
+
+    The class would refuse 64.0 for an int.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     hints, parts, made = _hints(kind), getattr(kind, "sub_configs", {}), {}
@@ -195,17 +199,17 @@ def _declared(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Torch:
-    """Stands for torch in annotations: a router reads configs without it."""
+    """Substitute for torch in annotations, because a router reads configs without torch."""
 
     def __getattr__(self, name: str) -> type:
         return object
 
 
 def _hints(kind: type) -> dict[str, frozenset[Any]]:
-    """By field of a config's class, the types that it declares."""
+    """Returns the declared types of a config class, by field."""
     try:
         hints = typing.get_type_hints(kind, localns={"torch": _Torch()})
-    except (NameError, TypeError):  # an annotation that only a type checker reads
+    except (NameError, TypeError):  # an annotation that only type checkers resolve
         return {}
     return {name: frozenset(typing.get_args(hint) or (hint,)) for name, hint in hints.items()}
 

@@ -1,4 +1,4 @@
-"""A drafter in its engine's process: one thread runs both, and they meet in memory that is theirs alone."""
+"""A drafter in its engine's process: one thread runs both, and they share a private in-memory channel."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -32,30 +32,30 @@ ChannelFactory = Callable[[ChannelSpec], LocalChannel]
 
 
 class InnerDrafter:
-    """Loaded when the engine's verifier is there, and attached when the engine is.
+    """A drafter that is loaded after the engine's verifier and attached after the engine is built.
 
     Args:
-        device: of the drafter, the verifier's own or the host.
-        load: makes what drafts, given the verifier's weights; None takes what the settings name.
+        device: device of the drafter: the verifier's, or the CPU.
+        load: builds the worker from the verifier's weights; None loads the drafter named in the settings.
     """
 
     def __init__(
         self, settings: PairSettings, device: str, load: Callable[[Lender], DraftWorker | None] | None = None
     ) -> None:
         self.worker: DraftWorker | None = None
-        """None until it is loaded, and where everything is decoded plainly."""
+        """None before loading, and without a drafter."""
         self._settings, self._device = settings, device
         self._load = load or self._load_own
 
     def needs(self, convention: HeadConvention | None, loaded: "LoadedModel") -> DrafterNeeds:
-        """Load it; what it needs of the verifier.
+        """Loads the drafter and returns what it needs of the verifier.
 
         Args:
-            convention: how it shall read its head; None where its files say that.
-            loaded: the verifier, whose embedding and output matrix it reads where they are on its device.
+            convention: how to interpret the drafter's head; None if its files define that.
+            loaded: the verifier, whose embedding and output head the drafter shares if they are on its device.
 
         Raises:
-            ValueError, FileNotFoundError: its checkpoint cannot be used; one line that names the tensor or field.
+            ValueError, FileNotFoundError: the drafter's checkpoint cannot be used; one line with the tensor or field.
         """
         self.worker = self._load(self._lender(loaded))
         if self.worker is None:
@@ -65,13 +65,13 @@ class InnerDrafter:
         return self.worker.drafter.needs
 
     def take(self, engine: "Engine", convention: HeadConvention | None, channel_factory: ChannelFactory) -> None:
-        """Attach it to the engine, of which it then is a part: what it raises breaks the engine.
+        """Attaches the drafter to the engine; later exceptions of the drafter break the engine.
 
         Args:
-            convention: as for `needs`, where that was not asked.
+            convention: as for `needs`, if that was not called.
 
         Raises:
-            Exception: it cannot be loaded, or cannot answer; then nothing of it is left.
+            Exception: the drafter cannot be loaded or cannot answer; it is then dropped completely.
         """
         try:
             if self.worker is None:
@@ -105,10 +105,10 @@ def attach(
     channel_factory: ChannelFactory,
     answer: Callable[[], object] | None = None,
 ) -> LocalChannel:
-    """Attach what drafts in this thread to an engine.
+    """Attaches a draft worker that runs in this thread to an engine.
 
     Args:
-        answer: answers the rounds that wait; None is the worker's own.
+        answer: answers the pending rounds; None uses the worker's own method.
     """
     channel = channel_factory(engine.channel_spec)
     worker.attach("local", channel.drafter_end)

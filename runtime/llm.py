@@ -1,4 +1,4 @@
-"""Verifier and drafter in one process, for scripts, tests and the command line: no server, no Ray."""
+"""Verifier and drafter in one process, for scripts, tests and the command line, without server or Ray."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,10 +39,10 @@ def build_engine(
     graph_device: GraphDevice | None = None,
     on_host: bool | None = None,
 ) -> Engine:
-    """An engine whose drafter runs in the same thread, through the same channel contract as a remote one.
+    """Builds an engine whose drafter runs in the same thread, by the same channel contract as a remote drafter.
 
     Args:
-        channel_factory: `ChannelSpec -> LocalChannel`; not called where there is no drafter.
+        channel_factory: `ChannelSpec -> LocalChannel`; not called without a drafter.
         graph_device, on_host: as for `Engine`.
     """
     engine = Engine(loaded, config, drafter.needs if drafter else DrafterNeeds(), graph_device, on_host)
@@ -52,29 +52,30 @@ def build_engine(
 
 
 def connect(engine: Engine, drafter: Drafter, channel_factory: ChannelFactory) -> LocalChannel:
-    """Attach a drafter of this process to an engine, which lets go of it where it raises."""
+    """Attaches a drafter of this process to an engine; the engine drops the drafter if it raises."""
     return attach(engine, DraftWorker(drafter), channel_factory)
 
 
 class LLM:
-    """Generate from token ids in this process.
+    """Generates from token ids in this process.
 
     Args:
-        model: folder of a Hugging Face causal LM, a GGUF file, or a name: as `wingbeat.runtime.hub.checkpoint_folder`.
-        drafter: a name, a folder or an import path, as `wingbeat.runtime.drafters.choice.parse_drafter` reads it.
-        channel_factory: makes the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
-        dtype: "float32", "bfloat16" or "float16"; "int8" on CPUs, as `wingbeat.runtime.config.INT8`; None is
-            float16 for such a checkpoint and else bfloat16 on CUDA, float32 elsewhere, "auto" the same but that it
-            tries bfloat16 on CPUs that have units for it, and takes it where rounds are shorter.
-        device: "cpu", "cuda", or "auto" for CUDA where there is one.
-        threads: on CPUs; 0 tries how many of the process's cores pay, and takes the least that do.
+        model: folder of a Hugging Face causal LM, a GGUF file, or a name, see `wingbeat.runtime.hub.checkpoint_folder`.
+        drafter: a name, a folder or an import path, see `wingbeat.runtime.drafters.choice.parse_drafter`.
+        channel_factory: builds the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
+        dtype: "float32", "bfloat16" or "float16"; "int8" on CPUs (`wingbeat.runtime.config.INT8`). None is float32 on
+            CPUs; on CUDA it is float16 for a float16 checkpoint and else bfloat16. "auto" is as None, but also tries
+            bfloat16 on CPUs with bfloat16 units and uses it if rounds are faster.
+        device: "cpu", "cuda", or "auto", which is CUDA if available.
+        threads: CPU threads; 0 times several counts up to the process's cores and uses the smallest that pays.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
-        engine_dir: engines that run in the place of the weights.
-        fp8_drafter: round the weights of an EAGLE head to eight bits.
-        drafter_settings: of its kind, by name, as `wingbeat.runtime.drafters.drafter_kind.DrafterKind.settings`.
+        engine_dir: directory of compiled engines that run instead of the weights.
+        fp8_drafter: round the weights of an EAGLE head to float8.
+        drafter_settings: settings of the drafter's kind by name, see
+            `wingbeat.runtime.drafters.drafter_kind.DrafterKind.settings`.
 
     Raises:
-        ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; one line that says why.
+        ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; one line with the reason.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class LLM:
         self.self_test = None if check is None else check(self.engine)
 
     def stream(self, prompts: list[list[int]], params: list[SamplingParams]) -> Iterator[tuple[int, RequestOutput]]:
-        """Run prompts together; yields (index of the prompt, its new tokens) round by round.
+        """Runs prompts together; yields (index of the prompt, its new tokens) round by round.
 
         Raises:
             ValueError: a prompt or its parameters do not fit the model; nothing is run.
@@ -140,11 +141,11 @@ class LLM:
                 self.engine.abort_request(str(index))
 
     def stop(self, index: int) -> SpeculationMetrics:
-        """End a prompt of the running `stream` early; returns what speculation did for the prompt so far."""
+        """Ends a prompt of the running `stream` early; returns the prompt's speculation metrics so far."""
         return self.engine.abort_request(str(index)) or SpeculationMetrics()
 
     def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[GenerationResult]:
-        """Run prompts together to their ends; results in the order of the prompts."""
+        """Runs prompts together to their ends; returns results in the order of the prompts."""
         token_ids: list[list[int]] = [[] for _ in prompts]
         last: list[RequestOutput | None] = [None] * len(prompts)
         for index, output in self.stream(prompts, params):

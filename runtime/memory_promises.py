@@ -1,8 +1,8 @@
-"""Memory that processes of this machine have set aside and not touched yet: free to the kernel, and not to others.
+"""Tracks memory that processes of this machine have reserved but not touched, which the kernel still counts as free.
 
-Each process that sets memory aside has a file in /dev/shm, which it keeps locked for as long as it lives; the kernel
-gives the lock back with its end, whatever ends it. The file lists what the process has mapped, and what it is about to
-map. Pages that are in use already are not counted twice: /proc tells which of a mapping's pages there are.
+Each process that reserves memory has a locked file in /dev/shm; the kernel releases the lock when the process ends, for
+whatever reason. The file lists what the process has mapped, and what it is about to map. Pages that are already in use
+are not counted twice: /proc/PID/pagemap shows which pages of a mapping are present.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 FOLDER = Path("/dev/shm")
 PREFIX = "wingbeat-memory."
 LOCK_S = 5.0
-"""For another engine to settle its limits; then this one goes on all the same."""
+"""Seconds to wait while another engine settles its limits; afterwards this engine continues without the lock."""
 _ENTRY_BYTES = 8
 _UNTOUCHED = bytes(range(0x40))
 """Highest bytes of the entries of /proc/PID/pagemap for pages that are neither in memory nor swapped out."""
 
 
 class MemoryPromises:
-    """The promises of this process, in a file of its own, and the way to read those of all.
+    """The memory reservations of this process, stored in its own file, and a reader of all processes' files.
 
     Args:
-        folder: that all processes of the machine share.
+        folder: folder that all processes of the machine share.
     """
 
     def __init__(self, folder: Path = FOLDER) -> None:
@@ -42,31 +42,33 @@ class MemoryPromises:
         self._file: IO[str] | None = None
         self._pid = 0
         self._mapped: dict[int, int] = {}
-        """Bytes by address."""
+        """Mapped bytes by address."""
         self._ahead = 0
-        """Bytes that are settled and not mapped yet."""
+        """Bytes that are reserved and not mapped yet."""
         self._turn = threading.Lock()
         self._stale = False
         """Whether the file lacks a change."""
 
     @contextlib.contextmanager
     def settling(self) -> Iterator[None]:
-        """Hold the other processes' settling up meanwhile: between a look at free memory and the promise of some."""
+        """Blocks other processes' settling within the context: between reading free memory and reserving some."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self._folder, LOCK_S))
             except (TimeoutError, OSError) as error:
-                logger.warning("Settling memory beside other engines without a lock: %s", error)
+                logger.warning(
+                    "Could not lock the memory reservations; settling memory limits without the lock: %s", error
+                )
             yield
 
     def promise(self, num_bytes: int) -> None:
-        """This process will map so many bytes; in place of what it promised before and has not mapped."""
+        """Reserves bytes that this process will map; replaces its earlier reservation that is not mapped yet."""
         self._own()
         self._ahead = num_bytes
         self._write()
 
     def map(self, memory: mmap.mmap, address: int) -> None:
-        """A mapping of this process is promised for as long as it is there."""
+        """Reserves a mapping of this process for as long as the mapping exists."""
         self._own()
         num_bytes = len(memory)
         self._ahead = max(0, self._ahead - num_bytes)
@@ -75,7 +77,7 @@ class MemoryPromises:
         weakref.finalize(memory, self._unmap, os.getpid(), address).atexit = False
 
     def untouched(self) -> int:
-        """Bytes that all processes have promised and that take no memory yet."""
+        """Returns bytes that all processes have reserved and that take no memory yet."""
         return sum(map(self._untouched_of, self._folder.glob(f"{PREFIX}*")))
 
     def _unmap(self, pid: int, address: int) -> None:
@@ -84,16 +86,16 @@ class MemoryPromises:
             self._write()
 
     def _own(self) -> None:
-        """A forked child does not answer for what its parent has promised."""
+        """Drops the parent's reservations in a forked child."""
         if self._pid != os.getpid():
             self._pid, self._file, self._mapped, self._ahead = os.getpid(), None, {}, 0
             self._turn = threading.Lock()
 
     def _write(self) -> None:
-        """Bring the file up to date, or leave that to the call that is writing the file.
+        """Updates the file, or leaves that to the call that is writing the file.
 
-        A mapping ends in whichever thread frees it, and by the garbage collector in the midst of a write: the call
-        then must not wait for the write that it interrupts.
+        A mapping ends in whichever thread frees it, or by the garbage collector in the middle of a write; the call must
+        then not wait for the write that it interrupts.
         """
         self._stale = True
         while self._stale and self._turn.acquire(timeout=0):
@@ -104,7 +106,7 @@ class MemoryPromises:
                 self._turn.release()
 
     def _write_once(self) -> None:
-        mapped = self._mapped.copy()  # in one step: the loop over it may meet the end of a mapping
+        mapped = self._mapped.copy()  # an atomic copy: a mapping may end during the loop
         try:
             if self._file is None:
                 path = self._folder / f"{PREFIX}{self._pid}.{secrets.token_hex(4)}"
@@ -112,11 +114,13 @@ class MemoryPromises:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             text = json.dumps({"pid": self._pid, "of": _names(), "ahead": self._ahead, "mapped": [*mapped.items()]})
             self._file.seek(0)
-            self._file.write(text + "\n")  # a reader stops here, before what is left of a longer text
+            self._file.write(text + "\n")  # readers stop at the newline, before the rest of a longer old text
             self._file.truncate()
             self._file.flush()
         except OSError as error:
-            logger.warning("Other engines do not see the memory that this one sets aside: %s", error)
+            logger.warning(
+                "Could not publish this engine's memory reservation, so other engines may over-allocate: %s", error
+            )
 
     def _untouched_of(self, path: Path) -> int:
         try:
@@ -126,7 +130,7 @@ class MemoryPromises:
                     path.unlink()
                     return 0
         except (OSError, ValueError):
-            return 0  # its process has ended, or is writing its first line
+            return 0  # the process has ended, or is writing its first line
         readable = said["of"] == _names()
         return said["ahead"] + sum(
             num_bytes - (_touched(said["pid"], address, num_bytes) if readable else 0)
@@ -135,11 +139,11 @@ class MemoryPromises:
 
 
 PROMISES = MemoryPromises()
-"""Those of this process."""
+"""The reservations of this process."""
 
 
 def _is_left(file: IO[str]) -> bool:
-    """Whether the process that has written a file is gone."""
+    """Whether the process that wrote the file has ended."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -148,7 +152,7 @@ def _is_left(file: IO[str]) -> bool:
 
 
 def _names() -> str:
-    """The namespace in which this process has its number."""
+    """Returns the PID namespace of this process; empty if unknown."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -156,7 +160,7 @@ def _names() -> str:
 
 
 def _touched(pid: int, address: int, num_bytes: int) -> int:
-    """Bytes of a mapping that take memory; 0 where the system does not say."""
+    """Returns bytes of a mapping that take memory; 0 if unknown."""
     first, last = address // mmap.PAGESIZE, -(-(address + num_bytes) // mmap.PAGESIZE)
     try:
         with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as file:

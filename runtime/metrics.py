@@ -1,4 +1,4 @@
-"""What is counted, as plain data that can be summed and sent: values by size, and what speculation did."""
+"""Counters as plain data that can be summed and sent: histograms, and speculation metrics."""
 
 import itertools
 from bisect import bisect_left
@@ -8,7 +8,8 @@ REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
     *(960.0, 1920.0, 7680.0),
 )
-"""vLLM's bounds of what a request or one of its phases takes, in seconds; so are the following."""
+"""vLLM's histogram bounds of the duration of a request or of its phases, in seconds; the following bounds are vLLM's
+too."""
 FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
     *(80.0, 160.0, 640.0, 2560.0),
@@ -22,18 +23,18 @@ PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
 
 def one_two_five(limit: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50 and so on up to `limit`: bounds of numbers of tokens."""
+    """Bounds 1, 2, 5, 10, 20, 50 and so on up to `limit`, for numbers of tokens."""
     powers = (10**exponent for exponent in range(len(str(limit))))
     return tuple(bound for power in powers for bound in (power, 2 * power, 5 * power) if bound <= limit)
 
 
 @dataclass
 class Histogram:
-    """How many values were at most each bound and above the one before."""
+    """Counts of values by bucket: a bucket holds values up to its bound and above the previous bound."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
-    """One more than there are bounds: the last one is of values above all of them."""
+    """A count per bound, and a last one for values above all bounds."""
     total: float = 0.0
     """Sum of the values."""
 
@@ -41,30 +42,30 @@ class Histogram:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, `times` times."""
+        """Counts a value `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
 
 @dataclass
 class SpeculationMetrics:
-    """What speculation did for one request, or for all of them when summed.
+    """Speculation counts of one request, or of many requests when summed.
 
-    Acceptance length is 1 + accepted / drafts: tokens per verified tree, the bonus token included.
+    Acceptance length is 1 + accepted / drafts: tokens per verified tree, including the bonus token.
     """
 
     num_drafts: int = 0
-    """Rounds in which a token tree of this request was verified."""
+    """Rounds in which a draft tree of this request was verified."""
     num_draft_tokens: int = 0
-    """Tree nodes verified, roots not counted."""
+    """Verified tree nodes, without roots."""
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
     """[p] counts the drafts whose node at depth p + 1 was accepted."""
     forced_acceptance: bool = False
-    """Whether acceptance was drawn from a profile (`wingbeat.runtime.config.ForcedAcceptance`): a benchmark's text."""
+    """Whether acceptance was drawn from a profile (`wingbeat.runtime.config.ForcedAcceptance`), for a benchmark."""
 
     def record(self, num_draft_tokens: int, num_accepted: int) -> None:
-        """Count one verified tree."""
+        """Counts one verified tree."""
         self.num_drafts += 1
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted
@@ -75,16 +76,16 @@ class SpeculationMetrics:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per draft, the bonus token included; 1.0 before the first draft."""
+        """Tokens per draft, including the bonus token; 1.0 before the first draft."""
         return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
 
     def acceptance_rate_per_pos(self) -> list[float]:
-        """[p] is P(depth p + 1 accepted | depth p accepted)."""
+        """Returns rates; [p] is P(depth p + 1 accepted | depth p accepted)."""
         reached = [self.num_drafts, *self.num_accepted_tokens_per_pos]
         return [now / before for before, now in itertools.pairwise(reached) if before]
 
     def add(self, other: "SpeculationMetrics") -> None:
-        """Sum another request's counts into these."""
+        """Adds another request's counts."""
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
@@ -95,13 +96,13 @@ class SpeculationMetrics:
         self.forced_acceptance |= other.forced_acceptance
 
     def acceptance_histogram(self, max_depth: int) -> list[int]:
-        """[j] counts the verified trees that accepted exactly j nodes: 0 to `max_depth`, which none may exceed."""
+        """Returns counts; [j] is the number of verified trees that accepted exactly j nodes, 0 <= j <= `max_depth`."""
         missing = max_depth - len(self.num_accepted_tokens_per_pos)
         reached = [self.num_drafts, *self.num_accepted_tokens_per_pos, *[0] * missing, 0]
         return [here - deeper for here, deeper in itertools.pairwise(reached)]
 
     def as_dict(self, num_spec_tokens: int = 0) -> dict:
-        """The response extension `metrics.speculative_decoding`; `forced_acceptance` is there only where it is true.
+        """Returns the response extension `metrics.speculative_decoding`; `forced_acceptance` is present only if true.
 
         Args:
             num_spec_tokens: greatest depth of a tree.
@@ -116,7 +117,7 @@ class SpeculationMetrics:
             "num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
             "acceptance_length": round(self.acceptance_length, 4),
             "acceptance_rate_per_pos": [round(rate, 4) for rate in self.acceptance_rate_per_pos()],
-            # vLLM's names of the same.
+            # vLLM's names of these figures.
             "num_spec_steps": self.num_drafts,
             "num_spec_tokens": depth,
             "num_accepted_draft_tokens": self.num_accepted_tokens,

@@ -1,6 +1,6 @@
-"""From settings to the two halves of a pair, each in whichever process it is to run.
+"""Builds the two halves of a pair (verifier engine, drafter) from settings, each in the process that runs it.
 
-What only the verifier needs is imported by `engine_of_pair`: a drafter's process starts seconds sooner without it.
+`engine_of_pair` imports the modules that only the verifier needs, so that a drafter's process starts seconds sooner.
 """
 
 import logging
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class PairSettings(NamedTuple):
-    """What both halves are built from."""
+    """Settings from which both halves of a pair are built."""
 
     model: Path
     """The verifier's folder."""
@@ -45,21 +45,22 @@ class PairSettings(NamedTuple):
     allow_bad_drafter: bool = False
     """Warn about a drafter that does not suit the model instead of refusing it."""
     tests_drafter: bool = True
-    """False where the drafter is not Wingbeat's own: how it reads its weights and what it is worth is not asked."""
+    """Whether to test the head's conventions and acceptance; False for a drafter that is not Wingbeat's own."""
     engine_dir: Path | None = None
-    """Engines that run in the place of the verifier's weights, and of an EAGLE head's; None runs torch."""
+    """Directory of compiled engines that run instead of the weights of the verifier and of an EAGLE head; None runs
+    torch."""
     most_threads: int | None = None
-    """On CPUs, as many threads at most, tried once the verifier is loaded; None leaves torch's number."""
+    """On CPUs, largest number of threads to try once the verifier is loaded; None leaves torch's number."""
     fp8_drafter: bool = False
+    """Whether to round the weights of an EAGLE head to float8."""
     drafter_settings: Mapping[str, Any] = MappingProxyType({})
-    """Settings of the drafter's kind, `DrafterKind.settings`, that are given."""
-    """Round the weights of an EAGLE head to eight bits."""
+    """User-given settings of the drafter's kind, see `DrafterKind.settings`."""
     eight_bits: bool = False
-    """Round the verifier's linear layers to eight bits, for the CPU."""
+    """Whether to round the verifier's linear layers to eight bits, for the CPU."""
     tries_bfloat16: bool = False
-    """On a CPU, the verifier may have bfloat16 in the place of `dtype`: where its rounds are shorter so."""
+    """Whether, on a CPU, the verifier may use bfloat16 instead of `dtype` if its rounds are faster."""
     spread: Any = None
-    """The processes that the verifier is spread over, for the part that does so; None where it is in this one alone."""
+    """Processes among which the verifier is divided, for the runtime part that does so; None for this process alone."""
 
     @classmethod
     def of(
@@ -78,12 +79,12 @@ class PairSettings(NamedTuple):
         eight_bits: bool,
         tests_drafter: bool = True,
     ) -> "PairSettings":
-        """As a server or an `LLM` has them.
+        """Builds the settings from the options of a server or an `LLM`.
 
         Args:
-            dtype: its name in torch.
-            drafter_settings: of its kind, `DrafterKind.settings`, that are given.
-            threads: on CPUs; 0 tries as many as this process may use.
+            dtype: name of a torch dtype.
+            drafter_settings: given settings of the drafter's kind, see `DrafterKind.settings`.
+            threads: CPU threads; 0 tries up to the number of cores that this process may use.
         """
         return cls(
             model=model,
@@ -102,27 +103,27 @@ class PairSettings(NamedTuple):
 
 
 class PairEngine(NamedTuple):
-    """The verifier's half."""
+    """The verifier's half of a pair."""
 
     engine: "Engine"
     tokenizer: "Tokenizer | None"
     convention_choice: Any
-    """How a head was found to be read, as the hook `choose_convention` answers; None where its files say that."""
+    """Result of the hook `choose_convention` about how to interpret the head; None if the head's files define that."""
     check_drafter: "Callable[[Engine], SelfTest] | None"
-    """The self-test, for the idle engine once its drafter is attached, raises BadDrafterError; None for kinds without
-    weights, and where a benchmark draws acceptance itself."""
+    """Self-test of an idle engine with its drafter attached; raises BadDrafterError. None for drafters without weights,
+    and in benchmarks with forced acceptance."""
     grammars: "GrammarCompiler | None"
-    """Compiles what requests give as their grammar, on any thread; None serves no request with one."""
+    """Compiles requests' grammars, on any thread; None if requests with a grammar are not supported."""
 
 
 def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: Lender | None = None) -> Drafter | None:
-    """Load the drafter; None where everything is decoded plainly.
+    """Loads the drafter; returns None without speculation.
 
-    Modules of the verifier's own checkpoint that nobody has asked for, and that cannot be loaded, end no start: the
-    fallback takes their place.
+    With drafter auto, MTP modules of the verifier's checkpoint that cannot be loaded do not prevent the start: the
+    fallback drafter replaces them.
 
     Args:
-        lender: of weights of the verifier that lie on the device already, in place of copies.
+        lender: returns weights of the verifier that are already on the device, to be shared instead of copied.
 
     Raises:
         ValueError, FileNotFoundError: a checkpoint cannot be used; one line that names the tensor or field.
@@ -134,8 +135,8 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: 
             return _drafter(settings, device, lender)
     except (ValueError, OSError) as error:
         logger.warning(
-            "drafter is auto, and %s modules of %s cannot be loaded (%s): %s drafts in their place; give a drafter "
-            "to choose another one",
+            "drafter is auto, and %s modules of %s cannot be loaded (%s): using drafter %s instead; set drafter "
+            "to choose another",
             settings.drafter.label.upper(),
             settings.model,
             first_line(error),
@@ -152,7 +153,7 @@ def _drafter(settings: PairSettings, device: str | torch.device, lender: Lender 
                 fp8, of_engine = "drafter_weights is fp8", "the drafter is an engine"
                 refuse({Feature.FP8_DRAFTER: fp8, Feature.DRAFTER_ENGINE: of_engine})
             return drafter
-    # A class of the user's own gets what the files have, on the CPU.
+    # A user-defined drafter class receives copies of the files' weights on the CPU.
     lender = lender if settings.drafter.has_weights else None
     target, config = TargetDescription.from_checkpoint(settings.model, lender), settings.engine
     _choose_kernels(settings, torch.device(device))
@@ -169,14 +170,14 @@ def engine_of_pair(
     device: str | torch.device,
     ask_needs: "Callable[[HeadConvention | None, LoadedModel], DrafterNeeds]",
 ) -> PairEngine:
-    """Load the verifier.
+    """Loads the verifier and builds its engine.
 
     Args:
-        ask_needs: what the drafter needs, given how it shall read its head (None where its files say that) and the
-            verifier; asked last, so that a drafter of another process loads at the same time.
+        ask_needs: returns the drafter's needs, given the convention for its head (None if its files define it) and the
+            verifier. Called last, so that a drafter in another process loads meanwhile.
 
     Raises:
-        ValueError, FileNotFoundError: the model or a limit cannot be used; one line that says why.
+        ValueError, FileNotFoundError: the model or a limit cannot be used; one line with the reason.
         CheckpointError: the drafter's head cannot be read.
     """
     from wingbeat.runtime.checks.graph_check import check_graphs
@@ -198,7 +199,7 @@ def engine_of_pair(
     drafter = settings.drafter
     if drafter.has_weights and settings.tests_drafter:
         target = TargetDescription.from_checkpoint(settings.model)
-        if settings.engine_dir is None:  # an engine was read when it was exported
+        if settings.engine_dir is None:  # engines were checked when they were exported
             choice = first("choose_convention", drafter.source, target, loaded, tokenizer)
         if settings.engine.forced_acceptance is None:
             allow_bad = settings.allow_bad_drafter or drafter.automatic
@@ -214,10 +215,10 @@ def engine_of_pair(
 
 
 def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> None:
-    """Before anything is compiled or read.
+    """Refuses impossible combinations of settings, before anything is compiled or read.
 
     Raises:
-        ValueError: one line that says why.
+        ValueError: one line with the reason.
     """
     asked = settings.engine.asked()
     asked[Feature.CPU if device.type == "cpu" else Feature.CUDA] = f"device is {device.type}"
@@ -229,7 +230,7 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
 
 
 def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[LoadedModel, EngineConfig, Backend]":
-    """The verifier, the limits of an engine over it, and what runs it."""
+    """Returns the verifier, the limits of an engine over it, and its backend."""
     from wingbeat.runtime.verifier.backend import TORCH
 
     opened = first("open_backend", settings, device)
@@ -237,7 +238,7 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
 
 
 def _choose_kernels(settings: PairSettings, device: torch.device) -> None:
-    """Each half chooses for its own process."""
+    """Chooses kernels; each half does so for its own process."""
     if device.type == "cuda":
         from wingbeat.runtime.checks.kernel_check import choose_kernels
 
@@ -246,7 +247,7 @@ def _choose_kernels(settings: PairSettings, device: torch.device) -> None:
 
 
 def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
-    """By torch, in this process alone."""
+    """Loads the verifier with torch, in this process alone."""
     from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units, load_in_faster_dtype
     from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -261,7 +262,7 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
 
 
 def _choose_threads(loaded: "LoadedModel", settings: PairSettings) -> None:
-    """Tried once a drafter of another process has loaded: a core that this takes would seem to be worth nothing."""
+    """Times thread counts after a drafter in another process has loaded, whose loading would disturb the timing."""
     from wingbeat.runtime.verifier.loading.cpu_threads import choose_threads
 
     if settings.most_threads is not None and settings.engine_dir is None and loaded.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Pairs of features that do not go together: one table, for the start, for what only checkpoints tell, and for docs."""
+"""Table of feature pairs that exclude each other, checked at start or when a model loads, and shown in the docs."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Feature(StrEnum):
-    """What can be asked for, or what a model or a machine has; the value is its name in the documents."""
+    """A setting, or a property of a model or machine; the value is its name in the documents."""
 
     AUTOSCALING = "`autoscaling_config`"
     CPU = "a verifier on the CPU"
@@ -39,14 +39,14 @@ class Feature(StrEnum):
 
 
 class Known(StrEnum):
-    """When both of a pair are known."""
+    """When both features of a pair are known."""
 
     AT_START = "at the start"
     LOADED = "when the model loads"
 
 
 class Refusal(NamedTuple):
-    """A pair that is refused."""
+    """A refused pair of features."""
 
     one: str
     other: str
@@ -55,10 +55,10 @@ class Refusal(NamedTuple):
     known: Known = Known.AT_START
 
     def sentence(self, said: Mapping[str, str]) -> str:
-        """One line for whoever asked for both.
+        """Returns one line for the user.
 
         Args:
-            said: how each of the two was asked for, such as "compile is True".
+            said: by feature, the text of its setting, such as "compile is True".
         """
         return f"{said[self.one]} and {said[self.other]}: {self.why}; {self.remedy}"
 
@@ -66,25 +66,25 @@ class Refusal(NamedTuple):
 _F = Feature
 
 REFUSED_TOGETHER = (
-    Refusal(_F.CUDA_WITHOUT_SHARE, _F.CUDA, "it needs a GPU, or a share of one", "give one, such as 0.5"),
-    Refusal(_F.VERIFIER_SHARE, _F.CPU, "no GPU is used there", "use 0"),
-    Refusal(_F.DRAFTER_SHARE, _F.CPU, "beside it a drafter runs on the CPU", "use 0"),
-    Refusal(_F.CUDA_GRAPHS, _F.CPU, "it has none", "leave it out"),
-    Refusal(_F.DETERMINISTIC, _F.ENGINE_DIR, "its products depend on the rows beside"),
-    Refusal(_F.DETERMINISTIC, _F.FP8_KV, "torch's operations attend to such KV", "use auto"),
-    Refusal(_F.FORCED_ACCEPTANCE, _F.DETERMINISTIC, "it draws what is accepted, and texts with drafts are others"),
+    Refusal(_F.CUDA_WITHOUT_SHARE, _F.CUDA, "the verifier needs a GPU, or a share of one", "give one, such as 0.5"),
+    Refusal(_F.VERIFIER_SHARE, _F.CPU, "a verifier on the CPU uses no GPU", "use 0"),
+    Refusal(_F.DRAFTER_SHARE, _F.CPU, "a drafter beside it runs on the CPU too", "use 0"),
+    Refusal(_F.CUDA_GRAPHS, _F.CPU, "a CPU has no CUDA graphs", "leave it out"),
+    Refusal(_F.DETERMINISTIC, _F.ENGINE_DIR, "an engine's products depend on the other rows in a batch"),
+    Refusal(_F.DETERMINISTIC, _F.FP8_KV, "no deterministic kernel reads fp8 KV", "use auto"),
+    Refusal(_F.FORCED_ACCEPTANCE, _F.DETERMINISTIC, "drawn acceptance makes the text depend on the drafts"),
     Refusal(_F.FORCED_ACCEPTANCE, _F.NO_DRAFTER, "nothing is drafted that could be accepted"),
-    Refusal(_F.FP8_KV, _F.ENGINE_DIR, "its engines round no KV", "use auto"),
-    Refusal(_F.INT8, _F.CUDA, "the CPU's kernels alone read such weights", "use device cpu"),
-    Refusal(_F.INT8, _F.ENGINE_DIR, "its engines hold the weights that they were built with", "leave dtype out"),
-    Refusal(_F.CUDA_GRAPHS, _F.ENGINE_DIR, "it captures its own stages"),
+    Refusal(_F.FP8_KV, _F.ENGINE_DIR, "a TensorRT engine's KV cache cannot be fp8", "use auto"),
+    Refusal(_F.INT8, _F.CUDA, "only the CPU's kernels multiply by int8 weights", "use device cpu"),
+    Refusal(_F.INT8, _F.ENGINE_DIR, "a TensorRT engine's weights are fixed when it is built", "leave dtype out"),
+    Refusal(_F.CUDA_GRAPHS, _F.ENGINE_DIR, "a TensorRT engine's stages are captured in any case"),
     Refusal(
         _F.DRAFTER_WITHOUT_SHARE,
         _F.WEIGHTED_DRAFTER,
-        "it would run on the CPU",
+        "the drafter would run on the CPU",
         "give it a share too, such as 0.7 for the verifier and 0.3 of the same GPU, or 1 and 1 of two",
     ),
-    Refusal(_F.DRAFTER_IN_ENGINE, _F.NO_DRAFTER, "it leaves nothing to place", "leave drafter_place out"),
+    Refusal(_F.DRAFTER_IN_ENGINE, _F.NO_DRAFTER, "there is no drafter to place", "leave drafter_place out"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.NAMED_CHANNEL, "there is no channel within a process", "leave channel out"),
     Refusal(
         _F.DRAFTER_IN_ENGINE,
@@ -98,26 +98,26 @@ REFUSED_TOGETHER = (
         "the drafter is on the verifier's GPU",
         "add its share to num_gpus_per_verifier",
     ),
-    Refusal(_F.DRAFTER_IN_ENGINE, _F.OWN_ENGINE, "that engine asks for a drafter's process", "use actor"),
+    Refusal(_F.DRAFTER_IN_ENGINE, _F.OWN_ENGINE, "that engine needs a drafter in its own process", "use actor"),
     Refusal(_F.DRAWN_TREE, _F.TEXT_DRAFTER, "earlier text ranks no candidates", "give a number"),
     Refusal(_F.NUM_REPLICAS, _F.AUTOSCALING, "both say how many pairs there are", "leave num_replicas out"),
     Refusal(_F.NO_WAIT, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.NO_QUEUE, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
-    Refusal(_F.INT8, _F.QUANTISED, "its weights were rounded once", "leave dtype out", Known.LOADED),
+    Refusal(_F.INT8, _F.QUANTISED, "its weights are quantised already", "leave dtype out", Known.LOADED),
     Refusal(_F.FP8_DRAFTER, _F.DRAFTER_ENGINE, "an engine's weights are fixed", known=Known.LOADED),
 )
 
 
 def problem(said: Mapping[str, str], rows: Iterable[Refusal] = REFUSED_TOGETHER) -> str | None:
-    """What is wrong with what is asked for together, in one line; None where all of it goes together.
+    """Returns what is wrong with a combination of features, in one line; None if nothing is.
 
     Args:
-        said: by each feature that is asked for or there, how that was said.
+        said: by requested or present feature, the text of its setting.
     """
     return next((one.sentence(said) for one in rows if one.one in said and one.other in said), None)
 
 
 def refuse(said: Mapping[str, str], rows: Iterable[Refusal] = REFUSED_TOGETHER) -> None:
-    """Raises ValueError, with one line, where two do not go together; as for `problem`."""
+    """Raises ValueError, with the line of `problem`, if two features exclude each other."""
     if (wrong := problem(said, rows)) is not None:
         raise ValueError(wrong)

@@ -1,4 +1,4 @@
-"""What all settings that a person writes share: errors that say what is wrong, and no more."""
+"""Base class of all user-written settings: error messages state the problem without pydantic's links."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Settings(BaseModel):
-    """A pydantic model whose errors carry no addresses of pydantic's pages.
+    """A pydantic model whose errors contain no links to pydantic's documentation.
 
     Raises:
-        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+        pydantic.ValidationError: a field is unknown, of the wrong type, or outside its allowed range.
     """
 
     def __init__(self, /, **given: Any) -> None:
-        # Every way to a model leads through here, once it has a constructor of its own.
+        # Once a model has its own constructor, pydantic calls it on every way to create an instance.
         try:
             super().__init__(**given)
         except ValidationError as error:
@@ -25,6 +25,6 @@ class Settings(BaseModel):
 
 
 def _plain(found: Any) -> InitErrorDetails:
-    """Errors of a kind of one's own alone are written without an address."""
+    """Rebuilds an error as a custom kind, because pydantic adds links only to its own kinds."""
     kind = PydanticCustomError(found["type"], found["msg"].removeprefix("Value error, "))
     return InitErrorDetails(type=kind, loc=found["loc"], input=found["input"])

@@ -1,7 +1,7 @@
-"""Whether a folder has other weights of the model that is served, such as those of a trainer's next step.
+"""Checks whether a folder holds other weights of the served model, such as a trainer's next step.
 
-A process of its own: transformers builds the model on the meta device for it, and what it sets for torch meanwhile, and
-the interpreter that it keeps, would be the serving process's.
+Runs as a separate process: transformers builds the model on the meta device for the check, which changes torch settings
+and blocks the interpreter; both would affect the serving process.
 """
 
 import json
@@ -17,26 +17,26 @@ from wingbeat.runtime.verifier.checkpoints.digests import tokenizer_digest, weig
 MODULE = "wingbeat.runtime.successor"
 GENERATION = "generation_config.json"
 _FREE_FIELDS = frozenset({"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"})
-"""Of a config: what changes from copy to copy and leaves the model as it is; dtypes are the settings' matter."""
+"""Config fields that may differ between copies of one model; the dtype is chosen in the settings."""
 
 
 class Inspected(NamedTuple):
-    """What was found in a folder."""
+    """Result of inspecting a folder."""
 
     digest: str = ""
-    """`weights_digest` of it."""
+    """The folder's `weights_digest`."""
     problem: str | None = None
-    """Why it cannot take the place of the one that is served."""
+    """Reason why the folder cannot replace the served one; None if it can."""
 
 
 def inspect(folder: Path, served: Path) -> Inspected:
-    """Hold a folder's configuration, tokenizer and tensors against those of the folder that is served."""
+    """Compares a folder's configuration, tokenizer and tensors with those of the served folder."""
     try:
         new, old = ConfigFile.read(folder), ConfigFile.read(served)
         _check_config(new, old)
         if _ends(new) != _ends(old):
             raise ModelCheckpointError(
-                f"{folder} ends texts by the tokens {_ends(new)}, the served model by {_ends(old)}"
+                f"{folder} ends texts with the tokens {_ends(new)}, the served model with {_ends(old)}"
             )
         if tokenizer_digest(folder) != tokenizer_digest(served):
             raise ModelCheckpointError(f"{folder} has another tokenizer than {served}, or none: copy its files")
@@ -50,7 +50,7 @@ def inspect(folder: Path, served: Path) -> Inspected:
 
 
 def _check_config(new: ConfigFile, old: ConfigFile) -> None:
-    """As transformers reads them, which fills in what a file leaves out."""
+    """Compares configs as transformers reads them, which fills in fields that a file leaves out."""
     fields, served = (_kept(load_config(file).to_dict()) for file in (new, old))
     for name in sorted(fields.keys() | served.keys()):
         if fields.get(name) != served.get(name):
@@ -69,7 +69,7 @@ def _kept(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ends(config: ConfigFile) -> list[int]:
-    """As `end_of_text_ids`."""
+    """Returns the end-of-text ids, as `end_of_text_ids` does."""
     path = config.folder / GENERATION
     ends = read_fields(path).get("eos_token_id") if path.is_file() else None
     ends = config.text.get("eos_token_id") if ends is None else ends

@@ -1,6 +1,6 @@
-"""The weight files of a Hugging Face checkpoint: which ones transformers reads, and what their headers say.
+"""Weight files of a Hugging Face checkpoint: which ones transformers reads, and their headers.
 
-Loads no torch. Nothing of a tensor's values is read.
+Imports no torch and reads no tensor values.
 """
 
 import json
@@ -16,27 +16,27 @@ from wingbeat.runtime.folder_kinds import pointer_problem
 
 SAFETENSORS, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
 GGUF_FILE = "model.gguf"
-"""Weights of a folder that was made of a GGUF file."""
+"""Weight file of a folder that was created from a GGUF file."""
 
 
 class ModelCheckpointError(ValueError):
-    """A verifier's or a draft model's checkpoint cannot be served; one line that names the file, tensor or field."""
+    """A verifier's or draft model's checkpoint cannot be served; one line that names the file, tensor or field."""
 
 
 class TensorHeader(NamedTuple):
-    """A tensor as the header of a safetensors file describes it."""
+    """A tensor's entry in the header of a safetensors file."""
 
     dtype: str
-    """By safetensors' name, such as BF16."""
+    """Dtype by safetensors' name, such as BF16."""
     shape: tuple[int, ...]
     file: Path
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A file that holds one JSON object.
+    """Reads a file that holds one JSON object.
 
     Raises:
-        ModelCheckpointError: it is not there, cannot be read, or holds something else.
+        ModelCheckpointError: the file is absent, unreadable, or holds something else.
     """
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """The fields of a config.json or generation_config.json, with the values that were meant (`config_fields.meant`).
+    """Reads config.json or generation_config.json with normalised values (`config_fields.meant`).
 
     Raises:
         ModelCheckpointError: as `read_json`.
@@ -61,7 +61,7 @@ def read_fields(file: Path) -> dict[str, Any]:
 
 
 def stored_dtype(folder: Path) -> str | None:
-    """What config.json says the weights are, by torch's name; None where it says nothing.
+    """Returns the weights' dtype by config.json, by torch's name; None if the config has none.
 
     Raises:
         ModelCheckpointError: the file cannot be read.
@@ -75,7 +75,7 @@ def stored_dtype(folder: Path) -> str | None:
 
 
 def num_positions(folder: Path) -> int | None:
-    """Positions of the language model by config.json; None where it does not say.
+    """Returns the language model's number of positions by config.json; None if the config has none.
 
     Raises:
         ModelCheckpointError: the file cannot be read.
@@ -85,16 +85,16 @@ def num_positions(folder: Path) -> int | None:
 
 
 def text_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the language model: those of `text_config` where the checkpoint is multimodal."""
+    """Returns the language model's fields: those of `text_config` for a multimodal checkpoint."""
     text = fields.get("text_config")
     return text if isinstance(text, dict) else fields
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights, in the order of preference of transformers: safetensors, then pickles.
+    """Returns the weight files in transformers' order of preference: safetensors, then pickles.
 
     Raises:
-        ModelCheckpointError: there are none, or an index names a shard that is absent, or a tensor that is not there.
+        ModelCheckpointError: there are none, an index names an absent shard, or a shard lacks a tensor of the index.
     """
     if (folder / GGUF_FILE).exists():
         return [folder / GGUF_FILE]
@@ -110,7 +110,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
-    """What the safetensors files among them hold, by the tensors' names.
+    """Returns the tensor headers of the safetensors files among `files`, by tensor name.
 
     Raises:
         ModelCheckpointError: a file is truncated or no safetensors file, or two files hold the same tensor.
@@ -129,7 +129,7 @@ def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """The safetensors file of each tensor in a folder, by the tensor's name; empty where there is no such file.
+    """Returns the safetensors file of each tensor in a folder, by tensor name; empty without such files.
 
     Raises:
         ModelCheckpointError: a file is truncated or no safetensors file.
@@ -164,7 +164,7 @@ def _real(file: Path) -> Path:
 
 
 def _check_places(index: Path, shards: dict[str, str]) -> None:
-    """Hold an index against the headers of its shards; pickles have none, and tensors beside the index are no harm."""
+    """Compares an index with its shards' headers; pickles have no headers, and unlisted tensors are allowed."""
     held: dict[str, set[str]] = {}
     for name, shard in shards.items():
         if not shard.endswith(".safetensors"):

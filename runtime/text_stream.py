@@ -1,4 +1,4 @@
-"""The text of tokens that arrive one by one, which never has to be taken back, and where a stop string ends it."""
+"""Converts streamed tokens to text that never has to be retracted, and ends it at stop strings."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -8,48 +8,49 @@ from wingbeat.runtime.scheduling.request import FinishReason
 from wingbeat.runtime.tokenizer import REPLACEMENT, Tokenizer
 
 _MAX_OPEN = 3
-"""Bytes, and so tokens, that can still wait for the rest of their character: UTF-8 takes at most 4."""
+"""Most bytes, and so tokens, that can wait for the rest of their character: a UTF-8 character has at most 4 bytes."""
 _CONTEXT = 8
-"""Tokens a window keeps before the new ones, and most new ones at a time."""
+"""Tokens that a window keeps before the new ones, and most new tokens at a time."""
 _MAX_WINDOW = 3 * _CONTEXT
-"""Tokens after which a window is cut, whatever they spell."""
+"""Tokens after which a window is cut, whatever its text."""
 _MAX_LOOKBACK = 4096
-"""Tokens of a prompt that are looked through for the last one that is text."""
+"""Most tokens of a prompt that are searched for the last one with text."""
 
 
 class _End(NamedTuple):
-    """Where a context ends."""
+    """The end of a context."""
 
     window: list[int]
-    """Its last tokens."""
+    """Last tokens of the context."""
     shown: str
-    """Their text but for what may be the beginning of a character."""
+    """Text of the window, without an incomplete character at its end."""
     rest: str
-    """That beginning: replacement characters."""
+    """Replacement characters of the incomplete character."""
 
 
 class IncrementalDetokenizer:
-    """Turns tokens that arrive one by one into text that never has to be taken back.
+    """Turns tokens that arrive one by one into text that never has to be retracted.
 
-    Only a window of the latest tokens is decoded, so a token costs the same at any length. The window starts where a
-    character ended, some tokens back: a decoder's output depends on what stands before (sentencepiece drops a leading
-    space at the start of a text, and spells a run of bytes as text only when the whole run is valid UTF-8).
+    Only a window of the latest tokens is decoded, so that a token costs the same at any length. The window starts some
+    tokens back, where a character ended, because a decoder's output depends on the preceding tokens: sentencepiece
+    drops a leading space at the start of a text, and decodes a run of bytes as text only if the whole run is valid
+    UTF-8.
 
-    The output is what the tokens add to their context's text. A character that the context begins is part of it where
-    the tokens complete it; where they do not, what stands for its beginning is the context's.
+    The output is the text that the tokens add to the context's text. A character that the context begins belongs to the
+    output if the tokens complete it; otherwise its replacement characters belong to the context.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
-        """`context` holds the tokens before the first pushed one; their text is not part of the output."""
+        """Starts after the tokens in `context`, whose text is not part of the output."""
         self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._window, self._shown, self._foreign = self._end_of(context)
         self._num_open = len(self._foreign)
         """Replacement characters that are held back at the end of the window's text."""
         self._boundary = 0
-        """A place in the window, past its first few tokens, where all text was final: the next window starts there."""
+        """Index in the window, past its first few tokens, at which all text was final; the next window starts there."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Text that became final with these tokens; all of it is the same however they are divided among calls."""
+        """Returns the text that became final with these tokens, independent of how tokens are divided among calls."""
         if len(token_ids) > _CONTEXT:
             return "".join(
                 self.push(token_ids[start : start + _CONTEXT]) for start in range(0, len(token_ids), _CONTEXT)
@@ -57,18 +58,18 @@ class IncrementalDetokenizer:
         if len(token_ids) > 1:
             text = self._decode([*self._window, *token_ids])
             new = text[len(self._shown) :]
-            # Where every character is whole, the tokens between do not matter.
+            # If every character is complete, intermediate results do not matter.
             if new and REPLACEMENT not in new and text.startswith(self._shown):
                 self._window.extend(token_ids)
                 return self._show(text, 0)
         return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
-        """The rest at the end of the sequence, unfinished characters as U+FFFD."""
+        """Returns the remaining text at the end of the sequence, with incomplete characters as U+FFFD."""
         return self._show(self._decode(self._window), 0)
 
     def take_foreign(self) -> str:
-        """What the context's text ends with where no token completes it; from now on it is part of the output."""
+        """Returns the context's incomplete character, which from now on is part of the output."""
         foreign, self._foreign = self._foreign, ""
         return foreign
 
@@ -77,19 +78,19 @@ class IncrementalDetokenizer:
         self._window.append(token_id)
         text = self._decode(self._window)
         if text and text == before and not self._decode((token_id,)):
-            # It is left out of texts.
+            # The token has no text, such as a skipped special token.
             self._window.pop()
             return ""
         if not text.startswith(self._shown):
             pairs = zip(text, self._shown, strict=False)
             if next((got for got, shown in pairs if got != shown), "") == REPLACEMENT:
-                # A run of bytes has become invalid, and with it characters that were final.
+                # A run of bytes has become invalid, and with it characters that were already final.
                 self._begin_at(len(self._window) - 1 - self._num_open)
                 text = self._decode(self._window)
         return self._show(text, min(_num_open(text), max(0, len(text) - len(self._shown))))
 
     def _show(self, text: str, num_open: int) -> str:
-        """What is new of the window's text, but for what may be the beginning of a character."""
+        """Returns the window's new text, without an incomplete character at its end."""
         end = len(text) - num_open
         new, self._num_open = text[len(self._shown) : end], num_open
         self._shown = text[: max(end, len(self._shown))]
@@ -110,18 +111,18 @@ class IncrementalDetokenizer:
             self._boundary = len(self._window)
 
     def _cut(self) -> None:
-        """Shorten a window that brings no text, or in which a character has always been open."""
-        # Each replacement character stands for up to three bytes, so for up to three tokens.
+        """Shortens a window that has produced no text, or whose characters have always been incomplete."""
+        # Each replacement character can represent up to three bytes, so up to three tokens.
         self._begin_at(len(self._window) - _MAX_OPEN * _MAX_OPEN)
         text, rest = self._decode(self._window), REPLACEMENT * self._num_open
         if not text.endswith(rest):
-            # By themselves they are text: each token is a byte, which is invalid in its run alone.
+            # Decoded alone, these tokens are valid: each is a byte that is invalid only in its run.
             self._begin_at(len(self._window) - self._num_open)
             text = rest
         self._shown = text[: len(text) - self._num_open]
 
     def _begin_at(self, place: int) -> None:
-        """Make it the window's begin, where nothing is shown yet."""
+        """Makes `place` the start of the window, with nothing shown yet."""
         self._window, self._shown, self._boundary = self._window[place:], "", 0
 
     def _end_of(self, context: Sequence[int]) -> _End:
@@ -134,7 +135,7 @@ class IncrementalDetokenizer:
                 if begins and not closed.endswith(REPLACEMENT):
                     if self._decode(window).startswith(closed):
                         return self._split(window)
-                    # The rest makes a run of bytes invalid, which ended before it.
+                    # The last tokens make a run of bytes invalid that ended before them.
                     return self._split(window[len(window) - num_open :])
         return self._split(list(context[-_CONTEXT - _MAX_OPEN :]))
 
@@ -144,7 +145,7 @@ class IncrementalDetokenizer:
         return _End(window, text[:end], text[end:])
 
     def _text_bearing(self, context: Sequence[int]) -> Sequence[int]:
-        """The context up to its last token that is text, if there are many behind it that are left out."""
+        """Drops trailing tokens without text from a context, if there are more than a window's worth."""
         without, most = _CONTEXT, min(len(context), _MAX_LOOKBACK)
         if self._decode(context[-without:]) or not self._decode(context[-most:]):
             return context
@@ -159,15 +160,15 @@ class IncrementalDetokenizer:
 
 
 def _num_open(text: str) -> int:
-    """Replacement characters at a text's end that the next token may make a character of."""
+    """Number of trailing replacement characters that the next token may complete."""
     return min(len(text) - len(text.rstrip(REPLACEMENT)), _MAX_OPEN)
 
 
 class StopMatcher:
     """Finds the first stop string in text that arrives in pieces (Knuth-Morris-Pratt, one state per stop string).
 
-    The first one to be completed wins, the longest of several completed by the same character, so the result does not
-    depend on how the text was cut into pieces.
+    The stop string that is completed first wins, and the longest of several completed by the same character, so that
+    the result does not depend on how the text was divided.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -179,10 +180,13 @@ class StopMatcher:
         self._states = [0] * len(stops)
         self._held = ""
         self.matched: str | None = None
-        """The stop string that was completed."""
+        """The stop string that was completed, or None."""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Text that can no longer belong to a stop string, and whether one was completed (the text ends before it)."""
+        """Returns text that can no longer be part of a stop string, and whether a stop string was completed.
+
+        The returned text ends before the completed stop string.
+        """
         if not self._stops:
             return text, False
         pending = self._held + text
@@ -197,13 +201,13 @@ class StopMatcher:
         return pending[: len(pending) - num_held], False
 
     def flush(self) -> str:
-        """The text held back for a stop string that did not come."""
+        """Returns the text held back for a stop string that was not completed."""
         held, self._held = self._held, ""
         self._states = [0] * len(self._stops)
         return held
 
     def _advance(self, character: str) -> int:
-        """Length of the longest stop string that this character completes, 0 for none."""
+        """Returns the length of the longest stop string that this character completes, or 0."""
         completed = 0
         for index, (stop, failure) in enumerate(zip(self._stops, self._failures, strict=True)):
             state = self._states[index]
@@ -221,7 +225,7 @@ class StopMatcher:
 def _failure_table(pattern: str) -> list[int]:
     """[i] is the length of the longest proper prefix of `pattern[: i + 1]` that is also its suffix.
 
-    Kept for the choices of a request, which share their stop strings.
+    Cached, because the choices of one request share their stop strings.
     """
     table = [0] * len(pattern)
     length = 0
@@ -234,25 +238,25 @@ def _failure_table(pattern: str) -> list[int]:
 
 
 class StreamedText(NamedTuple):
-    """What some tokens brought."""
+    """Text of some pushed tokens."""
 
     text: str
     num_tokens: int
-    """How many of the tokens belong to the sequence: fewer than were pushed when a stop string ended it earlier."""
+    """Number of the tokens that belong to the sequence: fewer than were pushed if a stop string ended it earlier."""
     stopped: bool
-    """A stop string was completed; nothing after it counts."""
+    """Whether a stop string was completed; later tokens do not count."""
 
 
 class TextStream:
     """The text of one growing sequence, ended by stop strings.
 
     Args:
-        context: the prompt's tokens; stop strings are looked for in the new text only.
+        context: the prompt's tokens; stop strings are searched only in the new text.
         stops: strings that end the text.
         skip_special_tokens: leave special tokens out of the text.
-        include_stop: the text holds what ended it, a stop string or a token.
-        min_tokens: as many tokens are text, whatever they spell.
-        echoes: the context's text is shown before this one, and both are to be the text of all tokens.
+        include_stop: include the stop string or token that ended the text.
+        min_tokens: number of tokens within which stop strings are ignored.
+        echoes: the context's text is output first, and both together are the text of all tokens.
     """
 
     def __init__(
@@ -268,7 +272,7 @@ class TextStream:
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, context, skip_special_tokens=skip_special_tokens)
         self.context_rest = self._detokenizer.take_foreign() if echoes else ""
-        """What an echo ends with that is part of this text: a character that the context has only begun."""
+        """Character that the context only begins, which an echo outputs as part of this text."""
         self._matcher = StopMatcher(stops)
         self._one_by_one = bool(stops)
         self._include_stop = include_stop
@@ -276,11 +280,11 @@ class TextStream:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the text."""
+        """The stop string that ended the text, or None."""
         return self._matcher.matched
 
     def push(self, token_ids: Sequence[int]) -> StreamedText:
-        """Text that is final after these tokens."""
+        """Returns the text that is final after these tokens."""
         if not self._one_by_one:
             return StreamedText(self._detokenizer.push(token_ids) if token_ids else "", len(token_ids), False)
         pieces = []
@@ -295,8 +299,8 @@ class TextStream:
         return StreamedText("".join(pieces), len(token_ids), False)
 
     def take(self, token_ids: Sequence[int], finish: FinishReason | None) -> tuple[StreamedText, FinishReason | None]:
-        """`push`, and the rest where the engine has finished; with the reason why the text ends, stop strings known."""
-        # The token that ended the sequence is no text.
+        """`push`, and `flush` once the engine has finished; returns the text and the finish reason."""
+        # The token that ended the sequence is not part of the text.
         hides_last = finish is FinishReason.STOP and not self._include_stop
         got = self.push(token_ids[:-1] if hides_last else token_ids)
         if hides_last and not got.stopped:
@@ -307,7 +311,7 @@ class TextStream:
         return got._replace(text=got.text + rest.text), FinishReason.STOP if rest.stopped else finish
 
     def flush(self) -> StreamedText:
-        """The rest, once no more tokens come."""
+        """Returns the remaining text, once no more tokens follow."""
         text, stopped = self._matcher.push(self._detokenizer.flush())
         return StreamedText(text + (self._stop_text() if stopped else self._matcher.flush()), 0, stopped)
 

@@ -1,7 +1,7 @@
-"""How many characters one token can stand for: a bound that lets texts be refused unread; None where there is none.
+"""Bounds the characters that one token can represent, so that too long texts are refused without tokenizing.
 
-A bound is only given where every character of a text ends up in some token, and no token takes more characters than
-its own piece has. Each class of the `tokenizers` package is judged by its serialized form; an unknown one has no bound.
+A bound exists only if every character of a text ends up in some token, and no token takes more characters than its own
+piece has. Each class of the `tokenizers` package is judged by its serialized form; unknown classes have no bound.
 """
 
 import json
@@ -11,19 +11,19 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
 _COMPOSED = 4
-"""Canonical decomposition makes at most 4 characters of one (UAX 15), so composition makes at least 1 of 4."""
+"""Canonical decomposition maps one character to at most 4 (UAX 15), so composition maps at most 4 to one."""
 _NORMALIZERS = {"NFC": _COMPOSED, "NFKC": _COMPOSED, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
-"""Characters that become one, at most."""
+"""Most characters that a normalizer combines into one."""
 _KEEPS_ALL = {"ByteLevel", "Metaspace", "Digits"}
-"""Pre-tokenizers that split a text and drop nothing of it."""
+"""Pre-tokenizers that split a text without dropping characters."""
 _BYTES = tuple(f"<0x{value:02X}>" for value in range(256))
 
 
 def longest_token(backend: BackendTokenizer) -> int | None:
-    """The most characters of a text that one token can stand for; None where nothing bounds them."""
+    """Returns the most characters of a text that one token can represent; None without a bound."""
     shrinking = _shrinking(_state(backend.normalizer))
     added = backend.get_added_tokens_decoder().values()
-    # A token that strips takes any number of spaces with it.
+    # A token that strips whitespace takes any number of spaces.
     strips = any(token.lstrip or token.rstrip for token in added)
     if shrinking is None or strips or not _keeps_text(_state(backend.pre_tokenizer)) or not _knows_all(backend):
         return None
@@ -32,12 +32,12 @@ def longest_token(backend: BackendTokenizer) -> int | None:
 
 
 def _state(component: Any) -> dict[str, Any] | None:
-    """The serialized form of a part of a tokenizer."""
+    """Serialized form of a tokenizer component."""
     return None if component is None else json.loads(component.__getstate__())
 
 
 def _shrinking(normalizer: dict[str, Any] | None) -> int | None:
-    """How many characters normalization can make one of, None where it can drop some."""
+    """Returns how many characters normalization can combine into one; None if it can drop characters."""
     if normalizer is None:
         return 1
     if normalizer["type"] == "Sequence":
@@ -65,7 +65,7 @@ def _keeps_text(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 
 def _knows_all(backend: BackendTokenizer) -> bool:
-    """Whether no character is unknown: those may be dropped, or one token may stand for many."""
+    """Whether no character is unknown: unknown characters may be dropped, or many may become one token."""
     vocab, model = backend.get_vocab(with_added_tokens=False), backend.model
     if isinstance(model, models.BPE):
         if _writes_bytes(_state(backend.normalizer), _state(backend.pre_tokenizer)):
@@ -77,7 +77,7 @@ def _knows_all(backend: BackendTokenizer) -> bool:
 
 
 def _writes_bytes(*components: dict[str, Any] | None) -> bool:
-    """Whether one of them spells a text as bytes, each by a letter of its own."""
+    """Whether a component writes a text as bytes, each as its own letter."""
     for component in components:
         if component is not None:
             nested = component.get("normalizers", component.get("pretokenizers", ()))
@@ -87,7 +87,7 @@ def _writes_bytes(*components: dict[str, Any] | None) -> bool:
 
 
 def _as_found(token: AddedToken, backend: BackendTokenizer) -> str:
-    """The characters that an added token takes: its content is itself normalized where normalized text is searched."""
+    """Returns the characters that an added token matches: normalized content if normalized text is searched."""
     if backend.normalizer is None or not token.normalized:
         return token.content
     return backend.normalizer.normalize_str(token.content)

@@ -1,4 +1,4 @@
-"""Text to token ids and back: encoding, the chat template, decoding."""
+"""Converts text to token ids and back: encoding, the chat template, decoding."""
 
 import json
 import re
@@ -23,23 +23,23 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 
 _MARK = "an answer"
 LONG_TEXT_CHARS = 4096
-"""Texts above this are tokenized without the interpreter lock, so that another thread can go on meanwhile."""
+"""Texts above this length are tokenized without the interpreter lock, so that other threads run meanwhile."""
 
 REPLACEMENT = "�"
-"""What a decoder writes for bytes that are no text, such as some of a character's."""
+"""Character that decoders write for invalid bytes, such as an incomplete character."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _KEPT_TOKENS = 2**15
-"""Tokens whose texts a tokenizer remembers: the reports on an answer name the same ones again and again."""
+"""Tokens whose texts are cached: log-probability reports repeat the same tokens."""
 
 _MAX_REASON = 200
-"""Characters of what transformers says about a tokenizer that it cannot read."""
+"""Most characters of transformers' error message about an unreadable tokenizer."""
 
 
 class TextTooLong(Exception):
-    """A text has more tokens than it may have."""
+    """A text has more tokens than allowed."""
 
     def __init__(self, num_tokens: int | None = None) -> None:
-        """`num_tokens` is None where the text was refused unread."""
+        """`num_tokens` is None if the text was refused without tokenizing."""
         super().__init__(num_tokens)
         self.num_tokens = num_tokens
 
@@ -50,16 +50,16 @@ class Tokenizer:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.hugging_face = tokenizer
         if tokenizer.is_fast:
-            # A checkpoint may bring both, and switching them off per call would mutate shared state.
+            # A checkpoint may enable truncation and padding, and disabling them per call would mutate shared state.
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
         self._longest_token = longest_token(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
         self.token_text = lru_cache(_KEPT_TOKENS)(self._token_text)
-        """The text of a token alone, special ones included."""
+        """Returns the text of a single token, including special tokens."""
 
     @property
     def chat_template(self) -> str | None:
-        """Of several that a model has, the one for tools; None where it has none."""
+        """The chat template; the one for tools if the model has several, None if it has none."""
         template = self.hugging_face.chat_template
         if isinstance(template, dict):
             template = template.get("tool_use") or template.get("default")
@@ -67,15 +67,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: str | Path, chat_template: str | None = None) -> "Tokenizer":
-        """Read the tokenizer of a checkpoint folder.
+        """Reads the tokenizer of a checkpoint folder.
 
         Args:
-            chat_template: text of one in the place of the folder's.
+            chat_template: template text that replaces the folder's.
 
         Raises:
-            ValueError: the folder holds none that transformers can read.
+            ValueError: the folder holds no tokenizer that transformers can read.
         """
-        from transformers import AutoTokenizer  # takes seconds, for which no command's help should wait
+        from transformers import AutoTokenizer  # takes seconds, which command-line help should not wait for
 
         try:
             read = load_files(AutoTokenizer, str(directory), **_config_of(Path(directory)))
@@ -84,22 +84,22 @@ class Tokenizer:
         except Exception as error:
             if not any((Path(directory) / name).is_file() for name in VOCABULARIES):
                 raise ValueError(no_tokenizer(Path(directory))) from error
-            # A damaged file makes transformers raise nearly anything, and tokenizers a bare Exception.
+            # Damaged files make transformers raise nearly any exception, and tokenizers a bare Exception.
             kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
             reason = " ".join(str(error).split())[:_MAX_REASON]
             raise ValueError(f"no tokenizer in {directory}: {kind}{reason}") from error
 
     @classmethod
     def find(cls, directory: str | Path) -> "Tokenizer | None":
-        """The tokenizer of a checkpoint folder, or None where the folder has no file of one; raises as `load`."""
+        """Returns the tokenizer of a checkpoint folder; None if it has no tokenizer file. Raises as `load`."""
         has_files = any((Path(directory) / name).is_file() for name in _TOKENIZER_FILES)
         return cls.load(directory) if has_files else None
 
     def encode(self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a text, by default with the special tokens the model expects around a prompt.
+        """Returns token ids of a text, by default with the special tokens that the model expects around a prompt.
 
         Raises:
-            TextTooLong: there are more than `max_tokens`; a text that must be longer is not tokenized to find out.
+            TextTooLong: there are more than `max_tokens`; a text that is certainly longer is not tokenized.
         """
         longest = self._longest_token
         if max_tokens is not None and longest is not None and len(text) > max_tokens * longest:
@@ -111,7 +111,7 @@ class Tokenizer:
         if len(text) <= LONG_TEXT_CHARS:
             encoding = backend.encode(text, add_special_tokens=add_special_tokens)
         else:
-            # Only the calls for batches release the interpreter lock.
+            # Only the batch calls release the interpreter lock.
             (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return _at_most(max_tokens, encoding).ids
 
@@ -121,23 +121,23 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> str:
-        """The text of a conversation; it has its special tokens already.
+        """Returns the text of a conversation, including its special tokens.
 
         Args:
             messages: as transformers' chat templates read them.
-            variables: what else the template may read, such as `tools`; and transformers' `add_generation_prompt`,
-                true by default so that the text ends where the assistant's answer begins, or `continue_final_message`.
-            chat_template: text of one that a caller has sent, in the place of the model's; it is rendered within
-                limits of time and memory.
+            variables: further template variables, such as `tools`, and transformers' `add_generation_prompt` (default
+                true: the text ends where the assistant's answer begins) or `continue_final_message`.
+            chat_template: template text sent by a caller, which replaces the model's and is rendered within limits of
+                time and memory.
 
         Raises:
-            ValueError: the model has no chat template, or the template refuses the messages or takes too much.
+            ValueError: the model has no chat template, or the template refuses the messages or exceeds the limits.
         """
         template = chat_template or self.hugging_face.chat_template
         if not template:
             raise ValueError("the model has no chat template; use a plain completion")
         if "developer" not in str(template):
-            # OpenAI's newer name for the system role; templates that do not know it would drop or refuse the message.
+            # `developer` is OpenAI's newer name for the system role; other templates would drop or refuse the message.
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         variables = {"add_generation_prompt": True, **(variables or {})}
         if chat_template is not None:
@@ -145,11 +145,11 @@ class Tokenizer:
         try:
             return self.hugging_face.apply_chat_template(list(messages), tokenize=False, **variables)
         except (jinja2.TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-            # A template computes with what callers send: what it cannot compute with, it refuses.
+            # Templates compute with values from callers, so that any failure is a refusal of the input.
             raise ValueError(f"the chat template refuses the messages: {error}") from error
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, up to where the assistant's answer begins.
+        """Returns token ids of a conversation, up to where the assistant's answer begins.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
@@ -157,17 +157,17 @@ class Tokenizer:
         return self.encode(self.render_chat(messages), add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of tokens; ids without a piece of text are left out, and by default special tokens."""
+        """Returns the text of tokens; ids without text are left out, and by default special tokens too."""
         if len(token_ids) > LONG_TEXT_CHARS and self.hugging_face.is_fast:
             backend = self.hugging_face.backend_tokenizer
-            # Only the calls for batches release the interpreter lock.
+            # Only the batch calls release the interpreter lock.
             return backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
         return self.hugging_face.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
     def token_bytes(self, token_id: int) -> bytes:
-        """A token's text in UTF-8; of one that is some bytes of a character, those bytes."""
+        """Returns a token's text in UTF-8, or the bytes of a token that is a part of a character."""
         text = self.token_text(token_id)
         if REPLACEMENT in text:
             (piece,) = self.pieces((token_id,))
@@ -182,16 +182,16 @@ class Tokenizer:
         return self.decode((token_id,), False)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it."""
+        """Returns each token as the vocabulary spells it."""
         return self.hugging_face.convert_ids_to_tokens(list(token_ids))
 
     def ends_of_turns(self) -> frozenset[int]:
-        """The tokenizer's own end of text, and the special token that its chat template writes behind an answer."""
+        """Returns the eos token, and the special token that the chat template writes after an answer."""
         ends = {self.hugging_face.eos_token_id} - {None}
         try:
             turns = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
             written = self.render_chat(turns, {"add_generation_prompt": False}) if self.chat_template else ""
-        except ValueError:  # a template that takes other conversations alone
+        except ValueError:  # the template accepts only other conversations
             written = ""
         behind = written.rpartition(_MARK)[2].lstrip()
         special = {token.content: token_id for token_id, token in self.hugging_face.added_tokens_decoder.items()}
@@ -199,7 +199,7 @@ class Tokenizer:
         return frozenset(ends if first is None else {*ends, special[first]})
 
     def describe(self) -> dict[str, Any]:
-        """What `tokenizer_config.json` says of special tokens and the chat template."""
+        """Returns special tokens and chat template, under the names of `tokenizer_config.json`."""
         tokenizer = self.hugging_face
         return {
             "tokenizer_class": type(tokenizer).__name__,
@@ -214,7 +214,7 @@ class Tokenizer:
 
 
 def _config_of(directory: Path) -> dict[str, Any]:
-    """The folder's config as it was meant, which transformers would read as it is written; empty where it has none."""
+    """Returns the folder's normalised config for transformers, which would read the raw file; empty without one."""
     try:
         return {"config": read_config(directory)}
     except ModelCheckpointError:
@@ -222,21 +222,21 @@ def _config_of(directory: Path) -> dict[str, Any]:
 
 
 def _processors_template(directory: Path) -> str | None:
-    """The chat template where a model with images keeps it in its processor's file alone."""
+    """Returns the chat template that a multimodal model stores only in its processor's file."""
     file = directory / "chat_template.json"
     return json.loads(file.read_text())["chat_template"] if file.is_file() else None
 
 
 @lru_cache(1)
 def byte_of_letter() -> dict[str, int]:
-    """How byte-level vocabularies spell bytes: printable ones of Latin-1 by themselves, others by later letters."""
+    """Maps the letters of byte-level vocabularies to bytes: printable Latin-1 as is, others from code point 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [value for value in range(256) if value not in printable]
     return {chr(value): value for value in printable} | {chr(256 + i): value for i, value in enumerate(others)}
 
 
 def _at_most(max_tokens: int | None, tokens):
-    """The tokens, a sequence or an encoding; raises TextTooLong where there are too many."""
+    """Returns tokens (a sequence or an encoding); raises TextTooLong if there are too many."""
     if max_tokens is not None and len(tokens) > max_tokens:
         raise TextTooLong(len(tokens))
     return tokens

@@ -1,4 +1,4 @@
-"""The tokenizer.json of a checkpoint, checked without transformers."""
+"""Checks a checkpoint's tokenizer.json without transformers."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_temp
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether a checkpoint has a chat template, as a file of its own or in tokenizer_config.json."""
+    """Whether a checkpoint has a chat template, in its own file or in tokenizer_config.json."""
     if any((folder / name).exists() for name in _TEMPLATES):
         return True
     config = folder / "tokenizer_config.json"
@@ -21,33 +21,33 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def no_tokenizer(folder: Path) -> str:
-    """Line about a folder without any vocabulary."""
+    """Returns the error message for a folder without any vocabulary."""
     files = ", ".join(VOCABULARIES)
     return f"no tokenizer in {folder}: there is none of {files}; copy the files of the model's tokenizer there"
 
 
 def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:
-    """Refuse a tokenizer that cannot be read, or that writes tokens the model has no embedding for.
+    """Refuses a tokenizer that cannot be read, or that produces tokens without an embedding in the model.
 
-    Tokens added to the vocabulary may lie beyond the model's, unless every prompt gets one: many checkpoints have some
-    for padding or images, and a request that holds one is refused by itself. A folder without the file is left to
-    transformers, which reads others.
+    Added tokens may lie beyond the model's vocabulary, unless every prompt contains one: many checkpoints have such
+    tokens for padding or images, and a request with one is refused individually. A folder without tokenizer.json is
+    left to transformers, which reads other formats.
 
     Args:
-        vocab_size: rows of the model's embedding; None where the config does not say.
+        vocab_size: rows of the model's embedding; None if the config does not define it.
 
     Raises:
         ModelCheckpointError: one line that names the file.
     """
     file = folder / FILE
-    # Some tokenizers have files of other names, or need none beside their settings.
+    # Some tokenizers have files of other names, or need only their settings file.
     if not any((folder / name).is_file() for name in (*VOCABULARIES, _SETTINGS)) and not any(folder.glob("*.model")):
         raise ModelCheckpointError(no_tokenizer(folder))
     if not file.exists():
         return
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers has no exception of its own
+    except Exception as error:  # tokenizers raises a bare Exception
         if (pointer := pointer_problem(file)) is not None:
             raise ModelCheckpointError(pointer) from error
         reason = " ".join(str(error).split())[:200]

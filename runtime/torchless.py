@@ -1,13 +1,14 @@
-"""A process of text alone: transformers without torch, whose import takes seconds and much memory."""
+"""Keeps torch out of processes that only handle text: importing torch takes seconds and much memory."""
 
 import sys
 
 
 def keep_torch_out() -> None:
-    """Let transformers go by no torch from now on; does nothing where torch is here already.
+    """Makes transformers behave as if torch were not installed; does nothing if torch is imported already.
 
-    For a process that needs tokenizers and configurations. transformers has no setting for it, though all its modules
-    ask `is_torch_available` before they import torch. Models and processors of images must be loaded elsewhere.
+    For processes that need only tokenizers and configurations. transformers has no setting for this, but all its
+    modules call `is_torch_available` before they import torch. Models and image processors must be loaded in other
+    processes.
     """
     if "torch" in sys.modules:
         return

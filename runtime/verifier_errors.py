@@ -1,9 +1,9 @@
-"""What verifiers raise, by names that a process without torch has too."""
+"""Exceptions that verifiers raise, importable without torch."""
 
 
 class UnsupportedModelError(ValueError):
-    """The architecture cannot be served without silent errors; the message names it and says why."""
+    """The architecture cannot be served without silent errors; the message names the architecture and the reason."""
 
 
 class BackendLost(RuntimeError):
-    """What runs the verifier is gone, and none of its requests has to do with that."""
+    """The verifier's backend is lost, through no fault of any request."""

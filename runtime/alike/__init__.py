@@ -1,1 +1,1 @@
-"""Verifiers on GPUs of which each row has the same bits whatever shares its pass."""
+"""Deterministic mode on GPUs: a row has the same bits whatever shares its pass."""

@@ -1,4 +1,4 @@
-"""Linear layers on GPUs by the product in which rows are alike."""
+"""Linear layers on GPUs whose product of a row does not depend on other rows."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +22,7 @@ class AlikeLinear(PackableLinear):
         self.__dict__["counters"] = AlikeWeight.of(self.weight.data).counters
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """Multiplies [..., in] -> [..., out]."""
         return self.product(input.reshape(-1, self.in_features)).view(*input.shape[:-1], self.out_features)
 
     def product(self, rows: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""A model on a GPU of which each row has the same bits whatever shares its pass: what that needs.
+"""Requirements of deterministic mode on GPUs, where a row has the same bits whatever shares its pass.
 
-Products and attention sum in orders that neither other rows nor a tree's shape change, norms and rotations go row by
-row, and everything else on a row's way is done element by element. A model with anything else is refused by name.
+The orders of summation in products and attention depend neither on other rows nor on a tree's shape; norms and
+rotations run row by row, and all other operations elementwise. A model with any other module is refused by name.
 """
 
 from typing import Any, NamedTuple
@@ -24,16 +24,16 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 _NEEDED = ("attention", "alike_product", "add_rms_norm", "rotate_and_store", "silu_mul", "choose_tokens")
 _MOST_NODES, _MOST_KEYS = 64, 1 << 18
 _COUNTS, _ROWS = (1, 20, 40, 64), 80
-"""Rows of products that are tried: each height of a tile, and more than a program of few rows takes."""
+"""Row counts of products that are tested: one per tile height, and more rows than the few-rows program takes."""
 _BY_ELEMENTS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"gemma2": "Gemma2", "gemma3": "Gemma3", "granite": "Granite"}.items()
 )
-"""Layers that have sums in their attention, norms and linear layers alone."""
+"""Layers that contain sums only in their attention, norms and linear layers."""
 
 
 def check(model: PreTrainedModel) -> None:
-    """Refuse a process without the kernels.
+    """Refuses a process without the necessary kernels.
 
     Raises:
         UnsupportedModelError: without the model's name.
@@ -44,10 +44,10 @@ def check(model: PreTrainedModel) -> None:
 
 
 def check_limits(config: EngineConfig) -> None:
-    """Refuse what the attention of alike rows does not take.
+    """Refuses limits that deterministic attention does not support.
 
     Raises:
-        ValueError: one line.
+        ValueError: one line with field and value.
     """
     shape, num_keys = config.speculation, config.max_blocks_per_seq * config.block_size
     if shape.num_nodes > _MOST_NODES and shape.draft_top_k != 1:
@@ -59,10 +59,10 @@ def check_limits(config: EngineConfig) -> None:
 
 
 def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
-    """Check that all that runs is known, and products on this device.
+    """Checks that every module runs on deterministic kernels, and tests the products on this device.
 
     Args:
-        layers: of the decoder, swapped as far as they can be.
+        layers: the decoder's layers, swapped if possible.
 
     Raises:
         UnsupportedModelError: without the model's name.
@@ -71,29 +71,31 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
         kind, attention = type(layer), getattr(layer, "self_attn", None)
         by_elements = name_of(kind) in _BY_ELEMENTS and isinstance(attention, FusedAttention)
         if not isinstance(layer, FusedLayer) and not by_elements:
-            raise UnsupportedModelError(f"{ASKED_ALIKE}, and its layers ({kind.__name__}) are not our kernels'")
+            raise UnsupportedModelError(
+                f"{ASKED_ALIKE}, but its layers ({kind.__name__}) do not run on wingbeat's kernels"
+            )
         if attention.head_dim > MAX_HEAD_DIM:
             raise UnsupportedModelError(f"{ASKED_ALIKE}, and its heads have {attention.head_dim} elements")
         for name, module in layer.named_modules():
             if not is_alike(module) and list(module.parameters(recurse=False)):
                 raise UnsupportedModelError(
-                    f"{ASKED_ALIKE}, and its {name} ({type(module).__name__}) is not our kernels'"
+                    f"{ASKED_ALIKE}, but its {name} ({type(module).__name__}) does not run on wingbeat's kernels"
                 )
     check_outside(model, layers, is_alike)
     try_products(model)
 
 
 def is_alike(module: nn.Module) -> bool:
-    """Whether a module's own weights act on a row as on the same row alone."""
+    """Whether a module's effect on a row is independent of other rows, bit for bit."""
     return isinstance(module, FusedNorm) or getattr(module, "alike", False)
 
 
 @torch.inference_mode()
 def try_products(model: nn.Module) -> None:
-    """Hold products of few rows against those of many, bit for bit, for each shape of a weight.
+    """Compares products of few rows with products of many rows, bit for bit, for each weight shape.
 
     Raises:
-        UnsupportedModelError: without the model's name.
+        UnsupportedModelError: the bits differ; without the model's name.
     """
     linears = [one for one in model.modules() if isinstance(one, PackableLinear) and one.alike]
     for linear in {one.weight.shape: one for one in linears}.values():
@@ -107,7 +109,7 @@ def try_products(model: nn.Module) -> None:
 
 
 class AlikeSegments(NamedTuple):
-    """Segments of a batch whose rows attend alike."""
+    """Segments of a batch for deterministic attention."""
 
     segments: list[Segment]
 
@@ -117,5 +119,5 @@ class AlikeSegments(NamedTuple):
 
 
 def pack_segments(segments: list[Segment], dtype: torch.dtype) -> AlikeSegments:
-    """As the hook of `runtime.parts`."""
+    """See the hook in `runtime.parts`."""
     return AlikeSegments(segments)

@@ -1,4 +1,4 @@
-"""Verifiers on GPUs in deterministic mode; imports what computes them where one is asked for."""
+"""Runtime part: deterministic mode on GPUs; imports the implementation only if requested."""
 
 rows_alike = {"cuda": "wingbeat.runtime.alike.model"}
 lay_out_linears = "wingbeat.runtime.alike.linears:lay_out_linears"

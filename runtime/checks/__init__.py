@@ -1,1 +1,1 @@
-"""Is this drafter the right one for this verifier?"""
+"""Start-up checks of the driver, kernels, captured graphs and drafter."""

@@ -1,4 +1,4 @@
-"""Steps of a start that must not hang: each has a limit, and a line that says what to change."""
+"""Runs start-up steps that must not hang: each has a time limit, and an error message with the remedy."""
 
 import threading
 from collections.abc import Callable
@@ -8,18 +8,18 @@ ResultT = TypeVar("ResultT")
 
 
 class StepTimeout(ValueError):
-    """A step of the start took longer than it may; one line that names the step and what starts without it."""
+    """A start-up step exceeded its time limit; one line that names the step and a setting that avoids it."""
 
 
 def bounded_step(what: str, most_s: float, instead: str, work: Callable[[], ResultT]) -> ResultT:
-    """`work()`, for at most so long. What hangs goes on in a thread of its own until the process ends.
+    """Returns `work()`, which may take `most_s` seconds; a hanging call stays in its thread until the process ends.
 
     Args:
         what: the step, in words.
-        instead: what to change where it hangs.
+        instead: remedy if the step hangs.
 
     Raises:
-        StepTimeout: it took longer.
+        StepTimeout: the step took longer.
         Exception: whatever `work` raises.
     """
     results: list[ResultT] = []

@@ -1,6 +1,6 @@
-"""Whether the GPUs' driver answers, asked by another process.
+"""Tests in another process whether the GPU driver responds.
 
-A call that hangs in the driver keeps Python's lock, and with it every limit of time of its own process.
+A call that hangs in the driver holds Python's interpreter lock, and so prevents every timeout of its own process.
 """
 
 import subprocess
@@ -11,7 +11,8 @@ from contextlib import suppress
 from wingbeat.runtime.checks.bounded_step import StepTimeout
 
 ANSWERED_S = 180.0
-"""An import of torch from a cold disk, and a context on each of eight GPUs whose driver was not loaded."""
+"""Seconds for importing torch from a cold disk, and creating a context on each of eight GPUs without a loaded
+driver."""
 _KILLED_S = 2.0
 _QUESTION = """
 import torch
@@ -22,13 +23,13 @@ for index in range(torch.cuda.device_count()):
 
 
 def sees_gpu(question: Sequence[str] = (sys.executable, "-P", "-c", _QUESTION), most_s: float = ANSWERED_S) -> bool:
-    """Whether torch sees a GPU, once each has had a context; what goes wrong in one is for the parts to tell.
+    """Whether torch sees a GPU, after a context was created on each; errors of single GPUs are reported elsewhere.
 
     Args:
         question: a command that prints 1 or 0.
 
     Raises:
-        StepTimeout: the driver does not answer.
+        StepTimeout: the driver does not respond.
     """
     import torch
 
@@ -39,9 +40,9 @@ def sees_gpu(question: Sequence[str] = (sys.executable, "-P", "-c", _QUESTION), 
         return process.communicate(timeout=most_s)[0].startswith("1")
     except subprocess.TimeoutExpired:
         process.kill()
-        with suppress(subprocess.TimeoutExpired):  # what hangs in the driver does not end even so
+        with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver survives SIGKILL
             process.wait(_KILLED_S)
         raise StepTimeout(
-            f"the driver does not answer within {most_s:.0f} s, and neither model nor GPU is tried: see whether "
-            "nvidia-smi answers, and what dmesg says of NVRM; mostly a reboot helps"
+            f"the driver does not answer within {most_s:.0f} s, so the start is aborted: check whether "
+            "nvidia-smi answers, and search dmesg for NVRM; a reboot usually helps"
         ) from None

@@ -1,4 +1,4 @@
-"""Whether an engine's captured rounds write what the same rounds write eagerly; where they do not, none is replayed."""
+"""Checks that an engine's captured rounds produce the tokens of eager rounds; otherwise disables replay."""
 
 import logging
 
@@ -13,19 +13,19 @@ logger = logging.getLogger(__name__)
 
 LIMIT_S = 120.0
 _NUM_TEXTS, _NUM_TOKENS = 2, 12
-"""Written one at a time, greedily and with noise each."""
+"""Greedy texts and sampled texts that are generated one at a time, and tokens of each."""
 
 
 def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
-    """Write short texts plainly by graphs and without, each alone, then beside others; the engine is as new afterwards.
+    """Generates short texts with and without graphs, first each alone, then together; resets the engine afterwards.
 
-    Both have the same shapes and kernels, and so the same bits.
+    Both ways have the same shapes and kernels, and so must produce the same tokens.
 
     Args:
-        engine: idle, its drafter not attached yet.
+        engine: idle, without a drafter.
 
     Returns:
-        One line where they differ, and graphs stay unused; None where they agree, and where nothing is captured.
+        One line if the tokens differ, after which graphs stay unused; None if they agree or nothing is captured.
 
     Raises:
         StepTimeout: a replay hangs.
@@ -61,7 +61,10 @@ def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
 
 
 def _write(engine: Engine, requests: list[Request]) -> list[int]:
-    """All of their tokens. Each comes once the one before it has written some, so that prompts run beside decodes."""
+    """Returns the tokens of all requests.
+
+    Each is added after an output of the others, so prompts run beside decodes.
+    """
     tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
     left = iter(requests)
     engine.add_request(next(left))

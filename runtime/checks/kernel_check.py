@@ -1,4 +1,4 @@
-"""Which kernels a process runs on its GPU: those that compute what their torch references do, on this very device."""
+"""Selects the kernels of a process's GPU: those whose results match their torch references on this device."""
 
 import functools
 import logging
@@ -15,20 +15,20 @@ from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 logger = logging.getLogger(__name__)
 
 LIMIT_S = 300.0
-"""Some thirty kernels are compiled, the first time on a machine."""
+"""Seconds; about thirty kernels are compiled the first time on a machine."""
 
 
 @functools.cache
 def choose_kernels(
     kernels: str, device: torch.device, dtype: torch.dtype, fp8_cache: bool = False, model: Path | None = None
 ) -> tuple[str, ...]:
-    """Run references where kernels do not compile or compute something else, and say so; nothing on a CPU.
+    """Replaces kernels that fail to compile or give other results by their references, with a log line each.
 
-    Once per process: the verifier's kernels and a drafter's beside it are the same.
+    Does nothing on a CPU. Runs once per process: verifier and drafter in one process use the same kernels.
 
     Args:
         kernels: `auto`, or `torch` for references alone.
-        model: the verifier's folder, whose heads kernels are compiled for; None takes usual ones.
+        model: the verifier's folder, whose head sizes kernels are compiled for; None uses common sizes.
 
     Returns:
         One line for each kernel that was replaced.
@@ -61,7 +61,7 @@ def choose_kernels(
 
 
 def _heads(model: Path | None) -> dict[str, int]:
-    """Of a model whose configuration names them; others have the usual ones."""
+    """Returns the attention head counts and size of a model's config; empty if the config does not define them."""
     if model is None:
         return {}
     file = ConfigFile.read(model)

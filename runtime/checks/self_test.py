@@ -1,7 +1,7 @@
-"""Whether a drafter suits its verifier: short texts written through the real engine and channel, right after the start.
+"""Tests whether a drafter suits its verifier, by short texts generated with the real engine and channel at start.
 
-A head that is read in the wrong convention, or that belongs to another verifier, is slow and never wrong: nothing but
-its acceptance shows it. Knows neither checkpoints nor processes.
+A head that is interpreted with a wrong convention, or that belongs to another verifier, costs speed but never changes
+tokens: only its acceptance shows the mistake. Independent of checkpoints and processes.
 """
 
 import logging
@@ -18,24 +18,26 @@ from wingbeat.runtime.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 NUM_TEXTS = 32
-"""At most; a clear answer takes a few."""
+"""Most texts of a test; a clear result takes a few."""
 LEAST_ACCEPTANCE = 0.3
-"""Of first drafted tokens. Published heads reach 0.7 and more; one whose taps are a layer off reaches a tenth."""
+"""Least acceptance of first drafted tokens. Published heads reach 0.7 and more; a head whose taps are off by one layer
+reaches about 0.1."""
 _NUM_TOKENS, _FEWER_TOKENS = 24, 8
-"""Per text; fewer where so few texts run at once that a start would take seconds longer."""
+"""Tokens per text; the smaller number is used if few sequences run at once, because the start would take seconds
+longer."""
 _MANY_AT_ONCE = 8
 _NUM_TURNS = 4
-"""The texts are written in turns, until the share of accepted tokens is clear."""
+"""Turns in which the texts are generated, until the acceptance is clear."""
 _CLEAR = 4.0
-"""Standard errors between that share and `LEAST_ACCEPTANCE`."""
+"""Standard errors between acceptance and `LEAST_ACCEPTANCE` that count as clear."""
 
 
 class BadDrafterError(ValueError):
-    """The drafter's proposals are hardly ever right; one line with the figure and the way round."""
+    """The drafter's tokens are hardly ever accepted; one line with the rate and how to proceed anyway."""
 
 
 class SelfTest(NamedTuple):
-    """What came out of a self-test."""
+    """Result of a self-test."""
 
     num_texts: int
     num_tokens: int
@@ -44,24 +46,24 @@ class SelfTest(NamedTuple):
 
     @property
     def first_position(self) -> float:
-        """Share of the verified trees of which a node at depth 1 was accepted."""
+        """Share of the verified trees in which a node at depth 1 was accepted."""
         rates = self.metrics.acceptance_rate_per_pos()
         return rates[0] if rates else 0.0
 
     @property
     def is_clear(self) -> bool:
-        """Whether more texts would hardly change what is thought of the drafter."""
+        """Whether more texts are unlikely to change the verdict."""
         num_drafts = self.metrics.num_drafts
         # A share of n drafts has a standard error of at most 0.5 / sqrt(n).
         return num_drafts > 0 and abs(self.first_position - LEAST_ACCEPTANCE) > _CLEAR * 0.5 / num_drafts**0.5
 
     @property
     def passed(self) -> bool:
-        """Whether the drafter is worth its time."""
+        """Whether the drafter's acceptance is sufficient."""
         return self.first_position >= LEAST_ACCEPTANCE
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Returns the result as JSON-compatible fields."""
         return {
             "num_texts": self.num_texts,
             "num_tokens": self.num_tokens,
@@ -75,11 +77,11 @@ class SelfTest(NamedTuple):
 
 
 def check_drafter(engine: Engine, tokenizer: Tokenizer | None, name: str, allow_bad: bool = False) -> SelfTest:
-    """Run the self-test and judge its outcome.
+    """Runs the self-test and judges its result.
 
     Args:
-        engine: idle, its drafter attached.
-        name: of the drafter, for people.
+        engine: idle, with its drafter attached.
+        name: the drafter's name in messages.
         allow_bad: warn instead of refusing.
 
     Raises:
@@ -100,19 +102,19 @@ def check_drafter(engine: Engine, tokenizer: Tokenizer | None, name: str, allow_
         f"the self-test and should be {LEAST_ACCEPTANCE} at least"
     )
     if not allow_bad:
-        raise BadDrafterError(f"{problem}; --allow-bad-drafter (allow_bad_drafter=true) serves it all the same")
-    logger.warning("%s; served all the same, at %s", problem, length)
+        raise BadDrafterError(f"{problem}; --allow-bad-drafter (allow_bad_drafter=true) serves with it anyway")
+    logger.warning("%s; serving with it anyway, at %s", problem, length)
     return test
 
 
 def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
-    """Let the verifier write short texts, half of them greedily, with drafts of the full configured shape.
+    """Generates short texts with drafts of the full configured shape, half of them greedily.
 
-    The engine is as new afterwards: no cached prefix and no figure tells of it.
+    The engine is reset afterwards: no cached prefix and no statistics remain.
 
     Args:
-        engine: idle, its drafter attached.
-        tokenizer: the verifier's, for prompts as its users write them; None starts from random tokens.
+        engine: idle, with its drafter attached.
+        tokenizer: the verifier's, for realistic prompts; None starts from random tokens.
 
     Raises:
         RuntimeError: the engine has unfinished requests.
@@ -122,7 +124,7 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
     num_tokens = _NUM_TOKENS if engine.config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
     requests = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, num_tokens, engine.config.max_model_len)
     test, started = SelfTest(0, 0, 0.0, SpeculationMetrics()), time.perf_counter()
-    with engine.policy.fixed(), engine.drafting.waits.unbounded():  # neither what pays nor haste is the question here
+    with engine.policy.fixed(), engine.drafting.waits.unbounded():  # tests acceptance, not profitability or speed
         for turn in range(_NUM_TURNS):
             texts = requests[turn::_NUM_TURNS]
             written = _write(engine, texts, test.metrics)
@@ -135,7 +137,7 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
 
 
 def _write(engine: Engine, texts: list[Request], metrics: SpeculationMetrics) -> int:
-    """Write texts to their ends, and add up how their drafts fared; returns how many tokens they have."""
+    """Generates texts to their ends, sums their metrics, and returns the number of tokens."""
     num_tokens = 0
     for request in texts:
         engine.add_request(request)

@@ -1,4 +1,4 @@
-"""Short texts that a verifier writes itself, for a drafter to be tried on."""
+"""Prompts of short texts on which drafters, graphs and conventions are tested."""
 
 import torch
 
@@ -47,9 +47,10 @@ _BEGINNINGS = (
 def trial_requests(
     loaded: LoadedModel, tokenizer: Tokenizer | None, num_texts: int, num_tokens: int, max_model_len: int
 ) -> list[Request]:
-    """Texts of up to `num_tokens` tokens: every prompt greedily, then sampled with a seed per text.
+    """Returns `num_texts` requests of up to `num_tokens` tokens: every prompt greedily, then sampled with seeds.
 
-    The same for the same verifier at all times. In contexts too short for both, half of it is the text's.
+    The requests are the same for the same verifier at all times. If the context is too short for both, the text gets
+    half.
     """
     prompts = trial_prompts(loaded, tokenizer)
     requests = []
@@ -67,15 +68,15 @@ def trial_requests(
 
 
 def trial_prompts(loaded: LoadedModel, tokenizer: Tokenizer | None) -> list[list[int]]:
-    """Token ids of a few prompts.
+    """Returns token ids of a few prompts.
 
-    Questions in the chat template where there is one: outside of it, chat models write what their drafters have not
-    seen. Beginnings of texts for other models, and random tokens where there is no tokenizer.
+    Questions in the chat template if there is one, because chat models produce unusual text without it; beginnings of
+    texts for other models; random tokens without a tokenizer.
     """
     if tokenizer is None:
         generator = torch.Generator().manual_seed(0)
         return torch.randint(0, loaded.vocab_size, (len(_BEGINNINGS), 2), generator=generator).tolist()
     try:
         return [tokenizer.encode_chat([{"role": "user", "content": question}]) for question in _QUESTIONS]
-    except ValueError:  # no chat template, or one that wants other messages
+    except ValueError:  # no chat template, or one that requires other messages
         return [tokenizer.encode(text) for text in _BEGINNINGS]

@@ -1,1 +1,1 @@
-"""Parts of an engine that run by the C++ of `kernels/cpu` in the place of torch's operations."""
+"""Engine parts that run on the C++ kernels of `kernels/cpu` instead of torch operations."""

@@ -1,4 +1,4 @@
-"""The C++ of CPUs; imports what uses it where it is asked for."""
+"""Runtime part of the C++ CPU kernels; hooks are import paths, imported only when called."""
 
 lay_out_linears = "wingbeat.runtime.cpu.layers.packed_linears:lay_out_linears"
 pack_segments = "wingbeat.kernels.cpu.ops:pack_segments"

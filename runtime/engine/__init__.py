@@ -1,1 +1,1 @@
-"""The round."""
+"""The engine: runs rounds, exchanges trees and tokens with the drafter, and measures both."""

@@ -1,7 +1,7 @@
-"""The speculation policy at work in an engine: plans drafts, prunes what arrives, learns from rounds.
+"""Applies the speculation policy in an engine: plans drafts, prunes trees, learns from settled rounds.
 
-Nobody waits to look at trees on a device: the plan says how many nodes of each are verified, the device picks those,
-and what it picked from comes with the tokens.
+On a device the host never waits to read trees: the plan sets how many nodes of each tree are verified, the device picks
+them, and the evidence (probabilities of all nodes) is downloaded with the tokens.
 """
 
 from collections import deque
@@ -28,28 +28,28 @@ NOT_ASKED = DraftPlan(0, Reason.IDLE)
 
 
 class LaunchedRound(NamedTuple):
-    """What is remembered of a round until it is settled."""
+    """State of a launched round that is needed once the round is settled."""
 
     plan: DraftPlan
-    """That its trees were grown by."""
+    """Plan that the round's trees were grown by."""
     num_decodes: int
     kinds: list[int]
     """By decode: the row of `Acceptance.table`."""
     certain: list[bool]
-    """By decode: whether what came next was certain, which says nothing of the drafter."""
+    """By decode: whether the next token was certain (forced by its grammar), which is no evidence about the drafter."""
     seen: Any = None
-    """Numbers that another kind of round has seen of the trees."""
+    """Data of the trees that another kind of round recorded at launch."""
 
 
 class AdaptiveSpeculation(Speculation):
-    """Glue between an engine's rounds and a `SpeculationPolicy`.
+    """Connects an engine's rounds to a `SpeculationPolicy`.
 
     Args:
         pruner: chooses the nodes on the device.
     """
 
     fixed_widths = True
-    """Whether rounds verify one of a few numbers of nodes per tree, which is decided before the trees are there."""
+    """Whether rounds verify one of a few fixed numbers of nodes per tree, decided before the trees arrive."""
 
     def __init__(self, policy: SpeculationPolicy, pruner: DevicePruner | None = None) -> None:
         self.policy = policy
@@ -64,7 +64,7 @@ class AdaptiveSpeculation(Speculation):
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
     ) -> DraftPlan:
-        """As the policy says."""
+        """Returns the policy's plan."""
         num_reqs = max(len(running), len(proposals))
         forced = any(seq.request.params.force_drafts for seq in proposals)
         context = mean_context(running if num_unfollowed else proposals or running)
@@ -74,46 +74,46 @@ class AdaptiveSpeculation(Speculation):
         return self._plan
 
     def made_of_text(self) -> DraftPlan:
-        """As the policy counts it."""
+        """Returns the policy's plan for a round of text trees."""
         self._plan = self.policy.made_of_text()
         return self._plan
 
     def text_table(self) -> np.ndarray:
-        """As was accepted of such trees."""
+        """Measured acceptance of text trees."""
         return self.acceptance.table[OF_TEXT:]
 
     @property
     def text_pays(self) -> bool:
-        """As the policy says."""
+        """The policy's value."""
         return self.policy.text_pays
 
     @property
     def is_probing(self) -> bool:
-        """As the policy says."""
+        """The policy's value."""
         return self.policy.is_probing
 
     def node_price(self, running: list[Sequence]) -> float:
-        """By the policy's costs; where shapes are fixed, they are taken."""
+        """Price by the policy's costs; 0 with fixed shapes, whose nodes are computed in any case."""
         return 0.0 if self.fixed_widths else self.policy.node_price(len(running), mean_context(running))
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
-        """By the policy's costs."""
+        """Slow-down by the policy's costs."""
         if not (self.policy.pays or self.policy.probe_is_due):
             return None
         return self.policy.slow_down(len(running), num_drafting, mean_context(running))
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
-        """All, unless plain decoding has been better for long; then one, if nobody could be drafted for since."""
+        """Returns all sequences; one at most while plain decoding has been better for long and a probe is overdue."""
         if self._following.follows_all:
             return unfollowed
         return unfollowed[:1] if self.policy.overdue() else []
 
     def follows_next(self) -> bool:
-        """One of a few, while not all are."""
+        """True for a fraction of requests while not all are followed."""
         return self._following.takes_next()
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
-        """What its growth is judged by; 0 where every level is grown."""
+        """Writes growth limits and the acceptance table; returns 0 if every level is grown."""
         if plan.growth is None:
             return 0
         outcome.growth_limits.numpy()[:] = plan.growth
@@ -122,31 +122,31 @@ class AdaptiveSpeculation(Speculation):
 
     @property
     def num_nodes(self) -> int | None:
-        """As planned."""
+        """The plan's value."""
         return self._plan.num_nodes
 
     def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:
-        """All of them: the device chooses."""
+        """Returns the trees unchanged, because the device chooses nodes; records the round that is being launched."""
         asked = self._plan
         if drafted is None:
             asked = NOT_ASKED
             if self._plan.reason == Reason.PROBE_PLAIN:
-                # Said once of one round: without a drafter nobody plans the next one.
+                # A plain probe applies to one round only: without a drafter, no plan would replace it.
                 trees, self._plan = None, asked
         kinds = [seq.draft_kind for seq in decodes]
         self._pruned = LaunchedRound(asked, len(decodes), kinds, [bool(seq.certain(1)) for seq in decodes])
         return trees
 
     def launched(self, flight: RoundInFlight) -> None:
-        """The round pruned last is on its way."""
+        """Queues the state of the round pruned last."""
         self._launched.append(self._pruned)
 
     def abandoned(self) -> None:
-        """The rounds launched and not learned from will never be."""
+        """Drops rounds that will never be settled."""
         self._launched.clear()
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Learn what the round accepted."""
+        """Learns from what the round accepted."""
         this = self._launched.popleft()
         if result.evidence is not None and self._is_observed(this):
             learned = self._learn(this, result.evidence, result.path_nodes, flight.live, observes=True)
@@ -154,9 +154,9 @@ class AdaptiveSpeculation(Speculation):
                 self._pruner.upload(self.acceptance.table)
 
     def _is_observed(self, this: LaunchedRound) -> bool:
-        """Whether it is seen what the trees of this round are worth; asked once of each that has some.
+        """Whether the predicted value of this round's trees is observed; to be called once per round with trees.
 
-        That costs more to learn than to use: behind the first few rounds, one for each plan says enough.
+        Observing costs more than the observation is worth: after the first HOLD^2 rounds, one in HOLD suffices.
         """
         self._num_drafted += 1
         count = self._num_drafted
@@ -165,12 +165,12 @@ class AdaptiveSpeculation(Speculation):
     def _learn(
         self, this: LaunchedRound, evidence: np.ndarray, path_nodes: np.ndarray, live: list[bool], *, observes: bool
     ) -> bool:
-        """Count what was accepted; False where the round says nothing of the drafter.
+        """Records acceptance; returns False if the round holds no evidence about the drafter.
 
         Args:
             path_nodes: as `RoundResult.path_nodes`.
-            live: by decode, and more.
-            observes: see what the trees are worth by that, too.
+            live: flags by decode; may have further entries.
+            observes: also observe the predicted value of the trees.
         """
         trees, kept = unpack_evidence(evidence)
         rows = np.array(live[: this.num_decodes]) & ~np.array(this.certain) & trees.real.any(axis=1)
@@ -193,7 +193,7 @@ class AdaptiveSpeculation(Speculation):
 
 
 def _before_pruning(path_nodes: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Nodes on the accepted path, bool [num_reqs, num_nodes], from their numbers in the pruned tree."""
+    """Marks nodes on the accepted path, bool [num_reqs, num_nodes], from their indices in the pruned tree."""
     stays = kept.copy()
     stays[:, 0] = True
     on_path = np.zeros(kept.shape, dtype=bool)
@@ -202,5 +202,5 @@ def _before_pruning(path_nodes: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 
 def mean_context(seqs: list[Sequence]) -> float:
-    """Tokens per sequence, as far as the host knows."""
+    """Mean tokens per sequence that the host holds; 0 for no sequences."""
     return sum(len(seq.token_ids) for seq in seqs) / len(seqs) if seqs else 0.0

@@ -1,4 +1,4 @@
-"""What an engine is made of: every part by its name, each given the others that it works with."""
+"""Builds the parts of an engine and connects them."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class EngineParts(NamedTuple):
     """The parts of one engine."""
 
     config: EngineConfig
-    """Limits, as the model lets them be."""
+    """Limits after the model and its device have adjusted them."""
     model: VerifierModel
     cache: KVCache
     block_manager: BlockManager
@@ -54,10 +54,10 @@ def assemble(
     graph_device: GraphDevice | None = None,
     on_host: bool | None = None,
 ) -> EngineParts:
-    """The parts of an engine; arguments as of `Engine`.
+    """Builds the parts of an engine; the arguments are those of `Engine`.
 
     Raises:
-        ValueError: the configuration asks for what the model or its device does not have; names field and value.
+        ValueError: the configuration needs something that the model or its device lacks; names the field and its value.
     """
     loaded.check_length(config.max_model_len)
     config = loaded.limits(config)
@@ -89,7 +89,9 @@ def assemble(
     if config.deterministic:
         rows_alike(loaded.device).check_limits(config)
     if config.deterministic and not (loaded.deterministic and runner.rows_can_be_alike):
-        raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")
+        raise ValueError(
+            "deterministic is True: the verifier was not loaded as deterministic, or its rounds have fixed shapes"
+        )
     policy = Speculation(config.speculation.max_path - 1)
     if config.speculation.adaptive:
         policy = MeasuredSpeculation(loaded, runner, config, round_kind.adaptive)
@@ -125,15 +127,17 @@ def assemble(
 
 
 def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice | None) -> GraphDevice | None:
-    """Device that captures decode rounds; None where they run eagerly.
+    """Returns the device that captures decode rounds, or None if rounds run eagerly.
 
     Raises:
-        ValueError: the configuration asks for what there is not.
+        ValueError: graphs are requested for a verifier on a device that cannot capture.
     """
     on_cuda = device.type == "cuda"
     asked = asks_for_graphs(config.cuda_graphs)
     if asked and given is None and not on_cuda:
-        raise ValueError(f"cuda_graphs is {config.cuda_graphs}: the verifier is on {device}, where nothing is captured")
+        raise ValueError(
+            f"cuda_graphs is {config.cuda_graphs}: the verifier is on {device}, which cannot capture graphs"
+        )
     wanted = asked or (config.may_capture and (on_cuda or given is not None))
     if not wanted:
         return None

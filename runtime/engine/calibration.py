@@ -1,6 +1,6 @@
-"""Measures the two curves of `runtime.speculation.curves` when an engine's first drafter attaches: it takes seconds.
+"""Measures the two curves of `runtime.speculation.curves` when an engine's first drafter attaches; takes seconds.
 
-Nothing is kept on disk: rounds that are served correct the curves within some dozen of them.
+Nothing is stored on disk: served rounds correct the curves within a few dozen rounds.
 """
 
 import statistics
@@ -21,25 +21,25 @@ from wingbeat.runtime.verifier.loading.round_trial import LONG_S
 from wingbeat.runtime.verifier.model import VerifierModel
 
 POINTS = 4
-"""Passes of a curve, and runs of each, of which the first one warms up."""
+"""Number of passes that make up a curve, and of runs of each; the first run warms up."""
 HOST_ROWS, HOST_PASS_S = 64, 1.0
-"""Rows of the largest pass on a host, and seconds beyond which none is run."""
+"""Rows of the largest pass on a host, and predicted seconds above which a pass is skipped."""
 LONG_CONTEXT = 1024
-"""Tokens of a longer context, at most."""
+"""Upper bound of the long context, in tokens."""
 
 
 @torch.inference_mode()
 def pass_curve(
     model: VerifierModel, cache: KVCache, config: EngineConfig, graphs: GraphDevice | None = None
 ) -> PassCurve:
-    """Measure the verifier's forward passes.
+    """Measures the verifier's forward passes.
 
     Args:
-        graphs: captures them; None runs them eagerly.
+        graphs: captures the passes; None runs them eagerly.
     """
     most_reqs, num_nodes = config.max_num_seqs, config.speculation.num_nodes
     short = -(-num_nodes // config.block_size)
-    # No longer than a sequence may be: a model need not have the positions behind that.
+    # A model may have no positions beyond the longest allowed sequence.
     more = max(min(config.max_blocks_per_seq - short, LONG_CONTEXT // config.block_size), 0)
 
     def seconds(num_reqs: int, rows: int, width: int = short) -> float:
@@ -54,7 +54,7 @@ def pass_curve(
         num_reqs = min(wanted, most_reqs)
         rows.append(wanted - wanted % num_reqs)
         taken.append(seconds(num_reqs, rows[-1]))
-    # No pass takes longer than one of more rows: what disturbs a pass makes it longer.
+    # A pass cannot take longer than one of more rows; larger measurements are disturbances.
     short_s = [min(taken[index:]) for index in range(len(taken))]
     if not more:
         return PassCurve(tuple(rows), tuple(short_s))
@@ -67,15 +67,15 @@ def pass_curve(
 
 
 def draft_curve(end: VerifierEnd, config: EngineConfig, patience_s: float) -> DraftCurve | None:
-    """Waits for trees of one level and of all, through the channel; None when the drafter does not answer.
+    """Waits for trees of one level and of all levels through the channel; None if the drafter does not answer.
 
-    Nothing may be running: rows of the channel are used that belong to no sequence.
+    No sequence may be running: channel rows are overwritten.
 
     Args:
         patience_s: silence after which the drafter counts as stuck.
     """
     deepest, short = end.spec.max_path - 1, end.spec.max_path + 1
-    # Sequences of one block are short, and a drafter may hold what it has not seen to be lost there.
+    # With one block per sequence all contexts are short, and a drafter may treat contexts beyond that as lost.
     long = max(min(config.max_model_len // 2, LONG_CONTEXT), short) if config.max_blocks_per_seq > 1 else short
     batches = sorted({1, config.max_num_seqs})
     points = [(num_reqs, levels, short) for num_reqs in batches for levels in (1, deepest)] + [(1, deepest, long)]
@@ -112,13 +112,13 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, context: int, timeo
     reply = end.wait_reply(end.publish_outcome(), timeout_s)
     if reply is None:
         return None
-    if reply.token_ids.is_cuda:  # the answer says that the trees are enqueued, not that they are there
+    if reply.token_ids.is_cuda:  # the answer means that the trees are enqueued, not computed
         torch.cuda.synchronize(reply.token_ids.device)
     return time.perf_counter() - started
 
 
 def _least_s(run: Callable[[], object]) -> float:
-    """Seconds of a pass: the least of a few behind a first one, or of one where passes are long."""
+    """Least seconds of a few runs after a warm-up run; of a single run if passes are long."""
     seconds = []
     while len(seconds) < POINTS and sum(seconds[1:]) < LONG_S:
         started = time.perf_counter()
@@ -130,10 +130,10 @@ def _least_s(run: Callable[[], object]) -> float:
 
 
 def replay_ms(step: Callable[[], object], graphs: GraphDevice, repeats: int) -> float:
-    """Median milliseconds of a step replayed as a CUDA graph.
+    """Returns median milliseconds of a step replayed as a CUDA graph.
 
     Args:
-        graphs: one for all steps: each has a stream, and each stream a workspace that is never freed.
+        graphs: shared by all steps, because each device has a stream, and each stream a workspace that is never freed.
     """
     graphs.warm_up(step)
     graph, _ = graphs.capture(step, graphs.new_pool())

@@ -1,4 +1,4 @@
-"""Where the host's time goes, by phase over all rounds and by round; what requests take, in seconds and tokens."""
+"""Clocks of an engine: host time by phase and by round, and latency and token counts of requests."""
 
 import time
 from collections import deque
@@ -13,25 +13,25 @@ from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 MOST_IDS = 32
-"""Requests of a round that a recording names."""
+"""Most request ids that a trace event lists."""
 MAX_EVENTS = 200_000
-"""Of one recording, some minutes of rounds; what comes later is left out."""
+"""Most events of one trace, which is some minutes of rounds; later events are dropped."""
 
 
 class TraceEvent(NamedTuple):
-    """One stretch of time."""
+    """An interval of a trace."""
 
     name: str
     start_s: float
-    """Since 1970, so that recordings of several engines lie side by side."""
+    """Unix time in seconds, so that traces of several engines share one time axis."""
     seconds: float
     details: dict[str, Any] | None = None
     row: str = "phases"
-    """What the stretch is one of: the host's `phases`, `rounds`, or the `drafter`'s own."""
+    """Trace row of the interval: `phases` (host), `rounds`, or `drafter`."""
 
 
 class RoundTrace:
-    """Fed by a `RoundClock`, from its thread."""
+    """Trace of rounds, written by a `RoundClock` in its thread."""
 
     def __init__(self) -> None:
         self.events: list[TraceEvent] = []
@@ -40,21 +40,21 @@ class RoundTrace:
         self._launched: deque[tuple[RoundInFlight, float]] = deque()
 
     def begin(self, now: float) -> None:
-        """A phase begins; those within it end before it does."""
+        """Begins a phase; nested phases must end before it does."""
         self._begun.append(now)
 
     def end(self, name: str, now: float) -> None:
-        """The phase that began last has ended; one that began before the recording is left out."""
+        """Ends the phase that began last; a phase that began before the trace is left out."""
         if self._begun:
             begun = self._begun.pop()
             self._add(TraceEvent(name, self._epoch_s + begun, now - begun))
 
     def launched(self, flight: RoundInFlight) -> None:
-        """A round is on its way."""
+        """Notes the launch of a round."""
         self._launched.append((flight, time.perf_counter()))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """The oldest round on its way is decided; one that was launched before the recording is left out."""
+        """Adds the event of the oldest round in flight; a round launched before the trace is left out."""
         if not self._launched or self._launched[0][0] is not flight:
             return
         _, launched = self._launched.popleft()
@@ -69,7 +69,7 @@ class RoundTrace:
         self._add(TraceEvent("round", self._epoch_s + launched, time.perf_counter() - launched, details, "rounds"))
 
     def drafted(self, figures: DrafterFigures, request_ids: list[str]) -> None:
-        """The drafter has answered: what it did, by its own clock, and whom it drew trees for."""
+        """Adds the drafter's stages, timed by the drafter's own clock, and the ids of the requests it drafted for."""
         begun, details = figures.started_ns, {"requests": request_ids[:MOST_IDS]}
         for name in ("commit", "levels", "reply"):
             micros = getattr(figures, f"{name}_us")
@@ -78,7 +78,7 @@ class RoundTrace:
             begun += 1000 * micros
 
     def abandoned(self) -> None:
-        """The rounds on their way will never be decided."""
+        """Drops the rounds in flight, which will never be settled."""
         self._launched.clear()
 
     def _add(self, event: TraceEvent) -> None:
@@ -88,24 +88,24 @@ class RoundTrace:
 
 @dataclass
 class PhaseTimes:
-    """Host seconds spent in each phase of the rounds so far; on an accelerator, mostly spent on enqueueing."""
+    """Host seconds in each phase, summed over all rounds; on an accelerator mostly the time to enqueue kernels."""
 
     num_rounds: int = 0
     schedule_s: float = 0.0
     draft_wait_s: float = 0.0
-    """Ringing for the drafter, too: where it shares the core, that is waiting for it."""
+    """Includes ringing the drafter's doorbell: a drafter on the same core runs at that moment."""
     verify_s: float = 0.0
     """The verifier's forward passes."""
     accept_s: float = 0.0
     """Flattening the batch, choosing tokens, walking trees, compacting KV."""
     publish_s: float = 0.0
     wait_s: float = 0.0
-    """For the accepted tokens: what the device still has to do when the host has nothing left to do."""
+    """Waiting for the accepted tokens: remaining device time once the host has no more work."""
     update_s: float = 0.0
 
 
 class Phase:
-    """Counts the time within its `with` blocks, less that of phases within them."""
+    """Measures the time within its `with` blocks, excluding nested phases."""
 
     def __init__(self, clock: "RoundClock", name: str) -> None:
         self._clock = clock
@@ -132,21 +132,21 @@ class RoundClock(RoundObserver):
 
     def __init__(self) -> None:
         self.traces: list[RoundTrace] = []
-        """Recordings that run."""
+        """Traces being recorded."""
         self._drafter_us = (0, 0)
         self.drafter = DrafterFigures()
-        """What the drafter said last."""
+        """Figures of the drafter's latest answer."""
         self.reset()
 
     def reset(self) -> None:
-        """Start anew, between two rounds."""
+        """Resets all times; to be called between two rounds."""
         self._num_rounds = 0
         self.draft_s = {"draft_commit": 0.0, "draft_levels": 0.0}
-        """Seconds of the drafter's device, by stage."""
+        """Seconds on the drafter's device, by stage."""
         self.since = 0.0
-        """When time last changed its phase."""
+        """`time.perf_counter` of the latest phase change, in seconds."""
         self.open: list[Phase] = []
-        """Phases within each other; time is the last one's."""
+        """Stack of nested open phases; time is charged to the last."""
         self.schedule, self.draft_wait = Phase(self, "schedule"), Phase(self, "draft_wait")
         self.verify, self.accept = Phase(self, "verify"), Phase(self, "accept")
         self.publish, self.wait, self.update = (Phase(self, name) for name in ("publish", "wait", "update"))
@@ -154,26 +154,26 @@ class RoundClock(RoundObserver):
 
     @property
     def times(self) -> PhaseTimes:
-        """So far."""
+        """Times so far."""
         phases = (self.schedule, self.draft_wait, self.verify, self.accept, self.publish, self.wait, self.update)
         return PhaseTimes(self._num_rounds, *(phase.seconds for phase in phases))
 
     def record(self) -> RoundTrace:
-        """A recording that begins now, between two rounds."""
+        """Starts a trace, between two rounds."""
         self.traces.append(RoundTrace())
         return self.traces[-1]
 
     def stop(self, trace: RoundTrace) -> None:
-        """End a recording."""
+        """Ends a trace."""
         self.traces.remove(trace)
 
     def drafted(self, figures: DrafterFigures, request_ids: Callable[[], list[str]]) -> None:
-        """An answer of the drafter's has come.
+        """Records the figures of an answer of the drafter.
 
         Args:
-            request_ids: whose trees it has.
+            request_ids: returns the ids of the requests that the answer has trees for.
         """
-        # Its sums begin at 0 where another drafter has taken over.
+        # The drafter's counters restart at 0 when another drafter takes over.
         said = (figures.device_commit_us, figures.device_levels_us)
         if any(now < before for now, before in zip(said, self._drafter_us, strict=True)):
             self._drafter_us = (0, 0)
@@ -185,7 +185,7 @@ class RoundClock(RoundObserver):
             trace.drafted(figures, request_ids())
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Its trees have been waited for; its forward pass lay within `accept`."""
+        """Stores the round's draft wait, and moves its forward pass from `accept` to `verify`."""
         flight.times.draft_s = self._take(self.draft_wait)
         self.verify.seconds += flight.times.forward_s
         self.accept.seconds -= flight.times.forward_s
@@ -193,7 +193,7 @@ class RoundClock(RoundObserver):
             trace.launched(flight)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Charge this round with the host time that no earlier round was charged with."""
+        """Charges this round with the host time that no earlier round was charged with."""
         self._num_rounds += 1
         self.switch()
         flight.times.publish_s = self._take(self.publish)
@@ -202,7 +202,7 @@ class RoundClock(RoundObserver):
             trace.settled(flight, result)
 
     def abandoned(self) -> None:
-        """Discard the time of abandoned rounds."""
+        """Discards the host time of abandoned rounds."""
         for phase in self._told:
             self._take(phase)
         for trace in self.traces:
@@ -218,7 +218,7 @@ class RoundClock(RoundObserver):
         return seconds
 
     def switch(self) -> None:
-        """Charge the time since the last change to the phase it was."""
+        """Charges the time since the last change to the innermost open phase."""
         now = time.perf_counter()
         if self.open:
             self.open[-1].seconds += now - self.since
@@ -231,44 +231,44 @@ def _seconds() -> Histogram:
 
 @dataclass
 class RequestTimes:
-    """Sums over an engine's requests. Those that were aborted count with the phases that they went through."""
+    """Sums over an engine's requests. Aborted requests count with the phases that they completed."""
 
     num_prompt_tokens: int = 0
-    """Of prompts that were computed or found in the prefix cache."""
+    """Prompt tokens of requests that produced a token, whether computed or found in the prefix cache."""
     num_generation_tokens: int = 0
     queue_s: Histogram = field(default_factory=_seconds)
-    """From arrival in the engine to the first slot."""
+    """Seconds from arrival in the engine to the first slot."""
     prefill_s: Histogram = field(default_factory=_seconds)
-    """From there to the first token."""
+    """Seconds from the first slot to the first token."""
     decode_s: Histogram = field(default_factory=_seconds)
-    """From there to the last one."""
+    """Seconds from the first token to the last."""
     inference_s: Histogram = field(default_factory=_seconds)
-    """From the first slot to the last token."""
+    """Seconds from the first slot to the last token."""
     num_preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTIONS))
     """Preemptions of each request that has ended."""
     round_tokens: Histogram = field(default_factory=lambda: Histogram(ROUND_TOKENS))
-    """Prompt tokens computed and tokens generated, by round."""
+    """Prompt tokens computed plus tokens generated, by round."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """One request that has not ended. Times are the clock's."""
+    """A request that has not ended. Times are the clock's, in seconds."""
 
     num_prompt_tokens: int
     arrived_at: float
     admitted_at: float | None = None
-    """Before its first token, in any case."""
+    """Always set before the first token."""
     first_token_at: float | None = None
     last_token_at: float = 0.0
     num_preemptions: int = 0
-    """Slots after the first."""
+    """Number of slots after the first."""
 
 
 class RequestClock(RoundObserver):
-    """Times an engine's requests; all calls come from its thread. Those it was not told of do not count.
+    """Times an engine's requests, in the engine's thread; requests that it was not notified of are ignored.
 
     Args:
-        clock: seconds.
+        clock: monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -277,21 +277,21 @@ class RequestClock(RoundObserver):
         self.reset()
 
     def reset(self) -> None:
-        """Start anew."""
+        """Resets all sums."""
         self.times = RequestTimes()
         self._num_chunk_tokens = 0
 
     def arrived(self, request: Request) -> None:
-        """A request was queued."""
+        """Notes that a request was queued."""
         self._running[request.request_id] = _Running(len(request.prompt_token_ids), self._clock())
 
     def is_waiting(self, request_id: str) -> bool:
-        """Whether it has never had a slot."""
+        """Whether the request has never had a slot."""
         running = self._running.get(request_id)
         return running is not None and running.admitted_at is None
 
     def admitted(self, seqs: Iterable[Sequence]) -> None:
-        """A request waits until its first slot; each further slot follows a preemption."""
+        """Ends the queue time at a request's first slot; each further slot counts a preemption."""
         for seq in seqs:
             running = self._running.get(seq.request.request_id)
             if running is None:
@@ -303,11 +303,11 @@ class RequestClock(RoundObserver):
                 self.times.queue_s.observe(running.admitted_at - running.arrived_at)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Count the prompt tokens that were computed."""
+        """Stores the number of prompt tokens that the round computed."""
         self._num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks if not chunk.replay)
 
     def took(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """Note a settled round's tokens; the first output of a request comes back with its wait."""
+        """Counts a settled round's tokens; a request's first output is returned with its queue time."""
         now, times, num_tokens = self._clock(), self.times, 0
         for index, output in enumerate(outputs):
             running = self._running.get(output.request_id)
@@ -326,7 +326,7 @@ class RequestClock(RoundObserver):
         return outputs
 
     def ended(self, request_id: str) -> None:
-        """A request is over, however it ended."""
+        """Ends a request, however it ended."""
         running = self._running.pop(request_id, None)
         if running is None or running.first_token_at is None:
             return

@@ -1,11 +1,11 @@
-"""The verifier's side of drafting: asks for trees, feeds the drafter what was decided, survives its loss.
+"""The verifier's side of drafting: requests trees, sends accepted tokens to the drafter, survives the drafter's loss.
 
-The verifier is the source of truth. A tree counts only if it was grown from the sequence's committed length, epoch and
-root by the attached incarnation; whatever else arrives, or does not arrive, costs speed and never a request.
+The verifier is the source of truth. A tree is used only if the attached drafter incarnation grew it from the sequence's
+committed length, epoch and root. A missing or mismatched tree costs speed and never fails a request.
 
-Nothing here reads what a round in flight decides: a tree that does not count is a bare root in the data, and accepted
-tokens go from the device to the channel as they are. A channel in host memory makes `publish` wait for the device,
-because what is published must be there; one in device memory does not.
+This module never reads the result of a round in flight. A rejected tree is a bare root in device data, and accepted
+tokens are copied from the device to the channel directly. With a channel in host memory `publish` waits for the device,
+because the published data must be complete; with a channel in device memory it does not wait.
 """
 
 import logging
@@ -45,28 +45,28 @@ logger = logging.getLogger(__name__)
 
 
 class DrafterState(StrEnum):
-    """Whether rounds are drafted."""
+    """State of the drafter, and so whether rounds are drafted."""
 
     NONE = "none"
     ATTACHED = "attached"
     LATE = "late"
-    """Alive, and has not answered in time: the engine decodes plainly until it does, or is lost."""
+    """The drafter is alive but missed its deadline: the engine decodes without drafts until it answers or is lost."""
     LOST = "lost"
-    """Dead or silent: the engine decodes plainly until another drafter is attached."""
+    """The drafter is dead or silent: the engine decodes without drafts until another drafter is attached."""
 
 
 class DrafterClient(RoundObserver):
-    """Verifier's use of one drafter at a time.
+    """The verifier's connection to one drafter at a time.
 
     Args:
         slots: device state by slot, shared with the model runner.
-        speculation: decides what is drafted, and for whom.
-        clock: told what is waiting for the drafter.
-        inbox: of the `ModelRunner`: where trees go as they come.
-        features: of the engine: each may move the position at which a replay begins.
-        contexts: what is recorded of saved prefixes, which needs no replay.
+        speculation: decides how much is drafted, and for which sequences.
+        clock: measures the time spent waiting for the drafter.
+        inbox: the `ModelRunner`'s destination of arriving trees.
+        features: the engine's features; each may move the position at which a replay begins.
+        contexts: recorded taps (verifier hidden states) of saved prefixes, which need no replay.
         tell_inputs: see `OutcomeWriter`.
-        texts: makes trees of earlier text in the place of the drafter's; None where nothing does.
+        texts: builds trees from earlier text in place of the drafter's trees; None without text drafts.
     """
 
     def __init__(
@@ -89,11 +89,12 @@ class DrafterClient(RoundObserver):
         self._tell_inputs, self._texts = tell_inputs, texts
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)
-        """Why a sequence that the latest plan asks no tree for has none."""
+        """Reason why a sequence for which the latest plan requests no tree has none."""
         self._speculation, self._clock = speculation, clock
         self._on_cpu = slots.device.type == "cpu"
         self._steps = None if self._on_cpu else torch.arange(1, config.speculation.max_path + 1, device=slots.device)
-        # With one round in flight nothing is unknown of a sequence when it comes to be followed.
+        # With one round in flight, the host has all tokens of a sequence when the drafter starts to follow that
+        # sequence.
         self._hands_over_late = self._on_cpu and not config.overlap
         self._end: VerifierEnd | None = None
         self._late_end: VerifierEnd | None = None
@@ -101,16 +102,16 @@ class DrafterClient(RoundObserver):
         self._incarnation = 0
         self._round = 0
         self._stateless = False
-        """Whether the drafter keeps nothing per position, so that there is no context to complete."""
+        """Whether the drafter keeps nothing per position, so that it has no context to complete."""
         self._asked: list[Sequence] = []
         self._num_unplanned = 0
-        """Rounds since the latest plan, of nobody that the drafter follows."""
+        """Rounds since the latest plan; they contained no sequence that the drafter follows."""
         self._deferred: DeferredPairs | None = None
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
-        """Draft through this end from the next round on; contexts the drafter lacks are replayed.
+        """Drafts through this end from the next round on; contexts that the drafter lacks are replayed.
 
-        No round may be in flight: the history handed over would lack its tokens.
+        No round may be in flight: the token history copied to the channel would lack its tokens.
         """
         self.waits.attached(is_same=end.incarnation == self._incarnation)
         self._end, self._late_end, self._incarnation = end, None, end.incarnation
@@ -122,15 +123,15 @@ class DrafterClient(RoundObserver):
             self.admit(seq)
 
     def detach(self) -> None:
-        """Decode plainly from the next round on."""
+        """Decodes without drafts from the next round on."""
         self._end = self._late_end = None
         self._forget_asked()
         self.state = DrafterState.NONE
 
     def returned(self) -> VerifierEnd | None:
-        """The end of a late drafter whose answer is there by now: it may be attached again. None for others.
+        """Returns the end of a late drafter whose answer has arrived, to be re-attached, else None.
 
-        Lets go of a late drafter that died, or whose patience is over.
+        Gives up a late drafter that died or whose patience is over.
         """
         end = self._late_end
         if end is None:
@@ -145,16 +146,19 @@ class DrafterClient(RoundObserver):
         return end.incarnation != self._incarnation or not end.peer_alive()
 
     def _missed(self) -> None:
-        """The drafter has not answered within the bound of a wait."""
+        """Handles a drafter that has not answered within the wait's bound: it becomes LATE or LOST."""
         end = self._end
         if self._is_gone(end) or self.waits.is_over:
             return self.lose()
-        logger.debug("drafter incarnation %d is late: decoding plainly until it answers", self._incarnation)
+        logger.debug("drafter incarnation %d is late: decoding without drafts until it answers", self._incarnation)
         self.detach()
         self._late_end, self.state = end, DrafterState.LATE
 
     def admit(self, seq: Sequence) -> None:
-        """Decide whether the drafter is told of a sequence, and hand over its tokens, on a host only if it is."""
+        """Decides whether the drafter follows a new sequence, and copies the sequence's tokens into the channel.
+
+        On a CPU without overlap, the tokens are copied only once the drafter follows the sequence.
+        """
         draft = seq.draft = DraftProgress()
         params = seq.request.params
         if self._end is None or not params.speculation:
@@ -175,7 +179,7 @@ class DrafterClient(RoundObserver):
         begin_following(seq, self.block_manager, self._incarnation, self._contexts, self._stateless)
 
     def plan_replay(self, plan: SchedulerOutput) -> SchedulerOutput:
-        """Add chunks of context the drafter lacks, from what the prompts left of the budget."""
+        """Adds replay chunks of the context that the drafter lacks, within the token budget that prompts left."""
         if self._end is None or self._stateless or not plan.budget_left:
             return plan
         if all(seq.draft.complete or not seq.draft.followed for seq in plan.decodes):
@@ -184,13 +188,13 @@ class DrafterClient(RoundObserver):
 
     @torch.inference_mode()
     def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> Trees:
-        """Wait for the trees asked for in the last round, as long as the bound of a wait is.
+        """Waits for the trees requested in the last round, up to the wait's bound.
 
         Args:
             rows: the plan's decodes on the device.
 
         Returns:
-            As they came; None where all are known to be bare roots.
+            The received trees; None if all decodes are known to be bare roots.
         """
         if self._end is None or not any(plan.with_trees()):
             return None
@@ -202,10 +206,11 @@ class DrafterClient(RoundObserver):
         return self._inbox.collect(reply, rows)
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight, before: RoundInFlight | None = None) -> None:
-        """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell.
+        """Sends the round's tokens and taps to the drafter, requests the next trees, and rings the doorbell.
 
         Args:
-            before: the round before, whose tokens are known, where sequences of it sat this one out.
+            before: the previous round, whose tokens are on the host, if some of its sequences skipped this round; else
+                None.
         """
         asks = self._texts is None or self._choose_texts(plan, flight)
         if self._hands_over_late and not (plan.chunks or any(seq.draft.followed for seq in plan.decodes)):
@@ -214,7 +219,7 @@ class DrafterClient(RoundObserver):
         seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks), *held)
         if self._end is None or not any(seq.request.params.speculation for seq in seqs):
             return
-        # Pieces of prompts have to be published first: they may complete the context of who is drafted for next.
+        # Prompt chunks are written before planning: they may complete the context of a sequence to be drafted for next.
         with_context = any(chunk.seq.draft.followed for chunk in plan.chunks)
         with_context |= any(seq.draft.is_recorded for seq in plan.decodes)
         if not with_context:
@@ -245,7 +250,7 @@ class DrafterClient(RoundObserver):
             self._round = self._end.publish_outcome()
 
     def _choose_texts(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
-        """Whether the drafter is asked for trees, where some may be made of earlier text."""
+        """Lets the text drafts choose their sequences. Returns whether the drafter is asked for trees."""
         seqs = [*plan.decodes, *(chunk.seq for chunk in plan.chunks if chunk.samples)]
         for seq in seqs:
             seq.draft.text_tree = None
@@ -262,10 +267,10 @@ class DrafterClient(RoundObserver):
         return self._texts.choose(able, flight)
 
     def _publish_unfollowed(self, plan: SchedulerOutput, flight: RoundInFlight, asks: bool) -> None:
-        """`publish` of a round of which the drafter is told nothing, unless it is to follow somebody from now on.
+        """`publish` for a round without followed sequences; notifies the drafter only if it starts to follow some.
 
-        That is decided once in as many rounds as a plan holds: a decision takes some hundredths of a small model's
-        round, and plain decoding has been better for long.
+        Planning happens once every HOLD rounds: a plan costs a few hundredths of a small model's round, and plain
+        decoding has been better for a long time.
         """
         if self._end is None or not any(seq.draft.may_be_followed for seq in plan.decodes):
             return
@@ -280,10 +285,10 @@ class DrafterClient(RoundObserver):
     def _plan_draft(
         self, plan: SchedulerOutput, flight: RoundInFlight, held: list[Sequence], asks: bool
     ) -> tuple[list[Sequence], DraftPlan]:
-        """Sequences that could use a tree next, and what the policy says; it may want more of them followed.
+        """Returns the sequences that could use a tree next, and the policy's plan; may start following sequences.
 
         Args:
-            asks: False where trees made of earlier text are worth more than asking for anybody.
+            asks: False if trees from earlier text are worth more than any draft.
         """
         proposals = self._proposals(plan, flight) + held
         if not asks or (not proposals and any(seq.draft.text_tree is not None for seq in plan.decodes)):
@@ -298,7 +303,7 @@ class DrafterClient(RoundObserver):
         return proposals, draft
 
     def _proposals(self, plan: SchedulerOutput, flight: RoundInFlight) -> list[Sequence]:
-        """Sequences that could use a tree next."""
+        """Returns the sequences that could use a tree in the next round."""
         others_run = any(not seq.is_awaited for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
         rows = [*enumerate(plan.decodes), *((None, c.seq) for c in plan.chunks if c.samples)]
         return [
@@ -307,18 +312,18 @@ class DrafterClient(RoundObserver):
             if seq.draft.complete
             and seq.draft.text_tree is None
             and self._has_room(seq, 1 if row is None else flight.num_new_tokens(row))
-            # Who sits the next round out is drafted for beside it.
+            # A sequence that skips the next round is drafted for during that round.
             and not (others_run and seq.is_awaited and flight.result is None)
         ]
 
     def _held(self, before: RoundInFlight, now: SchedulerOutput) -> list[Sequence]:
-        """Sequences that could use a tree once a round is settled whose tokens are known, and do not run now."""
+        """Returns sequences of `before` (tokens on the host) that do not run in `now` and could use a tree."""
         new, plan = before.tokens_by_slot(), before.plan
         running = {id(seq) for seq in (*now.decodes, *(chunk.seq for chunk in now.chunks))}
         seqs = [*plan.decodes, *(chunk.seq for chunk in plan.chunks)]
         there = [seq for seq, epoch in zip(seqs, before.epochs, strict=True) if seq.slot in new and seq.epoch == epoch]
         waiting = [seq for seq in there if seq.masker is not None and seq.draft.complete and id(seq) not in running]
-        # Where it is settled, its tokens are the sequences' own.
+        # If `before` is settled, the sequences already contain its tokens.
         return [seq for seq in waiting if self._has_room(seq, len(new[seq.slot]) if seq.in_flight else 1)]
 
     def _ask(self, proposals: list[Sequence], draft: DraftPlan) -> None:
@@ -338,8 +343,10 @@ class DrafterClient(RoundObserver):
         self._asked = []
 
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
-        """Keep a round back whose tokens the host can count, when no trees are wanted next; False where it has to be
-        published."""
+        """Keeps a round's pairs back if no trees are requested next and the host can count its tokens.
+
+        Returns False if the round has to be published now.
+        """
         rows = [row for row, seq in enumerate(plan.decodes) if seq.draft.complete]
         seqs = [plan.decodes[row] for row in rows]
         if seqs and not self._stateless:
@@ -352,14 +359,14 @@ class DrafterClient(RoundObserver):
         return True
 
     def _index(self, decodes: list[Sequence], seqs: list[Sequence]) -> Tensor | slice:
-        """Rows of some of the decodes on the device; all of them need no gathering."""
+        """Returns the device rows of `seqs` among the decodes; a full slice, needing no gather, if `seqs` is all."""
         if len(seqs) == len(decodes):
             return slice(None)
         wanted = set(map(id, seqs))
         return upload([row for row, seq in enumerate(decodes) if id(seq) in wanted], self.slots.device)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Note the tokens that were emitted: the drafter has followed, if it could."""
+        """Records how far the drafter's KV reaches after the emitted tokens of each sequence it follows."""
         if self._end is None or self._stateless:
             return
         for seq, live, token_ids in zip(flight.plan.decodes, flight.live, result.token_ids, strict=False):
@@ -367,7 +374,7 @@ class DrafterClient(RoundObserver):
                 advance(seq, seq.num_computed + len(token_ids), self.block_manager, self._incarnation)
 
     def abandoned(self) -> None:
-        """A drafter may be what raised, and letting go of it costs speed alone."""
+        """Drops the drafter: it may be what raised, and dropping it costs only speed."""
         self.lose()
 
     def _write_decodes(self, decodes: list[Sequence], paths: AcceptedPaths, writer: OutcomeWriter) -> None:
@@ -388,17 +395,17 @@ class DrafterClient(RoundObserver):
 
     def _has_room(self, seq: Sequence, num_new_tokens: int) -> bool:
         """Whether a drafted token could still be emitted after this round and the next bonus token."""
-        # The round itself is among those in flight, with one token at least.
+        # `min_len` already counts this round with at least one token.
         length = seq.min_len - 1 + num_new_tokens
         left = seq.request.params.max_tokens - (length - seq.num_prompt_tokens)
         return min(left, self.config.max_model_len - length) > 1
 
     def lose(self) -> None:
-        """Let go of the drafter, if there is one, until another one is attached."""
+        """Drops the drafter, if any, until another one is attached."""
         end = self._end or self._late_end
         if end is None:
             return
-        why = "is silent or was in a failed round" if end.peer_alive() else "is gone"
-        logger.warning("drafter incarnation %d %s: decoding plainly", self._incarnation, why)
+        why = "stopped answering or took part in a failed round" if end.peer_alive() else "is gone"
+        logger.warning("drafter incarnation %d %s: decoding without drafts", self._incarnation, why)
         self.detach()
         self.state = DrafterState.LOST

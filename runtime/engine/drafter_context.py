@@ -1,4 +1,4 @@
-"""Context that a drafter lacks: recorded for it with saved prefixes, or computed again from what prompts left over."""
+"""Context that a drafter lacks: read from recordings of saved prefixes, or replayed within the spare token budget."""
 
 import torch
 from torch import Tensor
@@ -12,13 +12,11 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class RecordedContexts:
-    """Taps of saved prefixes, for drafters that have not seen them: the verifier need not run there again.
-
-    Records the taps of prompts that it is asked to, and keeps those it is given.
+    """Taps of saved prefixes for drafters that have not processed them, so that the verifier need not recompute them.
 
     Args:
-        taps_size: of what drafters are given per position; may be 0.
-        dtype: of it.
+        taps_size: elements of taps per position; may be 0.
+        dtype: dtype of the taps.
     """
 
     def __init__(self, block_manager: BlockManager, taps_size: int, dtype: torch.dtype) -> None:
@@ -26,28 +24,28 @@ class RecordedContexts:
         self.dtype = dtype
         self._block_manager = block_manager
         self.recording: dict[str, list[Tensor]] = {}
-        """By request, what its chunks had so far; while there are none, no round is looked at."""
+        """Taps of the chunks so far, by id of the request being recorded; if empty, rounds are not read."""
         self._kept: dict[bytes, Tensor] = {}
-        """By hash of the last block: [num_tokens, taps_size], on the host."""
+        """By hash of a prefix's last block: taps [num_tokens, taps_size] on the host."""
 
     def record(self, request_id: str) -> None:
-        """Record a request's prompt from its first chunk on; it must be computed from its first token on."""
+        """Records a request's prompt, which must be computed from its first token on."""
         self.recording[request_id] = []
 
     def take(self, request_id: str) -> Tensor:
-        """End a recording: [num_tokens, taps_size], on the host."""
+        """Ends a recording and returns taps [num_tokens, taps_size] on the host."""
         return torch.cat([self._nothing(), *self.recording.pop(request_id, [])])
 
     def keep(self, block_hash: bytes, taps: Tensor) -> None:
-        """Have the taps of a prefix at hand, by its last block."""
+        """Keeps the taps of a prefix, keyed by the hash of its last block."""
         self._kept[block_hash] = taps
 
     def forget(self, block_hash: bytes) -> None:
-        """The inverse; harmless where there are none."""
+        """Drops the taps of a prefix; no error if there are none."""
         self._kept.pop(block_hash, None)
 
     def find(self, seq: Sequence) -> Tensor | None:
-        """Those of the longest kept prefix that a sequence's computed blocks begin by."""
+        """Returns the taps of the longest kept prefix among a sequence's computed blocks, else None."""
         if not self._kept:
             return None
         for index in reversed(range(seq.num_computed // self._block_manager.block_size)):
@@ -57,7 +55,7 @@ class RecordedContexts:
         return None
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Copy the rows of chunks that are recorded."""
+        """Copies the taps of chunks whose requests are recorded."""
         begin = 0
         for chunk in flight.plan.chunks:
             rows = slice(begin, begin + chunk.length)
@@ -65,7 +63,7 @@ class RecordedContexts:
             parts = self.recording.get(chunk.seq.request.request_id)
             if parts is None or chunk.replay:
                 continue
-            if chunk.start == 0:  # it was preempted, and begins again
+            if chunk.start == 0:  # the request was preempted and restarts
                 parts.clear()
             taps = flight.chunk_taps
             empty = self._nothing(chunk.length)
@@ -78,10 +76,10 @@ class RecordedContexts:
 def begin_following(
     seq: Sequence, blocks: BlockManager, incarnation: int, contexts: RecordedContexts, stateless: bool
 ) -> None:
-    """Tell the drafter of a sequence from now on. What it lacks of the computed context is recorded, or replayed.
+    """Makes the drafter follow a sequence. Missing context is taken from recordings, or replayed.
 
     Args:
-        stateless: the drafter needs none.
+        stateless: the drafter needs no context.
     """
     draft = seq.draft
     draft.followed, draft.may_be_followed = True, False
@@ -90,14 +88,14 @@ def begin_following(
         draft.length = min(index * blocks.block_size + filled, seq.num_computed)
         if filled < blocks.block_size:
             break
-    # The drafter was not told of a round in flight.
+    # The drafter was not sent the rounds in flight.
     draft.complete = stateless or (draft.length == seq.num_computed and not seq.in_flight)
     if not draft.complete:
         draft.recorded = contexts.find(seq)
 
 
 def advance(seq: Sequence, draft_len: int, blocks: BlockManager, incarnation: int) -> None:
-    """The drafter's KV of this sequence reaches `draft_len`: noted by block, for whoever shares the prefix."""
+    """Records by block that the drafter's KV reaches `draft_len`, for sequences that share the prefix."""
     size = blocks.block_size
     for index in range(seq.draft.length // size, -(-draft_len // size)):
         blocks.set_draft_filled(seq.blocks[index], incarnation, min(size, draft_len - index * size))
@@ -105,10 +103,10 @@ def advance(seq: Sequence, draft_len: int, blocks: BlockManager, incarnation: in
 
 
 def with_replays(plan: SchedulerOutput, features: tuple[Feature, ...]) -> SchedulerOutput:
-    """Add chunks of context the drafter lacks; oldest sequence first.
+    """Adds replay chunks of context that the drafter lacks, oldest sequence first.
 
-    The last chunk of a replay must end where the drafter can follow. With a round in flight nobody on the host knows
-    where that is, so the sequence sits this round out.
+    The last chunk of a replay must end at the sequence's current length. With a round in flight the host does not have
+    that length, so the sequence skips this round.
 
     Args:
         features: each may move the position at which a replay begins.

@@ -1,7 +1,7 @@
-"""The only waits of an engine's rounds for its drafter: each ends within a bound, whatever became of the drafter.
+"""All waits of an engine's rounds for its drafter. Each wait is bounded, whatever happened to the drafter.
 
-A drafter that does not answer in time is late. Rounds go on plainly until its answer is there, and it is lost once its
-patience is over. A process that died is noticed sooner, by the channel.
+A drafter that does not answer in time is late: rounds continue without drafts until its answer arrives, and the drafter
+is lost once its patience is over. The channel detects a dead process sooner.
 """
 
 import time
@@ -13,24 +13,25 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TreeReply
 
 LEAST_S = 0.15
-"""Bound of a wait for a drafter that usually answers sooner."""
+"""Shortest bound of a wait, in seconds."""
 TIMES_USUAL, MOST_BOUNDS = 2.0, 4.0
-"""Bound of a wait by the usual time, and most that a late answer counts as, by the bound."""
+"""Bound of a wait, as a multiple of the usual time; and the largest time that a late answer counts as, as a multiple of
+the bound."""
 WEIGHT = 1 / 8
-"""Share of the latest answer in the average time that answers are waited for."""
+"""Weight of the latest answer in the moving average of answer times."""
 FIRST_REPLY_S = 60.0
-"""Patience before a drafter's first answer where it may have to compile its kernels for that."""
+"""Patience in seconds before the first answer of a drafter that may have to compile kernels."""
 
 Answer = TypeVar("Answer")
 
 
 class DrafterWaits:
-    """Waits for one drafter at a time, and how long its answers usually take.
+    """Waits for one drafter at a time, and tracks how long its answers usually take.
 
     Args:
         timeout_s: silence after which a drafter counts as stuck.
-        on_cpu: whether drafters have no kernels to compile.
-        clock: seconds, monotonic.
+        on_cpu: whether the drafter runs on a CPU, where it compiles no kernels.
+        clock: monotonic time in seconds.
     """
 
     def __init__(self, timeout_s: float, on_cpu: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,24 +41,24 @@ class DrafterWaits:
         self._late_since = 0.0
 
     def attached(self, is_same: bool) -> None:
-        """Another drafter is waited for from now on, or the same one again."""
+        """Starts waiting for an attached drafter; `is_same` if that drafter was attached before."""
         self._heard = self._heard and is_same
 
     @property
     def patience_s(self) -> float:
-        """Silence after which the drafter counts as stuck."""
+        """Silence in seconds after which the drafter counts as stuck."""
         return max(self._timeout_s, 0.0 if self._heard or self._on_cpu else FIRST_REPLY_S)
 
     @property
     def bound_s(self) -> float:
-        """Longest wait of a round."""
+        """Longest wait of a round, in seconds."""
         if self._unbounded:
             return self.patience_s
         return min(max(LEAST_S, TIMES_USUAL * self._usual_s), self.patience_s)
 
     @contextmanager
     def unbounded(self) -> Iterator[None]:
-        """Within the block a drafter is never late: nobody's text waits for the rounds."""
+        """Raises the bound to the patience within the block, in which no client waits for the rounds."""
         self._unbounded = True
         try:
             yield
@@ -65,20 +66,20 @@ class DrafterWaits:
             self._unbounded = False
 
     def acquire(self, end: VerifierEnd) -> Outcome | None:
-        """Buffers of the next round; None where the drafter still uses them."""
+        """Returns the buffers of the next round; None if the drafter still uses them."""
         return self._timed(lambda: end.acquire_outcome(self.bound_s))
 
     def reply(self, end: VerifierEnd, round_number: int) -> TreeReply | None:
-        """The answer to a round; None where it does not come in time."""
+        """Returns the answer to a round; None if it does not arrive in time."""
         reply = self._timed(lambda: end.wait_reply(round_number, self.bound_s))
         self._heard |= reply is not None
         return reply
 
     def late_reply(self, end: VerifierEnd, round_number: int) -> bool:
-        """Whether an answer that did not come in time is there by now; waits for nothing."""
+        """Whether an answer that missed its deadline has arrived by now; does not wait."""
         if end.wait_reply(round_number, 0.0) is None:
             return False
-        # A single answer, however late, makes no later wait much longer.
+        # The cap keeps a single late answer from lengthening later waits much.
         self._took(min(self._clock() - self._late_since, MOST_BOUNDS * self.bound_s))
         return True
 

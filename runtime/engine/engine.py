@@ -1,4 +1,4 @@
-"""The engine: one `step` is one wingbeat - draft trees are taken, verified in one forward pass, and accepted."""
+"""The engine: each `step` collects draft trees, verifies them in one pass, accepts tokens and requests new trees."""
 
 import logging
 from collections import deque
@@ -30,18 +30,18 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Generates for many requests at once. All calls come from one thread.
+    """Continuous-batching engine with speculative decoding. All calls must come from one thread.
 
     Args:
-        loaded: the verifier.
-        config: limits; its max_model_len must not exceed the model's positions.
-        needs: of the drafter to come.
-        graph_device: captures decode rounds in place of CUDA.
-        on_host: False runs rounds of devices on a CPU too, whatever a part has for hosts.
-        backend: runs the verifier.
+        loaded: the loaded verifier.
+        config: limits; max_model_len must not exceed the model's number of positions.
+        needs: properties of the drafter that will be attached, such as the verifier layers that it reads.
+        graph_device: captures decode rounds instead of CUDA; for tests.
+        on_host: False runs device rounds on a CPU too, instead of the CPU round kind.
+        backend: builds the verifier model and its KV cache.
 
     Raises:
-        ValueError: the configuration asks for what the model or its device does not have; names field and value.
+        ValueError: the configuration needs something that the model or its device lacks; names the field and its value.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Engine:
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
         self.remembers = parts.texts is not None
-        """Whether trees may be made of other requests' texts, whatever the drafter is."""
-        # What continues a text must know the text.
+        """Whether draft trees may be built from the text of other requests, whichever drafter is attached."""
+        # Overlap is off by default with text drafts: extending a text requires its latest tokens on the host.
         overlaps = loaded.device.type != "cpu" and not self.remembers
         self.overlap = overlaps if config.overlap is None else config.overlap
         self.shown = ShownRounds(self.drafting)
@@ -76,14 +76,14 @@ class Engine:
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
-        self._plan: SchedulerOutput | None = None  # of the round that is being launched
+        self._plan: SchedulerOutput | None = None  # plan of the round that is being launched
         self._num_attached = 0
         self.tell_round: Callable[[int, list[str]], object] = lambda num_tokens, request_ids: None
-        """Told of each round before it is computed: its tokens, and its requests' ids."""
+        """Called with each round's number of tokens and request ids before the round is computed."""
 
     @property
     def channel_spec(self) -> ChannelSpec:
-        """Shapes of the channel that a drafter of this engine is attached through."""
+        """Shapes and dtypes of the channel through which a drafter is attached to this engine."""
         return ChannelSpec.of(
             self.config,
             taps_size=self.model.taps_size,
@@ -94,24 +94,26 @@ class Engine:
         )
 
     def add_request(self, request: Request, grammar: CompiledGrammar | None = None) -> None:
-        """Queue a request.
+        """Queues a request.
 
         Args:
-            grammar: what a `GrammarCompiler` made of the request's.
+            grammar: the request's grammar as compiled by a `GrammarCompiler`; None without a grammar.
 
         Raises:
-            ValueError: it can never run (empty or too long a prompt, token ids outside the vocabulary).
+            ValueError: the request can never run (empty or too long a prompt, token ids outside the vocabulary).
         """
         request = self.rules.applied(request)
         grammar_asked = request.params.grammar
         if grammar_asked is not None and self.config.forced_acceptance is not None:
-            raise ValueError(f"{grammar_asked.field} is given: this engine draws what it accepts (forced_acceptance)")
+            raise ValueError(
+                f"{grammar_asked.field} is set, but this engine runs with forced_acceptance, which ignores grammars"
+            )
         self.loaded.check(request, self.config.max_num_batched_tokens)
         self.scheduler.add(request, masker_of(request, grammar))
         self.requests.arrived(request)
 
     def abort_request(self, request_id: str) -> SpeculationMetrics | None:
-        """Drop a request and free its blocks; returns its metrics, or None for a request that has ended already."""
+        """Drops a request and frees its blocks. Returns its metrics, or None if the request has ended already."""
         seq = self.scheduler.abort(request_id)
         self._ended(request_id)
         self._outputs = [output for output in self._outputs if output.request_id != request_id]
@@ -123,43 +125,46 @@ class Engine:
         return any((scheduler.running, scheduler.waiting, scheduler.failures, self._in_flight, self._outputs))
 
     def attach_drafter(self, end: VerifierEnd) -> None:
-        """Draft through this end from the next round on; running sequences join once their context stands."""
+        """Drafts through this channel end from the next round.
+
+        Running sequences join once their context is complete.
+        """
         self._settle(leave=0)
         self.runner.prepare_trees()
-        if not self.scheduler.running:  # rows of nobody are used, and streams would wait
+        if not self.scheduler.running:  # calibration overwrites channel rows and would delay running streams
             self.policy.calibrate(end, self.drafting.waits.patience_s)
         self.drafting.attach(end, self.scheduler.running)
         self._num_attached += 1
 
     def look_for_late_drafter(self) -> None:
-        """Draft with a late drafter again, if its answer is there, or let go of it, if its patience is over."""
+        """Re-attaches a late drafter whose answer has arrived; gives it up once it died or its patience is over."""
         if (end := self.drafting.returned()) is not None:
             self._settle(leave=0)
             self.drafting.attach(end, self.scheduler.running)
 
     def observe(self, observer: RoundObserver | None) -> None:
-        """Show this observer the rounds from the next one on, in place of the last one shown them; None ends that."""
+        """Shows rounds to `observer` from the next round on, replacing the previous observer; None removes it."""
         self._settle(leave=0)
         self._observers = self._own_observers if observer is None else (*self._own_observers, observer)
 
     @property
     def drafter_state(self) -> DrafterState:
-        """LOST once the drafter died or fell silent; the engine then has let go of it."""
+        """State of the drafter; LOST once the drafter died or stopped answering, and the engine has dropped it."""
         return self.drafting.state
 
     @property
     def speculation(self) -> SpeculationMetrics:
-        """What was verified and accepted so far."""
+        """Counts of verified and accepted tokens so far."""
         return self.counter.metrics
 
     def step(self) -> list[RequestOutput]:
-        """One wingbeat: schedule, take the drafted trees, verify and accept, feed the drafter, hand out tokens.
+        """Runs one round: schedule, collect draft trees, verify, accept, publish to the drafter, return tokens.
 
-        With overlap the tokens are those of the round before: the host sees to them while the device runs the round
-        just launched. A request whose processing raises ends with a `failure` among the outputs.
+        With overlap, the returned tokens are those of the previous round: the host processes them while the device runs
+        the round just launched. A request whose processing raises ends with an output that has `failure` set.
 
         Raises:
-            RoundFailed: the engine is broken; none of its requests can go on here.
+            RoundFailed: the engine is broken; none of its requests can continue here.
         """
         try:
             self._wingbeat()
@@ -197,17 +202,20 @@ class Engine:
         self._settle(leave=1 if self.overlap else 0)
 
     def _is_held_up(self) -> bool:
-        """Whether every sequence waits for its tokens in flight: something may be certain behind them, or it is masked
-        as all others are, and a drafter that is told what the roots allow is worth more than a host ahead."""
+        """Whether to settle every round in flight before scheduling.
+
+        True if every sequence waits for its tokens in flight (forced tokens may follow them), or if a drafter is
+        attached and every sequence is masked: root masks for the drafter are worth more than running ahead.
+        """
         running = self.scheduler.running
         if self.drafter_state is DrafterState.ATTACHED and all(seq.masker is not None for seq in running):
             return True
         return all(seq.is_awaited for seq in running)
 
     def _held(self) -> RoundInFlight | None:
-        """The round before, once its tokens are known, where sequences sit the latest one out until they are.
+        """Waits for the round before the latest one and returns it, if sequences skip the latest round to wait for it.
 
-        They are drafted for beside the latest round, and the device has that to compute meanwhile.
+        These sequences are drafted for while the device computes the latest round. None if no sequence is waiting.
         """
         awaited = (seq for seq in self.scheduler.running if seq.is_awaited and seq.in_flight)
         if len(self._in_flight) < 2 or next(awaited, None) is None:
@@ -218,20 +226,24 @@ class Engine:
         return before
 
     def _recover(self, error: Exception) -> None:
-        """A round raised, and nobody knows for whom: what ran is computed again, one sequence at a time.
+        """Recovers from a round that raised: recomputes the sequences that ran, one at a time.
 
-        One that raises when it runs alone has failed. The others are where they were, and their texts do not change.
-        The drafter is let go of: it costs speed, and may be what raised.
+        The exception does not identify the request, so a sequence that raises when it runs alone is the one that
+        failed. The other sequences keep their tokens. The drafter is dropped: doing so costs only speed, and the
+        drafter may have raised.
 
         Raises:
-            RoundFailed: the engine's own probe raises too, its drafter is a part of it and raised, or this is no
-                request's doing.
+            RoundFailed: the engine's own probe request raises too, an inner drafter raised, or the backend was lost.
         """
         if isinstance(error, BackendLost):
-            raise RoundFailed(str(error), queued=self._entangled()[1]) from error  # nobody is a suspect
+            raise RoundFailed(str(error), queued=self._entangled()[1]) from error  # no request is a suspect
         if isinstance(error, InnerDrafterFailed):
             raise RoundFailed(str(error), *self._entangled()) from error
-        logger.warning("A round raised %s: its requests are tried one by one", type(error).__name__, exc_info=error)
+        logger.warning(
+            "A round raised %s: retrying its requests one at a time to find the one that failed",
+            type(error).__name__,
+            exc_info=error,
+        )
         failure = RoundFailed(f"{type(error).__name__}: {error}", *self._entangled())
         drafted = self.drafter_state is DrafterState.ATTACHED
         try:
@@ -248,7 +260,7 @@ class Engine:
             raise failure from error
 
     def _entangled(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Ids of the requests in a first round that is not settled, or failed, and of those never taken up."""
+        """Returns ids of requests whose first round raised or is not settled, and ids of requests never admitted."""
         plans = [flight.plan for flight in self._in_flight] + ([self._plan] if self._plan is not None else [])
         seqs = [seq for plan in plans for seq in plan.admitted if seq.slot >= 0 and not seq.num_output_tokens]
         failed = [output.request_id for output in self.scheduler.failures]
@@ -256,7 +268,7 @@ class Engine:
         return (*(seq.request.request_id for seq in seqs), *failed), tuple(queued)
 
     def _probe(self) -> None:
-        """Run a request of the engine's own, alone; raises whatever is wrong."""
+        """Runs the probe request alone; raises if the engine does not complete it."""
         self.scheduler.add_first(PROBE)
         for _ in range(PROBE_ROUNDS):
             self._wingbeat()
@@ -280,13 +292,15 @@ class Engine:
         return self.drafting.plan_replay(plan)
 
     def _take_before(self, advance: Callable[[], object]) -> None:
-        """Take the tokens of the round before while the device runs the pass of the one that is being launched: which
-        tokens may be chosen behind the nodes of its trees follows from them."""
+        """Advances sequences and settles the previous round while the device runs the launched round's forward pass.
+
+        The masks behind the launched round's tree nodes depend on the previous round's tokens.
+        """
         advance()
         self._settle(leave=0)
 
     def _launched(self, flight: RoundInFlight) -> None:
-        """Note that a round is on its way; without overlap it is waited for at once."""
+        """Records a launched round and notifies observers; without overlap, waits for the round."""
         self._in_flight.append(flight)
         self._plan = None
         for observer in self._observers:
@@ -298,7 +312,7 @@ class Engine:
                 flight.wait()
 
     def _settle(self, leave: int) -> None:
-        """Take what the rounds in flight decided, oldest first, until `leave` of them are left."""
+        """Settles rounds in flight, oldest first, until `leave` are left."""
         while len(self._in_flight) > leave:
             with self.clock.wait:
                 self._in_flight[0].wait()
@@ -309,7 +323,10 @@ class Engine:
             self.check_integrity()
 
     def _update(self, flight: RoundInFlight) -> None:
-        """Take a round's tokens. Rows of sequences that finished, were aborted or preempted meanwhile are void."""
+        """Applies a settled round.
+
+        Rows of sequences that finished, were aborted or preempted since launch are ignored.
+        """
         plan, result = flight.plan, flight.settle()
         flight.report(result)
         for observer in self._observers:
@@ -318,7 +335,7 @@ class Engine:
         decodes = [pair for pair in zip(plan.decodes, result.token_ids, strict=True) if next(live)]
         chunks = [pair for pair in zip(plan.chunks, result.chunk_token_ids, strict=True) if next(live)]
         outputs = self.requests.took(self.scheduler.update(decodes, chunks))
-        # First of all: sequences have these tokens by now, and must not be the only ones to know them.
+        # Store the outputs before anything else can raise: the sequences already contain these tokens.
         self._outputs += self.shown.with_rounds(outputs)
         for output in outputs:
             if output.finish_reason is not None:
@@ -336,7 +353,7 @@ class Engine:
             observer.ended(request_id)
 
     def forget(self) -> None:
-        """Be as before the first request, for an engine that was only tried: no prefix is cached, every figure is zero.
+        """Resets an engine after a trial run: clears the prefix cache and all statistics.
 
         Raises:
             IntegrityError: requests are unfinished.
@@ -349,26 +366,26 @@ class Engine:
             self.runner.graphs.stats.forget_runs()
 
     def reset_prefix_cache(self) -> None:
-        """Forget the prefixes that are cached; requests go on."""
+        """Clears the prefix cache; running requests continue."""
         self.block_manager.reset_cache()
 
     def settle(self) -> list[RequestOutput]:
-        """Wait for the rounds in flight; what they brought, which `step` would have returned."""
+        """Waits for the rounds in flight and returns their outputs."""
         self._settle(leave=0)
         return self._hand_out()
 
     def recompute(self) -> list[RequestOutput]:
-        """Forget keys and values of all sequences, which are computed again from their tokens; see `settle`."""
+        """Discards the KV of all sequences and recomputes it from their tokens; returns outputs as `settle` does."""
         outputs = self.settle()
         self.scheduler.recompute()
         self.reset_prefix_cache()
         return outputs
 
     def renew(self, keep_kv: bool) -> list[RequestOutput]:
-        """Go on by other weights, which the model has by now; see `settle`.
+        """Continues after the model's weights were replaced; returns outputs as `settle` does.
 
         Args:
-            keep_kv: False computes keys and values anew.
+            keep_kv: False recomputes the KV with the new weights.
         """
         outputs = self.settle() if keep_kv else self.recompute()
         for observer in self._observers:
@@ -376,7 +393,7 @@ class Engine:
         return outputs
 
     def stats(self) -> EngineStats:
-        """Load, free blocks, acceptance and phase times."""
+        """Returns load, free blocks, acceptance and phase times."""
         graphs, scheduler = None if self.runner.graphs is None else self.runner.graphs.stats, self.scheduler
         return EngineStats(
             num_running=len(scheduler.running),
@@ -401,5 +418,5 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
+        """Raises IntegrityError if slots or block reference counts disagree with the running sequences."""
         self.scheduler.check_integrity()

@@ -1,4 +1,4 @@
-"""An engine's figures: plain data, copied out of it between two rounds."""
+"""An engine's statistics as plain data, copied between two rounds."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from wingbeat.runtime.speculation.policy import PolicyStats
 
 @dataclass
 class EngineStats:
-    """A snapshot of the engine's load and what speculation brought so far."""
+    """A snapshot of the engine's load and of speculation so far."""
 
     num_running: int
     num_waiting: int
@@ -27,50 +27,50 @@ class EngineStats:
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     policy: PolicyStats | None = None
-    """What was decided on speculation, and why; None where trees have a fixed shape."""
+    """Speculation decisions and their reasons; None if trees have a fixed shape."""
     graphs: GraphStats | None = None
-    """Captured rounds and their replays; None where nothing is captured."""
+    """Captured rounds and their replays; None if nothing is captured."""
     forced_acceptance: ForcedAcceptance | None = None
-    """The profile that acceptance is drawn from, in a benchmark: the text is not the model's."""
+    """Acceptance profile of a benchmark; the generated text is then not the model's."""
     requests: RequestTimes = field(default_factory=RequestTimes)
     num_deferred: int = 0
-    """Requests among the waiting ones that more room alone would not admit."""
+    """Waiting requests that free KV blocks alone would not admit."""
     num_pinned_blocks: int = 0
-    """Of saved prefixes; they are never free."""
+    """KV blocks of saved prefixes, which are never freed."""
     prefix_query_tokens: int = 0
-    """Of prompts that were looked up in the prefix cache."""
+    """Prompt tokens that were looked up in the prefix cache."""
     prefix_hit_tokens: int = 0
     plain_rounds: dict[str, int] = field(default_factory=dict)
     """Rounds that decoded without any tree, by reason."""
     by_context: dict[str, SpeculationMetrics] = field(default_factory=dict)
     """`speculation` by tokens of context, such as 513-2048."""
     tree_nodes: Histogram | None = None
-    """Nodes of each verified tree, its root not counted."""
+    """Nodes of each verified tree, without its root."""
     by_text: tuple[int, ...] = (0, 0, 0)
     """As `RoundCounter.by_text`."""
     by_head: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """By version of the head, as `RoundCounter.by_head`."""
+    """By head version, as `RoundCounter.by_head`."""
     head_version: int = 0
-    """Of the head that drafted last; 0 is the one that the settings name."""
+    """Version of the head that drafted last; 0 is the head named in the settings."""
     num_spec_tokens: int = 0
     """Greatest depth of a tree."""
     parts: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Figures of parts of the runtime that have some, by the part's name."""
+    """Figures of the runtime's optional parts, by part name."""
     cache_config: dict[str, str] = field(default_factory=dict)
-    """The KV cache in words."""
+    """KV cache settings under vLLM's names."""
     tree_config: dict[str, str] = field(default_factory=dict)
-    """The shape of trees in words; empty without a drafter."""
+    """Tree shape settings; empty without a drafter."""
     request_labels: dict[str, str] | None = None
-    """Labels of requests in metrics beside their number; None where there are none."""
+    """Request labels for metrics; None if there are none."""
     stages: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By process, `verifier` and `drafter`: its stages at one shape by what became of them, as `GraphStats.counts`; a
-    process that captures nothing is left out."""
+    """By process (`verifier`, `drafter`): stages of captured graphs by state, as `GraphStats.counts`; a process that
+    captures nothing is absent."""
     device_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of the devices by stage: prefill, verify, accept, encoder, draft_commit, draft_levels."""
+    """Device seconds by stage: prefill, verify, accept, encoder, draft_commit, draft_levels."""
 
 
 def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int, block_bytes: int) -> dict[str, str]:
-    """The KV cache under vLLM's names. Sizes in tokens leave out the block that belongs to nobody."""
+    """KV cache settings under vLLM's names. Sizes in tokens exclude the null block."""
     num_tokens = (num_blocks - 1) * config.block_size
     return {
         "block_size": str(config.block_size),
@@ -84,7 +84,7 @@ def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int, bloc
 
 
 def tree_config(speculation: SpeculationConfig) -> dict[str, str]:
-    """What trees are drafted, under the settings' names."""
+    """Tree shape settings under their setting names."""
     return {
         "draft_steps": str(speculation.draft_steps),
         "draft_top_k": str(speculation.draft_top_k),
@@ -94,7 +94,7 @@ def tree_config(speculation: SpeculationConfig) -> dict[str, str]:
 
 
 def stages_of(verifier: GraphStats | None, drafter: DrafterFigures) -> dict[str, dict[str, int]]:
-    """Of both processes, as `EngineStats.stages`."""
+    """Builds `EngineStats.stages` from the figures of both processes."""
     said = {name: getattr(drafter, name) for name in ("captured", "failed", "eager")}
     found = {"verifier": {} if verifier is None else verifier.counts(), "drafter": said}
     return {process: counts for process, counts in found.items() if any(counts.values())}

@@ -1,4 +1,4 @@
-"""Adaptive speculation once the costs of the first drafter are measured; fixed trees until then."""
+"""Adaptive speculation that measures the costs of the first drafter; trees are fixed until then."""
 
 import logging
 import time
@@ -28,8 +28,8 @@ class MeasuredSpeculation(Speculation):
     """Fixed trees until costs are measured; adaptive from then on.
 
     Args:
-        loaded, runner: what is measured.
-        adaptive: what decides from then on.
+        loaded, runner: the verifier and the runner whose costs are measured.
+        adaptive: class of the adaptive speculation.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class MeasuredSpeculation(Speculation):
         self._config = config
         self._fixed = Speculation(config.speculation.max_path - 1)
         self.current: Speculation = self._fixed
-        """What decides now."""
+        """Speculation that currently decides."""
 
     def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
-        """Measure what rounds cost, once. Trees keep their shape where the drafter does not answer."""
+        """Measures the costs of rounds once. Trees stay fixed if the drafter does not answer."""
         if self.current is self._fixed:
             self.current = self._measured(end, patience_s) or self._fixed
         self.current.calibrate(end, patience_s)
@@ -60,7 +60,7 @@ class MeasuredSpeculation(Speculation):
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
     ) -> DraftPlan:
-        """As what decides now, like everything below."""
+        """Delegates to `current`, as do all methods below."""
         return self.current.plan(running, proposals, num_unfollowed, num_rounds)
 
     def made_of_text(self) -> DraftPlan:

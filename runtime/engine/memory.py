@@ -1,4 +1,4 @@
-"""How much of a device's memory is for KV: what the rest of an engine needs is tried first, on a GPU, and counted."""
+"""Settles limits left to memory: a GPU's memory for rounds and graphs is measured first; the rest is for KV."""
 
 import gc
 import logging
@@ -22,18 +22,18 @@ from wingbeat.runtime.verifier.model import taps_size
 
 logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
-"""Of a captured graph beside what it computes on, which all graphs share: its nodes and their arguments."""
+"""Bytes of a captured graph's nodes and their arguments; the memory that graphs compute on is shared and extra."""
 RULE_BYTES = 9
-"""Of what drafts under requests' rules read, per sequence and token of the vocabulary: biases and counts."""
+"""Bytes per sequence and vocabulary token of the biases and counts that drafting under sampling rules reads."""
 MIB = 1 << 20
 NODE_BYTES = 23
-"""Of a round per node and token of the vocabulary, about: logits and scores in float32 and what choosing takes, of the
-graphs too, and the logits that lie between two graphs."""
+"""Approximate bytes of a round per node and vocabulary token: float32 logits and scores, token choice including its
+graphs, and the logits passed between two graphs."""
 ROUNDS_OF_PROMPT, LEAST_PROMPT_TOKENS = 16, 512
-"""A memory is short whose KV holds fewer tokens than so many rounds of prompt tokens; then a round takes fewer of them,
-down to this many."""
+"""Memory counts as short if its KV holds fewer tokens than this many rounds of prompt tokens; prompt tokens per round
+are then lowered, down to the minimum."""
 SHORT = 10
-"""An engine is warned of whose memory holds less than one such part of the model's positions."""
+"""A warning is logged if memory holds less than 1/SHORT of the model's positions."""
 _SAMPLED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, seed=0, ignore_eos=True, speculation=False)
 _CHOICES = (
     _SAMPLED,
@@ -41,17 +41,17 @@ _CHOICES = (
     replace(_SAMPLED, frequency_penalty=0.5),
     replace(_SAMPLED, top_p=1.0, frequency_penalty=0.5),
 )
-"""One of each way to choose first tokens that a GPU has kernels for."""
+"""Sampling parameters that cover every kernel a GPU has for choosing first tokens."""
 
 
 def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
-    """The same limits with all settled that is left to the memory; said in one log line.
+    """Returns the limits with every value that is left to memory settled; logs the result in one line.
 
-    On a CPU the memory is promised to this engine by the time that another one looks for free memory.
+    On a CPU, `PROMISES` reserves the memory for this engine before another engine measures free memory.
 
     Args:
-        loaded: on its device.
-        needs: of the drafter, which has loaded already.
+        loaded: the verifier, on its device.
+        needs: the needs of the drafter, which is loaded already.
 
     Raises:
         ValueError: the memory does not hold one sequence; names the setting.
@@ -73,7 +73,7 @@ def _settled(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> 
             settled, held = _fit(loaded, config, needs)
         except ValueError:
             if config.lower_max_num_seqs and config.max_num_seqs > LEAST_SEQS:
-                # What rounds of as many take was reckoned too low.
+                # The memory of a round with this many sequences was underestimated.
                 config = replace(config, max_num_seqs=max(config.max_num_seqs // 2, LEAST_SEQS))
             elif shorter is not None:
                 config = shorter
@@ -87,9 +87,9 @@ def _settled(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> 
 
 
 def _with_shorter_prompts(loaded: LoadedModel, config: EngineConfig) -> EngineConfig | None:
-    """With half as many prompt tokens a round; None where that is not for the memory to decide, or few enough."""
+    """Halves max_num_batched_tokens; None if memory may not lower that limit or it is at its minimum."""
     tokens = config.max_num_batched_tokens
-    # Spans that are whole come in one round.
+    # A span that must stay whole has to fit into one round.
     whole = loaded.reader is not None and loaded.reader.whole_spans
     fixed = whole or not config.lower_max_num_batched_tokens or not is_automatic(config)
     if fixed or tokens <= LEAST_PROMPT_TOKENS:
@@ -98,7 +98,7 @@ def _with_shorter_prompts(loaded: LoadedModel, config: EngineConfig) -> EngineCo
 
 
 def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tuple[EngineConfig, int]:
-    """`fit_to_memory` for rounds of these limits, and the tokens that the memory beside them holds; raises as that."""
+    """Returns `fit_to_memory` of these limits and the KV tokens that memory holds; raises like `fit_to_memory`."""
     automatic, on_gpu = is_automatic(config), loaded.device.type == "cuda"
     reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
     held_beside = needs.held_bytes if config.drafter_beside else 0
@@ -112,7 +112,7 @@ def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tupl
 
 
 def _report(loaded: LoadedModel, config: EngineConfig, settled: EngineConfig) -> None:
-    """Say what `fit_to_memory` has made of the limits."""
+    """Logs the limits that `fit_to_memory` settled."""
     size = block_bytes(loaded.layers, settled.block_size, kv_dtype(settled, loaded.dtype))
     num_tokens = (settled.num_kv_blocks - 1) * settled.block_size
     lowered = settled.max_model_len < min(config.max_model_len, loaded.max_position_embeddings)
@@ -140,7 +140,7 @@ def _report(loaded: LoadedModel, config: EngineConfig, settled: EngineConfig) ->
 
 
 def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
-    """With as many sequences as there is room for, where that is left open."""
+    """Sets max_num_seqs to the number that memory has room for, if that is left open."""
     if not config.lower_max_num_seqs:
         return config
     budget = memory_budget(config, loaded.device, 0, needs.held_bytes if config.drafter_beside else 0)
@@ -153,7 +153,7 @@ def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
 
 
 def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> int:
-    """What a GPU must have beside weights and KV: for the largest round, for the graphs, for the drafter's passes.
+    """Bytes that a GPU needs beside weights and KV: the largest round, the graphs and the drafter's passes.
 
     Raises:
         ValueError: the largest round does not fit beside the weights; names its limits.
@@ -166,7 +166,7 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
             "the GPU has no memory for such a round beside the weights; lower them"
         ) from None
     captured = config.may_capture
-    # Mixed rounds are captured, too; in each of them there are fewer rows than in one or the other.
+    # Mixed rounds are captured as well; each has fewer rows than the largest prompt or tree round.
     graphs = _graph_bytes(loaded, config, needs, max(chunks, trees)) if captured else 0
     chunks += splits_bytes(
         loaded, config, (pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs), PIECE_ROWS)
@@ -178,7 +178,7 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
         drafter = 2 * levels
         if captured:
             batches = draft_batches(config.max_num_seqs, shape.max_path, shape.draft_top_k)
-            # Each depth once more for requests with rules, whose levels are kept tempered beside what they were.
+            # Each depth is captured again for requests with sampling rules, which keep tempered and plain logits.
             stages = (2 * shape.max_path - 1) * len(batches)
             drafter += levels + config.max_num_seqs * RULE_BYTES * loaded.vocab_size + stages * GRAPH_BYTES
     logger.info(
@@ -191,14 +191,14 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
 
 
 def _graph_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds, largest: int) -> int:
-    """What captured rounds hold.
+    """Bytes that captured rounds hold.
 
     Args:
-        largest: bytes of the largest round that is captured, at most: what graphs compute on is shared.
+        largest: upper bound of the bytes of the largest captured round; graphs share the memory that they compute on.
     """
     taps = taps_size(loaded, needs.tap_layers, needs.kv_layers) * loaded.dtype.itemsize
     row = loaded.vocab_size * loaded.logits_dtype.itemsize + taps
-    # Bare roots and trees have theirs apart.
+    # Rounds of bare roots and rounds of trees have separate buffers.
     between = sum(
         min(MOST_ROWS, config.max_num_seqs * num_nodes) * row for num_nodes in (1, config.speculation.num_nodes)
     )
@@ -214,10 +214,10 @@ def _graph_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds,
 
 @torch.inference_mode()
 def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tuple[int, int]:
-    """Most bytes of a round's prompt chunks, with what an engine keeps beside its KV; and of a round's trees.
+    """Peak bytes of a round's prompt chunks, with the engine's buffers beside KV, and of a round's trees.
 
-    Both are run on a small KV pool. Prompts of every tile height and with every way to choose a token run beside them,
-    so that no later one waits for a compiler.
+    Both rounds run on a small KV pool. Prompts of every tile height and every way to choose a token run as well, so
+    that no later request waits for a compiler.
     """
     device, prompt_len = loaded.device, min(config.max_num_batched_tokens, loaded.max_position_embeddings - 2)
     small = replace(
@@ -233,7 +233,7 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     small = replace(small, num_kv_blocks=1 + small.max_blocks_per_seq + config.max_num_seqs * per_seq)
     held = torch.cuda.memory_allocated(device)
     engine = Engine(loaded, small, needs)
-    engine.slots.processors.allocate()  # which the first request with a penalty would
+    engine.slots.processors.allocate()  # would otherwise be allocated by the first request with a penalty
     held += engine.cache.num_blocks * engine.cache.block_bytes
     held += sum(feature.held_bytes for feature in engine.features)
     before = torch.cuda.memory_allocated(device)
@@ -249,16 +249,16 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     engine.runner.widest_round()
     trees = torch.cuda.max_memory_allocated(device) - before
     del engine
-    gc.collect()  # its parts know each other
+    gc.collect()  # the engine's parts hold reference cycles
     torch.cuda.empty_cache()
     return chunks, trees
 
 
 def _run_short_prompts(engine: Engine, longest: int) -> None:
-    """One after the other: 1, 2, 4, ... tokens, so that the rows of attention have every tile's height."""
+    """Runs prompts of 1, 2, 4, ... tokens in turn, so that attention is compiled for every tile height."""
     lengths = [1 << at for at in range(longest.bit_length())]
     for at in range(max(len(lengths), len(_CHOICES))):
-        # Each begins otherwise: nothing of it is in the prefix cache.
+        # Every prompt begins with another token, so that the prefix cache has no hit.
         prompt = (at % engine.loaded.vocab_size,) + (0,) * (lengths[at % len(lengths)] - 1)
         engine.add_request(Request(f"short-{at}", prompt, _CHOICES[at % len(_CHOICES)]))
         while engine.has_unfinished_requests():
@@ -266,12 +266,12 @@ def _run_short_prompts(engine: Engine, longest: int) -> None:
 
 
 def splits_bytes(loaded: LoadedModel, config: EngineConfig, rows: tuple[int, int]) -> int:
-    """Memory of attention's splits of one launch on a GPU, by the layer that takes most; 0 where torch attends.
+    """Bytes of attention's split-KV partials in one launch, by the largest layer; 0 if torch computes attention.
 
-    Contexts are as long as they may be.
+    Contexts have the greatest allowed length.
 
     Args:
-        rows: requests of the launch, and rows of each.
+        rows: number of requests of the launch, and rows per request.
     """
     kernels = choice.module_of("attention") if loaded.device.type == "cuda" else None
     if kernels is None:

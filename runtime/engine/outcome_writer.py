@@ -1,7 +1,7 @@
-"""What a drafter is told of a round: the only writer of an `Outcome`, beside its tables by slot.
+"""Writes what the drafter receives of a round: the only writer of an `Outcome` and of its tables by slot.
 
-That is context (pieces of prompts, replays, what was recorded of prefixes, pairs kept back), what was accepted, and the
-sequences that a tree is asked for, with the tokens that their grammars allow behind the roots.
+An `Outcome` holds context (prompt chunks, replays, recorded prefixes, deferred pairs), accepted paths, and the
+sequences for which trees are requested with their grammar masks behind the roots.
 """
 
 from collections.abc import Callable
@@ -20,25 +20,25 @@ from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 MOST_PAIRS = 32
-"""Deferred per sequence: enough that a drafter costs a plain round next to nothing."""
+"""Most deferred pairs per sequence: enough that a drafter costs a plain round next to nothing."""
 
 Advance = Callable[[Sequence, int], None]
-"""Notes that the drafter's KV of a sequence reaches a position."""
+"""Records that the drafter's KV of a sequence reaches a position."""
 
 
 class OutcomeWriter:
-    """Writer of one round: chunks in any number, decodes once if there are any, then `finish`.
+    """Writer of one round: any number of chunks, decodes at most once, then `finish`.
 
     Args:
-        outcome: acquired, and not published.
-        tell_inputs: writes the inputs of chunks with spans; None where the model takes none.
+        outcome: acquired and not yet published buffers.
+        tell_inputs: writes the inputs of chunks with spans; None if the model takes no media.
     """
 
     def __init__(self, outcome: Outcome, tell_inputs: TellInputs | None = None) -> None:
         self.outcome = outcome
         self._tell_inputs = tell_inputs
         self.num_chunk_tokens = 0
-        """Of the chunks so far."""
+        """Tokens of the chunks added so far."""
         self._num_decodes = 0
         self._chunk_slots: list[int] = []
         self._chunk_positions: list[int] = []
@@ -48,20 +48,20 @@ class OutcomeWriter:
 
     @property
     def capacity(self) -> int:
-        """Tokens of chunks that fit."""
+        """Chunk tokens that one outcome holds."""
         return self.outcome.chunk_taps.shape[0]
 
     def has_room(self, num_tokens: int) -> bool:
-        """Whether a chunk of so many tokens fits."""
+        """Whether a chunk of `num_tokens` tokens still fits."""
         return self.num_chunk_tokens + num_tokens <= self.capacity
 
     def add_chunk(
         self, slot: int, position: int, length: int, spans: tuple[PromptSpan, ...] = ()
     ) -> tuple[Tensor, Tensor]:
-        """Another chunk, to be filled in: its taps [length, taps_size] and next tokens int64 [length].
+        """Adds a chunk and returns its buffers to fill: taps [length, taps_size] and next tokens int64 [length].
 
         Args:
-            spans: of the whole prompt.
+            spans: media spans of the whole prompt.
         """
         rows = slice(self.num_chunk_tokens, self.num_chunk_tokens + length)
         self.num_chunk_tokens = rows.stop
@@ -72,12 +72,12 @@ class OutcomeWriter:
         return self.outcome.chunk_taps[rows], self.outcome.chunk_next_token_ids[rows]
 
     def decodes(self, slots: list[int], paths: AcceptedPaths) -> None:
-        """What was accepted for the sequences in `slots`, by row of the paths."""
+        """Writes the accepted paths of the sequences in `slots`; row i of `paths` belongs to slots[i]."""
         count, outcome = len(slots), self.outcome
         self._num_decodes = count
         if outcome.decode_slots.device == paths.slots.device:
             self.copy([(outcome.decode_slots[:count], paths.slots)])
-        else:  # copied from the device, they would be waited for
+        else:  # copying slots from the device would make the host wait
             write_numbers(outcome.decode_slots, slots)
         self.copy(
             [
@@ -90,7 +90,7 @@ class OutcomeWriter:
             self.copy([(outcome.decode_taps[:count, : paths.taps.shape[1]], paths.taps)])
 
     def copy(self, copies: list[tuple[Tensor, Tensor]]) -> None:
-        """More of (target, source), made with all others by `finish`: neither may change until then."""
+        """Adds (target, source) pairs that `finish` copies; neither tensor may change until then."""
         self._copies += copies
 
     def finish(
@@ -102,7 +102,7 @@ class OutcomeWriter:
         has_masks: int = 0,
         sampling_rules: int = 0,
     ) -> None:
-        """Ask for trees, and write the header; what it says is `RoundHeader`'s."""
+        """Makes the copies, requests trees and writes the header; arguments are fields of `RoundHeader`."""
         outcome = self.outcome
         copy_all(self._copies)
         write_numbers(outcome.chunk_slots, self._chunk_slots)
@@ -124,7 +124,7 @@ class OutcomeWriter:
 
 
 def write_numbers(target: Tensor, values: list[int]) -> None:
-    """Host numbers into the first rows of a channel's tensor."""
+    """Writes host numbers into the first rows of a channel's tensor."""
     if values and target.device.type == "cpu":
         target.numpy()[: len(values)] = values
     elif values:
@@ -132,18 +132,19 @@ def write_numbers(target: Tensor, values: list[int]) -> None:
 
 
 def as_numbers(tensor: Tensor) -> np.ndarray:
-    """A tensor of the host as numpy sees it, which assigns in a fraction of torch's time; bits of what it has not."""
+    """View of a host tensor as numpy array, which assigns faster than torch; bfloat16 is viewed as int16."""
     return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 class DeferredPairs:
-    """Pairs of rounds, kept back: while nobody asks for trees the drafter is rung once in many rounds.
+    """Pairs of rounds kept back: while no trees are requested, the drafter is notified once in many rounds.
 
-    A pair is the taps at a position and the token after it. Rounds are kept back whose tokens the host can count: those
-    of bare roots, and decided ones. Each slot has a row of buffers, of which `DraftProgress.num_deferred` pairs count.
+    A pair is the taps at a position and the token after that position. A round is deferred if the host can count its
+    tokens: rounds of bare roots, and settled rounds. Each slot has one row of buffers, of which the first
+    `DraftProgress.num_deferred` pairs are valid.
 
     Args:
-        spec: of the channel they will go through; all sequences' pairs together fit into one of its rounds.
+        spec: the channel's; deferred pairs of all slots together fit into one round of that channel.
     """
 
     def __init__(self, spec: ChannelSpec, slots: SlotState) -> None:
@@ -156,19 +157,20 @@ class DeferredPairs:
             self._on_host = (as_numbers(self._taps), self._token_ids.numpy())
 
     def has_room(self, seqs: list[Sequence], counts: list[int]) -> bool:
-        """Whether so many more pairs of each fit."""
+        """Whether counts[i] more pairs of each seqs[i] fit."""
         return all(seq.draft.num_deferred + n <= self.capacity for seq, n in zip(seqs, counts, strict=True))
 
     def add(self, seqs: list[Sequence], paths: AcceptedPaths, index: Tensor | slice, counts: list[int]) -> None:
-        """Keep the pairs of a round.
+        """Stores the pairs of a round.
 
         Args:
             index: rows of `paths` that belong to `seqs`.
-            counts: pairs of each.
+            counts: number of pairs of each sequence.
         """
         for seq in seqs:
             if not seq.draft.num_deferred:
-                # The round itself is counted already: its root stands before the token it emits.
+                # `min_len` already counts this round; the root stands one position before the token that the round
+                # emits.
                 seq.draft.deferred_from = seq.min_len - 2
         columns = [seq.draft.num_deferred for seq in seqs]
         if max(counts) > 1:
@@ -187,7 +189,7 @@ class DeferredPairs:
             seq.draft.num_deferred += count
 
     def _add_paths(self, seqs: list[Sequence], paths: AcceptedPaths, index: Tensor | slice, counts: list[int]) -> None:
-        """Copy pairs of paths of several tokens."""
+        """Stores pairs of rounds in which a path has several tokens."""
         row = np.repeat(np.arange(len(seqs)), counts)
         step = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
         slots, begins = np.array([[seq.slot, seq.draft.num_deferred] for seq in seqs]).T
@@ -198,7 +200,7 @@ class DeferredPairs:
         self._token_ids[slot, column] = paths.token_ids[index][row, step]
 
     def hand_over(self, seq: Sequence, taps: Tensor, next_token_ids: Tensor) -> None:
-        """Copy a sequence's pairs out, in order, and forget them.
+        """Copies a sequence's pairs out, in order, and clears them.
 
         Args:
             taps: [num_deferred, taps_size]
@@ -212,9 +214,9 @@ class DeferredPairs:
 def write_context(
     plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter, deferred: DeferredPairs, advance: Advance
 ) -> None:
-    """Copy the chunks that continue the drafter's context, then what was kept back; others are replayed later.
+    """Writes the chunks that continue the drafter's context, then deferred pairs; other chunks are replayed later.
 
-    Where a saved prefix is recorded, its rows go before those of the sequence's chunk, as far as there is room.
+    Recorded rows of a saved prefix are written before the sequence's chunk, as far as there is room.
     """
     room = writer.capacity - sum(chunk.length for chunk in plan.chunks)
     begin = num_sampled = 0
@@ -231,7 +233,7 @@ def write_context(
             room -= _write_recorded(seq, writer, room, advance)
         if not draft.num_deferred:
             continue
-        if not writer.has_room(draft.num_deferred):  # prompts took the room: replayed later
+        if not writer.has_room(draft.num_deferred):  # prompts took the room, so the pairs are replayed later
             draft.num_deferred, draft.complete = 0, False
             continue
         end = draft.deferred_from + draft.num_deferred
@@ -249,7 +251,7 @@ def _write_chunk(
     room: int,
     advance: Advance,
 ) -> int:
-    """One chunk, behind what is recorded before it; returns how many of the rows were recorded."""
+    """Writes one chunk after its recorded context; returns the number of recorded rows written."""
     seq, draft = chunk.seq, chunk.seq.draft
     if draft.is_recorded and draft.num_recorded - draft.length > room:
         return _write_recorded(seq, writer, room, advance)
@@ -274,7 +276,7 @@ def _write_chunk(
 
 
 def _write_recorded(seq: Sequence, writer: OutcomeWriter, room: int, advance: Advance) -> int:
-    """As much of what is recorded as there is room for; returns how many rows that is."""
+    """Writes recorded rows up to `room` and returns their number."""
     draft, start = seq.draft, seq.draft.length
     end = min(draft.num_recorded, start + room)
     if end <= start:
@@ -285,26 +287,26 @@ def _write_recorded(seq: Sequence, writer: OutcomeWriter, room: int, advance: Ad
     advance(seq, end)
     if end == draft.num_recorded:
         draft.recorded = None
-        # With another round in flight nobody knows here how far the sequence is.
+        # With a second round in flight, the host does not have the sequence's length.
         draft.complete = end == seq.num_computed and len(seq.in_flight) < 2
     return end - start
 
 
 def write_root_masks(outcome: Outcome, asked: list[Sequence], flight: RoundInFlight) -> int:
-    """Fill `Outcome.allowed_tokens`, unless no grammar says anything or the host does not know the roots yet.
+    """Fills `Outcome.allowed_tokens`, unless no sequence has a usable mask or the host lacks the roots.
 
     Args:
-        asked: sequences that a tree is asked for, in the order of the proposals.
+        asked: sequences for which a tree is requested, in the order of the proposals.
 
     Returns:
-        What the header says of them: 1, or 0 where they are not to be read.
+        `RoundHeader.has_masks`: 1, or 0 if the masks are not to be read.
     """
     rows, has_masks = outcome.allowed_tokens, False
     if not rows.shape[1] or all(seq.masker is None for seq in asked):
         return 0
     masks, tokens = rows.numpy(), {} if flight.result is None else flight.tokens_by_slot()
     for mask, seq in zip(masks, asked, strict=False):
-        # With two rounds in flight nobody knows the root; with none the sequence has it.
+        # With two rounds in flight the root is unknown; with none, the sequence already contains the root.
         known = [] if not seq.in_flight else tokens.get(seq.slot) if len(seq.in_flight) == 1 else None
         if seq.masker is not None and known is not None and seq.masker.ahead(known, mask):
             has_masks = True
@@ -314,14 +316,14 @@ def write_root_masks(outcome: Outcome, asked: list[Sequence], flight: RoundInFli
 
 
 def write_history(history: Tensor, plan: SchedulerOutput, flight: RoundInFlight, steps: Tensor | None) -> None:
-    """Append the emitted tokens, also of sequences whose context is still being replayed: history has no gaps.
+    """Appends the emitted tokens of all sequences, also of those still being replayed, so that history has no gaps.
 
     Args:
         history: int64 [num_slots, max_model_len + 1].
-        steps: 1, 2, .. on the device; None where that is the host, which needs no operation.
+        steps: 1, 2, .. on the device; None on the host, where numpy needs no such tensor.
     """
     if plan.decodes:
-        # Columns past num_tokens are written too: the next round overwrites them before anyone reads them.
+        # Columns past num_tokens are written too: the next round overwrites them before they are read.
         paths, device, last = flight.decodes, history.device, history.shape[1] - 1
         if steps is None:
             token_ids = paths.token_ids.numpy()
@@ -339,6 +341,6 @@ def write_history(history: Tensor, plan: SchedulerOutput, flight: RoundInFlight,
 
 
 def rows_of(paths: AcceptedPaths, index: Tensor | slice) -> AcceptedPaths:
-    """Some decodes' rows of what drafters are told; of the rest, not every part has a row for each decode."""
+    """Selects some decodes' rows of the fields that drafters read; other fields need not have a row per decode."""
     told = {name: getattr(paths, name) for name in ("slots", "positions", "token_ids", "num_tokens", "taps")}
     return paths._replace(**{name: None if part is None else part[index] for name, part in told.items()})

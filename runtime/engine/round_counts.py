@@ -1,4 +1,4 @@
-"""What rounds did, counted for figures and kept for the requests that ask to see it; why sequences verified no tree."""
+"""Counts rounds for metrics and for requests with `trace`, with the reason why a sequence verified no tree."""
 
 from bisect import bisect_left
 from collections import deque
@@ -17,7 +17,7 @@ from wingbeat.runtime.speculation.policy import Reason
 
 
 class NoTree(StrEnum):
-    """Why nothing was verified, beside the reasons of the policy (`runtime.speculation.policy.Reason`)."""
+    """Reason why no tree was verified, beside the policy's reasons (`runtime.speculation.policy.Reason`)."""
 
     PROMPT = "prompt"
     """The token came with its prompt, before anything could be drafted."""
@@ -28,9 +28,9 @@ class NoTree(StrEnum):
     NOT_ASKED = "not_asked"
     """Every request asks for plain decoding."""
     NO_ROOM = "no_room"
-    """There were no KV blocks for trees."""
+    """No KV blocks were free for trees."""
     NOT_USABLE = "not_usable"
-    """Trees were asked for, and none came that belonged to the round and was worth verifying."""
+    """Trees were requested, but no received tree belonged to the round and was worth verifying."""
 
 
 WITHOUT_DRAFTER = {
@@ -41,9 +41,9 @@ WITHOUT_DRAFTER = {
 
 
 def plain_reason(drafting: DrafterClient, plan: SchedulerOutput, seqs: list[Sequence]) -> str:
-    """Why these decodes of the round being launched, should they verify no tree, verify none.
+    """Returns why `seqs` have no tree in the round being launched, should they verify none.
 
-    A plain word: it is sent to processes that have no use for this module.
+    A plain str rather than the enum: the value is sent to processes that do not import this module.
     """
     if drafting.state is not DrafterState.ATTACHED:
         reason = WITHOUT_DRAFTER[drafting.state]
@@ -54,27 +54,27 @@ def plain_reason(drafting: DrafterClient, plan: SchedulerOutput, seqs: list[Sequ
     elif plan.without_room:
         reason = NoTree.NO_ROOM
     elif any(seq.request.params.force_drafts for seq in seqs):
-        reason = Reason.IDLE  # whatever pays, it would have been drafted for
+        reason = Reason.IDLE  # a forced draft ignores whether drafting pays, so the drafter was idle
     else:
         reason = drafting.plain_reason
     return str(reason)
 
 
 CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
-"""Tokens of context: what one bucket ends with, the last one has no end."""
+"""Upper bounds of context buckets in tokens, inclusive; the last bucket is unbounded."""
 MOST_HEADS = 8
-"""Versions of a head that are counted apart."""
+"""Draft head versions that are counted separately."""
 NODE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Nodes of a verified tree, its root not counted."""
+"""Histogram bounds of nodes of a verified tree, without its root."""
 
 
 class RoundCounter(RoundObserver):
     """Counts an engine's rounds.
 
     Args:
-        drafting: asked why nothing was drafted.
-        clock: is told what the drafter says of itself, such as the version of its head.
-        forced: acceptance is drawn from a profile.
+        drafting: source of the reason why nothing was drafted.
+        clock: source of the drafter's figures, such as its head version.
+        forced: whether acceptance is drawn from a profile.
     """
 
     def __init__(self, drafting: DrafterClient, clock: RoundClock, forced: bool) -> None:
@@ -83,35 +83,35 @@ class RoundCounter(RoundObserver):
         self.reset()
 
     def reset(self) -> None:
-        """Start anew."""
+        """Resets all counts."""
         self.by_context = [SpeculationMetrics(forced_acceptance=self._forced) for _ in (*CONTEXT_BOUNDS, None)]
         self.tree_nodes = Histogram(NODE_BOUNDS)
         self.plain_rounds: dict[str, int] = {}
         self.num_replayed_tokens = 0
         self.by_head: dict[int, list[int]] = {}
-        """By version of the head: rounds of sequences with a tree, drafted and accepted tokens, and the sum of the
-        squares of what each round accepted."""
+        """By head version: sequence rounds with a tree, drafted tokens, accepted tokens, and the sum of squares of the
+        accepted tokens of each round."""
         self.by_text = [0, 0, 0]
-        """Rounds of sequences with a tree made of earlier text, and its drafted and accepted tokens."""
+        """Sequence rounds with a tree built from earlier text, their drafted tokens and accepted tokens."""
         self._launched: deque[tuple[str, int]] = deque()
-        """Of the rounds launched and not settled: why one without trees has none, and which head drew its trees."""
+        """For each round in flight: the reason should it have no trees, and the head version that drafted its trees."""
 
     @property
     def metrics(self) -> SpeculationMetrics:
-        """Over all contexts."""
+        """Metrics summed over all contexts."""
         whole = SpeculationMetrics(forced_acceptance=self._forced)
         for part in self.by_context:
             whole.add(part)
         return whole
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Count the context that is computed again, and keep what would explain a round without trees."""
+        """Counts replayed context tokens; stores the reason that applies if the round turns out to have no trees."""
         self.num_replayed_tokens += sum(chunk.length for chunk in flight.plan.chunks if chunk.replay)
         reason = plain_reason(self._drafting, flight.plan, flight.plan.decodes)
         self._launched.append((reason, self._clock.drafter.head_version))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Count trees and accepted tokens, also with their requests."""
+        """Counts trees and accepted tokens, for the engine and for each request."""
         (reason, version), plain = self._launched.popleft(), bool(result.num_valid)
         for row, num_valid in enumerate(result.num_valid):
             if num_valid > 1:
@@ -122,11 +122,11 @@ class RoundCounter(RoundObserver):
             self.plain_rounds[reason] = self.plain_rounds.get(reason, 0) + 1
 
     def abandoned(self) -> None:
-        """Rounds that are never settled verified nothing."""
+        """Drops rounds that will never be settled."""
         self._launched.clear()
 
     def figures(self) -> dict[str, Any]:
-        """The fields of `EngineStats` that are counted here."""
+        """Returns the fields of `EngineStats` that are counted here."""
         return {
             "speculation": self.metrics,
             "num_spec_tokens": self._drafting.config.speculation.max_path - 1,
@@ -157,7 +157,7 @@ class RoundCounter(RoundObserver):
         counts[3] += num_accepted * num_accepted
 
     def _new_head(self, version: int) -> list[int]:
-        """Room for the counts of a version, in the place of the oldest one's where there are many."""
+        """Adds counters for a version; removes the oldest version beyond MOST_HEADS."""
         if len(self.by_head) >= MOST_HEADS:
             del self.by_head[next(iter(self.by_head))]
         self.by_head[version] = [0, 0, 0, 0]
@@ -165,37 +165,37 @@ class RoundCounter(RoundObserver):
 
 
 def _context_label(bucket: int) -> str:
-    """`513-2048` for the bucket of contexts of so many tokens."""
+    """Label of a context bucket, such as `513-2048`."""
     least = 1 if bucket == 0 else CONTEXT_BOUNDS[bucket - 1] + 1
     return f"{least}-{CONTEXT_BOUNDS[bucket]}" if bucket < len(CONTEXT_BOUNDS) else f"{least}-"
 
 
 class _Asked(NamedTuple):
-    """What a round in flight shows."""
+    """Rows of one round in flight whose requests have `trace`."""
 
     plain_reasons: dict[int, str]
-    """By decode that asks: why it has no tree, should it have none."""
+    """By decode row with `trace`: the reason that applies if it has no tree."""
     trees: Download | None
-    """None where all are bare roots."""
+    """Token ids and parents of all trees; None if all are bare roots."""
 
 
 class ShownRounds(RoundObserver):
-    """Shows rounds to the requests that have `trace`. Where there are none it looks at nothing.
+    """Records rounds for the requests that have `trace`; without such requests nothing is read.
 
     Args:
-        drafting: asked why nothing was drafted.
+        drafting: source of the reason why nothing was drafted.
     """
 
     def __init__(self, drafting: DrafterClient) -> None:
         self._drafting = drafting
         self._request_ids: set[str] = set()
         self._asked: deque[_Asked | None] = deque()
-        """By round in flight, oldest first; None where none of its decodes asks."""
+        """By round in flight, oldest first; None if none of its decodes has `trace`."""
         self._settled: dict[str, VerifiedRound] = {}
-        """Of the round settled last, before its sequences have taken its tokens."""
+        """Rounds settled last by request id, until the outputs take them."""
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Note who asks, and fetch the trees: the next round may write where they lie."""
+        """Starts downloading the trees of traced requests now: the next round may overwrite their buffers."""
         plan, paths = flight.plan, flight.decodes
         if plan.admitted:
             self._request_ids |= {seq.request.request_id for seq in plan.admitted if seq.request.params.trace}
@@ -206,7 +206,7 @@ class ShownRounds(RoundObserver):
         self._asked.append(_Asked(reasons, trees) if reasons else None)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Read the rows of the requests that ask."""
+        """Reads the rows of traced requests."""
         self._settled.clear()
         asked = self._asked.popleft()
         if asked is None:
@@ -227,17 +227,17 @@ class ShownRounds(RoundObserver):
             self._settled[flight.plan.decodes[row].request.request_id] = seen
 
     def with_rounds(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """The outputs of the round settled last, with that round where it was asked for."""
+        """Attaches the round settled last to the outputs of traced requests."""
         if not self._request_ids:
             return outputs
         return [self._with_round(output) for output in outputs]
 
     def abandoned(self) -> None:
-        """Their sequences are computed again."""
+        """Drops rounds in flight; their sequences are recomputed."""
         self._asked.clear()
 
     def ended(self, request_id: str) -> None:
-        """Nothing more comes for it."""
+        """Stops tracing a request that has ended."""
         self._request_ids.discard(request_id)
 
     def _with_round(self, output: RequestOutput) -> RequestOutput:

@@ -1,19 +1,19 @@
-"""What an engine that cannot go on says of the requests it had, and how it finds out whether it can."""
+"""Exception of a broken engine, and the probe request that tests whether an engine still works."""
 
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 PROBE = Request("probe", (0,), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, speculation=False))
-"""What an engine runs to find out whether it still works."""
+"""Request that an engine runs after a failed round to test whether it still works."""
 PROBE_ROUNDS = 8
 
 
 class RoundFailed(RuntimeError):
-    """A round raised and the engine is broken, or what raised in it cannot be told.
+    """The engine is broken, or the request that caused a failed round cannot be determined.
 
     Args:
-        suspects: ids of the requests in their first round, one of which may have broken the engine: trying them on
-            another engine could break that one too.
-        queued: ids of the requests that had not been taken up yet, and so have nothing to do with it.
+        suspects: ids of requests in their first round. Any of these may have broken the engine, and retrying them could
+            break another engine.
+        queued: ids of requests that had not been admitted and so cannot have caused the failure.
     """
 
     def __init__(self, message: str, suspects: tuple[str, ...] = (), queued: tuple[str, ...] = ()) -> None:
@@ -23,4 +23,4 @@ class RoundFailed(RuntimeError):
 
 
 class InnerDrafterFailed(RuntimeError):
-    """A drafter that is a part of the engine has raised: what it and the engine share may be in any state."""
+    """A drafter that runs inside the engine raised; state shared between drafter and engine may be corrupt."""

@@ -1,4 +1,4 @@
-"""A kind of round, chosen once for an engine: what runs it, and what decides how much of its trees is verified."""
+"""Round kind, chosen once per engine: the model runner class and the adaptive speculation class."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from wingbeat.runtime.round.runner import ModelRunner
 
 
 class RoundKind(NamedTuple):
-    """The classes of one kind of round."""
+    """Runner class and adaptive speculation class of one kind of round."""
 
     runner: Callable[..., ModelRunner]
     adaptive: type[AdaptiveSpeculation]
 
 
 DEVICE_ROUND = RoundKind(ModelRunner, AdaptiveSpeculation)
-"""By torch's operations on any device, in fixed shapes: nobody waits to look at trees."""
+"""Rounds with torch operations on any device, in fixed shapes; the host never waits to read trees."""

@@ -1,4 +1,4 @@
-"""Questions that an engine asks about speculation, round by round; as the class stands here, nothing is decided."""
+"""Interface of an engine's decisions about speculation; the base class drafts and verifies fixed trees."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,34 +13,34 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason
 
 Trees = Any
-"""Trees of a round's decodes, as its kind of round keeps them; None where all are bare roots."""
+"""Trees of a round's decodes in the representation of that kind of round; None if all are bare roots."""
 
 
 class Speculation(RoundObserver):
-    """Decides how much is drafted and verified. An engine is built with one and shares it with its drafter client.
+    """Decides how much is drafted and verified. An engine shares one instance with its drafter client.
 
-    It is asked in this order, for a round and the draft behind it: `prune` and `num_nodes` before the launch;
-    `launched`; `plan` and `write_rule` when the drafter is told; `settled`, with what the round accepted and took
-    (`RoundInFlight.times`). With overlap a round is settled after the next one was launched. Where no drafter is asked,
-    `plan` and `write_rule` are left out; the other calls come in every round.
+    Calls for a round and the draft after it come in this order: `prune` and `num_nodes` before the launch; `launched`;
+    `plan` and `write_rule` when the drafter is notified; `settled`, with the accepted tokens and the times
+    (`RoundInFlight.times`). With overlap, a round is settled after the next one was launched. `plan` and `write_rule`
+    are skipped if no drafter is asked; the other calls come in every round.
 
-    Decisions change speed and never tokens. This class decides nothing: drafts have one shape in every round, and all
-    of it is verified. `AdaptiveSpeculation` decides.
+    Decisions change speed and never tokens. This class uses the same draft shape in every round and verifies all nodes;
+    `AdaptiveSpeculation` adapts both.
 
     Args:
-        max_levels: of each draft.
+        max_levels: levels of each draft.
     """
 
     num_nodes: int | None = None
-    """Nodes to keep of each tree where the device chooses them; None keeps all."""
+    """Nodes of each tree that the device keeps; None keeps all."""
     takes_texts = True
-    """Whether trees may be made of earlier text in the place of the drafter's."""
+    """Whether trees may be built from earlier text instead of by the drafter."""
 
     def __init__(self, max_levels: int) -> None:
         self._plan = DraftPlan(max_levels, "fixed")
 
     def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
-        """A drafter is about to be attached: measure what is not known yet. No round is in flight.
+        """Measures missing costs before a drafter is attached; no round is in flight.
 
         Args:
             patience_s: silence after which the drafter counts as stuck.
@@ -48,8 +48,10 @@ class Speculation(RoundObserver):
 
     @contextmanager
     def fixed(self) -> Iterator[None]:
-        """Within the block every draft has the configured shape, and is the drafter's. No round is in flight when it
-        begins or ends."""
+        """Context manager within which every draft has the configured shape and comes from the drafter.
+
+        No round may be in flight at its begin or end.
+        """
         self.takes_texts = False
         try:
             yield
@@ -59,68 +61,70 @@ class Speculation(RoundObserver):
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
     ) -> DraftPlan:
-        """Decide the next draft.
+        """Decides the next draft.
 
         Args:
             running: sequences that decode in the next round.
-            proposals: those that may be drafted for.
-            num_unfollowed: others could be, if the drafter had their context.
-            num_rounds: since the latest plan; more than one where nobody was drafted for.
+            proposals: sequences that may be drafted for.
+            num_unfollowed: further sequences that could be drafted for if the drafter had their context.
+            num_rounds: rounds since the latest plan; more than one if nothing was drafted meanwhile.
         """
         return self._plan
 
     def made_of_text(self) -> DraftPlan:
-        """Plan in the place of `plan` where nobody is drafted for, because earlier text is worth more."""
+        """Plan used instead of `plan` if text trees are worth more than any draft."""
         return DraftPlan(0, Reason.TEXT)
 
     def text_table(self) -> np.ndarray | None:
-        """Rows of `Acceptance.table` of trees made of earlier text; None believes what these say of themselves."""
+        """Rows of `Acceptance.table` for trees built from text; None uses the probabilities that the trees carry."""
         return None
 
     @property
     def text_pays(self) -> bool:
-        """Whether trees made of text have been worth their time."""
+        """Whether trees from text have been worth their time."""
         return True
 
     @property
     def is_probing(self) -> bool:
-        """Whether the next plan goes on with what is being tried, which trees made of text would hide."""
+        """Whether the next plan continues a probe, whose measurement text trees would disturb."""
         return False
 
     def node_price(self, running: list[Sequence]) -> float:
-        """Tokens that the time of verifying one more node is worth."""
+        """Time of verifying one more node, expressed in tokens generated in that time."""
         return 0.0
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
-        """Time of a round behind a draft for so many, over that of the same round behind none; None where a draft does
-        not pay, and is not to be tried."""
+        """Time of a round with a draft for `num_drafting` sequences, divided by that of the round without a draft.
+
+        None if a draft does not pay and none is to be tried.
+        """
         return 1.0
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
-        """Which of the running sequences that the drafter is not told of it is told of from now on."""
+        """Returns the unfollowed running sequences that the drafter follows from now on."""
         return unfollowed
 
     def follows_next(self) -> bool:
-        """Whether it is told of the request that is admitted now; asked once of each."""
+        """Whether the drafter follows the request that is being admitted; called once per request."""
         return True
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
-        """Hand the drafter its growth rule for the latest plan: 1, or 0 where every level is grown.
+        """Writes the growth rule of the latest plan for the drafter; returns 1, or 0 if every level is grown.
 
         Args:
-            num_context_tokens: context that the drafter takes in first, beside what the round accepted.
+            num_context_tokens: context tokens that the drafter processes first, beside the round's accepted tokens.
         """
         return 0
 
     def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:
-        """Nodes to verify of the trees of a round; None where all are bare roots.
+        """Returns the nodes of a round's trees to verify; None if all are bare roots.
 
         Args:
-            trees: as `ModelRunner.check` gives them, what is certain included.
-            drafted: those that the drafter brought; None where it brought none.
+            trees: the result of `ModelRunner.check`, including tokens that are certain.
+            drafted: the drafter's trees; None if it sent none.
         """
         return trees
 
     def stats(self) -> PolicyStats | None:
-        """Decisions so far; None where nothing is decided."""
+        """Decisions so far; None if nothing is decided."""
         return None

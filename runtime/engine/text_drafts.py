@@ -1,23 +1,23 @@
-"""Trees made of earlier text in an engine's own process, beside those of its drafter: what chooses between the two."""
+"""Interface for draft trees built from earlier text in the engine's process, beside the drafter's trees."""
 
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class TextDrafts(RoundObserver):
-    """Decides, for each sequence and round, who makes the next tree; as the class stands here, the drafter always.
+    """Chooses per sequence and round whether the next tree comes from text; this base always uses the drafter.
 
-    It is asked once a round is decided and before the drafter is told of it, so that no round may be in flight then.
+    `choose` runs after a round is settled and before the drafter is notified, so no round may be in flight then.
     """
 
     def choose(self, seqs: list[Sequence], flight: RoundInFlight) -> bool:
-        """Set `DraftProgress.text_tree` of the sequences whose next tree is made of text; it is None for all of them.
+        """Sets `DraftProgress.text_tree` of sequences whose next tree comes from text; the caller has set it to None.
 
         Args:
-            seqs: those that may be drafted for, by the drafter or from text.
-            flight: the round that is decided; its sequences do not have its tokens yet.
+            seqs: sequences that may be drafted for, by the drafter or from text.
+            flight: the settled round; its sequences do not contain its tokens yet.
 
         Returns:
-            Whether the drafter is asked for the others.
+            Whether to ask the drafter for trees of the other sequences.
         """
         return True

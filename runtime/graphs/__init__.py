@@ -1,1 +1,1 @@
-"""CUDA graphs of anything."""
+"""Capture and replay of CUDA graphs."""

@@ -1,13 +1,13 @@
-"""Which batch sizes are captured: a batch is padded to the smallest one that holds it, and there are only so many."""
+"""Batch sizes to capture: a batch is padded to the smallest captured size, and the number of graphs is bounded."""
 
 from collections.abc import Sequence
 
 MOST_GRAPHS = 60
-"""Of a verifier, and of a drafter: each one costs seconds at the start, and memory of its own."""
+"""Most graphs of a verifier, and of a drafter: each costs seconds at start, and memory."""
 _FREE_ROWS = 128
-"""Rows that a pass has for next to nothing: so long its products take as long as the weights take to be read."""
+"""Rows that are nearly free in a pass, because its products take as long as reading the weights."""
 _FARTHEST = 8
-"""Times the batch before: beside the products, padding costs too."""
+"""Largest ratio of neighbouring batch sizes: padding has costs beside the products too."""
 
 
 def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:
@@ -23,10 +23,10 @@ def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def bucket_for(n: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds `n`.
+    """Returns the smallest bucket that holds `n`.
 
     Args:
-        buckets: ascending.
+        buckets: ascending sizes.
 
     Raises:
         ValueError: `n` is below 1 or above the largest bucket.
@@ -40,12 +40,12 @@ def bucket_for(n: int, buckets: Sequence[int]) -> int:
 
 
 def within(most: int, batches: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Of each shape's batch sizes as many as `most` graphs allow, so that padding costs each about as much.
+    """Thins out each shape's batch sizes to `most` graphs in total, so that padding costs about the same everywhere.
 
-    The first and the last of each stay, however many these are.
+    The first and last size of each shape stay, even if these exceed `most`.
 
     Args:
-        batches: by rows of one sequence: sizes, ascending.
+        batches: by rows per sequence: ascending batch sizes.
     """
     ratio, kept = 1.0, batches
     while sum(map(len, kept.values())) > most and any(len(sizes) > 2 for sizes in kept.values()):
@@ -56,17 +56,17 @@ def within(most: int, batches: dict[int, tuple[int, ...]]) -> dict[int, tuple[in
 
 
 def draft_batches(max_num_seqs: int, max_path: int, top_k: int) -> tuple[int, ...]:
-    """Batch sizes of a drafter that has a graph for each depth, and one for what was decided: `max_path` of each.
+    """Batch sizes of a drafter, which has `max_path` graphs per size: one per depth, and one to commit decided tokens.
 
     Args:
-        top_k: rows of one sequence in a level.
+        top_k: rows per sequence in a level.
     """
     [kept] = within(MOST_GRAPHS // max_path, {top_k: batch_buckets(max_num_seqs)}).values()
     return kept
 
 
 def _apart(sizes: tuple[int, ...], rows: int, ratio: float, farthest: float) -> tuple[int, ...]:
-    """Sizes of which each costs `ratio` times the one before, or is `farthest` times as large."""
+    """Keeps sizes that cost `ratio` times the previous kept size, or are `farthest` times as large."""
     kept = list(sizes[:1])
     for size, following in zip(sizes[1:], (*sizes[2:], None), strict=True):
         cost, before = _FREE_ROWS + size * rows, _FREE_ROWS + kept[-1] * rows

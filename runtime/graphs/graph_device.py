@@ -1,4 +1,4 @@
-"""Capturing and replaying on a device: what `graph_runner` needs of it, and CUDA's way to do it."""
+"""Interface of devices that capture and replay graphs for `graph_runner`, and its CUDA implementation."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -8,33 +8,36 @@ import torch
 ResultT = TypeVar("ResultT")
 
 WARM_UP_RUNS = 2
-"""Before a capture: kernels compile, tune themselves and allocate workspaces in their first run."""
+"""Runs before a capture: kernels compile, tune themselves and allocate workspaces in their first run."""
 
 
 class GraphDevice(Protocol):
-    """What capturing needs of a device. All calls come from one thread, all replays go to one stream."""
+    """A device that captures graphs. All calls come from one thread, and all replays go to one stream."""
 
     def new_pool(self) -> Any:
-        """A handle under which captures share memory."""
+        """Returns a handle of a memory pool that captures share."""
 
     def warm_up(self, function: Callable[[], ResultT]) -> ResultT:
-        """Run `function` as often as it takes for nothing to be left that a capture forbids; the last result."""
+        """Runs `function` until it does nothing that a capture forbids; returns the last result."""
 
     def capture(self, function: Callable[[], ResultT], pool: Any) -> tuple[Any, ResultT]:
-        """Record `function` with its memory in `pool`: the graph, and the result that every replay overwrites."""
+        """Captures `function` with its memory in `pool`.
+
+        Returns the graph, and the result that every replay overwrites.
+        """
 
     def replay(self, graph: Any) -> None:
-        """Enqueue a captured graph on the current stream."""
+        """Enqueues a captured graph on the current stream."""
 
     def synchronize(self) -> None:
-        """Wait for everything enqueued."""
+        """Waits for all enqueued work."""
 
     def memory_bytes(self) -> int:
-        """Device memory this process holds."""
+        """Returns bytes of device memory that this process holds."""
 
 
 class CudaGraphDevice:
-    """Captures on a CUDA device through `torch.cuda.CUDAGraph`."""
+    """Captures on a CUDA device with `torch.cuda.CUDAGraph`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -45,7 +48,7 @@ class CudaGraphDevice:
         return torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Callable[[], ResultT]) -> ResultT:
-        """See `GraphDevice.warm_up`; on the stream that captures, whose library handles and workspaces are its own."""
+        """See `GraphDevice.warm_up`; runs on the capturing stream, which has its own library handles and workspaces."""
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -62,10 +65,11 @@ class CudaGraphDevice:
             RuntimeError: the function did what a capture forbids (waited for the device, allocated outside the pool).
         """
         graph, error = torch.cuda.CUDAGraph(), None
-        # When a capture cannot be ended, torch.cuda.graph leaves its stream the current one: this context puts it back.
+        # If a capture cannot be ended, torch.cuda.graph leaves its stream current: this context restores the stream.
         with torch.cuda.stream(torch.cuda.current_stream(self.device)):
             try:
-                # Other threads of the process may use the device meanwhile; only this thread's calls can spoil it.
+                # Other threads may use the device meanwhile; in this mode only this thread's calls can invalidate the
+                # capture.
                 with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
                     try:
                         result = function()
@@ -79,14 +83,15 @@ class CudaGraphDevice:
         return graph, result
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """Take the process out of a capture that could not be ended."""
-        # The allocator of pinned memory goes on asking this graph which stream is its own: it must live.
+        """Ends a capture that torch could not end."""
+        # The pinned-memory allocator keeps querying this graph for its stream, so the graph must stay alive.
         self._failed.append(graph)
-        # Otherwise frees across streams would be put off for good, and low memory not met by emptying the cache.
+        # Otherwise frees across streams would be deferred forever, and low memory could not be met by emptying the
+        # cache.
         index = self._stream.device.index
         torch._C._cuda_endAllocateToPool(index, pool)
         torch._C._cuda_releasePool(index, pool)
-        # Up to torch 2.12 the random generator stays in capture mode until some capture ends well.
+        # Up to torch 2.12 the random generator stays in capture mode until a capture ends successfully.
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode="thread_local"):
             torch.zeros(1, device=self.device)
 
@@ -97,7 +102,7 @@ class CudaGraphDevice:
         torch.cuda.synchronize(self.device)
 
     def memory_bytes(self) -> int:
-        """Bytes the caching allocator holds of this device, unused cache returned first."""
+        """Returns bytes that the caching allocator holds on this device, after releasing its unused cache."""
         self.synchronize()
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self.device)

@@ -1,7 +1,7 @@
-"""CUDA graphs of a replica's stages: captured per bucket, fed through fixed addresses, eager where capturing fails.
+"""CUDA graphs of a replica's stages: captured per bucket, fed through fixed addresses, eager if capturing fails.
 
-Knows neither models nor schedulers. A stage is a function from one NamedTuple of tensors to another; state that lives
-longer than a round (weights, KV pool, slot tables) is what the function closes over.
+Independent of models and schedulers. A stage is a function from one NamedTuple of tensors to another; its closure holds
+state that outlives a round (weights, KV pool, slot tables).
 """
 
 import logging
@@ -26,12 +26,12 @@ OutputsT = TypeVar("OutputsT", bound=tuple)
 
 
 class Stage(StrEnum):
-    """What a graph computes. `Bucket.size` is the stage's second key."""
+    """The computation of a graph. `Bucket.size` is the stage's second key."""
 
     DRAFT_PROPOSAL = "draft_proposal"
     """Commit and all levels of a tree; size is the depth."""
     DRAFT_RULED = "draft_ruled"
-    """DRAFT_PROPOSAL where a request has its own rules of sampling."""
+    """DRAFT_PROPOSAL for batches in which a request has its own sampling rules."""
     DRAFT_ACCEPT = "draft_accept"
     """Draft KV of decided tokens; size is the longest path."""
     BASE_VERIFICATION = "base_verification"
@@ -39,11 +39,11 @@ class Stage(StrEnum):
     BASE_DECODING = "base_decoding"
     """Forward pass over bare roots; size is 1."""
     BASE_MIXED = "base_mixed"
-    """Forward pass over trees or bare roots with prompt chunks beside them; size is the number of nodes."""
+    """Forward pass over trees or bare roots, with prompt chunks; size is the number of nodes."""
     BASE_PROMPTS = "base_prompts"
-    """Forward pass over prompt chunks alone: requests are pieces, and size is the rows of each."""
+    """Forward pass over prompt chunks alone; its requests are pieces, and size is the rows of each piece."""
     BASE_CHOICE = "base_choice"
-    """Choice of tokens, walk, compaction and taps behind any of these; size is the number of nodes."""
+    """Token choice, walk, compaction and taps after any forward pass; size is the number of nodes."""
 
 
 class Bucket(NamedTuple):
@@ -52,11 +52,11 @@ class Bucket(NamedTuple):
     num_reqs: int
     size: int = 1
     beside: int = 0
-    """Rows that are no request's of the inputs."""
+    """Further rows that belong to no request of the inputs (prompt pieces)."""
 
     @property
     def num_rows(self) -> int:
-        """All that are computed."""
+        """Number of computed rows."""
         return self.num_reqs * self.size + self.beside
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Bucket(NamedTuple):
 
 
 class GraphFailure(NamedTuple):
-    """A capture that failed; its stage and bucket run eagerly."""
+    """A failed capture, whose stage and bucket run eagerly."""
 
     stage: Stage
     bucket: Bucket
@@ -73,41 +73,42 @@ class GraphFailure(NamedTuple):
 
 @dataclass
 class GraphStats:
-    """What was captured and how often it ran."""
+    """Captured graphs, failures, and run counts by stage."""
 
     captured: list[tuple[Stage, Bucket]] = field(default_factory=list)
     failed: list[GraphFailure] = field(default_factory=list)
-    # No Counters: dataclasses.asdict would count their items.
+    # Plain dicts: dataclasses.asdict would count a Counter's items.
     replays: dict[Stage, int] = field(default_factory=dict)
     eager_runs: dict[Stage, int] = field(default_factory=dict)
     num_untried: int = 0
-    """Buckets that were not tried: after another one of their stage had failed, or by the settings."""
+    """Buckets that were not tried, because another bucket of their stage had failed or the settings exclude them."""
     memory_bytes: int = 0
-    """Device memory that the captures hold."""
+    """Device bytes that the captures hold."""
 
     def counts(self) -> dict[str, int]:
-        """Stages at one of their shapes, by what became of them: those that failed run eagerly too."""
+        """Counts of stages at one shape, by state; failed stages run eagerly too."""
         return {"captured": len(self.captured), "failed": len(self.failed), "eager": self.num_untried}
 
     def count_replay(self, stage: Stage) -> None:
-        """A graph ran."""
+        """Counts a replay."""
         self.replays[stage] = self.replays.get(stage, 0) + 1
 
     def count_eager_run(self, stage: Stage) -> None:
-        """A stage's function ran in place of a graph."""
+        """Counts a run of the stage's function instead of a graph."""
         self.eager_runs[stage] = self.eager_runs.get(stage, 0) + 1
 
     def forget_runs(self) -> None:
-        """Count from zero; what is captured stays."""
+        """Resets the run counts; captures stay."""
         self.replays.clear()
         self.eager_runs.clear()
 
 
 class GraphPool:
-    """Memory and statistics that all graphs of a replica share.
+    """Memory and statistics shared by all graphs of a replica.
 
-    Graphs of one pool reuse each other's memory: they must be replayed one after another on one stream. Outputs of a
-    graph may lie where one captured before it keeps what it computes on the way: whoever wants them later copies them.
+    Graphs of one pool reuse each other's memory, so they must be replayed one after another on one stream. A graph's
+    outputs may lie in memory that a graph captured earlier uses for intermediate results; callers that need outputs
+    later must copy them.
     """
 
     def __init__(self, device: GraphDevice) -> None:
@@ -115,16 +116,17 @@ class GraphPool:
         self.stats = GraphStats()
         self.handle = device.new_pool()
         self.paused = False
-        """Run every stage's function, on the shapes of its graph, and none of the graphs."""
+        """While True, every stage runs its function on the shapes of its graphs instead of replaying them."""
 
     def capture(self, *runners: "GraphRunner") -> None:
-        """Capture every bucket of `runners`, those with most rows first: the smaller ones fit into their memory.
+        """Captures every bucket of `runners`, largest first, so that the smaller ones fit into their memory.
 
-        Where a stage's first capture fails, and not for want of memory, none of its runners is tried: what spoils one
-        capture of a model spoils them all, and each costs seconds and a pool. Likewise the first one of a runner.
+        If a stage's first capture fails for another reason than memory, none of its runners is tried: an invalid
+        operation fails in all captures of a model, and each attempt costs seconds and a pool. A runner whose first
+        capture fails is abandoned likewise.
 
         Raises:
-            Exception: whatever a stage raises when it runs eagerly; a stage that only fails to be captured is noted.
+            Exception: whatever a stage raises when it runs eagerly; a stage that only fails to be captured is recorded.
         """
         jobs = [(runner, bucket) for runner in runners for bucket in runner.buckets]
         jobs.sort(key=lambda job: job[1].num_rows, reverse=True)
@@ -151,7 +153,7 @@ class GraphPool:
         )
 
     def note_failure(self, stage: Stage, bucket: Bucket, error: Exception) -> None:
-        """Record and report a failed capture, and leave its memory pool, which may still count as capturing."""
+        """Records and logs a failed capture, and replaces its memory pool, which may still count as capturing."""
         failure = GraphFailure(stage, bucket, first_cause(error))
         self.stats.failed.append(failure)
         self.handle = self.device.new_pool()
@@ -164,12 +166,12 @@ class _Captured(NamedTuple):
 
 
 class GraphRunner(Generic[InputsT, OutputsT]):
-    """One stage at fixed shapes: replays the graph of a bucket, or runs its function where there is none.
+    """A stage at fixed shapes: replays the graph of a bucket, or runs the stage's function without a graph.
 
     Args:
         function: NamedTuple of tensors [num_reqs, ...] to NamedTuple of tensors [num_reqs, ...] or None. It must not
             write to its inputs, wait for the device, or let shapes depend on values.
-        padding_row: size -> the inputs [1, ...] of a row that changes nothing and disturbs no other row.
+        padding_row: size -> the inputs [1, ...] of a row that has no effect on state or on other rows.
         buckets: shapes to capture.
 
     Raises:
@@ -199,7 +201,7 @@ class GraphRunner(Generic[InputsT, OutputsT]):
         self._graphs: dict[Bucket, _Captured] = {}
 
     def inputs(self, bucket: Bucket) -> InputsT:
-        """The static inputs of a bucket, for callers who write them in place and `replay`; buckets share memory."""
+        """Returns a bucket's static inputs, for callers that write them in place and `replay`; buckets share memory."""
         if bucket not in self._inputs:
             raise ValueError(f"{self.stage} has no bucket {bucket}: it has {', '.join(map(str, self.buckets))}")
         return self._inputs[bucket]
@@ -211,10 +213,10 @@ class GraphRunner(Generic[InputsT, OutputsT]):
 
     @torch.inference_mode()
     def capture(self, bucket: Bucket) -> Exception | None:
-        """Capture one bucket on inert inputs; a failure is returned, and noted in the pool's statistics.
+        """Captures one bucket on padding inputs; a failure is returned, and recorded in the pool's statistics.
 
         Raises:
-            BackendLost: what captures it is gone.
+            BackendLost: the capturing backend is lost.
         """
         static, device = self.inputs(bucket), self.pool.device
         for view, row in zip(static, self._padding[bucket.size], strict=True):
@@ -236,14 +238,14 @@ class GraphRunner(Generic[InputsT, OutputsT]):
 
     @torch.inference_mode()
     def run(self, bucket: Bucket, inputs: InputsT) -> OutputsT:
-        """Compute the stage for `inputs`, padded to the bucket.
+        """Computes the stage for `inputs`, padded to the bucket.
 
         Args:
             inputs: [num_reqs, ...] with at most `bucket.num_reqs` rows; other dimensions may be shorter than the
-                bucket's too. Pinned host tensors are copied asynchronously: they must stay as they are until then.
+                bucket's too. Pinned host tensors are copied asynchronously: they must not change until then.
 
         Returns:
-            The first num_reqs rows of the outputs; valid until any graph of the pool is replayed next.
+            The first num_reqs rows of the outputs; valid until any graph of the pool is replayed.
 
         Raises:
             ValueError: there is no such bucket, or the inputs do not fit it; names the field.
@@ -267,7 +269,7 @@ class GraphRunner(Generic[InputsT, OutputsT]):
 
     @torch.inference_mode()
     def replay(self, bucket: Bucket, num_reqs: int) -> OutputsT:
-        """Compute the stage for what lies in `inputs(bucket)`; returns as `run`."""
+        """Computes the stage for the values in `inputs(bucket)`; returns as `run`."""
         captured, stats = None if self.pool.paused else self._graphs.get(bucket), self.pool.stats
         if captured is None:
             outputs = self.function(self.inputs(bucket))
@@ -280,7 +282,7 @@ class GraphRunner(Generic[InputsT, OutputsT]):
 
     @torch.inference_mode(mode=False)
     def _allocate(self) -> dict[Bucket, InputsT]:
-        """Views of one buffer per field, large enough for the largest bucket; contiguous in every bucket."""
+        """Allocates one buffer per field for the largest bucket; returns contiguous views for every bucket."""
         rows = next(iter(self._padding.values()))
         buffers = [
             row.new_empty(max(b.num_reqs * self._padding[b.size][index].numel() for b in self.buckets))
@@ -312,21 +314,21 @@ def _check_rows(stage: Stage, what: str, fields: tuple, num_rows: int) -> None:
 
 
 def _root(error: BaseException) -> BaseException:
-    # Ending a spoiled capture raises too; what spoiled it is the cause or context of that error.
+    # Ending an invalid capture raises too; the original error is the cause or context of that error.
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return error
 
 
 def first_cause(error: BaseException) -> str:
-    """First line of the error that others came of."""
+    """Returns the first line of the error that caused `error`."""
     error = _root(error)
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def _with_progress(jobs: list[tuple[GraphRunner, Bucket]]) -> Iterator[tuple[GraphRunner, Bucket]]:
-    """The jobs, under a progress bar where standard error is a terminal."""
+    """Yields the jobs, with a progress bar if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield from jobs
         return

@@ -1,1 +1,1 @@
-"""Blocks and the pool of keys and values."""
+"""KV blocks and the KV pool."""

@@ -1,4 +1,4 @@
-"""What a block of tokens and all before it are known by, and which hashes a prefix cache has gained and lost."""
+"""Hashes of KV blocks with all tokens before them, and a log of the hashes that a prefix cache gains and loses."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -10,15 +10,15 @@ ROOT_HASH = bytes(16)
 
 
 def hash_block(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
-    """128-bit BLAKE2b of a full block and all before it; wide enough that equal hashes are taken as equal tokens."""
+    """128-bit BLAKE2b of a full block and all blocks before it; wide enough to treat equal hashes as equal tokens."""
     return blake2b(parent_hash + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
 def salted_root(salt: str, variant: str = "") -> bytes:
-    """Parent hash of the first block of sequences that share prefixes only with others of the same salt and variant.
+    """Parent hash of the first block for sequences that share prefixes only within the same salt and variant.
 
     Args:
-        variant: digest of its files; empty for none.
+        variant: digest of the variant's files, such as an adapter's; empty for none.
     """
     if not (salt or variant):
         return ROOT_HASH
@@ -27,20 +27,23 @@ def salted_root(salt: str, variant: str = "") -> bytes:
 
 
 HASH_BYTES = 8
-"""Of each block hash that is told: two prefixes taken for one cost a detour, never a token."""
+"""Bytes of each block hash sent to routers: a collision costs a detour, never a wrong token."""
 
 
 class CacheChanges(NamedTuple):
-    """Hashes of `HASH_BYTES` each, one behind the other; to be applied in the order of the fields."""
+    """Changed hashes of `HASH_BYTES` each, concatenated; to be applied in the order of the fields."""
 
     cleared: bool = False
-    """Everything before was forgotten."""
+    """Whether all earlier hashes were dropped."""
     dropped: bytes = b""
     cached: bytes = b""
 
 
 class CacheLog:
-    """Changes that cancel out are not told, so that its size is bounded by the cache's."""
+    """Accumulates changes of a prefix cache.
+
+    Opposite changes cancel, so that the log's size is bounded by the cache's.
+    """
 
     def __init__(self) -> None:
         self._cleared = False
@@ -48,11 +51,11 @@ class CacheLog:
         self._cached: dict[bytes, None] = {}
 
     def cached(self, block_hash: bytes) -> None:
-        """A prefix can be found from now on."""
+        """Logs that a prefix can be found from now on."""
         self._cached[block_hash[:HASH_BYTES]] = None
 
     def dropped(self, block_hash: bytes) -> None:
-        """A prefix cannot be found any more."""
+        """Logs that a prefix can no longer be found."""
         short = block_hash[:HASH_BYTES]
         if short in self._cached:
             del self._cached[short]
@@ -60,13 +63,13 @@ class CacheLog:
             self._dropped[short] = None
 
     def cleared(self) -> None:
-        """No prefix can be found any more."""
+        """Logs that no prefix can be found any more."""
         self._cleared = True
         self._dropped.clear()
         self._cached.clear()
 
     def add(self, changes: CacheChanges) -> None:
-        """Changes that come after those that are here."""
+        """Appends later changes."""
         if changes.cleared:
             self.cleared()
         for block_hash in split_hashes(changes.dropped):
@@ -75,7 +78,7 @@ class CacheLog:
             self.cached(block_hash)
 
     def take(self) -> CacheChanges | None:
-        """What changed since the last call; None where nothing did."""
+        """Returns and clears the changes since the last call; None if there are none."""
         if not (self._cleared or self._dropped or self._cached):
             return None
         changes = CacheChanges(self._cleared, b"".join(self._dropped), b"".join(self._cached))
@@ -86,5 +89,5 @@ class CacheLog:
 
 
 def split_hashes(joined: bytes) -> Iterable[bytes]:
-    """The hashes of one field of `CacheChanges`."""
+    """Splits one field of `CacheChanges` into hashes."""
     return (joined[begin : begin + HASH_BYTES] for begin in range(0, len(joined), HASH_BYTES))

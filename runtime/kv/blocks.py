@@ -1,7 +1,7 @@
-"""Who holds which block of paged KV, and which blocks hold a known prefix; bookkeeping only, no tensors.
+"""Ownership and prefix cache of paged KV blocks; bookkeeping only, no tensors.
 
 Block ids index the verifier's and the drafter's KV alike, so one allocator serves both, and a prefix cached here is
-cached on both sides as far as the drafter has filled it. Knows nothing of requests: callers keep the block tables.
+cached on both sides as far as the drafter has filled it. Requests are not handled here: callers keep the block tables.
 """
 
 from collections import Counter, OrderedDict
@@ -11,67 +11,67 @@ from typing import Protocol
 from wingbeat.runtime.kv.block_hashes import ROOT_HASH, CacheLog, hash_block
 
 RESERVED_BLOCK = 0
-"""Never handed out: rows that only pad a batch write here."""
+"""Id of the null block, which is never handed out: padding rows write into it."""
 
 
 class KeptBeside(Protocol):
-    """Tensors kept of some prefixes beside keys and values, by the hash of their last block."""
+    """Tensors kept for some prefixes beside keys and values (recurrent states), by hash of the last block."""
 
     num_rows: int
-    """At most so many at once."""
+    """Most prefixes kept at once."""
     num_pinned: int
     most_pinned: int
 
     def has(self, block_hash: bytes | None) -> bool:
-        """Whether it is kept of the prefix that ends there."""
+        """Whether a tensor is kept for the prefix that ends with this hash."""
         ...
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
-        """A block is full and computed: what is pending for it can be found under its hash."""
+        """Makes the tensor pending for a block findable under its hash, once the block is full and computed."""
         ...
 
     def discard(self, block_id: int) -> None:
-        """A block is let go of before it was full."""
+        """Drops the tensor pending for a block that was released before it was full."""
         ...
 
     def dropped(self, block_hash: bytes) -> None:
-        """A prefix is not cached any more."""
+        """Drops a prefix that is no longer cached."""
         ...
 
     def pin(self, block_hash: bytes) -> None:
-        """Keep it from making room; raises KeyError where it is not kept."""
+        """Protects a prefix's tensor from eviction; raises KeyError if it is not kept."""
         ...
 
     def unpin(self, block_hash: bytes) -> None:
-        """The inverse."""
+        """Ends the protection by `pin`."""
         ...
 
     def clear(self) -> None:
-        """Forget all but what is pinned."""
+        """Drops all tensors that are not pinned."""
         ...
 
     def mismatch(self, cached: dict[bytes, int]) -> str | None:
-        """Problem that does not add up, given each block by its hash; None where there is none."""
+        """Returns the first inconsistency with the cached blocks by hash; None if there is none."""
         ...
 
 
 class NoFreeBlocks(RuntimeError):
-    """More blocks were asked for than are free; nothing was allocated."""
+    """More blocks were requested than are free; nothing was allocated."""
 
 
 class IntegrityError(AssertionError):
-    """The bookkeeping contradicts itself or the tables it was checked against."""
+    """The bookkeeping contradicts itself or the tables against which it was checked."""
 
 
 class BlockManager:
-    """Reference-counted blocks, a hash-chained prefix cache, and how far the drafter has filled each block.
+    """Reference-counted blocks, a hash-chained prefix cache, and the drafter's fill level of each block.
 
-    A block is reserved (block 0), live (referenced), free, or free and cached: its content may still be acquired until
-    allocation runs out of plainly free blocks and evicts the least recently used cached one. A pinned block is a cached
-    one that is live as long as it is pinned.
+    A block is reserved (block 0), live (referenced), free, or free and cached. A free cached block can still be
+    acquired, until allocation runs out of free uncached blocks and evicts the least recently used cached block. A
+    pinned block is a cached block that is live while it is pinned.
 
     Args:
-        beside: of layers that remember more than keys and values: a prefix is found as far as that is kept.
+        beside: tensors kept for prefixes of models with further layer state; only prefixes with such a tensor match.
 
     Raises:
         ValueError: fewer than two blocks, or an empty block.
@@ -98,30 +98,30 @@ class BlockManager:
         self.query_tokens = 0
         """Tokens of all prompts given to `match_prefix`."""
         self.hit_tokens = 0
-        """Those of them found in the cache."""
+        """Prompt tokens found in the cache."""
         self._ref_counts = [0] * num_blocks
-        # Popped from the end, so that a fresh pool is handed out in ascending order.
+        # Blocks are popped from the end, so that a fresh pool is handed out in ascending order.
         self._free = list(range(num_blocks - 1, RESERVED_BLOCK, -1))
         self._free_cached: OrderedDict[int, None] = OrderedDict()
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
         self._pins: Counter[int] = Counter()
-        """By block, how many pinned prefixes it belongs to."""
+        """By block, number of pinned prefixes that contain it."""
         self._draft_incarnations = [0] * num_blocks
         self._draft_filled = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
-        """Blocks `allocate` can hand out, cached ones included."""
+        """Number of blocks that `allocate` can hand out, including cached ones."""
         return len(self._free) + len(self._free_cached)
 
     @property
     def num_pinned(self) -> int:
-        """Blocks of pinned prefixes, each counted once."""
+        """Number of blocks of pinned prefixes, each counted once."""
         return len(self._pins)
 
     def figures(self) -> dict[str, int]:
-        """The fields of an engine's stats that are counted here."""
+        """Returns the fields of an engine's statistics that are counted here."""
         return {
             "num_blocks": self.num_blocks,
             "num_free_blocks": self.num_free,
@@ -131,14 +131,14 @@ class BlockManager:
         }
 
     def match_prefix(self, token_ids: Sequence[int], root_hash: bytes = ROOT_HASH) -> list[int]:
-        """Cached blocks that hold the beginning of a prompt, in order; counts the query.
+        """Returns the cached blocks of a prompt's beginning, in order, and counts the query.
 
-        Never the whole prompt: at least its last token is left to compute. The blocks may be evicted by the next
-        `allocate`, so acquire them first.
+        Never matches the whole prompt: at least its last token is left to compute. The next `allocate` may evict the
+        blocks, so acquire them first.
 
         Args:
             token_ids: the prompt.
-            root_hash: parent hash of the first block, where sequences of equal tokens have different KV.
+            root_hash: parent hash of the first block, for sequences whose KV differs for equal tokens (salt, adapter).
         """
         self.query_tokens += len(token_ids)
         matched = self.find(token_ids[: len(token_ids) - 1], root_hash)
@@ -149,7 +149,7 @@ class BlockManager:
         return matched
 
     def find(self, token_ids: Sequence[int], root_hash: bytes = ROOT_HASH) -> list[int]:
-        """Cached blocks that hold the beginning of some tokens, all of them included; counts nothing."""
+        """Returns the cached blocks of the beginning of some tokens, up to all of them; does not count a query."""
         found: list[int] = []
         block_hash, size = root_hash, self.block_size
         for begin in range(0, len(token_ids) - size + 1, size) if self.enable_prefix_caching else ():
@@ -161,15 +161,15 @@ class BlockManager:
         return found
 
     def is_pinned(self, block_id: int) -> bool:
-        """Whether a pinned prefix has it."""
+        """Whether a pinned prefix contains the block."""
         return block_id in self._pins
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """Keep a prefix that is cached: eviction never takes its blocks, nor the state behind the last one.
+        """Protects a cached prefix: its blocks, and the state kept for its last block, are not evicted.
 
         Raises:
             IntegrityError: a block is not cached; nothing is pinned.
-            KeyError: the state behind the last one is not kept; likewise.
+            KeyError: no state is kept for the last block; nothing is pinned.
         """
         lost = [block_id for block_id in blocks if not self._is_cached(block_id)]
         _require(not lost, f"blocks {lost} are to be pinned, but not cached")
@@ -179,7 +179,7 @@ class BlockManager:
         self._pins.update(blocks)
 
     def unpin(self, blocks: Sequence[int]) -> None:
-        """Let eviction take a prefix again, unless others have its blocks too.
+        """Makes a prefix evictable again, except for blocks that other pinned prefixes contain.
 
         Raises:
             IntegrityError: a block is not pinned; nothing is unpinned.
@@ -192,7 +192,7 @@ class BlockManager:
         self.release(blocks)
 
     def allocate(self, num: int) -> list[int]:
-        """Hand out `num` blocks with one reference each; their former content is forgotten.
+        """Hands out `num` blocks with one reference each; their former content is dropped.
 
         Raises:
             NoFreeBlocks: fewer are free.
@@ -207,7 +207,7 @@ class BlockManager:
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """Add one reference to blocks that are live or cached.
+        """Adds one reference to blocks that are live or cached.
 
         Raises:
             IntegrityError: a block is neither, so its content may be gone.
@@ -220,9 +220,10 @@ class BlockManager:
             self._ref_counts[block_id] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each block of a table; those without any become free.
+        """Drops one reference to each block of a table; blocks without references become free.
 
-        The last block goes first: a prefix is of use without what follows it, so it should be evicted last.
+        The last block is freed first: a prefix is useful without its continuation, so the first blocks should be
+        evicted last.
 
         Raises:
             IntegrityError: a block is not live.
@@ -241,15 +242,15 @@ class BlockManager:
                 self.beside.discard(block_id)
 
     def register(self, block_id: int, parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
-        """Offer a live block that is full and computed to the prefix cache, and return its hash.
+        """Adds a full, computed, live block to the prefix cache and returns its hash.
 
-        Where another block already holds the same prefix, that one stays the cached one and this one is kept by its
-        owner. With prefix caching off nothing is cached and the parent's hash comes back.
+        If another block already holds the same prefix, that block stays the cached one. Without prefix caching, nothing
+        is cached and the parent's hash is returned.
 
         Args:
             block_id: a live block.
-            parent_hash: what registering the block before it returned; `ROOT_HASH` for the first.
-            token_ids: the block's tokens, block_size of them.
+            parent_hash: result of registering the previous block; `ROOT_HASH` for the first block.
+            token_ids: the block's block_size tokens.
 
         Raises:
             ValueError: the block is not full.
@@ -273,15 +274,18 @@ class BlockManager:
         return block_hash
 
     def block_hash(self, block_id: int) -> bytes | None:
-        """Hash a live or cached block was registered with, the parent hash of the block after it; None before that."""
+        """Returns the hash under which a block was registered, which is the next block's parent hash.
+
+        None before that.
+        """
         return self._hashes[block_id]
 
     def draft_filled(self, block_id: int, incarnation: int) -> int:
-        """Positions of a block, counted from its start, whose draft KV this incarnation of the drafter holds."""
+        """Number of positions, from a block's start, whose draft KV this drafter incarnation holds."""
         return self._draft_filled[block_id] if self._draft_incarnations[block_id] == incarnation else 0
 
     def set_draft_filled(self, block_id: int, incarnation: int, num_positions: int) -> None:
-        """Record draft KV of a block's first positions; never lowers, but another incarnation starts from zero.
+        """Records draft KV of a block's first positions; never lowers the number, except for another incarnation.
 
         Raises:
             ValueError: num_positions is not within the block.
@@ -292,9 +296,9 @@ class BlockManager:
         self._draft_incarnations[block_id] = incarnation
 
     def reset_cache(self) -> None:
-        """Forget every cached prefix but the pinned ones.
+        """Drops every cached prefix that is not pinned.
 
-        What is live stays with its owners; their next blocks are cached.
+        Live blocks stay with their owners, whose next blocks are cached again.
         """
         self._free.extend(self._free_cached)
         self._free_cached.clear()
@@ -306,7 +310,7 @@ class BlockManager:
             self.log.cached(block_hash)
 
     def forget(self) -> None:
-        """Be as new: nothing cached, nothing counted.
+        """Resets to the initial state: nothing cached, nothing counted.
 
         Raises:
             IntegrityError: a block is live.
@@ -318,10 +322,10 @@ class BlockManager:
         self.log.cleared()
 
     def check_integrity(self, live_tables: Iterable[Sequence[int]]) -> None:
-        """Compare the bookkeeping with itself, its pins and every block table in use.
+        """Checks the bookkeeping against itself, its pins and every block table in use.
 
         Raises:
-            IntegrityError: naming the first block that does not add up.
+            IntegrityError: names the first inconsistent block.
         """
         held = Counter(self._pins)
         for table in live_tables:
@@ -360,7 +364,7 @@ class BlockManager:
         return block_hash is not None and self._cached.get(block_hash) == block_id
 
     def _evict(self) -> int:
-        """Forget the least recently used cached block."""
+        """Evicts the least recently used cached block and returns its id."""
         block_id, _ = self._free_cached.popitem(last=False)
         block_hash = self._hashes[block_id]
         del self._cached[block_hash]

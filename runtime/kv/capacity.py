@@ -1,37 +1,37 @@
-"""How many blocks a memory budget holds, and how long a sequence they hold; loads no torch."""
+"""Computes how many blocks, sequences and tokens a memory budget holds; imports no torch."""
 
 from dataclasses import replace
 
 from wingbeat.runtime.config import LEAST_MODEL_LEN, EngineConfig
 
 USUAL_LEN, LEAST_SEQS, SHARE_OF_SEQS = 1024, 16, 0.75
-"""Tokens of a sequence that memory is reckoned with where the number of sequences is left to it, the least of those,
-and what share of the free memory they take."""
+"""If memory decides the number of sequences: tokens assumed per sequence, the minimum number of sequences, and the
+share of free memory that they may take."""
 
 
 def is_automatic(config: EngineConfig) -> bool:
-    """Whether the pool's size is left to what memory there is."""
+    """Whether the pool's size depends on free memory."""
     return config.num_kv_blocks is None and config.kv_cache_memory_bytes is None
 
 
 def check_budget(name: str, num_bytes: int, total: int | None, device: str) -> None:
-    """Raises ValueError, with the setting's name, where there are not so many bytes; None where nobody says."""
+    """Raises ValueError, with the setting's name, if a device has fewer bytes; `total` is None if unknown."""
     if total is not None and num_bytes > total:
         owner = "the GPU" if device == "cuda" else "this machine"
         raise ValueError(f"{name} is {num_bytes}: {owner} has {total} bytes of memory; lower it")
 
 
 def fit(config: EngineConfig, budget: int, block_bytes: int, num_positions: int | None = None) -> EngineConfig:
-    """The same limits with `num_kv_blocks` and `max_model_len` settled.
+    """Returns the limits with `num_kv_blocks` and `max_model_len` settled.
 
     Args:
-        budget: bytes for blocks; counts where `num_kv_blocks` is not given.
-        block_bytes: of one block, over all layers.
-        num_positions: of the model; None where it is not known.
+        budget: bytes for blocks; used if `num_kv_blocks` is not given.
+        block_bytes: bytes of one block, over all layers.
+        num_positions: the model's number of positions; None if unknown.
 
     Raises:
-        ValueError: the memory does not hold one sequence of max_model_len, or none worth serving where that may be
-            lowered; names the setting.
+        ValueError: the memory does not hold one sequence of max_model_len, or, if that may be lowered, of a useful
+            length; names the setting.
     """
     num_blocks = budget // block_bytes if config.num_kv_blocks is None else config.num_kv_blocks
     longest = config.max_model_len
@@ -43,18 +43,18 @@ def fit(config: EngineConfig, budget: int, block_bytes: int, num_positions: int 
     if num_blocks < needed:
         raise ValueError(_too_small(config, budget, num_blocks, longest, needed, needed * block_bytes))
     if config.num_kv_blocks is None:
-        # More than all slots can ever hold, prefix cache included four times over, would only cost memory.
+        # A larger pool would only cost memory: four times what all slots can hold leaves room for the prefix cache.
         num_blocks = min(num_blocks, 1 + 4 * config.max_num_seqs * settled.max_blocks_per_seq)
     return replace(settled, num_kv_blocks=num_blocks)
 
 
 def num_seqs_held(config: EngineConfig, free: int, token_bytes: int, seq_bytes: int) -> int:
-    """Sequences worth having slots for: as many as the memory holds with usual contexts, in steps of two.
+    """Returns the number of slots worth having: sequences of usual length that memory holds, by halving the limit.
 
     Args:
-        free: bytes beside the weights, of which `SHARE_OF_SEQS` may go to them: the rest is for longer contexts.
-        token_bytes: of a token's keys and values, the drafter's included where it lies beside.
-        seq_bytes: of a sequence, whatever its length.
+        free: bytes beside the weights, of which sequences may take `SHARE_OF_SEQS`; the rest is for longer contexts.
+        token_bytes: bytes of a token's keys and values, including the drafter's if it shares the memory.
+        seq_bytes: bytes of a sequence, independent of its length.
     """
     blocks = config.max_num_seqs if config.num_kv_blocks is None else max(config.num_kv_blocks - 1, 1)
     most = min(config.max_num_seqs, blocks)

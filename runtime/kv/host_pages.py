@@ -1,4 +1,4 @@
-"""Large zeroed tensors of the host, of pages that take memory as they are used and are promised to it meanwhile."""
+"""Large zeroed host tensors whose pages take memory when first used, and are reserved for other processes' view."""
 
 import ctypes
 import mmap
@@ -12,8 +12,10 @@ from wingbeat.runtime.memory_promises import PROMISES
 
 
 def give_back(tensors: Iterable[Tensor]) -> int:
-    """Give the system the pages back that lie within tensors of the host, and read as zeros from then on; returns
-    their bytes. The tensors stay where they are."""
+    """Returns the pages within host tensors to the system, and returns their number of bytes.
+
+    The tensors keep their addresses and read as zeros afterwards.
+    """
     madvise, total = ctypes.CDLL(None, use_errno=True).madvise, 0
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -21,13 +23,13 @@ def give_back(tensors: Iterable[Tensor]) -> int:
         size = (storage.data_ptr() + storage.nbytes() - begin) // mmap.PAGESIZE * mmap.PAGESIZE
         if size > 0:
             if madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED):
-                raise OSError(ctypes.get_errno(), "memory is not given back")
+                raise OSError(ctypes.get_errno(), "madvise(MADV_DONTNEED) failed: memory is not returned to the system")
             total += size
     return total
 
 
 def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros on the CPU; other processes of the machine count all of them as taken (`MemoryPromises`)."""
+    """Returns zeros on the CPU; other processes count all their bytes as taken (`MemoryPromises`)."""
     num_bytes = prod(shape) * dtype.itemsize
     memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

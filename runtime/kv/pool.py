@@ -13,16 +13,16 @@ from wingbeat.runtime.kv.capacity import check_budget, fit
 from wingbeat.runtime.kv.host_pages import mapped_zeros
 
 UNKNOWN_RAM = 1 << 30
-"""Bytes taken for free where the system does not say what is."""
+"""Bytes assumed to be free if the system does not report free memory."""
 CONTEXT_BYTES = 600 << 20
-"""Of a process on a GPU before it allocates anything: CUDA's context and the kernels of the libraries."""
+"""Bytes that a process holds on a GPU before it allocates anything: CUDA's context and library kernels."""
 
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's attention as the probe saw it (`wingbeat.runtime.verifier.layers.probe.probe_attention`).
+    """Attention of one layer, as probed by `wingbeat.runtime.verifier.layers.probe.probe_attention`.
 
-    A layer without attention has no heads, and no numbers in the pool.
+    A layer without attention has 0 heads and takes no space in the pool.
     """
 
     num_heads: int
@@ -33,15 +33,15 @@ class LayerAttention:
 
     @property
     def kv_size(self) -> int:
-        """Numbers of a position's key and value over all heads."""
+        """Elements of a position's key and value over all heads."""
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
 class KVCache:
-    """Paged keys and values of all layers; block 0 belongs to nobody and takes the writes of padding rows.
+    """Paged keys and values of all layers. Block 0 is the null block, which takes the writes of padding rows.
 
     Args:
-        dtype: of the weights.
+        dtype: dtype of the weights.
 
     Raises:
         ValueError: the memory budget does not hold one sequence of max_model_len, or the GPU has no float8_e4m3fn.
@@ -67,15 +67,17 @@ class KVCache:
         ]
         self._stored = [pair for pair, layer in zip(self.layers, layers, strict=True) if layer.kv_size]
         self.table = pool_table(self._stored)
-        """For moves over all layers; its address is in the captured ones."""
+        """Address table for moves over all layers; captured graphs contain its address."""
 
     def own_pools(self) -> list[Tensor] | None:
-        """Keys and values by layer, [num_blocks, block_size, heads, dim], which whoever walks trees on the host may
-        compact by itself; None where others have to hear of each move, or positions lie otherwise."""
+        """Returns keys and values by layer, [num_blocks, block_size, heads, dim], for code that compacts them itself.
+
+        None if moves have to go through `move`: other processes must be notified, or positions have another layout.
+        """
         return [part for pair in self._stored for part in pair]
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """Compact accepted paths over all layers; arguments as for `kernels.kv.reference.move_kv`."""
+        """Compacts accepted paths over all layers; arguments as for `kernels.kv.reference.move_kv`."""
         if self.table is None:
             copy_kv(self._stored, from_slots, to_slots)
         else:
@@ -83,19 +85,19 @@ class KVCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros on a device; on the host their pages take memory as they are used."""
+    """Returns zeros on a device; on the host, their pages take memory when first used."""
     return mapped_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
 
 
 def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0, held_beside: int = 0) -> int:
-    """Bytes of the pool where its blocks are not counted; the weights must be on the device already.
+    """Returns the bytes of a pool whose blocks are not configured; the weights must be on the device already.
 
     Args:
-        reserved: bytes that will be needed beside the pool, on a GPU.
-        held_beside: bytes that the drafter's process holds of the same GPU.
+        reserved: bytes needed beside the pool, on a GPU.
+        held_beside: bytes that the drafter's process holds on the same GPU.
 
     Raises:
-        ValueError: more is asked for than the device has.
+        ValueError: more is requested than the device has.
     """
     if config.kv_cache_memory_bytes is not None:
         has = total_memory() if device.type != "cuda" else torch.cuda.mem_get_info(device)[1]
@@ -107,7 +109,7 @@ def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0,
     free, total = torch.cuda.mem_get_info(device)
     held = total - free
     if config.gpu_share < 1:
-        # Others have their share of it: what is not of this process is not this engine's.
+        # On a shared GPU, memory of other processes does not count against this engine's share.
         beside = held_beside + CONTEXT_BYTES if held_beside else 0
         held = min(held, torch.cuda.memory_reserved(device) + CONTEXT_BYTES + beside)
     allowed = int(config.gpu_memory_utilization * config.gpu_share * total)
@@ -115,11 +117,11 @@ def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0,
 
 
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
-    """Of keys and values in the pool, of a model whose weights have this dtype."""
+    """Dtype of keys and values in the pool, for a model with weights of dtype `dtype`."""
     return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
 
 
 def block_bytes(layers: list[LayerAttention], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, of keys and values in this dtype."""
+    """Bytes of one block over all layers, for keys and values of dtype `dtype`."""
     per_token = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
     return per_token * block_size * dtype.itemsize

@@ -1,1 +1,1 @@
-"""LoRA adapters: their files, and which of them an engine holds."""
+"""LoRA adapters: files, and the adapters that an engine holds."""

@@ -1,7 +1,7 @@
-"""A loaded model whose linear layers have LoRA adapters on top, another one for each row of a batch.
+"""LoRA adapters on a loaded model's linear layers, with a separate adapter for each row of a batch.
 
-The base model's weights stay as they are. Products of one input that a fused layer joins have their adapters joined
-too; a linear layer that runs by itself reads its own part of them.
+The base model's weights stay unchanged. Where a fused layer joins products of one input, their adapters are joined too;
+a linear layer that runs by itself reads its own part of the stack.
 """
 
 from collections.abc import Callable
@@ -28,26 +28,26 @@ JOINED = (
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
 )
-"""Of a layer that is swapped: linear layers whose products it joins, in the order of `StackedAdapters`' parts."""
+"""Linear layers whose products a swapped layer joins, in the order of the parts of `StackedAdapters`."""
 _NUM_ROWS = 7
 
 
 class _Place(NamedTuple):
-    """Where a linear layer's adapters lie."""
+    """Position of a linear layer's adapters."""
 
     stack: StackedAdapters
     part: int
 
 
 class ModelAdapters(AdapterPlaces):
-    """The adapters of a model: room for `max_loras` of them, on the model's device.
+    """Adapters of a model, with room for `max_loras` of them on the model's device.
 
     Args:
         model: ready for the runner; its linear layers get another class.
-        layers: its decoder layers, which alone are adapted.
+        layers: the decoder layers, to which adapters are restricted.
         max_loras: adapters held at once.
-        max_rank: of each.
-        inner: linear layers that see no rows of several sequences.
+        max_rank: highest rank of an adapter.
+        inner: linear layers that do not process rows of several sequences at once.
 
     Raises:
         AdapterError: the model has no linear layer that adapters could act on.
@@ -75,7 +75,7 @@ class ModelAdapters(AdapterPlaces):
         }
 
     def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
-        """Which adapter each row of a pass has; arguments as of `AdapterRows.of`."""
+        """Returns the adapter of each row of a pass; arguments as of `AdapterRows.of`."""
         return AdapterRows.of(ids, self.max_loras, on_host)
 
     def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:
@@ -115,7 +115,7 @@ def _has_fused_attention(layer: nn.Module) -> bool:
 
 
 def _add_to(layer: Any, stacks: tuple[StackedAdapters, ...]) -> None:
-    """Let adapters act on the products of a layer that is swapped."""
+    """Makes adapters act on the products of a swapped layer."""
     fused = layer.self_attn if _has_fused_attention(layer) else layer
     if isinstance(fused, FusedLayer | FusedAttention):
         fused.add_by(partial(_add, stacks))
@@ -130,7 +130,7 @@ def _add(stacks: tuple[StackedAdapters, ...], out: Tensor, x: Tensor, product: i
 
 @torch.inference_mode()
 def linears_of_all_rows(model: PreTrainedModel, layers: nn.ModuleList) -> set[nn.Module]:
-    """The linear layers that see every row of a batch, in order, once: not those of experts, or of heads one by one."""
+    """Returns the linear layers that process every row of a batch once and in order; experts' layers do not."""
     calls: dict[nn.Module, list[torch.Size]] = {}
 
     def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -156,16 +156,16 @@ class _Adapters(NamedTuple):
     of: ModelAdapters
     stack: StackedAdapters
     add: Callable[..., Tensor]
-    """`add_adapters`, or a part's function in its place."""
+    """`add_adapters`, or a runtime part's function that replaces it."""
 
 
 class AdaptedLinear(nn.Module):
-    """What an adapted linear layer has before its own class: the product, and what its rows' adapters add."""
+    """Forward put before an adapted linear layer's own class: adds the adapters' products of each row."""
 
     _adapters: _Adapters | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """Computes [..., in] -> [..., out]."""
         out = super().forward(input)
         if self._adapters is None:
             return out
@@ -178,11 +178,11 @@ class AdaptedLinear(nn.Module):
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has no adapters of its own.
+        # A copied layer has no adapters.
         return {name: value for name, value in super().__getstate__().items() if name != "_adapters"}
 
 
 @cache
 def adapted_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """A class of linear layers with adapters on top."""
+    """Returns the subclass of a linear layer's class that applies adapters."""
     return type(kind.__name__, (AdaptedLinear, kind), {})

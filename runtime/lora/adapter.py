@@ -1,4 +1,4 @@
-"""Adapters of linear layers, whatever they were read from; loads no torch."""
+"""Adapters of linear layers, independent of their file format; imports no torch."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,7 +9,7 @@ CONFIG_FILE = "adapter_config.json"
 
 
 class AdapterError(ValueError):
-    """An adapter cannot be served; one line that names its folder and what is wrong."""
+    """An adapter cannot be served; one line with its folder and the reason."""
 
 
 class LinearShape(NamedTuple):
@@ -20,9 +20,9 @@ class LinearShape(NamedTuple):
 
 
 class LinearAdapter(NamedTuple):
-    """Effect of an adapter on one linear layer: x a^T b^T is added to what the layer makes of x."""
+    """Effect of an adapter on one linear layer: x a^T b^T is added to the layer's output for x."""
 
     a: "Tensor"
     """float32 [rank, inputs]"""
     b: "Tensor"
-    """float32 [outputs, rank], scaled."""
+    """float32 [outputs, rank], with the scale applied."""

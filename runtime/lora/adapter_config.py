@@ -1,4 +1,4 @@
-"""`adapter_config.json` of a LoRA adapter as peft writes it: what is served of it, and what is refused by name."""
+"""Reads peft's `adapter_config.json` of a LoRA adapter, and refuses unsupported fields by name."""
 
 import json
 import math
@@ -18,9 +18,9 @@ _HARMLESS = frozenset(
         *("lora_ga_config", "ensure_weight_tying", "runtime_config"),
     }
 )
-"""Fields that say how an adapter was made or found: what it does is in its tensors."""
+"""Fields about an adapter's creation or origin, which do not affect its tensors' meaning."""
 _STARTS = frozenset({"gaussian", "eva", "orthogonal", "mica", "true", "false"})
-"""Ways of `init_lora_weights` that leave the base model's weights as they are."""
+"""Values of `init_lora_weights` that leave the base model's weights unchanged."""
 
 
 _Rank = Annotated[int, Field(gt=0, strict=True)]
@@ -28,11 +28,11 @@ _Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 _Flag = Annotated[bool, Field(strict=True)]
 _Names = list[str] | str | None
 ALL_LINEAR = "all-linear"
-"""Peft's word for every linear layer but the output matrix."""
+"""Peft's value for every linear layer except the output head."""
 
 
 class AdapterConfig(BaseModel):
-    """The fields that decide what an adapter does."""
+    """The fields that determine an adapter's effect."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -43,7 +43,7 @@ class AdapterConfig(BaseModel):
     rank_pattern: dict[str, _Rank] = {}
     alpha_pattern: dict[str, _Alpha] = {}
     target_modules: _Names = None
-    """Ends of the paths of the linear layers that have an adapter, or an expression for whole paths."""
+    """Path suffixes of the linear layers with an adapter, or a regular expression for whole paths."""
     exclude_modules: _Names = None
     layers_to_transform: list[int] | int | None = None
     layers_pattern: _Names = None
@@ -51,22 +51,22 @@ class AdapterConfig(BaseModel):
     init_lora_weights: bool | str | None = True
 
     def rank(self, module: str) -> int:
-        """Of the adapter of a linear layer, by the layer's path in the model."""
+        """Returns the rank of the adapter of a linear layer, given the layer's path in the model."""
         return _by_pattern(self.rank_pattern, module, self.r)
 
     def scale(self, module: str) -> float:
-        """What the product of its two matrices is multiplied by (rsLoRA: arXiv 2312.03732)."""
+        """Returns the factor of the product of an adapter's two matrices (rsLoRA: arXiv 2312.03732)."""
         rank, alpha = self.rank(module), _by_pattern(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Whether the adapter says that it acts on a linear layer, as peft tells it; False where it says nothing."""
+        """Whether target_modules includes a linear layer, by peft's rules; False without target_modules."""
         if self.target_modules is None or _is_named(self.exclude_modules, module):
             return False
         if not (self.target_modules == ALL_LINEAR or _is_named(self.target_modules, module)):
             return False
         chosen = self.layers_to_transform
-        # Peft looks at the layer's number where the modules are given by name.
+        # peft checks the layer number only if modules are given by name.
         if chosen in (None, []) or isinstance(self.target_modules, str):
             return True
         patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern or [r"[^.]*"]
@@ -75,10 +75,10 @@ class AdapterConfig(BaseModel):
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """The configuration of an adapter.
+    """Reads and checks an adapter's configuration.
 
     Raises:
-        AdapterError: it cannot be read, or asks for something that is not served; names the field.
+        AdapterError: the file cannot be read, or uses an unsupported field; names the field.
     """
     path = folder / CONFIG_FILE
     if not folder.is_dir():
@@ -100,9 +100,9 @@ def read_config(folder: Path) -> AdapterConfig:
 
 def _unserved(config: AdapterConfig, fields: dict[str, Any]) -> str | None:
     if config.peft_type != "LORA":
-        return f"peft_type is {config.peft_type}: LORA is served"
+        return f"peft_type is {config.peft_type}: only LORA is supported"
     if config.bias != "none":
-        return f"bias is {config.bias}: none is served, the base model's biases stay as they are"
+        return f"bias is {config.bias}: only none is supported, because the base model's biases are not changed"
     if str(config.init_lora_weights if config.init_lora_weights is not None else True).lower() not in _STARTS:
         return (
             f"init_lora_weights is {config.init_lora_weights}, which changes the base model's weights: save the "
@@ -112,12 +112,12 @@ def _unserved(config: AdapterConfig, fields: dict[str, Any]) -> str | None:
     for name in sorted(fields.keys() - own - _HARMLESS):
         value = fields[name]
         if value not in (None, False, [], {}, "", 0):
-            return f"{name} is {json.dumps(value)[:80]}, which is not served"
+            return f"{name} is {json.dumps(value)[:80]}, which is not supported"
     return None
 
 
 def _by_pattern(patterns: dict[str, Any], module: str, otherwise: Any) -> Any:
-    """As peft finds it: the first pattern that the end of the path matches."""
+    """Returns the value of the first pattern that matches the end of the path, as peft does."""
     for pattern, value in patterns.items():
         if _search(rf"^(.*\.)?({pattern})$", module, pattern):
             return value

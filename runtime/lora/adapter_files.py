@@ -1,4 +1,4 @@
-"""The tensors of a LoRA adapter: read from safetensors, each checked against the linear layer that it is for."""
+"""Reads a LoRA adapter's tensors from safetensors, and checks each against its linear layer."""
 
 import hashlib
 import re
@@ -21,16 +21,16 @@ _PIECE_BYTES = 1 << 20
 
 
 def read_adapter(folder: Path, linears: Mapping[str, LinearShape], max_rank: int) -> dict[str, LinearAdapter]:
-    """What an adapter does, by the path of the linear layer in the model.
+    """Reads an adapter; returns its effect by path of the linear layer in the model.
 
     Args:
-        linears: of the base model, those that adapters may act on.
+        linears: the base model's linear layers that adapters may act on.
 
     Raises:
-        AdapterError: a file is not there or damaged, or the adapter asks for something that is not served, or is one
-            of another base model; one line.
+        AdapterError: a file is absent or damaged, or the adapter uses an unsupported feature or belongs to another base
+            model; one line.
     """
-    from wingbeat.runtime.lora.adapter_config import read_config  # where an adapter is read: it needs pydantic
+    from wingbeat.runtime.lora.adapter_config import read_config  # imported here because it needs pydantic
 
     config = read_config(folder)
     try:
@@ -49,7 +49,7 @@ def read_adapter(folder: Path, linears: Mapping[str, LinearShape], max_rank: int
 
 
 def adapter_digest(folder: Path) -> str:
-    """32 hex digits over an adapter's files: equal where two adapters do the same.
+    """Returns 32 hex digits over an adapter's files; equal digests mean equal effects.
 
     Raises:
         AdapterError: a file cannot be read.
@@ -74,7 +74,7 @@ def _weights(folder: Path) -> Path:
 
 
 def _by_module(folder: Path, names: list[str]) -> dict[str, dict[str, str]]:
-    """Module -> side, A or B -> name of the tensor."""
+    """Maps module path to side ("A" or "B") to tensor name."""
     found: dict[str, dict[str, str]] = {}
     for name in names:
         match = _NAME.fullmatch(name)
@@ -97,10 +97,12 @@ def _check(
     linears: Mapping[str, LinearShape],
     max_rank: int,
 ) -> None:
-    """Look at the headers, so that nothing of a wrong size is read."""
+    """Checks the headers, so that no tensor of a wrong size is read."""
     shape = linears.get(module)
     if shape is None:
-        raise AdapterError(f"{folder}: {module} is no linear layer of the model's decoder layers that adapters act on")
+        raise AdapterError(
+            f"{folder}: {module} is not a linear layer of the model's decoder layers that supports adapters"
+        )
     for part, side in zip(slices, "AB", strict=True):
         if part.get_dtype() not in _DTYPES:
             raise AdapterError(f"{folder}: lora_{side} of {module} is {part.get_dtype()}, it must be of floats")
@@ -115,7 +117,7 @@ def _check(
 def _check_all_there(
     folder: Path, config: "AdapterConfig", linears: Mapping[str, LinearShape], found: Mapping[str, object]
 ) -> None:
-    """What a file lacks does nothing to peft: part of an adapter would be served as if it were whole."""
+    """Refuses an incomplete file: peft ignores missing tensors, so that a part of the adapter would be served."""
     lacking = [module for module in linears if module not in found and config.targets(module)]
     if lacking:
         more = f" and for {len(lacking) - 1} more" if len(lacking) > 1 else ""

@@ -1,10 +1,10 @@
-"""Names that requests give to LoRA adapters."""
+"""Names of LoRA adapters in requests."""
 
 MOST_NAME_CHARS = 256
 
 
 def name_problem(name: str) -> str | None:
-    """Why an adapter cannot have a name; None where it can."""
+    """Returns why a string cannot be an adapter's name; None if it can."""
     if not 0 < len(name) <= MOST_NAME_CHARS or not name.isprintable() or name != name.strip():
         return f"must have 1 to {MOST_NAME_CHARS} printable characters, no space at its ends"
     return None

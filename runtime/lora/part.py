@@ -1,4 +1,4 @@
-"""LoRA adapters; imports what serves them where there is room for some."""
+"""Runtime part: LoRA adapters; imports the implementation only if max_loras is above 0."""
 
 import json
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ engine_settings = "wingbeat.runtime.lora.settings:ENGINE_SETTINGS"
 
 
 def other_folder(folder: "Path") -> str | None:
-    """Folder of an adapter in the place of a model's."""
+    """Describes a folder that holds an adapter instead of a model."""
     if not (folder / CONFIG_FILE).is_file():
         return None
     try:
@@ -25,11 +25,11 @@ def other_folder(folder: "Path") -> str | None:
         fields = None
     base = fields.get("base_model_name_or_path") if isinstance(fields, dict) else None
     named = f" {base}" if isinstance(base, str) and base else ""
-    return f"an {CONFIG_FILE}: give its base model{named} as the model and it as --lora-modules"
+    return f"an {CONFIG_FILE}: give its base model{named} as the model and this folder as --lora-modules"
 
 
 def extend_model(loaded: "LoadedModel", config: "EngineConfig") -> None:
-    """Make room for adapters on top of a model."""
+    """Allocates room for adapters on a model."""
     if config.max_loras:
         from wingbeat.runtime.lora.adapted import ModelAdapters
 

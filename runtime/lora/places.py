@@ -1,4 +1,4 @@
-"""Room for LoRA adapters on top of a model's linear layers, wherever these run: files in, numbers by place."""
+"""Slots for LoRA adapters on a model's linear layers, independent of what runs these: loads files into slots."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,28 +23,28 @@ from wingbeat.runtime.verifier.layers.model_part import ModelPart
 
 
 class AdapterPlaces(ModelPart, ABC):
-    """Places 1 to `max_loras`, each for an adapter of at most `max_rank`."""
+    """Adapter slots 1 to `max_loras`, each for an adapter of rank at most `max_rank`."""
 
     name = "adapters"
     linears: Mapping[str, LinearShape]
-    """Those that adapters may act on, by their paths in the model."""
+    """Linear layers that adapters may act on, by path in the model."""
 
     def __init__(self, max_loras: int, max_rank: int) -> None:
         self.max_loras, self.max_rank = max_loras, max_rank
         self.resident = self.seats = ResidentAdapters(max_loras, self._load, self.clear)
         self.rows: AdapterRows | None = None
-        """Rows of the forward pass that runs; None where no row has an adapter."""
+        """Adapter rows of the running forward pass; None if no row has an adapter."""
 
     @abstractmethod
     def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
-        """Which adapter each row of a pass has; arguments as of `AdapterRows.of`."""
+        """Returns the adapter of each row of a pass; arguments as of `AdapterRows.of`."""
 
     def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> "Adapters":
         """See `ModelPart.feature`."""
         return Adapters(self, slots)
 
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str]:
-        """See `ModelPart.requests`: which adapters they have, under vLLM's names."""
+        """See `ModelPart.requests`; returns the requests' adapters, under vLLM's names."""
         return {
             "max_lora": str(self.max_loras),
             "waiting_lora_adapters": _names(waiting),
@@ -53,17 +53,17 @@ class AdapterPlaces(ModelPart, ABC):
 
     @abstractmethod
     def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:
-        """Write what an adapter does to one linear layer into a place that was cleared."""
+        """Writes an adapter's effect on one linear layer into a cleared slot."""
 
     @abstractmethod
     def clear(self, adapter_id: int) -> None:
-        """Let a place stand for an adapter that changes nothing."""
+        """Resets a slot to an adapter without effect."""
 
     def inspect(self, name: str, folder: Path) -> Variant:
-        """An adapter under the name that requests shall give.
+        """Checks an adapter and returns it under the name that requests use.
 
         Raises:
-            AdapterError: it cannot be served by this model; one line that says why.
+            AdapterError: this model cannot serve the adapter; one line with the reason.
         """
         read_adapter(folder, self.linears, self.max_rank)
         return Variant(name, str(folder), adapter_digest(folder))
@@ -77,14 +77,14 @@ class AdapterPlaces(ModelPart, ABC):
 
 
 class Adapters(Feature):
-    """LoRA: which adapter each row has."""
+    """The LoRA feature: adapter of each row."""
 
     kind = AdapterRows
 
     def __init__(self, adapters: AdapterPlaces, slots: SlotState) -> None:
         self.adapters = adapters
         self._ids = torch.zeros(slots.spare + 1, dtype=torch.int64, device=slots.device)
-        """By slot; while no sequence has had an adapter, nothing is written."""
+        """Adapter id by slot; not written until a sequence has an adapter."""
         self._any = False
 
     def admit(self, seq: Sequence) -> None:
@@ -101,7 +101,7 @@ class Adapters(Feature):
 
     @contextmanager
     def entered(self, column: AdapterRows | None, inputs: dict[str, Any]) -> Iterator[None]:
-        """See `Feature.entered`: linear layers that run by themselves find their rows."""
+        """See `Feature.entered`; sets the rows for linear layers that run by themselves."""
         self.adapters.rows = column
         try:
             yield

@@ -1,6 +1,6 @@
-"""Which adapters an engine holds: a bounded number, the least recently used one makes room; knows no tensors.
+"""Tracks the adapters that an engine holds: a bounded number, with least-recently-used eviction; no tensors.
 
-An adapter that a running sequence has stays. All others may go, and are read again when a request comes for them.
+Adapters of running sequences stay. Others may be evicted, and are read again when a request needs them.
 """
 
 from collections import OrderedDict
@@ -12,20 +12,20 @@ from wingbeat.runtime.scheduling.request import Request, Variant
 
 @dataclass
 class _Resident:
-    """An adapter in its place."""
+    """An adapter in its slot."""
 
     adapter_id: int
     num_users: int = 0
     unwanted: bool = False
-    """Whether it goes once nobody uses it."""
+    """Whether to drop the adapter once no sequence uses it."""
 
 
 class ResidentAdapters:
-    """Owner of the places, 1 to `max_loras`.
+    """Owner of the adapter slots 1 to `max_loras`.
 
     Args:
-        load: reads an adapter's files into a place; raises where they cannot be served.
-        clear: empties a place.
+        load: reads an adapter's files into a slot; raises if they cannot be served.
+        clear: empties a slot.
     """
 
     def __init__(self, max_loras: int, load: Callable[[Variant, int], None], clear: Callable[[int], None]) -> None:
@@ -33,7 +33,7 @@ class ResidentAdapters:
         self._clear = clear
         self._free = list(range(max_loras, 0, -1))
         self._held: OrderedDict[str, _Resident] = OrderedDict()
-        """By digest, the least recently used one first."""
+        """By digest, least recently used first."""
 
     def take(self, request: Request) -> int | None:
         """See `Seats.take`."""
@@ -49,10 +49,10 @@ class ResidentAdapters:
         return request.variant is None or self.has_place(request.variant)
 
     def acquire(self, adapter: Variant) -> int | None:
-        """The place of an adapter for one more user, read from its files if need be; None where all are in use.
+        """Returns an adapter's slot for one more user, reading its files if necessary; None if all slots are in use.
 
         Raises:
-            AdapterError: its files cannot be served any more.
+            AdapterError: its files can no longer be served.
         """
         held = self._held.get(adapter.digest) or self._admit(adapter)
         if held is None:
@@ -62,18 +62,18 @@ class ResidentAdapters:
         return held.adapter_id
 
     def has_place(self, adapter: Variant) -> bool:
-        """Whether `acquire` would find a place."""
+        """Whether `acquire` would find a slot."""
         return bool(self._free) or adapter.digest in self._held or any(not one.num_users for one in self._held.values())
 
     def release(self, adapter: Variant) -> None:
-        """One user less."""
+        """Ends one use of an adapter."""
         held = self._held[adapter.digest]
         held.num_users -= 1
         if held.unwanted and not held.num_users:
             self._drop(adapter.digest)
 
     def warm(self, adapter: Variant) -> None:
-        """Read an adapter ahead of its first request, where a place is free or comes free by that.
+        """Reads an adapter ahead of its first request, if a slot is free or can be freed.
 
         Raises:
             AdapterError: its files cannot be served.
@@ -83,7 +83,7 @@ class ResidentAdapters:
             held.unwanted = False
 
     def unload(self, digest: str) -> None:
-        """Free an adapter's place, at once or when its last user has ended."""
+        """Frees an adapter's slot, at once or when its last user has ended."""
         held = self._held.get(digest)
         if held is None:
             return
@@ -92,7 +92,7 @@ class ResidentAdapters:
             self._drop(digest)
 
     def num_users(self, digest: str) -> int:
-        """Sequences that run with an adapter."""
+        """Returns the number of running sequences with an adapter."""
         held = self._held.get(digest)
         return 0 if held is None else held.num_users
 

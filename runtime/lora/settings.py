@@ -1,4 +1,4 @@
-"""Settings of engines that serve LoRA adapters; loads no torch."""
+"""Settings of engines that serve LoRA adapters; imports no torch."""
 
 from typing import TYPE_CHECKING
 
@@ -6,11 +6,11 @@ if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
 
 MOST_LORAS = MOST_RANK = 2**12
-"""Limits that no machine reaches: a number beyond is a slip."""
+"""Upper bounds that only typing errors exceed."""
 RANK = 16
 ENGINE_SETTINGS = {"max_loras": (int, 0), "max_lora_rank": (int, RANK)}
-"""`max_loras`: adapters held at once, each of which any row of a batch may have; 0 serves none. `max_lora_rank`:
-highest rank of an adapter."""
+"""`max_loras`: adapters held at once, any of which each row of a batch may use; 0 serves none. `max_lora_rank`: highest
+rank of an adapter."""
 
 
 def check_limits(config: "EngineConfig") -> None:

@@ -1,4 +1,4 @@
-"""The audio-language models whose audio is served: spectrograms of windows, and how many tokens a window has."""
+"""Supported audio-language models: spectrograms of windows, and the number of tokens of a window."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CONVOLVED = 2
-"""Frames of a spectrogram for each position of an encoder."""
+"""Spectrogram frames per encoder position."""
 
 
 def _family(mask: str, pooled: int, **fields: Any) -> MediaFamily:
-    """Of a Whisper encoder, whose every `pooled` positions become a token.
+    """Family with a Whisper encoder, in which `pooled` positions become one token.
 
     Args:
-        mask: the encoder's name for which frames are sound: int [num_windows, frames of a window].
+        mask: the encoder's input name of the frame mask: int [num_windows, frames per window].
     """
 
     def num_tokens(config: Any, arrays: Mapping[str, np.ndarray]) -> int:
@@ -30,7 +30,7 @@ def _family(mask: str, pooled: int, **fields: Any) -> MediaFamily:
 
 
 def window_shape(config: Any) -> tuple[int, int]:
-    """Rows and frames of a window's spectrogram."""
+    """Returns mel bins and frames of a window's spectrogram."""
     audio = config.audio_config
     positions = getattr(audio, "max_source_positions", None) or audio.max_position_embeddings
     return audio.num_mel_bins, _CONVOLVED * positions
@@ -48,7 +48,7 @@ def _noise(mask: str, pooled: int) -> Callable[[Any, int, int], dict[str, np.nda
 
 
 def _qwen2_audio_features(model: Any, tensors: "dict[str, Tensor]") -> "Tensor":
-    """As Qwen2-Audio's forward has them, which keeps them to itself: [num_audio_tokens, hidden_size]."""
+    """Computes Qwen2-Audio's audio embeddings, which only its forward does: [num_audio_tokens, hidden_size]."""
     import torch
     from transformers.masking_utils import create_bidirectional_mask
 
@@ -69,4 +69,4 @@ AUDIOS = {
     "audioflamingo3": _family("input_features_mask", 2),
     "glmasr": _family("input_features_mask", 4),
 }
-"""By model_type of the whole model."""
+"""Families by model_type of the whole model."""

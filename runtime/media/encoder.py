@@ -1,4 +1,4 @@
-"""The vision or audio part of a model: media to embeddings, once each as long as they are remembered."""
+"""Vision and audio encoders: compute embeddings of media, with a cache of recent results."""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -16,41 +16,41 @@ from wingbeat.runtime.media.family import MediaFamily
 from wingbeat.runtime.media.media_input import MediaInput
 
 MOST_AT_ONCE = 8
-"""Images or sounds of one pass."""
+"""Most images or sounds of one pass."""
 _ATTENTION = "sdpa"
 CACHE_BYTES = 2**28
-"""Of features that are remembered."""
+"""Bytes of features that are cached."""
 
 
 class MediaFeatures(NamedTuple):
-    """What the language model reads of an image or a sound."""
+    """Features of an image or sound for the language model."""
 
     embeddings: Tensor
-    """[length, hidden_size], in the place of its tokens' own."""
+    """[length, hidden_size], which replace the placeholder tokens' embeddings."""
     deep: tuple[Tensor, ...] = ()
-    """By layer from the first one on: [length, hidden_size], added to what leaves it (DeepStack)."""
+    """By layer from the first: [length, hidden_size], added to the layer's output (DeepStack)."""
 
     @property
     def num_bytes(self) -> int:
-        """That they hold."""
+        """Size in bytes."""
         return sum(part.nbytes for part in (self.embeddings, *self.deep))
 
 
 @dataclass
 class EncoderFigures:
-    """What was asked of an encoder so far."""
+    """Counters of an encoder."""
 
     num_encoded: int = 0
     num_hits: int = 0
     num_bytes: int = 0
-    """That are remembered now."""
+    """Bytes that are cached now."""
 
 
 class MediaEncoder(ABC):
-    """An encoder behind a bounded memory of the media that it was last asked for.
+    """An encoder with a bounded cache of the most recently used media.
 
     Args:
-        max_bytes: of the features that are remembered beyond a call.
+        max_bytes: bytes of features that are cached.
     """
 
     def __init__(self, family: MediaFamily, device: torch.device, max_bytes: int = CACHE_BYTES) -> None:
@@ -58,25 +58,25 @@ class MediaEncoder(ABC):
         self.max_bytes = max_bytes
         self.figures = EncoderFigures()
         self.device_clock = DeviceClock(device)
-        """Of the stage `encoder`, which lies within the verifier's `prefill` or `verify`."""
+        """Device seconds of the stage `encoder`, which is part of the verifier's `prefill` or `verify`."""
         self._known: OrderedDict[bytes, MediaFeatures] = OrderedDict()
 
     def check(self, medium: MediaInput) -> None:
-        """Raises ValueError, one line that begins with the kind, for a medium that it cannot take."""
+        """Raises ValueError, one line that begins with the kind, for an unsupported medium."""
         return
 
     @abstractmethod
     def _encode(self, media: Sequence[MediaInput]) -> list[MediaFeatures]:
-        """Of media whose arrays can lie side by side."""
+        """Encodes media whose arrays can be concatenated."""
 
     def features(self, media: Iterable[MediaInput], counted: bool = True) -> dict[bytes, MediaFeatures]:
-        """By digest.
+        """Returns features by digest, from the cache or by encoding.
 
         Args:
-            counted: those that are known are hits.
+            counted: whether cached media count as hits.
 
         Raises:
-            ValueError: the encoder makes more or fewer embeddings of a medium than it has tokens.
+            ValueError: the encoder returns another number of embeddings for a medium than it has tokens.
         """
         wanted = {one.digest: one for one in media}
         found = {digest: self._known[digest] for digest in wanted if digest in self._known}
@@ -98,7 +98,7 @@ class MediaEncoder(ABC):
         return found
 
     def forget(self) -> None:
-        """Be as new."""
+        """Clears the cache and all counters."""
         self._known.clear()
         self.figures = EncoderFigures()
         self.device_clock.reset()
@@ -116,7 +116,7 @@ class ModelEncoder(MediaEncoder):
     """A model's own encoder.
 
     Args:
-        model: in its final form; its language part may attend by another function.
+        model: in its final form; its language model may use another attention function.
     """
 
     def __init__(self, model: PreTrainedModel, family: MediaFamily) -> None:
@@ -127,7 +127,7 @@ class ModelEncoder(MediaEncoder):
     @torch.inference_mode()
     def _encode(self, media: Sequence[MediaInput]) -> list[MediaFeatures]:
         for tower in self.towers:
-            if tower.config._attn_implementation != _ATTENTION:  # it is set with the language model's
+            if tower.config._attn_implementation != _ATTENTION:  # it is reset with the language model's
                 tower.set_attn_implementation(_ATTENTION)
         embedding = self._model.get_input_embeddings().weight
         arrays = {name: np.concatenate([one.arrays[name] for one in media]) for name in self.family.inputs}
@@ -141,7 +141,7 @@ class ModelEncoder(MediaEncoder):
         if isinstance(parts, Tensor) and parts.dim() == 2:
             parts = parts.split([one.length for one in media])
         deep = list(zip(*getattr(output, "deepstack_features", None) or (), strict=True)) or [()] * len(media)
-        # Parts of one tensor would keep all of it in memory.
+        # Clone, because views would keep the whole tensor in memory.
         return [
             MediaFeatures(
                 part.to(embedding.dtype).clone(), tuple(layer.to(embedding.dtype).clone() for layer in layers)
@@ -151,14 +151,14 @@ class ModelEncoder(MediaEncoder):
 
 
 def _towers(model: PreTrainedModel) -> list[PreTrainedModel]:
-    """The parts of a model that have an attention setting of their own and are not of its language part."""
+    """Returns the submodels outside the language model that have their own attention setting."""
     language = {id(part) for part in model.get_decoder().modules()}
     named = [part for part in model.modules() if isinstance(part, PreTrainedModel) and id(part) not in language]
     return [part for part in named if part.config is not model.config]
 
 
 def _alike(media: list[MediaInput]) -> list[list[MediaInput]]:
-    """In groups whose arrays can lie side by side."""
+    """Groups media whose arrays can be concatenated."""
     groups: list[list[MediaInput]] = []
     open_groups: dict[tuple, list[MediaInput]] = {}
     for one in media:

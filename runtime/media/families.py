@@ -1,6 +1,6 @@
-"""Which models' media are served.
+"""Supported media of models, by configuration.
 
-Read from a configuration, so that routers, which have no weights, know it too.
+Needs only a configuration, so that routers, which have no weights, can use it.
 """
 
 from typing import Any
@@ -11,21 +11,21 @@ from wingbeat.runtime.media.images import IMAGES, TOWERS
 from wingbeat.runtime.media.media_input import ARE, AUDIO, IMAGE
 
 FAMILIES = {**IMAGES, **AUDIOS}
-"""By model_type of the whole model."""
+"""Families by model_type of the whole model."""
 _TOWER = {IMAGE: "vision_config", AUDIO: "audio_config"}
 _SERVED = {IMAGE: IMAGES, AUDIO: AUDIOS}
 
 
 def kinds_of(config: Any) -> tuple[str, ...]:
-    """The media for which a configuration has an encoder."""
+    """Returns the kinds of media for which a configuration has an encoder."""
     return tuple(kind for kind, tower in _TOWER.items() if getattr(config, tower, None) is not None)
 
 
 def family_of(config: Any, kind: str) -> MediaFamily:
-    """The family of a configuration of transformers.
+    """Returns the family of a transformers configuration.
 
     Raises:
-        MediaNotServed: its media of this kind are not served; one line that names what is in the way.
+        MediaNotServed: this kind of media is not supported for the model; one line with the reason.
     """
     refused, model_type = f"{ARE[kind]} not served", config.model_type
     if (family := FAMILIES.get(model_type)) is None or family.kind != kind:

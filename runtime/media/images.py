@@ -1,4 +1,4 @@
-"""The vision-language models whose images are served: how many tokens an image has, and what attends to them how."""
+"""Supported vision-language models: number of tokens of an image, and how these attend."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from wingbeat.runtime.media.family import MediaFamily
 
 TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
-"""Of LLaVA: tokens of a tower beside its patches."""
+"""LLaVA's vision towers, each with its number of tokens besides patches."""
 
 
 def _llava_tokens(config: Any, arrays: Mapping[str, np.ndarray]) -> int:
@@ -54,4 +54,4 @@ IMAGES = {
     "qwen3_5": _GRIDS,
     "qwen3_5_moe": _GRIDS,
 }
-"""By model_type of the whole model."""
+"""Families by model_type of the whole model."""

@@ -1,4 +1,4 @@
-"""Images and sounds of a request as an engine gets them: what the processor made of each, where its tokens are."""
+"""Images and sounds of a request as an engine receives them: processed arrays, and positions of their tokens."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
@@ -10,33 +10,33 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, np.ndarray]
 else:
-    Arrays = dict[str, Any]  # commands show their help without numpy
+    Arrays = dict[str, Any]  # command-line help works without numpy
 
 IMAGE, AUDIO = "image", "audio"
 """Kinds of media."""
 ARE = {IMAGE: "images are", AUDIO: "audio is"}
-"""By kind, how errors begin to speak of it."""
+"""By kind, the beginning of error messages."""
 SERVED = "served"
-"""What is said of a kind of media that a model takes, where nothing is in the way."""
+"""Value of `LoadedModel.takes` for a supported kind of media."""
 _WORD = 8
 
 
 class MediaInput(NamedTuple):
-    """One image or sound of a prompt, whose tokens follow one another."""
+    """An image or sound of a prompt, whose placeholder tokens are contiguous."""
 
     start: int
-    """Position of its first placeholder token."""
+    """Position of the first placeholder token."""
     length: int
-    """Placeholder tokens."""
+    """Number of placeholder tokens."""
     digest: bytes
-    """16 bytes, of the arrays."""
+    """16 bytes, hash of the arrays."""
     arrays: Arrays
-    """By the name that the model's encoder has for it: pixels, and what says how they lie; or a spectrogram."""
+    """By the encoder's input names: pixels and their grid, or a spectrogram and its mask."""
     grid: tuple[int, int] | None = None
-    """Its tokens' rows and columns, where the model rotates by them; None where it rotates by positions alone."""
+    """Rows and columns of the tokens, if the model rotates by them; None if it rotates by position."""
     kind: str = IMAGE
     whole: bool = False
-    """Whether its tokens attend to each other in both directions, so that no prompt chunk may end among them."""
+    """Whether the tokens attend to each other in both directions, so that no prompt chunk may end among them."""
 
     @classmethod
     def of(
@@ -48,7 +48,7 @@ class MediaInput(NamedTuple):
         kind: str = IMAGE,
         whole: bool = False,
     ) -> "MediaInput":
-        """With the digest of its arrays."""
+        """Builds an input with the digest of its arrays."""
         import numpy as np
 
         held = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
@@ -60,7 +60,7 @@ class MediaInput(NamedTuple):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> "MediaInput":
-        """The inverse of `as_fields`; raises ValueError, KeyError or TypeError for other fields."""
+        """Inverse of `as_fields`; raises ValueError, KeyError or TypeError for malformed fields."""
         import numpy as np
 
         arrays = {
@@ -88,25 +88,25 @@ class MediaInput(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Position behind its last token."""
+        """Position after the last token."""
         return self.start + self.length
 
     @property
     def num_bytes(self) -> int:
-        """Of its arrays."""
+        """Size of the arrays in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
 
     @property
     def shift(self) -> int:
-        """By how much the text behind it is rotated as if it stood elsewhere: at most 0."""
+        """Offset of the rotary positions of the text after this medium, relative to its positions; at most 0."""
         return 0 if self.grid is None else max(self.grid) - self.length
 
     def ids(self) -> list[int]:
-        """See `PromptSpan.ids`; two in a row have all of the digest."""
+        """See `PromptSpan.ids`; two consecutive ids contain the whole digest."""
         words = [-1 - (int.from_bytes(self.digest[at : at + _WORD], "little") >> 1) for at in (0, _WORD)]
         return [words[index % 2] for index in range(self.length)]
 
 
 def position_delta(media: tuple[MediaInput, ...]) -> int:
-    """By how much the text behind all of them is rotated as if it stood elsewhere."""
+    """Returns the offset of rotary positions after all media, relative to positions."""
     return sum(one.shift for one in media)

@@ -1,4 +1,4 @@
-"""Images and audio in prompts; imports what reads them where a model has an encoder of some."""
+"""Runtime part: images and audio in prompts; imports the implementation only for models with an encoder."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ read_span = MediaInput.of_fields
 def open_trial(
     model: "PreTrainedModel", texts: "list[TrialText]", whole: bool, refused: Mapping[str, str]
 ) -> "MediaTrial | None":
-    """Trial of a model's media; None for a model of text."""
+    """Returns the test of a model's media; None for a text model."""
     if all(getattr(model.config, tower, None) is None for tower in ("vision_config", "audio_config")):
         return None
     from wingbeat.runtime.media.trial import media_trial

@@ -1,4 +1,4 @@
-"""By which three positions the tokens of a prompt with images are rotated (M-RoPE): those of time, row and column."""
+"""Rotary positions of prompts with images (M-RoPE): time, row and column of each token."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from wingbeat.runtime.media.media_input import MediaInput
 
 
 def rotations(images: tuple[MediaInput, ...], begin: int, end: int) -> np.ndarray:
-    """Of positions `begin` to `end` of a sequence: int64 [3, end - begin].
+    """Returns the rotary positions of tokens `begin` to `end` of a sequence: int64 [3, end - begin].
 
-    A text token has one number three times; an image's have its row and column, counted from where it begins, and what
-    comes behind goes on behind the larger of the two.
+    A text token has the same number three times. An image token has its row and column, counted from the image's start;
+    the text after it continues after the larger of the two.
 
     Args:
         images: with their grids, in the order of their tokens.

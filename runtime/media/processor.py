@@ -1,4 +1,4 @@
-"""A checkpoint's processor of images or audio, and how these stand in its prompts; no torch, no weights."""
+"""A checkpoint's image or audio processor, and the placeholders in its prompts; needs neither torch nor weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from wingbeat.runtime.media.media_input import ARE, IMAGE, MediaInput
 
 
 class ReadMedia(NamedTuple):
-    """An image or a sound as the model's encoder takes it."""
+    """An image or sound as the model's encoder reads it."""
 
     arrays: dict[str, np.ndarray]
     num_tokens: int
@@ -23,12 +23,12 @@ class ReadMedia(NamedTuple):
 
 
 class MediaProcessor(ABC):
-    """transformers' own processor of a checkpoint.
+    """Wraps transformers' processor of a checkpoint.
 
     Args:
-        processor: of images or of sound.
-        config: of the whole model.
-        names: by id, how the tokenizer writes the tokens that stand for media and around them.
+        processor: an image processor or audio feature extractor.
+        config: the whole model's.
+        names: by id, the tokenizer's spelling of placeholder and boundary tokens.
     """
 
     def __init__(self, processor: Any, config: Any, family: MediaFamily, names: dict[int, str]) -> None:
@@ -43,17 +43,17 @@ class MediaProcessor(ABC):
 
     @abstractmethod
     def read(self, decoded: Any) -> ReadMedia:
-        """One that was decoded.
+        """Processes one decoded medium.
 
         Raises:
-            ValueError: the model takes none like it.
+            ValueError: the model does not support the medium.
         """
 
     def expand(self, text: str, media: Sequence[ReadMedia]) -> str:
-        """A prompt in which each mark has become as many tokens as its medium has.
+        """Expands each mark in a prompt to as many placeholder tokens as its medium has.
 
         Raises:
-            ValueError: it has other marks than those of its media, such as text that looks like one.
+            ValueError: the number of marks differs from the number of media, for example because text contains a mark.
         """
         parts = text.split(self._mark)
         if len(parts) - 1 != len(media) or (self._mark != self._token and self._token in text):
@@ -66,10 +66,10 @@ class MediaProcessor(ABC):
         return "".join(written)
 
     def place(self, token_ids: Sequence[int], media: Sequence[ReadMedia]) -> tuple[MediaInput, ...]:
-        """Where the media are in an expanded prompt's tokens.
+        """Locates the media in an expanded prompt's tokens.
 
         Raises:
-            ValueError: they are not there.
+            ValueError: a medium's placeholder tokens are missing.
         """
         placed, at, whole = [], 0, self._family.sees_whole_images
         for one in media:
@@ -86,10 +86,10 @@ class MediaProcessor(ABC):
 
 
 class ImageProcessor(MediaProcessor):
-    """The one that needs Pillow alone."""
+    """Image processor; needs only Pillow."""
 
     def read(self, decoded: Any) -> ReadMedia:
-        """A picture of Pillow, in RGB; see `MediaProcessor.read`."""
+        """Processes an RGB Pillow image; see `MediaProcessor.read`."""
         options = {"do_pan_and_scan": False} if self._family.surrounded else {}
         made = self._processor(decoded, return_tensors="np", **options)
         arrays = {name: np.asarray(made[name]) for name in self._family.inputs}
@@ -97,24 +97,24 @@ class ImageProcessor(MediaProcessor):
 
 
 class AudioProcessor(MediaProcessor):
-    """Whisper's, which makes a spectrogram of each window."""
+    """Whisper's feature extractor, which computes a spectrogram of each window."""
 
     @property
     def sampling_rate(self) -> int:
-        """Samples per second that it takes."""
+        """Required samples per second."""
         return self._processor.sampling_rate
 
     @property
     def max_seconds(self) -> float:
-        """That the model hears of one sound."""
+        """Longest supported sound in seconds."""
         return float("inf") if self._family.windows else float(self._processor.chunk_length)
 
     def read(self, decoded: np.ndarray) -> ReadMedia:
-        """Samples at `sampling_rate`, float32 [num_samples]; see `MediaProcessor.read`."""
+        """Processes samples at `sampling_rate`, float32 [num_samples]; see `MediaProcessor.read`."""
         size = self._processor.n_samples
         if not self._family.windows and len(decoded) > size:
             raise ValueError(
-                f"it lasts {len(decoded) / self.sampling_rate:.2f} s, the model hears {self.max_seconds:g} s"
+                f"it lasts {len(decoded) / self.sampling_rate:.2f} s, the model accepts at most {self.max_seconds:g} s"
             )
         made = self._processor(
             [decoded[start : start + size] for start in range(0, len(decoded), size)],
@@ -132,14 +132,14 @@ class AudioProcessor(MediaProcessor):
 
 
 def load_processor(folder: Path, tokenizer: Any, kind: str) -> MediaProcessor:
-    """Of a checkpoint's folder.
+    """Loads the processor of a checkpoint's folder.
 
     Args:
-        tokenizer: transformers' own.
+        tokenizer: transformers' tokenizer.
 
     Raises:
-        MediaNotServed: its media of this kind are not served, Pillow is missing, or transformers cannot read the
-            processor.
+        MediaNotServed: the model's media of this kind are not supported, Pillow is missing, or transformers cannot read
+            the processor.
     """
     try:
         config = read_config(folder)
@@ -150,7 +150,7 @@ def load_processor(folder: Path, tokenizer: Any, kind: str) -> MediaProcessor:
     except ImportError as error:
         raise MediaNotServed("images need Pillow, which is in the extra wingbeat[images]") from error
     except Exception as error:
-        # As with tokenizers, a damaged or missing file raises nearly anything.
+        # As with tokenizers, damaged or missing files raise nearly any exception.
         reason = " ".join(str(error).split())[:200]
         raise MediaNotServed(f"{ARE[kind]} not served: no processor of {kind} in {folder}: {reason}") from error
     ids = [family.token_id(config)]
@@ -166,7 +166,7 @@ def _image_processor(folder: Path) -> Any:
 
 
 def _audio_processor(folder: Path, config: Any) -> Any:
-    """Raises ValueError for another one than Whisper's, or one whose spectrograms the model's encoder does not take."""
+    """Loads the feature extractor; raises ValueError unless it is Whisper's and its spectrograms fit the encoder."""
     from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
 
     made = load_files(AutoFeatureExtractor, folder)

@@ -1,4 +1,4 @@
-"""Rows of a round that hold images or audio: their embeddings, what they see, and what they are rotated by."""
+"""Rows of a round that hold images or audio: embeddings, attention between their tokens, and rotary positions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,22 +29,22 @@ from wingbeat.runtime.verifier.layers.model_part import SpanReader
 
 
 class MediaRows(NamedTuple):
-    """Rows of a flattened batch in whose place features of media come."""
+    """Rows of a flattened batch whose embeddings are replaced by media features."""
 
     rows: Tensor
     """int64 [num_media_rows]"""
     embeddings: Tensor
     """[num_media_rows, hidden_size]"""
     deep: tuple[Tensor, ...] = ()
-    """As `MediaFeatures.deep`, of these rows."""
+    """`MediaFeatures.deep` of these rows."""
 
 
 class MediaPart(SpanReader):
-    """Media of one kind, of a model that takes them.
+    """The media of one kind that a verifier accepts.
 
     Args:
-        config: of the whole model.
-        loaded: the verifier; its own model is None where an engine runs it.
+        config: the whole model's.
+        loaded: the verifier; its own model is None if a compiled engine runs it.
     """
 
     name = "media"
@@ -60,7 +60,7 @@ class MediaPart(SpanReader):
         return Media(self, slots, self._loaded.model, self._loaded.decoder_layers)
 
     def figures(self) -> dict[str, float]:
-        """See `ModelPart.figures`: `EncoderFigures`."""
+        """See `ModelPart.figures`; returns `EncoderFigures`."""
         return asdict(self.encoder.figures)
 
     def seconds(self) -> dict[str, float]:
@@ -79,15 +79,18 @@ class MediaPart(SpanReader):
             if one.kind != kind or set(one.arrays) != set(inputs):
                 raise ValueError(f"{one.kind} of {', '.join(one.arrays)}: {kind} of {', '.join(inputs)} is needed")
             if one.length != self.family.num_tokens(self._config, one.arrays):
-                raise ValueError(f"{kind}: {one.length} tokens are not those of its arrays")
+                raise ValueError(f"{kind}: {one.length} placeholder tokens do not match the size of its arrays")
             self.encoder.check(one)
             if one.start < end or one.end >= len(request.prompt_token_ids):
-                raise ValueError(f"{kind} overlaps another one, or is not followed by text")
+                raise ValueError(f"{kind} overlaps another span, or is not followed by text")
             if one.whole is not self.whole_spans:
-                raise ValueError(f"{kind} is {'' if one.whole else 'not '}whole, which it is not for this model")
+                raise ValueError(
+                    f"{kind} is {'' if one.whole else 'not '}marked as whole, unlike the spans of this model"
+                )
             if one.whole and one.length > most_at_once:
                 raise ValueError(
-                    f"{kind} of {one.length} tokens, and max_num_batched_tokens is {most_at_once}; raise it"
+                    f"{kind} of {one.length} tokens must fit into one round, and max_num_batched_tokens is "
+                    f"{most_at_once}; raise it"
                 )
             end = one.end
 
@@ -97,12 +100,12 @@ class MediaPart(SpanReader):
 
 
 def embedded_rows(columns: Mapping[type, Any]) -> MediaRows | None:
-    """Rows of a batch that hold media."""
+    """Returns the rows of a batch that hold media; None without media."""
     return columns.get(MediaRows)
 
 
 def media_within(chunk: Chunk) -> list[tuple[MediaInput, int, int]]:
-    """Media with tokens in a chunk, and which: their first position, and the one behind the last."""
+    """Returns the media with tokens in a chunk, each with its first and end position within the chunk."""
     end = chunk.start + chunk.length
     return [
         (one, max(one.start, chunk.start), min(one.end, end))
@@ -112,7 +115,7 @@ def media_within(chunk: Chunk) -> list[tuple[MediaInput, int, int]]:
 
 
 class Media(Feature):
-    """Media in prompts: rows that hold their embeddings, which tokens see each other, and how these are rotated."""
+    """Media in prompts: replaces embeddings, sets which tokens see each other, and their rotary positions."""
 
     kind = MediaRows
 
@@ -120,7 +123,7 @@ class Media(Feature):
         self.part, self.slots = part, slots
         self.model, self.decoder_layers = model, tuple(decoder_layers)
         self._moved: dict[int, int] = {}
-        """By slot: `SlotState.position_deltas`, where that is not 0."""
+        """By slot: nonzero `SlotState.position_deltas`."""
 
     def admit(self, seq: Scheduled) -> None:
         """See `Feature.admit`."""
@@ -142,7 +145,7 @@ class Media(Feature):
         return seen[None]
 
     def positions(self, positions: Tensor, placed: Placed) -> Tensor:
-        """See `Feature.positions`; [3, 1, num_rows] where images are among the rows."""
+        """See `Feature.positions`; [3, 1, num_rows] if the rows include images."""
         if not self.part.family.rotates_in_grids:
             return positions
         positions = positions[0] + self.slots.position_deltas[placed.slots]
@@ -157,7 +160,7 @@ class Media(Feature):
         return thrice[:, None]
 
     def column(self, placed: Placed) -> MediaRows | None:
-        """See `Feature.column`; None where no chunk holds media."""
+        """See `Feature.column`; None if no chunk holds media."""
         within = [
             (one, start + first - chunk.start, first - one.start, last - one.start)
             for chunk, start in zip(placed.plan.chunks if placed.plan else (), placed.starts, strict=True)
@@ -175,7 +178,7 @@ class Media(Feature):
 
     @contextmanager
     def entered(self, column: MediaRows | None, inputs: dict[str, Any]) -> Iterator[None]:
-        """See `Feature.entered`: embeddings in their rows, and what is added to the results of the first layers."""
+        """See `Feature.entered`; replaces embeddings, and adds features to the outputs of the first layers."""
         if column is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""What drafters are told of the images and audio of a prompt's chunks: by what they are rotated, what is embedded."""
+"""Sends drafters the rotary positions and embeddings of images and audio in a prompt's chunks."""
 
 import numpy as np
 from torch import Tensor
@@ -12,9 +12,9 @@ from wingbeat.runtime.protocol.transfer import copy_into, upload
 
 
 def tell(encoder: MediaEncoder, outcome: Outcome, chunks: list[PlacedChunk]) -> int:
-    """Fill in `Outcome.inputs` as far as the channel has room for it; see `TellInputs`.
+    """Fills in `Outcome.inputs` if the channel has room for them; see `TellInputs`.
 
-    A pair holds the token behind its position, so that what counts of a chunk begins and ends one token later.
+    A pair holds the token after its position, so that the relevant range of a chunk begins and ends one token later.
     """
     within = [_within(chunk) for chunk in chunks]
     before = any(chunk.spans and chunk.start + 1 < chunk.spans[-1].end for chunk in chunks)
@@ -30,7 +30,7 @@ def tell(encoder: MediaEncoder, outcome: Outcome, chunks: list[PlacedChunk]) -> 
 
 
 def _within(chunk: PlacedChunk) -> list[tuple[MediaInput, int, int]]:
-    """Media whose tokens are among a chunk's pairs: positions of the first token, and of the one behind the last."""
+    """Returns the media with tokens among a chunk's pairs, each with its first and end position."""
     begin, end = chunk.start + 1, chunk.start + chunk.length + 1
     return [
         (one, max(one.start, begin), min(one.end, end)) for one in chunk.spans if one.start < end and one.end > begin

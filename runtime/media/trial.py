@@ -1,6 +1,6 @@
-"""Whether a model that takes images or audio is served with them: noise in a text, held against generate().
+"""Tests whether a model's media produce correct logits: noise media in a text, compared with generate().
 
-Text is served whatever comes of it.
+The model's text is served whatever the result.
 """
 
 import logging
@@ -25,26 +25,27 @@ from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 logger = logging.getLogger(__name__)
 
 _GRIDS = ((2, 3), (4, 2))
-"""Rows and columns of the images' tokens, or of audio their product, where the family leaves that to the medium."""
+"""Rows and columns of the images' tokens; for audio, their product is the number of tokens, if the family allows
+any."""
 _BEFORE, _BEFORE_WHOLE = 3, 9
-"""Tokens before the first image: it begins within the first chunk of a prompt, or behind the second one where no chunk
-may end in it."""
+"""Tokens before the first image: it begins within the first prompt chunk, or after the second chunk if no chunk may end
+in an image."""
 
 
 @dataclass(frozen=True)
 class MediaTrial:
-    """What a model says to the media that it has an encoder for."""
+    """Reference logits for the media that a model has an encoder for."""
 
     refusals: dict[str, str] = field(default_factory=dict)
-    """By kind: why they are not served, where that is known already."""
+    """By kind: reasons against media that are known already."""
     family: MediaFamily | None = None
     references: tuple[Reference, ...] = ()
 
     def serve(self, loaded: LoadedModel) -> dict[str, str]:
-        """Let a prepared model have its media if it says the same to them as before.
+        """Enables a prepared model's media if its logits match the references.
 
         Returns:
-            Why media are not served, by kind.
+            By kind: the reason why media are not served.
         """
         loaded.takes |= self.refusals
         if self.family is None:
@@ -58,7 +59,7 @@ class MediaTrial:
         except (torch.OutOfMemoryError, MemoryError, BackendLost):
             raise
         except Exception as error:
-            # As with a text's trial: modeling code raises whatever its assumptions lead to.
+            # As in the text test, modeling code can raise any exception.
             del loaded.parts[part.name]
             loaded.takes[kind] = f"{ARE[kind]} not served: in a text {error}"
             unexpected = None if isinstance(error, UnsupportedModelError) else error
@@ -69,11 +70,11 @@ class MediaTrial:
 
 
 def media_trial(model: PreTrainedModel, texts: list[TrialText], whole: bool, refused: Mapping[str, str]) -> MediaTrial:
-    """What transformers says to texts with media in them; before anything of the model is switched.
+    """Computes transformers' reference logits for texts with media, before the model is modified.
 
     Args:
-        texts: that it is tried with.
-        whole: False where several processes have parts of it.
+        texts: the test texts.
+        whole: False if the model is divided among processes.
         refused: kinds of media that are not served, with the reason.
     """
     refusals, trial = dict(refused), MediaTrial()
@@ -105,7 +106,7 @@ def _tried(model: PreTrainedModel, family: MediaFamily, texts: list[TrialText]) 
 
 
 def _with_media(model: PreTrainedModel, family: MediaFamily, text: TrialText, count: int) -> TrialText:
-    """A text with `count` images or sounds among its tokens."""
+    """Inserts `count` images or sounds into a text."""
     config, prompt, media = model.config, list(text.prompt), []
     at = _BEFORE_WHOLE if family.sees_whole_images else _BEFORE
     for grid in _GRIDS[:count]:
@@ -117,7 +118,7 @@ def _with_media(model: PreTrainedModel, family: MediaFamily, text: TrialText, co
 
 
 def _inputs(model: PreTrainedModel, family: MediaFamily, text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
-    """What generate() takes of the media beside each row of token ids."""
+    """Returns the media arguments of generate() for rows of token ids."""
     parameter = next(model.parameters())
     given = {}
     for name in family.inputs:
@@ -130,7 +131,7 @@ def _inputs(model: PreTrainedModel, family: MediaFamily, text: TrialText, token_
 
 
 def _forget_last_positions(model: PreTrainedModel) -> None:
-    """What transformers keeps of the last sequence in the model itself would move the next one's text."""
+    """Removes state that transformers keeps in the model, which would shift the next sequence's positions."""
     for module in model.modules():
         if getattr(module, "rope_deltas", None) is not None:
             module.rope_deltas = None

@@ -1,4 +1,4 @@
-"""Modules of a model on a GPU whose weights stay packed, as `wingbeat.kernels.packed` multiplies by them."""
+"""Modules on a GPU whose weights stay packed, multiplied by the kernels of `wingbeat.kernels.packed`."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
     from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
 
 DEVICES = {"cuda"}
-"""Types of devices whose kernels multiply by packed weights."""
+"""Device types whose kernels multiply by packed weights."""
 
 
 class ExpertMatrices(NamedTuple):
-    """Weights of experts."""
+    """Packed weights of all experts."""
 
     count: int
     gated: PackedMatrix
-    """Columns of gate and up of an expert, and of the next one."""
+    """Gate and up columns of the first expert, then of the next expert, and so on."""
     down: PackedMatrix
     gated_bias: Tensor | None
     """[columns]"""
     down_bias: Tensor | None
 
     def nbytes(self) -> int:
-        """Memory that they take."""
+        """Size in bytes."""
         return self.gated.nbytes() + self.down.nbytes()
 
     def to(self, device: torch.device) -> "ExpertMatrices":
-        """A copy on a device; itself where it is there."""
+        """Returns a copy on a device; itself if it is there already."""
         if self.down.values.device == device:
             return self
         return ExpertMatrices(self.count, *(None if part is None else part.to(device) for part in self[1:]))
 
 
 class Holder(Packable, nn.Module):
-    """A module that holds some parameters packed; those have shape, dtype and device, and are NaN."""
+    """A module with some parameters packed; these have the right shape, dtype and device, and NaN values."""
 
     packed_names: tuple[str, ...]
     held: PackedMatrix | ExpertMatrices
 
     @abstractmethod
     def dense_parameters(self) -> dict[str, Tensor]:
-        """The packed ones as numbers, by name."""
+        """Returns the packed parameters as numbers, by name."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class Holder(Packable, nn.Module):
         return self.held
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        # Moved as they are, they would be as large as the numbers that they stand for.
+        # Moving the expanded placeholders would allocate the full size of the parameters.
         places = {name: self._parameters.pop(name) for name in self.packed_names}
         super()._apply(fn, recurse)
         for name, place in places.items():
@@ -102,10 +102,10 @@ class WeightHolder(Holder):
 
 
 class PackedLinear(WeightHolder, PackableLinear):
-    """A linear layer."""
+    """A linear layer with a packed weight."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """Multiplies [..., in] -> [..., out]."""
         return self.product(input.reshape(-1, self.in_features)).view(*input.shape[:-1], self.out_features)
 
     def product(self, rows: Tensor) -> Tensor:
@@ -121,21 +121,24 @@ class PackedLinear(WeightHolder, PackableLinear):
 
 
 class PackedRows(WeightHolder, nn.Embedding):
-    """A table whose rows are unpacked as they are looked up."""
+    """An embedding whose rows are unpacked when they are looked up."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[...] -> [..., embedding_dim]"""
+        """Looks up [...] -> [..., embedding_dim]."""
         return unpack(self.held, self.weight.dtype, input.flatten()).view(*input.shape, self.embedding_dim)
 
 
 class PackedExperts(Holder):
-    """Experts of transformers; a row's sum over its experts has their order, whatever is beside it."""
+    """transformers' experts with packed weights.
+
+    A row's sum over experts has a fixed order, independent of other rows.
+    """
 
     packed_names = ("gate_up_proj", "down_proj")
     held: ExpertMatrices
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """[num_rows, hidden], expert and weight of each of a row's choices [num_rows, k] -> [num_rows, hidden]"""
+        """Computes experts: rows [num_rows, hidden], chosen experts and weights [num_rows, k] -> [num_rows, hidden]."""
         own, routes = self.held, Routes.of(top_k_index, self.held.count)
         gated = experts_product(hidden_states, own.gated, own.gated_bias, routes)
         made = self._apply_gate(gated).to(hidden_states.dtype)
@@ -152,7 +155,7 @@ class PackedExperts(Holder):
 
 
 class JoinedProduct:
-    """Products of linear layers of one input side by side, by as few launches as their forms let be."""
+    """Concatenated products of linear layers with one input, in as few launches as their layouts allow."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self.columns, self._parts, begin = sum(one.out_features for one in linears), [], 0
@@ -163,7 +166,7 @@ class JoinedProduct:
             begin = end
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[num_rows, inputs] -> [num_rows, columns]"""
+        """Computes [num_rows, inputs] -> [num_rows, columns]."""
         out = rows.new_empty(len(rows), self.columns)
         for columns, weight, bias in self._parts:
             if isinstance(weight, PackedMatrix):
@@ -174,7 +177,10 @@ class JoinedProduct:
 
 
 def _as_one(linears: list[nn.Linear]) -> tuple[PackedMatrix | Callable[[Tensor], Tensor], Tensor | None]:
-    """Weight and bias of linear layers that lie alike, whose own are part of it then; another layer is a product."""
+    """Joins linear layers of equal layout into one weight and bias; a layer that is not packed becomes a function.
+
+    The joined layers' own weights become views of the result.
+    """
     first = linears[0]
     if not isinstance(first, PackedLinear):
         return partial(product, first), None

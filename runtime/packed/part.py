@@ -1,4 +1,4 @@
-"""Quantised weights that stay packed on GPUs; imports what holds them where there are some."""
+"""Runtime part for quantised weights that stay packed on GPUs; imports the implementation only if needed."""
 
 pack_weight = "wingbeat.runtime.packed.modules:pack_weight"
 keep_packed = "wingbeat.runtime.packed.modules:keep_packed"

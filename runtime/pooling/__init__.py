@@ -1,1 +1,1 @@
-"""Embeddings: hidden states of prompts, pooled while these are computed."""
+"""Embeddings: prompts' hidden states, pooled during prefill."""

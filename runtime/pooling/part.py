@@ -1,3 +1,3 @@
-"""Embeddings of prompts, which every model has; imports what it adds where it is asked for."""
+"""Runtime part: embeddings of prompts, available for every model."""
 
 feature = "wingbeat.runtime.pooling.pooled_rows:PromptPooling"

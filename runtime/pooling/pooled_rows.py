@@ -1,4 +1,4 @@
-"""Embeddings of prompts: the hidden states that enter the output matrix, pooled while a prompt is computed."""
+"""Embeddings of prompts: hidden states that enter the output head, pooled during prefill."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,22 +14,22 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
 class PooledRows(NamedTuple):
-    """By chunk whose rows are pooled: its first row of the batch, how many it has, and whether all are summed."""
+    """Chunks whose rows are pooled: first row in the batch, number of rows, and whether to sum all rows."""
 
     plan: SchedulerOutput
-    """Of the batch."""
+    """The batch's plan."""
     parts: tuple[tuple[int, int, bool], ...]
 
 
 class PromptPooling(Feature):
-    """Pools the rows of prompt chunks that ask for it; a pass without such rows has no hook."""
+    """Pools the rows of prompt chunks that request it; a pass without such rows has no hook."""
 
     kind, of_chunks = PooledRows, True
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._model, self._layers = loaded.model, (loaded.decoder_layers,)
         self._pooled: tuple[SchedulerOutput, Tensor] | None = None
-        """The plan of the latest pass that pooled rows, and these rows."""
+        """Plan of the latest pass that pooled rows, and the pooled rows."""
 
     def column(self, placed: Placed) -> PooledRows | None:
         """See `Feature.column`."""
@@ -58,8 +58,10 @@ class PromptPooling(Feature):
             hook.remove()
 
     def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
-        """A chunk's sum or its last row, by part: int64 [num_parts, hidden_size], the bits of doubles, as downloads
-        have them; nothing where no chunk of this plan is pooled. A round that raised leaves nothing to a later plan."""
+        """Returns each chunk's sum or last row: int64 [num_parts, hidden_size], the bits of float64 values.
+
+        Empty if no chunk of this plan was pooled, such as after a round that raised.
+        """
         pooled, self._pooled = self._pooled, None
         return {} if pooled is None or pooled[0] is not plan else {"reported": pooled[1]}
 

@@ -1,4 +1,4 @@
-"""Choice of a prompt's hidden states for its embedding; loads no torch, since routers ask for it."""
+"""Pooling of a prompt's hidden states into its embedding; imports no torch, because routers use it."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -22,12 +22,12 @@ class Pooling(PromptReport, StrEnum):
         return self is Pooling.MEAN
 
     def made_of(self, rows: "Sequence[np.ndarray]", num_prompt_tokens: int) -> bytes:
-        """See `PromptReport.made_of`; a row is the sum of a piece's hidden states, or the prompt's last one.
+        """See `PromptReport.made_of`; a row is the sum of a piece's hidden states, or the prompt's last hidden state.
 
         Raises:
-            RuntimeError: this engine's model does not show its hidden states.
+            RuntimeError: this engine's model does not expose its hidden states.
         """
         if not rows:
-            raise RuntimeError("no hidden states came of this prompt")
+            raise RuntimeError("the engine returned no hidden states for this prompt")
         number = num_prompt_tokens if self is Pooling.MEAN else 1
         return (sum(rows) / number).astype("<f4").tobytes()

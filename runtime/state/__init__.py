@@ -1,1 +1,1 @@
-"""Recurrent and convolution state of layers that have it in place of keys and values, or beside them."""
+"""Recurrent and convolution states of layers that have them instead of, or beside, keys and values."""

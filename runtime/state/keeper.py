@@ -1,15 +1,14 @@
-"""The recurrent states of an engine's sequences: which row is whose, and which ones are kept.
+"""Manages the recurrent states of an engine's sequences: the pool row of each slot, and states saved for prefixes.
 
-A state cannot be taken back, so it goes on only by tokens that are decided. Prompt chunks let it go on in their own
-pass. A tree is verified from the state before its root, which stays as it is, and what mixers are given for its nodes
-is kept. Once the accepted path is known, the states go on along it: on the device, in the graph that chooses the
-tokens, so that the next round may be launched before the host knows what this one decided.
+A state cannot be rolled back, so it only advances by tokens that are decided. Prompt chunks advance states in their own
+pass. A tree is verified from the state before its root, which stays unchanged, and the mixers' inputs for its nodes are
+kept. Once the accepted path is known, the states advance along it on the device, in the graph that chooses the tokens,
+so that the next round can be launched before the host has this round's result.
 
-States at some lengths are kept for other requests. Which rows of the pool they go to is decided ahead, for every length
-that a round may reach, and lies in per-slot columns; blocks that a sequence lets go of before they are full give their
-rows back.
+States at some lengths are saved for other requests. The pool rows for them are assigned ahead, for every length that a
+round may reach, and stored in per-slot columns; blocks that are released before they are full return their rows.
 
-A drafter's replay needs states of long ago. It starts at zero or at a state that was kept, in a row of its own.
+A drafter's replay needs earlier states. It starts at the zero state or at a saved state, in its own row.
 """
 
 from collections.abc import Iterator
@@ -31,25 +30,25 @@ from wingbeat.runtime.state.pool import StatePool
 from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, KeptRows, Piece, RoundStates
 
 _ROUNDS_AHEAD = 3
-"""Rounds whose tokens the host may not know when a length is within reach: two in flight, and the next one."""
+"""Rounds whose tokens may be unknown to the host when rows are assigned: two in flight, and the next one."""
 
 
 class _Replay(NamedTuple):
-    """A drafter's replay on its way."""
+    """A drafter's replay in progress."""
 
     seq: Sequence
     length: int
-    """Tokens in its state."""
+    """Number of tokens that its state covers."""
     row: int
-    """Of the saved states."""
+    """Index among the rows of saved states."""
 
 
 class StateKeeper(KeepingFeature):
-    """Owner of the states of one engine: rows of the pool are those of slots, the spare one, then saved states.
+    """Owner of the states of one engine. Pool rows: one per slot, one spare row, then saved states.
 
     Args:
-        mixers: of the model's layers, on their device.
-        block_manager: its `beside` are saved states, which say which are kept.
+        mixers: mixers of the model's layers, on their device.
+        block_manager: its `beside` is the `SavedStates`, which tracks the saved rows.
     """
 
     kind = RoundStates
@@ -77,14 +76,15 @@ class StateKeeper(KeepingFeature):
         self._on_host = False
         ends = 1 + _ROUNDS_AHEAD * self._longest // self.saved.interval
         self._targets = torch.full((self._first_saved, ends), self._spare, device=device)
-        """int64 [num_slots + 1, n]: rows of the pool for states at the ends that a slot may reach, in turn."""
+        """int64 [num_slots + 1, n]: pool rows for states at the interval ends that a slot may reach, used
+        cyclically."""
         self._reserved: dict[int, tuple[int, int]] = {}
-        """By row of the saved states: where it stands in these."""
+        """By saved row: its index in `_targets`."""
         self._reach = [0] * config.max_num_seqs
-        """By slot: lengths up to this one have their rows."""
+        """By slot: lengths up to this one have rows assigned."""
 
     def admit(self, seq: Sequence) -> None:
-        """Let a slot's state be that of the sequence's cached tokens."""
+        """Sets a slot's state to that of the sequence's cached tokens."""
         slot, length = seq.slot, seq.num_computed
         if length:
             block_hash = self.block_manager.block_hash(seq.blocks[length // self.config.block_size - 1])
@@ -94,11 +94,11 @@ class StateKeeper(KeepingFeature):
         self._reach[slot] = length
 
     def leave(self, slot: int) -> None:
-        """End the slot's replay."""
+        """Ends the slot's replay."""
         self._end_replay(slot)
 
     def kept(self, block_id: int) -> dict[str, Tensor]:
-        """See `KeepingFeature.kept`: the state."""
+        """See `KeepingFeature.kept`; returns the saved state."""
         return self.pool.row(self._first_saved + self.saved.find(self.block_manager.block_hash(block_id)))
 
     def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:
@@ -114,7 +114,10 @@ class StateKeeper(KeepingFeature):
         return self.pool.row(0)
 
     def replay_start(self, seq: Sequence, wanted: int) -> int | None:
-        """Position at or before `wanted` from which a replay can go on; None where there is no row for its state."""
+        """Returns a position at or before `wanted` from which a replay can start.
+
+        None without a free row for its state.
+        """
         replay = self._replays.get(seq.slot)
         if replay is not None:
             if replay.length == wanted:
@@ -140,7 +143,7 @@ class StateKeeper(KeepingFeature):
         self._kept.capacity = num_rows
 
     def prepare(self, plan: SchedulerOutput) -> None:
-        """Give a row to each state that a decode may have to keep, and take back those of replays that are complete."""
+        """Assigns rows to the states that decodes may have to save, and frees the rows of completed replays."""
         for slot in [slot for slot, replay in self._replays.items() if replay.seq.draft.complete]:
             self._end_replay(slot)
         for seq in plan.decodes:
@@ -153,7 +156,7 @@ class StateKeeper(KeepingFeature):
                 self._reach[seq.slot] = position = end
 
     def column(self, placed: Placed) -> RoundStates:
-        """Rows of the round's decodes and prompt chunks, for its mixers."""
+        """Returns the states of the round's decodes and prompt chunks, for the mixers."""
         plan, own, pieces = placed.plan, placed.decodes, []
         start = 0 if own is None else own.num_rows
         for chunk in () if plan is None else plan.chunks:
@@ -165,7 +168,7 @@ class StateKeeper(KeepingFeature):
 
     @contextmanager
     def entered(self, column: RoundStates | None, inputs: dict[str, Any]) -> Iterator[None]:
-        """See `Feature.entered`: outside of a round each mixer runs on its own."""
+        """See `Feature.entered`; outside of a round, each mixer runs transformers' code."""
         for mixer in self.mixers:
             mixer.states = column
         try:
@@ -176,7 +179,7 @@ class StateKeeper(KeepingFeature):
 
     @torch.inference_mode()
     def took(self, accepted: AcceptedPaths) -> None:
-        """States go on along the accepted paths."""
+        """Advances states along the accepted paths."""
         num_nodes = 1 if accepted.tree_parents is None else accepted.tree_parents.shape[1]
         saves = tuple(self._saves(accepted)) if self.saved.enabled else ()
         own = AcceptedStates(accepted.slots, num_nodes, accepted.nodes, accepted.num_tokens, saves)
@@ -185,7 +188,7 @@ class StateKeeper(KeepingFeature):
             mixer.advance(self.pool, self._kept, own, path)
 
     def _saves(self, accepted: AcceptedPaths) -> Iterator[tuple[Tensor, Tensor]]:
-        """`AcceptedStates.saves`, one for each end of an interval that a path may pass."""
+        """Yields `AcceptedStates.saves`, one per interval end that a path may pass."""
         interval, before = self.saved.interval, accepted.positions
         targets = self._targets[accepted.slots]
         for end in range(1 + (accepted.nodes.shape[1] - 1) // interval):
@@ -193,12 +196,12 @@ class StateKeeper(KeepingFeature):
             num_tokens = number * interval - before
             row = targets.gather(1, (number % targets.shape[1])[:, None])[:, 0]
             rows = torch.where(num_tokens <= accepted.num_tokens, row, self._spare)
-            # On the host looking is no wait, and ends are rare.
+            # On the host, reading the tensor needs no wait, and interval ends are rare.
             if not self._on_host or bool((rows != self._spare).any()):
                 yield num_tokens.clamp(max=accepted.nodes.shape[1]), rows
 
     def _pieces(self, chunk: Chunk, row: int) -> list[Piece]:
-        """One chunk's rows from `row` on, cut where states are kept."""
+        """Splits a chunk's rows, which begin at `row`, where states are saved."""
         seq, position, end = chunk.seq, chunk.start, chunk.start + chunk.length
         if chunk.replay:
             replay = self._replays[seq.slot]
@@ -217,14 +220,14 @@ class StateKeeper(KeepingFeature):
         return pieces
 
     def _next_end(self, seq: Sequence, position: int, end: int) -> int | None:
-        """The first length of a prompt behind `position`, at most `end`, whose state is kept."""
+        """Returns the first prompt length after `position`, at most `end`, whose state is saved."""
         regular, mark = self.saved.next_end(position, end), self.marks.get(seq.request.request_id, 0)
         if self.saved.enabled and position < mark <= end:
             return mark if regular is None else min(mark, regular)
         return regular
 
     def _saved_row(self, seq: Sequence, length: int) -> int | None:
-        """Row of the saved states for the one behind a sequence's first `length` tokens, which nobody else writes."""
+        """Returns the saved row for the state after a sequence's first `length` tokens; cancels other writes to it."""
         row = self.saved.take(seq.blocks[length // self.config.block_size - 1])
         if (place := self._reserved.pop(row, None)) is not None:
             current = self._targets[place]

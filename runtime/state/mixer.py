@@ -1,7 +1,7 @@
-"""A mixer of transformers over the rows of a round: taken apart by sequence around its own code, and put back together.
+"""Runs a transformers mixer over the rows of a round, splitting them by sequence around transformers' own code.
 
-The mixer's forward is transformers' own. What it multiplies its input and its result by is done for all rows at once,
-and only what lies between, where a sequence's tokens meet, sees one sequence after the other.
+The mixer's forward is transformers' own. Its outer linear layers multiply all rows at once; only the inner part, which
+mixes a sequence's tokens, runs per sequence.
 """
 
 import inspect
@@ -19,27 +19,27 @@ from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, Ke
 _SCAN, _STEP = "mamba_selective_scan", "mamba_selective_state_update"
 _DELTA_RULE = "torch_chunk_gated_delta_rule"
 CACHE_ARGUMENTS = ("cache_params", "past_key_values")
-"""Names under which mixers' forwards take their cache."""
+"""Parameter names by which mixers' forwards receive their cache."""
 
 
 class Mixer:
-    """Stands in for the forward of one mixer module while `states` tells it of a round; else it runs as it is.
+    """Replaces a mixer module's forward during rounds (while `states` is set); otherwise transformers' forward runs.
 
     Args:
-        state: what it remembers.
-        entries: linear layers that multiply its very input.
-        exit: the one whose result it returns.
+        state: shapes of the mixer's state.
+        entries: linear layers that multiply the mixer's unmodified input.
+        exit: linear layer whose result the mixer returns; None if there is none.
     """
 
     def __init__(self, module: nn.Module, state: LayerState, entries: list[nn.Linear], exit: nn.Linear | None) -> None:
         self.module, self.state = module, state
         self.states: RoundStates | None = None
-        """Of the pass that runs; decoder layers do not all pass on what they are told beside their input."""
+        """States of the running pass; stored here because some decoder layers do not forward keyword arguments."""
         self._given: list[Tensor] | None = None
         self._view: StateView | None = None
         edges = {*entries, exit}
         self.inner_linears = {m for m in module.modules() if isinstance(m, nn.Linear) and m not in edges}
-        """Linear layers that see the tokens of one sequence after the other."""
+        """Linear layers that process one sequence's tokens after another's."""
         self._entries = [self._stand_in(linear, index) for index, linear in enumerate(entries)]
         self._exit = None if exit is None else self._stand_in(exit, None)
         arguments = inspect.signature(type(module).forward).parameters
@@ -55,7 +55,7 @@ class Mixer:
         return self._mix(hidden_states, self.states)
 
     def _mix(self, hidden_states: Tensor, states: RoundStates) -> Tensor | tuple[Tensor, ...]:
-        """A round's rows [1, num_tokens, hidden_size]; the states of prompt chunks go on by them."""
+        """Runs a round's rows [1, num_tokens, hidden_size], and advances the states of prompt chunks."""
         layer, pool, decodes = self.state.layer, states.pool, states.decodes
         rows = [hidden_states[0], *(entry(hidden_states)[0] for entry in self._entries)]
         parts: list[list[Tensor]] = []
@@ -75,16 +75,16 @@ class Mixer:
         return results[0][None] if len(results) == 1 else tuple(part[None] for part in results)
 
     def _over_trees(self, padded: list[Tensor], decodes: DecodeStates, states: RoundStates) -> list[Tensor]:
-        """Results of the mixer for trees [num_reqs, num_nodes, ...]: the path to each node runs by itself."""
+        """Runs the mixer over trees [num_reqs, num_nodes, ...]: the path to each node is run separately."""
         states.kept.put(self, padded)
         view = states.pool.gather(self.state.layer, decodes.slots)
         return [decodes.nodes_of(part) for part in self._run([decodes.paths_of(part) for part in padded], view)]
 
     def advance(self, pool: StatePool, kept: KeptRows, accepted: AcceptedStates, path: Path) -> None:
-        """Let states go on along accepted paths, token by token, at shapes that the arguments decide.
+        """Advances states along accepted paths, token by token, with shapes that depend only on the arguments' shapes.
 
         Args:
-            path: of `accepted`.
+            path: the path of `accepted`.
         """
         layer, (num_reqs, longest) = self.state.layer, accepted.nodes.shape
         rows = [accepted.rows_of(part) for part in kept.take(self, num_reqs, accepted.num_nodes)]
@@ -96,11 +96,11 @@ class Mixer:
                 pool.store(layer, targets, view, num_tokens == step + 1)
 
     def _run(self, parts: list[Tensor], view: StateView) -> tuple[Tensor, ...]:
-        """The mixer between its outer products: what it returns, one tensor for most.
+        """Runs the mixer between its outer products; returns its outputs, usually one tensor.
 
         Args:
-            parts: [num_seqs, length, ...]: its input, and that by each entry.
-            view: goes on by the tokens.
+            parts: [num_seqs, length, ...]: the mixer's input, and the product of each entry.
+            view: the states, which advance by the tokens.
         """
         inputs, *self._given = parts
         self._view = view
@@ -113,7 +113,7 @@ class Mixer:
                 self.module.chunk_size = self._chunk_size
 
     def _sizes(self, inputs: Tensor) -> dict[str, int]:
-        """Chunks no longer than the tokens: torch's own code pads to whole ones."""
+        """Limits the chunk size to the number of tokens on CPUs, where torch's code would pad to whole chunks."""
         if inputs.device.type != "cpu":
             return {}
         if isinstance(self._chunk_size, int):
@@ -121,11 +121,14 @@ class Mixer:
         return {"chunk_size": min(64, inputs.shape[1])} if _DELTA_RULE in self._names else {}
 
     def _stand_in(self, linear: nn.Linear, index: int | None) -> Callable[[Tensor], Tensor]:
-        """Let a linear layer say what it is given while the mixer runs; returns what it does otherwise."""
+        """Makes a linear layer pass its precomputed product through while the mixer runs.
+
+        Returns its original function.
+        """
         own = linear.__dict__.get("forward")
 
         def original(inputs: Tensor) -> Tensor:
-            # Of its class as it is then: adapters give it another one.
+            # The class is looked up at call time: adapters replace it later.
             return type(linear).forward(linear, inputs) if own is None else own(inputs)
 
         def forward(inputs: Tensor) -> Tensor:
@@ -137,11 +140,11 @@ class Mixer:
         return original
 
     def _with_initial_state(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """A forward whose scan goes on from the state before it: transformers' for Mamba-1 begins at zero."""
+        """Returns a forward whose scan starts from the stored state; transformers' Mamba-1 scan starts at zero."""
         return copied(self.module, forward, {_SCAN: self._scan})
 
     def _scan(self, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **kwargs: Any) -> Any:
-        """Mamba-1 token by token, as transformers decodes; [num_seqs, channels, length] as its scan has them."""
+        """Runs Mamba-1 token by token, as transformers decodes; tensors are [num_seqs, channels, length]."""
         names = inspect.unwrap(type(self.module).forward).__globals__
         if self._view is None:
             return names[_SCAN](hidden_states, dt, A, B, C, **kwargs)
@@ -165,7 +168,7 @@ class Mixer:
 
 
 def copied(module: nn.Module, forward: Callable[..., Tensor], names: dict[str, Callable]) -> Callable[..., Tensor]:
-    """A forward, transformers' own code, that finds other functions under these names; itself where it has none."""
+    """Returns transformers' forward with some global functions replaced; unchanged if it uses none of them."""
     plain = inspect.unwrap(type(module).forward)
     if not names.keys() & set(plain.__code__.co_names):
         return forward
@@ -177,5 +180,5 @@ def copied(module: nn.Module, forward: Callable[..., Tensor], names: dict[str, C
 
 
 def states_of(mixers: tuple[Mixer, ...]) -> list[LayerState]:
-    """What mixers remember of a sequence, by layer; a layer may have several mixers."""
+    """Returns the state shapes by layer; several mixers of a layer share its state."""
     return list({mixer.state.layer: mixer.state for mixer in mixers}.values())

@@ -1,7 +1,7 @@
-"""Finds the mixers of a model, the parts of layers that keep a state, and lets them run in an engine's rounds.
+"""Finds a model's mixers (layer parts with a recurrent state) and adapts them to an engine's rounds.
 
-Transformers' mixers read and write their states through the methods of its cache. Which modules do that, what a state
-is made of, and what lies at a mixer's edges is learned from two passes over a few tokens.
+transformers' mixers read and write states through methods of its cache. Two passes over a few tokens determine which
+modules do so, the shapes of their states, and the linear layers at their edges.
 """
 
 import inspect
@@ -23,13 +23,13 @@ _READS = {"get_conv_state", "get_recurrent_state"}
 
 
 class RememberedStates:
-    """States that a cache of transformers holds, by layer."""
+    """State shapes found in transformers' cache, by layer."""
 
     def __init__(self, states: list[LayerState]) -> None:
         self.states = states
 
     def install(self, model: PreTrainedModel, attention: str, whole: bool) -> ModelStates:
-        """See `Remembered.install`: the layers' mixers take part in rounds."""
+        """See `Remembered.install`; adapts the layers' mixers to rounds."""
         if not whole:
             said = {STATES: "its layers keep recurrent states", RANKS: "tensor_parallel_size is above 1"}
             raise UnsupportedModelError(problem(said, REFUSED))
@@ -37,7 +37,7 @@ class RememberedStates:
 
 
 def remembered_states(layers: list[object]) -> RememberedStates | None:
-    """States in the layers of a cache that a pass has filled; None where no layer has one."""
+    """Returns the states in the layers of a cache that a pass has filled; None if no layer has any."""
     states = [
         LayerState(index, tuple(_parts(layer)))
         for index, layer in enumerate(layers)
@@ -58,13 +58,13 @@ def _parts(layer: LinearAttentionCacheLayerMixin) -> list[StatePart]:
 
 @torch.inference_mode()
 def install_mixers(model: PreTrainedModel, states: list[LayerState], attention: str) -> tuple[Mixer, ...]:
-    """Let the mixers of a model, which otherwise is in its final form, take part in rounds.
+    """Adapts a model's mixers to rounds; the model is otherwise in its final form.
 
     Args:
-        attention: name of the attention function that the model has, which it gets back.
+        attention: name of the model's attention function, which is restored afterwards.
 
     Raises:
-        UnsupportedModelError: a layer with a state has no mixer, or several, of the kind that is known.
+        UnsupportedModelError: a layer with a state has no mixer of a supported kind.
     """
     modules = _mixer_modules(model)
     unknown = [state.layer for state in states if state.layer not in modules]
@@ -74,7 +74,7 @@ def install_mixers(model: PreTrainedModel, states: list[LayerState], attention: 
             "transformers' cache"
         )
     edges = _edges(model, [module for state in states for module in modules[state.layer]], attention)
-    # Several mixers of a layer have the whole state of the layer; each writes its own parts of it.
+    # Several mixers of a layer share the layer's state; each writes its own parts.
     return tuple(
         (TreeMixer if TreeMixer.fits(module, state) else Mixer)(module, state, *edges[module])
         for state in states
@@ -83,7 +83,7 @@ def install_mixers(model: PreTrainedModel, states: list[LayerState], attention: 
 
 
 def _mixer_modules(model: nn.Module) -> dict[int, list[nn.Module]]:
-    """By layer: modules whose forward reads a state from the cache."""
+    """Finds, by layer, the modules whose forward reads a state from the cache."""
     found: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         layer, forward = getattr(module, "layer_idx", None), inspect.unwrap(type(module).forward)
@@ -97,7 +97,7 @@ def _mixer_modules(model: nn.Module) -> dict[int, list[nn.Module]]:
 def _edges(
     model: PreTrainedModel, mixers: list[nn.Module], attention: str
 ) -> dict[nn.Module, tuple[list[nn.Linear], nn.Linear | None]]:
-    """By mixer: the linear layers that multiply its very input, and the one whose result it returns."""
+    """Finds, by mixer, the linear layers that multiply its unmodified input, and the one whose result it returns."""
     inputs: dict[nn.Module, Tensor] = {}
     outputs: dict[nn.Module, object] = {}
 

@@ -1,4 +1,4 @@
-"""Part of a model whose layers keep recurrent states, and how many of them an engine keeps."""
+"""The `ModelPart` of models with recurrent states, which also settles the number of saved states."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from wingbeat.runtime.state.settings import REFUSED, STATES
 from wingbeat.runtime.verifier.layers.model_part import ModelPart
 
 SHARE_OF_SAVED = 0.25
-"""Of the memory for keys, values and states that is not of running sequences, what saved states may take."""
+"""Largest share of the memory for KV and saved states that saved states take by default."""
 
 
 class ModelStates(ModelPart):
@@ -35,11 +35,11 @@ class ModelStates(ModelPart):
 
     @property
     def states(self) -> list[LayerState]:
-        """Shapes of the states of a sequence, by layer."""
+        """Shapes of a sequence's states, by layer."""
         return states_of(self.mixers)
 
     def limits(self, config: EngineConfig, name: str) -> EngineConfig:
-        """See `ModelPart.limits`: the interval is whole blocks."""
+        """See `ModelPart.limits`; rounds the interval up to whole blocks."""
         refuse(config.asked() | {STATES: f"{name} has layers with recurrent state"}, REFUSED)
         interval = -(-config.state_interval // config.block_size) * config.block_size
         return replace(config, state_interval=interval)
@@ -49,13 +49,13 @@ class ModelStates(ModelPart):
         return row_bytes(self.states)
 
     def budget(self, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
-        """See `ModelPart.budget`: `num_saved_states` is settled.
+        """See `ModelPart.budget`; settles `num_saved_states`.
 
         Args:
-            budget: bytes for both; counts where `num_kv_blocks` is not given.
+            budget: bytes for KV and states; used if `num_kv_blocks` is not given.
         """
         size = row_bytes(self.states)
-        left = budget - (config.max_num_seqs + 1) * size  # rows that pad a round have one, too
+        left = budget - (config.max_num_seqs + 1) * size  # the spare row serves padding rows
         saved = config.num_saved_states
         if saved is None and config.num_kv_blocks is None:
             saved = max(1, min(int(SHARE_OF_SAVED * left) // size, most_saved(config, None)))
@@ -64,7 +64,7 @@ class ModelStates(ModelPart):
         return left - saved * size, replace(config, num_saved_states=saved)
 
     def beside(self, config: EngineConfig, num_blocks: int) -> SavedStates:
-        """See `ModelPart.beside`: saved states."""
+        """See `ModelPart.beside`; returns the saved states."""
         num_rows = config.num_saved_states or most_saved(config, num_blocks)
         return SavedStates(num_rows, config.state_interval, config.block_size, config.enable_prefix_caching)
 
@@ -74,7 +74,7 @@ class ModelStates(ModelPart):
 
 
 def most_saved(config: EngineConfig, num_blocks: int | None) -> int:
-    """States worth having: one for every interval of the blocks, or of four times what all slots hold."""
+    """Number of states worth saving: one per interval of the blocks, or of four times what all slots hold."""
     if not config.enable_prefix_caching:
         return 1  # for a drafter's replay
     per_seq = -(-config.max_model_len // config.state_interval)

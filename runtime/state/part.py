@@ -1,4 +1,4 @@
-"""Layers that keep recurrent states; imports what runs them where a model has some."""
+"""Runtime part for layers with recurrent states; imports the implementation only for such models."""
 
 check_limits = "wingbeat.runtime.state.settings:check_limits"
 engine_settings = "wingbeat.runtime.state.settings:ENGINE_SETTINGS"

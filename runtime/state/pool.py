@@ -1,7 +1,7 @@
-"""The states of a model's mixers, one row per sequence, and what a mixer sees of some rows.
+"""Pool of the states of a model's mixers, one row per sequence, and a mixer's view of some rows.
 
-A mixer is the part of a decoder layer that remembers a sequence in tensors of one size, however long it is: gated delta
-nets, Mamba-1 and Mamba-2, short convolutions.
+A mixer is the part of a decoder layer that keeps a state of fixed size for a sequence: gated delta nets, Mamba-1 and
+Mamba-2, short convolutions.
 """
 
 import math
@@ -13,60 +13,60 @@ from torch import Tensor
 
 
 class StatePart(NamedTuple):
-    """One tensor of a mixer's state."""
+    """A tensor of a mixer's state."""
 
     recurrent: bool
-    """Else the inputs that its convolution looks back on."""
+    """True for a recurrent state, False for the past inputs of a convolution."""
     index: int
-    """Among the mixer's states of this kind, as transformers numbers them."""
+    """Index among the mixer's states of this kind, in transformers' numbering."""
     shape: tuple[int, ...]
-    """For one sequence."""
+    """Shape for one sequence."""
     dtype: torch.dtype
 
 
 class LayerState(NamedTuple):
-    """What one layer's mixer remembers of a sequence."""
+    """State of one layer's mixers for a sequence."""
 
     layer: int
     parts: tuple[StatePart, ...]
 
     @property
     def num_bytes(self) -> int:
-        """For one sequence."""
+        """Bytes for one sequence."""
         return sum(math.prod(part.shape) * part.dtype.itemsize for part in self.parts)
 
 
 class StateView:
-    """States of a few sequences as a mixer's cache: what it reads there, and what it leaves.
+    """States of a few sequences in the form of a mixer's cache, which the mixer reads and updates.
 
-    Has the methods of `transformers.Cache` that mixers call; a state of zeros is that of no tokens.
+    Implements the methods of `transformers.Cache` that mixers call; a zero state represents no tokens.
     """
 
     def __init__(self, parts: dict[tuple[bool, int], Tensor]) -> None:
         self.parts = parts
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """[num_seqs, channels, kernel_size], which the caller may write to."""
+        """Returns [num_seqs, channels, kernel_size], which the caller may modify."""
         return self.parts.get((False, state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """[num_seqs, ...], which the caller may write to."""
+        """Returns [num_seqs, ...], which the caller may modify."""
         return self.parts.get((True, state_idx))
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object) -> Tensor:
-        """Append inputs [num_seqs, channels, length]; returns them behind those before."""
+        """Appends inputs [num_seqs, channels, length]; returns the previous inputs followed by these."""
         before = self.parts[False, state_idx]
         inputs = torch.cat([before, conv_states], dim=-1)
         self.parts[False, state_idx] = inputs[..., -before.shape[-1] :]
         return inputs
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """Take the state behind the tokens."""
+        """Stores the state after the tokens."""
         self.parts[True, state_idx] = recurrent_states
         return recurrent_states
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Whether states before the latest are asked for: never."""
+        """Whether states before the latest are recorded: never."""
         return False
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
@@ -75,9 +75,9 @@ class StateView:
 
 
 class StatePool:
-    """One row of every layer's state per sequence, at addresses that never change; all rows are zeros at first.
+    """A row of every layer's state per sequence, at addresses that never change; all rows are initially zero.
 
-    Parts of one shape lie together: `stacks` has them as [num_layers, num_rows, ...].
+    Parts of equal shape are stored together: `stacks` maps a part to [num_layers, num_rows, ...].
     """
 
     def __init__(self, layers: Sequence[LayerState], num_rows: int, device: torch.device) -> None:
@@ -96,15 +96,15 @@ class StatePool:
                 self._layers[layer][part.recurrent, part.index] = own
 
     def parts(self, layer: int) -> dict[tuple[bool, int], Tensor]:
-        """The state of one layer: [num_rows, ...] by whether the part is recurrent, and by its index."""
+        """Returns one layer's state: [num_rows, ...] by (is recurrent, index)."""
         return self._layers[layer]
 
     def gather(self, layer: int, rows: Tensor) -> StateView:
-        """Copies of rows int64 [num_seqs]."""
+        """Returns copies of rows int64 [num_seqs]."""
         return StateView({key: part.index_select(0, rows) for key, part in self._layers[layer].items()})
 
     def store(self, layer: int, rows: Tensor, view: StateView, live: Tensor | None = None) -> None:
-        """Keep what a mixer left in rows int64 [num_seqs].
+        """Stores a view's states into rows int64 [num_seqs].
 
         Args:
             live: bool [num_seqs]: rows that are written; None writes all.
@@ -116,17 +116,17 @@ class StatePool:
             part.index_copy_(0, rows, new)
 
     def copy_all(self, source: int, target: int) -> None:
-        """All layers' states from one row to another."""
+        """Copies all layers' states from one row to another."""
         for stack in self.stacks.values():
             stack[:, target].copy_(stack[:, source])
 
     def clear(self, row: int) -> None:
-        """Let a row be the state of no tokens."""
+        """Sets a row to the state of no tokens."""
         for stack in self.stacks.values():
             stack[:, row].zero_()
 
     def row(self, row: int) -> dict[str, Tensor]:
-        """One row of every layer's state, by name; what is written to these is in the pool."""
+        """Returns one row of every layer's state, by name; the tensors are views of the pool."""
         return {
             f"{layer}.{'recurrent' if recurrent else 'conv'}.{index}": part[row]
             for layer, parts in self._layers.items()

@@ -1,4 +1,4 @@
-"""Which rows of a round belong to which sequence's state: made once a round, for all mixers."""
+"""Assignment of a round's rows to sequences' states, built once per round for all mixers."""
 
 from collections.abc import Hashable
 from functools import cached_property
@@ -13,9 +13,9 @@ from wingbeat.runtime.state.pool import StatePool
 
 
 class KeptRows:
-    """Tensors of a round's decodes that mixers keep until the accepted paths are known.
+    """Mixer inputs of a round's decodes, kept until the accepted paths are known.
 
-    Rounds of at most `capacity` rows keep them at addresses that stay, where a captured choice of tokens finds them.
+    Rounds of at most `capacity` rows keep them at fixed addresses, where a captured token choice finds them.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class KeptRows:
         self._rooms: dict[Hashable, list[Tensor]] = {}
 
     def put(self, mixer: Hashable, parts: list[Tensor]) -> None:
-        """Keep [num_reqs, num_nodes, ...] each."""
+        """Keeps tensors of [num_reqs, num_nodes, ...]."""
         num_rows = parts[0].shape[0] * parts[0].shape[1]
         if num_rows > self.capacity:
             self._latest[mixer] = parts
@@ -35,7 +35,7 @@ class KeptRows:
             room[:num_rows].copy_(part.flatten(0, 1))
 
     def take(self, mixer: Hashable, num_reqs: int, num_nodes: int) -> list[Tensor]:
-        """Tensors that the latest pass over so many decodes kept: [num_reqs, num_nodes, ...] each."""
+        """Returns the tensors that the latest pass over these decodes kept: [num_reqs, num_nodes, ...] each."""
         num_rows = num_reqs * num_nodes
         if num_rows > self.capacity:
             return self._latest[mixer]
@@ -43,14 +43,14 @@ class KeptRows:
 
 
 class DecodeStates:
-    """A round's decodes as mixers see them: trees of equal width, each behind its sequence's state.
+    """A round's decodes as mixers process them: trees of equal width, each starting from its sequence's state.
 
-    Everything has shapes that the arguments decide.
+    All shapes depend only on the arguments' shapes.
 
     Args:
         longest: most nodes of a path.
-        window: inputs that a convolution looks back on at most.
-        chains: each tree is one path, its nodes in their order.
+        window: most past inputs that a convolution reads.
+        chains: whether each tree is a single path, with nodes in path order.
     """
 
     def __init__(self, decodes: Decodes, longest: int, window: int, chains: bool) -> None:
@@ -60,20 +60,20 @@ class DecodeStates:
 
     @property
     def slots(self) -> Tensor:
-        """int64 [num_seqs]: the state behind which each of `paths_of` begins."""
+        """int64 [num_seqs]: slot whose state each sequence of `paths_of` starts from."""
         slots = self.decodes.slots
         return slots if self._is_path else slots.repeat_interleave(self._paths.shape[1])
 
     @cached_property
     def trees(self) -> TreeRows:
-        """For recurrences that run over trees."""
+        """The trees in the form that tree recurrences read."""
         slots, tree = self.decodes.slots, self.decodes.tree
         parents = torch.full_like(slots[:, None], -1) if tree is None else tree.parents
         return TreeRows.of(slots, parents, self._longest - 1, self._window)
 
     @cached_property
     def _paths(self) -> Tensor:
-        """int64 [num_reqs, num_nodes, longest]: each node behind its ancestors, the root first, then repeated."""
+        """int64 [num_reqs, num_nodes, longest]: path of each node from the root, then the node itself repeated."""
         tree = self.decodes.tree
         up = tree.parents.clamp(min=0)
         above = [torch.arange(up.shape[1], device=up.device).expand_as(up)]
@@ -83,18 +83,18 @@ class DecodeStates:
         return torch.stack(above, dim=2).gather(2, steps.clamp(0, self._longest - 1))
 
     def padded(self, rows: Tensor) -> Tensor:
-        """Rows of a batch that begins by the decodes, [num_rows or more, n] -> [num_reqs, num_nodes, n]"""
+        """Pads rows of a batch that begins with the decodes, [num_rows or more, n] -> [num_reqs, num_nodes, n]."""
         return self.decodes.padded(rows)
 
     def paths_of(self, padded: Tensor) -> Tensor:
-        """[num_reqs, num_nodes, n] -> [num_seqs, longest, n]"""
+        """Gathers rows along paths: [num_reqs, num_nodes, n] -> [num_seqs, longest, n]."""
         if self._is_path:
             return padded
         num_reqs, num_nodes, longest = self._paths.shape
         return _along(padded, self._paths.flatten(1)).view(num_reqs * num_nodes, longest, -1)
 
     def nodes_of(self, mixed: Tensor) -> Tensor:
-        """The way back from `paths_of`: [num_seqs, longest, n] -> [num_reqs, num_nodes, n]"""
+        """Inverse of `paths_of`: [num_seqs, longest, n] -> [num_reqs, num_nodes, n]."""
         if self._is_path:
             return mixed
         depths = self.decodes.tree.depths
@@ -102,22 +102,22 @@ class DecodeStates:
 
 
 class AcceptedStates(NamedTuple):
-    """How far the states of a round's decodes go on."""
+    """Nodes along which the states of a round's decodes advance."""
 
     slots: Tensor
     """int64 [num_reqs]"""
     num_nodes: int
     """Width of the trees."""
     nodes: Tensor
-    """int64 [num_reqs, longest]: root and accepted nodes, the last one repeated."""
+    """int64 [num_reqs, longest]: root and accepted nodes, with the last one repeated."""
     num_tokens: Tensor
-    """int64 [num_reqs]: of them, those that are accepted."""
+    """int64 [num_reqs]: number of accepted tokens among them."""
     saves: tuple[tuple[Tensor, Tensor], ...]
-    """Copies of states on the way: behind so many accepted nodes, int64 [num_reqs], and the rows of the pool for them,
-    int64 [num_reqs], the spare one where a path does not get there."""
+    """Copies to save on the way: number of accepted nodes before each copy, int64 [num_reqs], and its pool row, int64
+    [num_reqs] (the spare row if the path ends earlier)."""
 
     def path(self) -> Path:
-        """The ways of the copies, and those of the states themselves."""
+        """Returns the paths of the copies to save, followed by those of the states themselves."""
         num_reqs, times = len(self.slots), 1 + len(self.saves)
         first = torch.arange(num_reqs, device=self.slots.device)[:, None] * self.num_nodes
         num_tokens, targets = zip(*self.saves, (self.num_tokens, self.slots), strict=True)
@@ -125,31 +125,31 @@ class AcceptedStates(NamedTuple):
         return Path(self.slots.repeat(times), rows, torch.cat(num_tokens), torch.cat(targets))
 
     def rows_of(self, padded: Tensor) -> Tensor:
-        """Along the paths: [num_reqs, num_nodes, n] -> [num_reqs, longest, n]"""
+        """Gathers rows along the accepted paths: [num_reqs, num_nodes, n] -> [num_reqs, longest, n]."""
         return _along(padded, self.nodes)
 
 
 def _along(padded: Tensor, nodes: Tensor) -> Tensor:
-    """[num_reqs, num_nodes, n], int64 [num_reqs, m] -> [num_reqs, m, n]"""
+    """Gathers [num_reqs, num_nodes, n] by int64 [num_reqs, m] -> [num_reqs, m, n]."""
     return padded.gather(1, nodes[..., None].expand(-1, -1, padded.shape[2]))
 
 
 class Piece(NamedTuple):
-    """Rows of one prompt chunk up to where a state is saved; states go on by them."""
+    """Rows of one prompt chunk up to a length at which a state is saved; they advance the state."""
 
     start: int
     length: int
     live: Tensor
-    """int64 [1]: row of the pool."""
+    """int64 [1]: pool row of the state."""
     save: Tensor | None = None
-    """int64 [1]: row of the pool for a copy."""
+    """int64 [1]: pool row for a copy, if one is saved."""
 
 
 class RoundStates(NamedTuple):
-    """Rows of a round by state, for its mixers."""
+    """A round's rows by state, for its mixers."""
 
     pool: StatePool
     kept: KeptRows
     decodes: DecodeStates | None
     pieces: list[Piece]
-    """Of the prompt chunks, in the order of their rows, behind the decodes'."""
+    """Pieces of prompt chunks, in the order of their rows, which follow the decodes' rows."""

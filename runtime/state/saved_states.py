@@ -1,7 +1,7 @@
-"""Which states of recurrent layers are kept, of which prefix; bookkeeping only, no tensors.
+"""Bookkeeping of saved recurrent states by prefix; no tensors.
 
-A block of keys and values is of use at any prefix's end; a state is that of one prefix alone. So states are kept at the
-ends of some blocks, under the same hashes, and leave with their block.
+A KV block is useful at the end of any prefix that contains it, but a state belongs to exactly one prefix. States are
+therefore saved at the ends of some blocks, under the blocks' hashes, and are dropped with their block.
 """
 
 from collections import Counter, OrderedDict
@@ -11,12 +11,12 @@ class SavedStates:
     """Rows that hold states: free, pending (of a live block that is not hashed yet), cached, or lent.
 
     Args:
-        num_rows: at most so many at once; the least recently used cached one makes room.
-        interval: tokens between two prefixes whose states are kept, whole blocks.
-        enabled: False keeps none; rows are lent all the same.
+        num_rows: most states at once; the least recently used cached state makes room.
+        interval: tokens between prefixes whose states are saved; a multiple of the block size.
+        enabled: False saves no states; rows can still be lent.
 
     Raises:
-        ValueError: there is no row, or the interval is no number of blocks.
+        ValueError: there is no row, or the interval is no multiple of the block size.
     """
 
     def __init__(self, num_rows: int, interval: int, block_size: int, enabled: bool = True) -> None:
@@ -31,33 +31,33 @@ class SavedStates:
         self._pending: dict[int, int] = {}
         self._cached: OrderedDict[bytes, int] = OrderedDict()
         self._pins: Counter[bytes] = Counter()
-        """By hash, how many pinned prefixes end there."""
+        """By hash, number of pinned prefixes that end there."""
         self._num_lent = 0
 
     @property
     def num_cached(self) -> int:
-        """Prefixes whose states can be found."""
+        """Number of prefixes whose states can be found."""
         return len(self._cached)
 
     @property
     def num_pinned(self) -> int:
-        """States that are never given up for another."""
+        """Number of states that are not evicted."""
         return len(self._pins)
 
     @property
     def most_pinned(self) -> int:
-        """So many may be pinned: running sequences and drafters' replays have the other half."""
+        """Most states that may be pinned: the other half is left to running sequences and drafters' replays."""
         return self.num_rows // 2
 
     def next_end(self, position: int, end: int) -> int | None:
-        """The first prefix length behind `position`, at most `end`, whose state is kept."""
+        """Returns the first prefix length after `position`, at most `end`, whose state is saved."""
         following = (position // self.interval + 1) * self.interval
         return following if self.enabled and following <= end else None
 
     def take(self, block_id: int) -> int | None:
-        """A row for the state at the end of a live block; None where all are lent.
+        """Returns a row for the state at the end of a live block; None if all rows are lent or pinned.
 
-        Where nothing else makes room, the oldest pending one does: its block is an earlier one of this prompt, mostly.
+        If nothing else makes room, the oldest pending state does: usually that of an earlier block of the same prompt.
         Rows must be written in the order in which they are taken.
         """
         row = self._pending.pop(block_id, None)
@@ -70,7 +70,7 @@ class SavedStates:
         return row
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
-        """A block is full and computed: its pending state, if it has one, can be found under its hash."""
+        """Makes the pending state of a full, computed block findable under its hash."""
         row = self._pending.pop(block_id, None)
         if row is None:
             return
@@ -80,64 +80,64 @@ class SavedStates:
             self._cached[block_hash] = row
 
     def discard(self, block_id: int) -> None:
-        """A block is let go of before it was full: its pending state is nobody's."""
+        """Drops the pending state of a block that is released before it is full."""
         row = self._pending.pop(block_id, None)
         if row is not None:
             self._free.append(row)
 
     def dropped(self, block_hash: bytes) -> None:
-        """A prefix is not cached any more."""
+        """Drops the state of a prefix that is no longer cached."""
         row = self._cached.pop(block_hash, None)
         if row is not None:
             self._free.append(row)
 
     def has(self, block_hash: bytes | None) -> bool:
-        """Whether the state behind a block is here."""
+        """Whether the state after a block is saved."""
         return block_hash in self._cached
 
     def find(self, block_hash: bytes) -> int:
-        """The row of a cached state, which is the most recently used one now.
+        """Returns the row of a cached state, and marks it as most recently used.
 
         Raises:
-            KeyError: it is not here.
+            KeyError: the state is not cached.
         """
         self._cached.move_to_end(block_hash)
         return self._cached[block_hash]
 
     def pin(self, block_hash: bytes) -> None:
-        """Keep a cached state from making room.
+        """Protects a cached state from eviction.
 
         Raises:
-            KeyError: it is not here.
+            KeyError: the state is not cached.
         """
         self.find(block_hash)
         self._pins[block_hash] += 1
 
     def unpin(self, block_hash: bytes) -> None:
-        """The inverse."""
+        """Ends the protection by `pin`."""
         self._pins -= Counter([block_hash])
 
     def lend(self) -> int | None:
-        """A row for a caller's own use; None where all are in use."""
+        """Lends a row for a caller's own use; None if all are in use."""
         row = self._take()
         self._num_lent += row is not None
         return row
 
     def give_back(self, row: int) -> None:
-        """End the use of a row that was lent."""
+        """Returns a lent row."""
         self._num_lent -= 1
         self._free.append(row)
 
     def clear(self) -> None:
-        """Forget every cached state but the pinned ones."""
+        """Drops every cached state that is not pinned."""
         for block_hash in [block_hash for block_hash in self._cached if block_hash not in self._pins]:
             self._free.append(self._cached.pop(block_hash))
 
     def mismatch(self, cached: dict[bytes, int]) -> str | None:
-        """What does not add up; None where everything does.
+        """Returns the first inconsistency; None if there is none.
 
         Args:
-            cached: block by hash, of the blocks' own cache.
+            cached: block id by hash, from the blocks' own cache.
         """
         if len(self._free) + len(self._pending) + len(self._cached) + self._num_lent != self.num_rows:
             return (

@@ -1,7 +1,7 @@
-"""Mixers whose recurrences run over whole trees: all nodes at once, behind one state that stays as it is.
+"""Mixers whose recurrences run over whole trees: all nodes at once, starting from one unchanged state.
 
-A mixer's forward is transformers' own here, too. It only finds other functions under the names of its convolution and
-its recurrence: those of `wingbeat.kernels.state`, which follow a tree's ancestors in the place of the tokens before.
+The mixer's forward is transformers' own, with its convolution and recurrence functions replaced by those of
+`wingbeat.kernels.state`, which follow a tree's ancestors instead of the preceding tokens.
 """
 
 import inspect
@@ -26,38 +26,38 @@ from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, Ke
 
 _CONVOLUTION = "causal_conv1d_fn"
 _EPSILON = 1e-6
-"""Added to the squares of queries and keys under the root that they are divided by."""
+"""Added to the sum of squares when queries and keys are L2-normalised."""
 
 
 class TreeView:
-    """A mixer's cache while it runs over trees: it finds no states there, and leaves what nodes add to these.
+    """A mixer's cache while it runs over trees: returns no states, and collects what the nodes add to states.
 
     Args:
-        states: parts of the layer's state, as `StatePool.parts` has them.
+        states: the layer's state, as `StatePool.parts` returns it.
     """
 
     def __init__(self, states: dict[tuple[bool, int], Tensor], rows: TreeRows) -> None:
         self.states, self.rows = states, rows
         self.left: dict[tuple[bool, int], tuple[Tensor, ...]] = {}
-        """By part of the state: [num_reqs, num_nodes, ...] each."""
+        """By part of the state: tensors [num_reqs, num_nodes, ...]."""
         self._convolved = 0
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None, as before the first token: tokens are convolved with what `convolve` finds before them."""
+        """Returns None, as before the first token; `convolve` reads the past inputs itself."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None, likewise."""
+        """Returns None, as before the first token."""
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object) -> Tensor:
-        """Inputs [num_reqs, channels, num_nodes], which are convolved next."""
+        """Records which convolution comes next; returns the inputs [num_reqs, channels, num_nodes] unchanged."""
         self._convolved = state_idx
         return conv_states
 
     def update_recurrent_state(self, recurrent_states: None, layer_idx: int, state_idx: int = 0) -> None:
-        """Nothing goes on before it is decided."""
+        """Does nothing: states advance only once tokens are decided."""
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Whether states before the latest are asked for: never."""
+        """Whether states before the latest are recorded: never."""
         return False
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
@@ -67,7 +67,7 @@ class TreeView:
     def convolve(
         self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **kwargs: Any
     ) -> Tensor:
-        """In the place of `causal_conv1d_fn`."""
+        """Replaces `causal_conv1d_fn`."""
         part = False, self._convolved
         self.left[part] = (inputs.transpose(1, 2),)
         out = convolve(inputs, self.states[part], self.rows, weight, bias)
@@ -83,7 +83,7 @@ class TreeView:
         use_qk_l2norm_in_kernel: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """In the place of `torch_chunk_gated_delta_rule`."""
+        """Replaces `torch_chunk_gated_delta_rule`."""
         epsilon = _EPSILON if use_qk_l2norm_in_kernel else None
         out, added = delta_rule(query, key, value, g, beta, self.states[True, 0], self.rows, epsilon)
         self.left[True, 0] = added
@@ -103,17 +103,17 @@ class TreeView:
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """In the place of `mamba2_chunk_scan`."""
+        """Replaces `mamba2_chunk_scan`."""
         steps = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
         steps = (F.softplus(steps) if dt_softplus else steps).clamp(*dt_limit)
         out, added = selective_scan(hidden_states, steps, A, B, C, self.states[True, 0], self.rows)
         self.left[True, 0] = added
-        # Callers view it.
+        # Callers use view(), which needs a contiguous tensor.
         return (out if D is None else out + D[:, None] * hidden_states.float()).contiguous(), None
 
 
 class _Recurrence(NamedTuple):
-    """A function of transformers, and what takes its place over trees."""
+    """Name of a transformers function, and its replacement over trees."""
 
     name: str
     over_trees: Callable
@@ -126,7 +126,7 @@ _RECURRENCES = (
 
 
 class TreeMixer(Mixer):
-    """A mixer that sees no paths, but trees; arguments as of `Mixer`."""
+    """A mixer that processes whole trees instead of paths; arguments as of `Mixer`."""
 
     def __init__(self, module: nn.Module, state: LayerState, entries: list[nn.Linear], exit: nn.Linear | None) -> None:
         forward = module.forward
@@ -143,7 +143,7 @@ class TreeMixer(Mixer):
 
     @staticmethod
     def fits(module: nn.Module, state: LayerState) -> bool:
-        """Whether each part of the state is read by a function that has another one to take its place."""
+        """Whether every part of the state is read by a function that has a replacement over trees."""
         names = inspect.unwrap(type(module).forward).__code__.co_names
         recurs = any(one.name in names for one in _RECURRENCES)
         return all(recurs if part.recurrent else _CONVOLUTION in names for part in state.parts)
@@ -161,7 +161,7 @@ class TreeMixer(Mixer):
         return list(mixed) if isinstance(mixed, tuple) else [mixed]
 
     def advance(self, pool: StatePool, kept: KeptRows, accepted: AcceptedStates, path: Path) -> None:
-        """See `Mixer`: what a path's nodes add is added."""
+        """See `Mixer`; adds the contributions of a path's nodes to the states."""
         left = iter(kept.take(self, len(accepted.slots), accepted.num_nodes))
         for (recurrent, index), count in self._parts.items():
             states, own = pool.parts(self.state.layer)[recurrent, index], [next(left) for _ in range(count)]

@@ -1,1 +1,1 @@
-"""The base model on its device."""
+"""The verifier model: loading, checking and running it on its device."""

@@ -1,4 +1,4 @@
-"""What runs the verifier: torch, or engines in its place. Everything else of an engine stays the same."""
+"""Interface to what runs the verifier's forward pass: torch here, compiled inference engines in other backends."""
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import GraphDevice
@@ -8,15 +8,15 @@ from wingbeat.runtime.verifier.model import VerifierModel
 
 
 class Backend:
-    """Transformers' modeling code by torch, over paged KV; others give the same two parts of an engine."""
+    """Runs transformers' modeling code with torch over a paged KV cache; subclasses return other models and caches."""
 
     on_host: bool | None = None
-    """As for `Engine`."""
+    """Default of the `Engine` argument `on_host`."""
 
     def parts(
         self, loaded: LoadedModel, config: EngineConfig, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]
     ) -> tuple[VerifierModel, KVCache]:
-        """The forward pass and the keys and values that it reads and writes.
+        """Returns the forward pass, and the KV cache that it reads and writes.
 
         Raises:
             ValueError: a layer that the drafter needs does not exist, or the memory holds no sequence.
@@ -25,7 +25,7 @@ class Backend:
         return model, KVCache(loaded.layers, config, loaded.dtype, loaded.device)
 
     def graph_device(self, device: GraphDevice) -> GraphDevice:
-        """Device that captures rounds, where the given one does not by itself."""
+        """Returns the device that captures rounds; subclasses may wrap the given device."""
         return device
 
 

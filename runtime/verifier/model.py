@@ -1,4 +1,4 @@
-"""The verifier's forward pass: a flattened batch in, logits of chosen rows and tapped hidden states out."""
+"""The verifier's forward pass: takes a flattened batch, returns logits of chosen rows and tapped hidden states."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -16,7 +16,7 @@ from wingbeat.runtime.verifier.layers.rows_alike import rows_alike
 
 
 def taps_size(loaded: LoadedModel, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]) -> int:
-    """Numbers that are tapped of one token: hidden states, then keys and values."""
+    """Elements that are tapped per token: hidden states, followed by keys and values."""
     return len(tap_layers) * loaded.hidden_size + sum(loaded.layers[layer].kv_size for layer in kv_layers)
 
 
@@ -24,12 +24,12 @@ class LayerTaps:
     """Keeps the residual stream that enters chosen layers (EAGLE-3 section 3.1).
 
     Args:
-        layers: of the decoder, as `decoder_layers` finds them.
-        tap_layers: layers whose *input* is tapped, ascending; the number of layers stands for what enters the output
-            head, the final norm's result. Empty taps nothing.
+        layers: the decoder's layers, as `decoder_layers` finds them.
+        tap_layers: layers whose *input* is tapped, ascending. The number of layers selects the input of the output
+            head, which is the final norm's result. An empty tuple taps nothing.
 
     Raises:
-        ValueError: there is no such layer.
+        ValueError: a tap layer does not exist.
     """
 
     def __init__(self, model: PreTrainedModel, layers: nn.ModuleList, tap_layers: tuple[int, ...]) -> None:
@@ -37,7 +37,7 @@ class LayerTaps:
         if bad:
             raise ValueError(
                 f"tap_layers {bad} do not exist: {type(model).__name__} has layers 0..{len(layers) - 1}, and "
-                f"{len(layers)} is what enters its output matrix"
+                f"{len(layers)} stands for the input of its output head"
             )
         self._taps: list[Tensor] = []
         self._hooks = [
@@ -50,21 +50,21 @@ class LayerTaps:
             self._hooks.append(decoder.register_forward_hook(self._tap_output))
 
     def clear(self) -> None:
-        """Forget what the passes so far left; before each pass."""
+        """Drops taps of earlier passes; to be called before each pass."""
         self._taps = []
 
     def take(self) -> list[Tensor]:
-        """Of the pass since `clear`: [batch, length, hidden_size] each, low layers first."""
+        """Returns and drops the taps since `clear`: [batch, length, hidden_size] each, low layers first."""
         taps, self._taps = self._taps, []
         return taps
 
     def remove(self) -> None:
-        """Detach the hooks from the model, which outlives this object where several share it."""
+        """Removes the hooks from the model, which outlives this object if several objects share it."""
         for hook in self._hooks:
             hook.remove()
 
     def keep(self, hidden: Tensor) -> None:
-        """Keep what enters the next tapped layer."""
+        """Appends the input of the next tapped layer."""
         self._taps.append(hidden)
 
     def _tap(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -75,7 +75,7 @@ class LayerTaps:
 
 
 def _leave_segments(segments: list[Segment], dtype: torch.dtype) -> None:
-    """Where no part reads them in a way of its own."""
+    """Packs nothing; used if no runtime part registers `pack_segments`."""
 
 
 class VerifierModel(nn.Module):
@@ -83,7 +83,7 @@ class VerifierModel(nn.Module):
 
     Args:
         tap_layers: as for `LayerTaps`.
-        kv_layers: layers whose keys and values are taps, too; see `wingbeat.runtime.drafters.base.DrafterNeeds`.
+        kv_layers: layers whose keys and values are tapped too; see `wingbeat.runtime.drafters.base.DrafterNeeds`.
     """
 
     def __init__(self, loaded: LoadedModel, tap_layers: tuple[int, ...] = (), kv_layers: tuple[int, ...] = ()) -> None:
@@ -103,14 +103,14 @@ class VerifierModel(nn.Module):
             self._pack_segments = next(iter(hooks("pack_segments")), _leave_segments)
 
     def remove_taps(self) -> None:
-        """Detach the hooks from the model, which outlives this object where several share it."""
+        """Removes the hooks from the model, which outlives this object if several objects share it."""
         self.taps.remove()
 
     @torch.inference_mode()
     def observe(self, token_ids: Tensor) -> Tensor | None:
-        """Taps of whole sequences, int64 [num_seqs, length] -> [num_seqs, length, taps_size], without our KV cache.
+        """Returns taps of whole sequences, int64 [num_seqs, length] -> [num_seqs, length, taps_size], without KV cache.
 
-        None where nothing is tapped.
+        None if nothing is tapped.
         """
         self.taps.clear()
         self.model.set_attn_implementation("eager")
@@ -122,7 +122,7 @@ class VerifierModel(nn.Module):
         return torch.cat(parts, dim=-1) if parts else None
 
     def forward(self, rows: Rows) -> ModelOutput:
-        """Run the rows; KV is written into their caches, and states go on."""
+        """Runs the rows: writes their KV into the caches and advances recurrent states."""
         self.taps.clear()
         captured = dict.fromkeys(self.kv_layers)
         packed = self._pack_segments(rows.segments, rows.caches[0][0].dtype)
@@ -142,7 +142,7 @@ class VerifierModel(nn.Module):
         return ModelOutput(logits[0], taps)
 
     def _logits(self, inputs: dict[str, Any], into: ModelOutput | None) -> Tensor:
-        """[1, num_rows, vocab_size], where they are wanted if the output matrix can write there."""
+        """Returns logits [1, num_rows, vocab_size], written directly into `into` if the output head supports that."""
         output = self._output
         if into is None or not getattr(output, "wide", False):
             return self.model(use_cache=False, **inputs).logits

@@ -129,8 +129,8 @@ def test_a_head_is_never_on_the_cpu_beside_a_verifier_on_a_gpu():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("kv_cache_dtype", "fp8", "kv_cache_dtype is fp8 and engine_dir is given: its engines round no KV"),
-        ("deterministic", True, "deterministic is True and engine_dir is given: its products depend"),
+        ("kv_cache_dtype", "fp8", "kv_cache_dtype is fp8 and engine_dir is given: a TensorRT engine"),
+        ("deterministic", True, "deterministic is True and engine_dir is given: an engine's products depend"),
     ],
 )
 def test_limits_of_the_engine_that_the_tensorrt_backend_refuses(tmp_path: Path, name: str, value: Any, message: str):

@@ -60,7 +60,7 @@ BAD = {
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "has another tokenizer than"),
     "another end": (
         lambda f: edit(f, "generation_config.json", eos_token_id=[0, 3]),
-        r"ends texts by the tokens \[0, 3",
+        r"ends texts with the tokens \[0, 3",
     ),
     "half a file": (lambda f: os.truncate(f / FILE, 1000), "truncated or damaged"),
     "no weights": (lambda f: (f / FILE).unlink(), "has neither model.safetensors nor"),

@@ -1,1 +1,1 @@
-"""Rows that are rounded to eight bits before they are multiplied by packed weights."""
+"""Rounds activations to int8 before they are multiplied by packed weights."""

@@ -1,6 +1,6 @@
-"""Activations rounded to int8 in blocks of 32 inputs, as llama.cpp rounds them: processors sum four products at once.
+"""Rounds activations to int8 in blocks of 32 inputs, as llama.cpp does, so that CPUs sum four products at once.
 
-A row is rounded by itself, so that its products still do not depend on the rows beside it.
+Each row is rounded independently, so that its products still do not depend on the other rows.
 """
 
 import logging
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class RoundedActivations(ModelPart):
-    """Rounding of what a model's packed linear layers are given.
+    """Rounds the inputs of a model's packed linear layers.
 
     Raises:
-        UnsupportedModelError: it has no linear layers whose packed weights are whole numbers.
+        UnsupportedModelError: no linear layer has packed integer weights.
     """
 
     name = "rounded activations"
@@ -55,7 +55,7 @@ class RoundedActivations(ModelPart):
 
 
 def _round_rows(linear: nn.Linear) -> bool:
-    """Let a linear layer round its inputs; whether it can."""
+    """Makes a linear layer round its inputs; returns whether it can."""
     panels = getattr(linear, "panels", None)
     if isinstance(panels, Panels) and panels.scales is not None:
         values, scales = to_eight_bits(panels.dense())

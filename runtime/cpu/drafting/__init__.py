@@ -1,1 +1,1 @@
-"""Passes of draft heads, each one call of C++."""
+"""Draft head passes, each of which is one C++ call."""

@@ -1,8 +1,8 @@
-"""A drafter's pass on the CPU by our kernels: decided pairs are taken in, then trees are grown.
+"""Drafting passes on the CPU by C++ kernels: decided pairs are committed, then trees are grown.
 
-What they compute is the drafter's, whose torch operations a pass of a small head would take several times as long for.
-A round of the only verifier is one call over the buffers of its channel. Between two rounds the verifier has the
-caches, so that Python's own operations take several times what they take in a loop.
+The result is the drafter's own; for a small head, torch operations would take several times as long. With a single
+verifier, a round is one call on the buffers of its channel. Between two rounds the verifier evicts the caches, so that
+Python operations take several times longer than they do in a loop.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ _LEAST_ANGLES = 2048
 
 
 def draft_passes(drafter: HeadDrafter) -> HeadPasses | None:
-    """Passes of a drafter on the CPU; None where there are no kernels, or they do not read its head or its trees."""
+    """Returns CPU passes for a drafter; None without kernels, or if they do not support its head or tree shape."""
     kernels, growth = cpu_kernels(), drafter.growth
     fits = growth.top_k <= len(drafter.head.draft_token_ids)
     fits &= drafter.speculation.draft_tree is None or growth.top_k == 1
@@ -52,24 +52,25 @@ def draft_passes(drafter: HeadDrafter) -> HeadPasses | None:
 
 
 class KernelPasses(HeadPasses):
-    """Passes of a drafter.
+    """CPU passes of one drafter.
 
     Args:
-        kernel_head: weights of its head.
+        kernel_head: addresses of its head's packed weights.
     """
 
     def __init__(self, kernels: CpuKernels, drafter: HeadDrafter, kernel_head: AnyKernelHead) -> None:
         self.kernels, self._drafter = kernels, drafter
         self._pool, speculation = drafter.pool, drafter.speculation
         self.num_threads: int | None = None
-        """Threads that share a pass; None takes torch's number."""
+        """Threads that share a pass; None uses torch's number."""
         self._least_levels = drafter.growth.depths[0]
         self._top_k, self._num_nodes = speculation.draft_top_k, speculation.num_nodes
         self._max_path = speculation.max_path
         self._edges = torch.from_numpy(bin_edges())
         self._angles: tuple[Tensor, ...] = ()
         self._channels: dict[int, tuple[Channel | None, object]] = {}
-        """By the address of an outcome's header: its buffers and the reply's, and what they lie in."""
+        """By address of an outcome's header: addresses of its and the reply's buffers, and the objects that own the
+        buffers."""
         self._kernel_head = kernel_head
         self.resized()
 
@@ -92,7 +93,7 @@ class KernelPasses(HeadPasses):
         self.num_threads = tried("drafter", ROWS, self.nobodys, most)
 
     def answer(self, end: DrafterEnd, outcome: Outcome) -> bool:
-        """See `HeadPasses.answer`; False where it takes `commit` and `propose`."""
+        """See `HeadPasses.answer`; returns False if the round needs `commit` and `propose` instead."""
         header = RoundHeader.read(outcome.header)
         key = outcome.header.data_ptr()
         if key not in self._channels:
@@ -101,11 +102,11 @@ class KernelPasses(HeadPasses):
         if channel is None or not header.max_len or header.has_inputs:
             return False
         if not self.kernels.answer(self._struct, self._sequences(None, header.max_len, None), channel):
-            raise ValueError(f"a round names what its channel has not: {header}")
+            raise ValueError(f"a round refers to slots or positions outside its channel: {header}")
         return True
 
     def _channel(self, end: DrafterEnd, outcome: Outcome) -> Channel | None:
-        """Buffers of one parity; None where they do not lie in host memory in float32."""
+        """Returns addresses of one buffer parity; None unless all buffers are in host memory with float32 taps."""
         spec, reply = end.spec, end.reply
         tensors = [*outcome, *reply, end.token_ids]
         if spec.taps_dtype != torch.float32 or not all(t.device.type == "cpu" and t.is_contiguous() for t in tensors):
@@ -190,13 +191,16 @@ class KernelPasses(HeadPasses):
         )
         sequences = self._sequences(batch.block_tables, batch.max_committed_len, batch.position_deltas)
         num_levels = self.kernels.grow(self._struct, sequences, roots)
-        del held  # until now the rules pointed into it
+        del held  # the rules contain pointers into `held` until here
         if self._top_k > 1:
             return trees
         return TokenTree(*(field[:, : num_levels + 1] for field in trees[:-1]), trees.num_valid)
 
     def nobodys(self, num_threads: int) -> list[Callable[[], TokenTree]]:
-        """Passes of `ROWS` sequences, grown whole, of the slot behind all others and over block 0."""
+        """Passes of `ROWS` sequences with full trees, for timing.
+
+        They use the spare slot after all others, and block 0.
+        """
         pool, self.num_threads = self._pool, num_threads
         by_slot = torch.zeros(pool.num_slots + 1, dtype=torch.int64)
         depth = self._max_path - 1
@@ -252,7 +256,7 @@ class KernelPasses(HeadPasses):
         )
 
     def _rules(self, rules: Rules) -> tuple[GrowthRules, list[Tensor]]:
-        """And what they point into."""
+        """Returns the rules as C structs, and the objects that own their memory."""
         tables = [torch.from_numpy(rule.table).float().contiguous() for _, rule in rules]
         made = (GrowthRule * len(rules))(
             *(

@@ -1,1 +1,1 @@
-"""Draft heads as the C++ of CPUs reads them."""
+"""Draft heads in the form that the C++ kernels read."""

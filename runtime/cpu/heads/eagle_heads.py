@@ -1,4 +1,4 @@
-"""EAGLE heads by the kind of the head."""
+"""Readers of EAGLE heads, by class of the head."""
 
 import ctypes
 from typing import Any
@@ -11,13 +11,13 @@ from wingbeat.runtime.heads.eagle3 import EagleHead
 
 
 def kernel_head(head: Any) -> KernelHead | None:
-    """An EAGLE head with its weights packed; None for other heads, and where the kernels do not read its weights."""
+    """Packs an EAGLE head's weights for the kernels; None for other heads and unsupported weights."""
     read = READERS.get(type(head))
     return None if read is None else read(head)
 
 
 def read_eagle(head: EagleHead) -> KernelHead | None:
-    """An EAGLE-3 head, of any class whose mathematics is EAGLE-3's."""
+    """Reads an EAGLE-3 head, of any class that computes as EAGLE-3."""
     made = KernelHead.from_layers(head, head.behind)
     if made is None:
         return None

@@ -1,4 +1,4 @@
-"""An EAGLE head as the CPU's kernels read it: from tokens and taps to the logits of the draft vocabulary."""
+"""An EAGLE head in the form that CPU kernels read: from tokens and taps to logits of the draft vocabulary."""
 
 import ctypes
 from collections.abc import Iterable
@@ -14,34 +14,36 @@ from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, draft_m
 from wingbeat.runtime.heads.layer import DecoderHead
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
-"""Weights that the kernels read."""
+"""Weight dtypes that the kernels read."""
 
 
 class AnyKernelHead(Protocol):
     """Addresses of a head's weights, by which the kernels draft."""
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head | BlockHead:
-        """A head that reads and writes these keys and values, layer by layer."""
+        """Returns the head's struct with the addresses of these keys and values, one pair per layer."""
         ...
 
 
 class KernelHead(NamedTuple):
-    """Addresses of a head's weights, and what they point into."""
+    """Addresses of a head's weights, and the objects that own the memory."""
 
     head: Head
     behind: list[Layer]
-    """Layers behind the first."""
+    """Layers after the first."""
     held: list[object]
 
     @classmethod
     def from_layers(cls, head: DecoderHead, behind: Iterable[nn.Module] = ()) -> "KernelHead | None":
-        """Layers, embedding and logits of a head. The head packs its weights, and adds what its family has besides.
+        """Reads layers, embedding and output head of a draft head, and packs its weights.
+
+        Fields that only the head's family has are left for the caller to add.
 
         Args:
-            behind: layers behind the first.
+            behind: layers after the first.
 
         Returns:
-            None where the kernels do not read weights like these.
+            None if the kernels do not support the weights.
         """
         kernels, held = (
             cpu_kernels(),
@@ -64,11 +66,11 @@ class KernelHead(NamedTuple):
         return cls(made, layers[1:], held)
 
     def norm(self, norm: nn.RMSNorm) -> Norm:
-        """A norm of the head."""
+        """Reads a norm of the head."""
         return Norm(_wide(norm, self.held), norm.eps)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head:
-        """A head that reads and writes these keys and values."""
+        """Returns a head that reads and writes these keys and values."""
         made, behind = Head.from_buffer_copy(self.head), (Layer * len(self.behind))(*self.behind)
         for layer, cache in zip([made.layer, *behind], caches, strict=True):
             layer.key_cache, layer.value_cache = (tensor.data_ptr() for tensor in cache)
@@ -78,16 +80,16 @@ class KernelHead(NamedTuple):
 
 
 def embedding_of(weight: Tensor) -> Embedding:
-    """Rows [num_tokens, size] of a dtype of `KINDS`; whoever holds it holds the tensor."""
+    """Reads an embedding [num_tokens, size] of a dtype in `KINDS`; the caller must keep the tensor alive."""
     return Embedding(weight.data_ptr(), *weight.stride(), len(weight), KINDS[weight.dtype])
 
 
 def _layer_of(head: DecoderHead, held: list[object], behind: nn.Module | None = None) -> Layer | None:
-    """A layer of a head, its weights packed; None where they are not frozen ones of `KERNEL_DTYPES` on the CPU.
+    """Reads a layer and packs its weights; None unless they are frozen, on the CPU and of `KERNEL_DTYPES`.
 
     Args:
-        held: gets what the layer points into, beside the head's parameters.
-        behind: another layer of the head's shapes, which norms what it reads, in the place of the head's source.
+        held: receives the objects that own the layer's memory, besides the head's parameters.
+        behind: a later layer of the same shapes, which has its own input norm; None reads the head's first layer.
     """
     config, size, kernels = head.config, head.config.intermediate_size, cpu_kernels()
     heads, num_kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -123,7 +125,7 @@ def _layer_of(head: DecoderHead, held: list[object], behind: nn.Module | None = 
 
 
 def _wide(norm: nn.RMSNorm, held: list[object]) -> int:
-    """Address of a norm's weight in float32."""
+    """Returns the address of a norm's weight in float32."""
     wide = norm.weight.detach().float()
     held.append(wide)
     return wide.data_ptr()

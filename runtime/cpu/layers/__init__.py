@@ -1,1 +1,1 @@
-"""Layers, linear layers and whole verifiers by the C++ of CPUs, and what only they can do: int8, alike rows."""
+"""Decoder layers, linear layers and whole verifiers on C++ kernels, with int8 weights and deterministic mode."""

@@ -1,7 +1,7 @@
-"""A model of which each row has the same bits whatever shares its pass: what that needs.
+"""Deterministic mode on CPUs: a row has the same bits whatever shares its pass.
 
-Every product, norm and attention on a row's way is our CPU kernels', which take sums in an order that neither other
-rows nor a tree's shape change. Where a model has anything else on that way, it is refused by name.
+Every product, norm and attention that affects a row must run on the C++ kernels, whose order of summation depends
+neither on other rows nor on a tree's shape. A model with any other module in that path is refused by name.
 """
 
 from torch import nn
@@ -18,7 +18,7 @@ __all__ = ["check", "check_limits", "make", "pack_segments"]
 
 
 def check(model: PreTrainedModel) -> None:
-    """Refuse a dtype that has no such kernels.
+    """Refuses a dtype without deterministic kernels.
 
     Raises:
         UnsupportedModelError: without the model's name.
@@ -31,21 +31,23 @@ def check(model: PreTrainedModel) -> None:
 
 
 def check_limits(config: EngineConfig) -> None:
-    """Any will do."""
+    """Accepts all limits."""
 
 
 def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
-    """Let the output matrix leave float32, once all that runs is known to be ours.
+    """Checks that every layer runs on the kernels, then makes the output head return float32.
 
     Args:
-        layers: of the decoder, swapped as far as they can be (`wingbeat.runtime.verifier.layers.fused.fuse`, whose log
-            line says why one is left).
+        layers: the decoder's layers, swapped if possible (`wingbeat.runtime.verifier.layers.fused.fuse` logs why a
+            layer is not).
 
     Raises:
         UnsupportedModelError: without the model's name.
     """
     for layer in layers:
         if not isinstance(layer, CpuLayer):
-            raise UnsupportedModelError(f"{ASKED_ALIKE}, and its layers ({type(layer).__name__}) are not our kernels'")
+            raise UnsupportedModelError(
+                f"{ASKED_ALIKE}, but its layers ({type(layer).__name__}) do not run on wingbeat's kernels"
+            )
     check_outside(model, layers, lambda head: isinstance(head, InputMajorLinear))
     model.get_output_embeddings().wide = True

@@ -1,8 +1,8 @@
-"""Weights of eight bits and fewer on CPUs, whose passes of few rows take as long as weights take to arrive.
+"""Weights of eight and fewer bits on CPUs, whose passes of few rows are bound by reading weights.
 
-Those of int8 are rounded in the model that transformers loaded, before anything is tried: the model that is served is
-that one. What is multiplied by them, and sums, stay in the model's dtype; embeddings, norms and what is no linear layer
-stay as they are.
+For int8, weights are rounded in the model that transformers loaded, before it is tested, so that the tested and the
+served model are the same. Activations and sums stay in the model's dtype; embeddings, norms and modules that are no
+linear layers stay as they are.
 """
 
 import logging
@@ -21,18 +21,19 @@ logger = logging.getLogger(__name__)
 
 @torch.no_grad()
 def round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
-    """Round the weights of the decoder's linear layers and of the output matrix, which an embedding that it is tied to
-    does not share any longer.
+    """Rounds the weights of the decoder's linear layers and of the output head to int8.
+
+    A tied output head no longer shares its weight with the embedding afterwards.
 
     Raises:
-        UnsupportedModelError: without the model's name: no kernels multiply by such weights here, or it has none.
+        UnsupportedModelError: without the model's name; there are no kernels, or the model has no linear layers.
     """
     if next(model.parameters()).device.type != "cpu" or cpu_kernels() is None:
         raise UnsupportedModelError("there are no kernels for such weights: a CPU and a C++ compiler are needed")
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if type(head) is nn.Linear and head.weight is embedding.weight:
         head.weight = nn.Parameter(head.weight.clone(), requires_grad=False)
-    # Experts that lie in one tensor, and layers of other classes, have code of their own that reads their weights.
+    # Experts stored in one tensor, and layers of other classes, have their own code that reads the weights.
     linears = {module for module in (*layers.modules(), head) if type(module) is nn.Linear}
     if not linears:
         raise UnsupportedModelError("it has no linear layers to round")
@@ -44,7 +45,7 @@ def round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
 
 
 def pack_rounded(model: PreTrainedModel) -> None:
-    """Pack those that are not packed yet, such as those of layers that run by transformers' code."""
+    """Packs rounded layers that are not packed yet, such as those of layers that run transformers' code."""
     for module in model.modules():
         if getattr(module, "eight_bits", False):
             pack_linear(module, cpu_kernels())

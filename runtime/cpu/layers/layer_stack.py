@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama kind on CPUs: all that follow one another are one call of our kernels."""
+"""Decoder layers of the Llama and Gemma kinds on CPUs: consecutive layers run as one call of the C++ kernels."""
 
 import ctypes
 from collections.abc import Callable
@@ -21,7 +21,7 @@ GEMMA_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"gemma2": "Gemma2", "gemma3": "Gemma3"}.items()
 )
-"""Layers that norm what attention and MLP make, by one more than their norms' weights."""
+"""Layers that also norm the outputs of attention and MLP, and whose norms multiply by 1 + weight."""
 LLAMA_NORMS = {"input": "input_layernorm", "output": "post_attention_layernorm"}
 GEMMA_NORMS = {
     "input": "input_layernorm",
@@ -29,40 +29,40 @@ GEMMA_NORMS = {
     "output": "pre_feedforward_layernorm",
     "left": "post_feedforward_layernorm",
 }
-"""Modules of a layer's norms, by the names of the kernels' fields."""
+"""Module names of a layer's norms, by the names of the kernels' fields."""
 GATES = {"SiLU": 0, "SiLUActivation": 0, "GELUTanh": 1}
-"""Functions of gates as the kernels have them, by the names of their classes."""
+"""Activation functions of gates, by class name, as the kernels number them."""
 MOST_AHEAD = 1 << 20
-"""Numbers that layers may leave before they are asked for."""
+"""Most elements that layers may compute ahead of their call."""
 
 
 class _Ahead(NamedTuple):
-    """Outputs of layers that ran before they were called."""
+    """Outputs of layers that were computed ahead of their call."""
 
     index: int
-    """Of the layer that is called next."""
+    """Index of the layer that is called next."""
     entering: Tensor
-    """What it must be called with."""
+    """Tensor object with which that layer must be called."""
     outputs: list[Tensor]
-    """Of it and those behind it."""
+    """Outputs of that layer and of the layers after it."""
     position_embeddings: tuple[Tensor, Tensor]
     rows: Rows
 
 
 class Additions(NamedTuple):
-    """Addition of a part of the runtime to products of layers."""
+    """Additions of a runtime part (LoRA) to the products of layers."""
 
     fits: Callable[[Rows], bool]
-    """Whether it can be added by our kernels to products of these rows."""
+    """Whether the kernels can add to the products of these rows."""
     of_rows: Callable[[Rows], Addition | None]
-    """Addition to these rows; None where nothing is added."""
+    """Returns the addition for these rows; None if nothing is added."""
 
 
 class LayerStack:
-    """The layers of a model that run by our kernels, of the Llama or the Gemma kind.
+    """The layers of a model that run on the C++ kernels, of the Llama or Gemma kind.
 
-    A layer's call runs those behind it too, and their calls give what is there already; each one's output passes
-    through the model's own code, and its hooks.
+    A call of one layer also runs the layers after it, whose own calls then return the stored outputs. Each layer's
+    output still passes through the model's own code and hooks.
     """
 
     def __init__(self, kernels: CpuKernels) -> None:
@@ -71,24 +71,24 @@ class LayerStack:
         self._layers: dict[int, Layer] = {}
         self._held: dict[int, list[object]] = {}
         self._kinds: dict[int, str | None] = {}
-        """Kinds of layers that may have rotations of their own."""
+        """Layer types of layers that may have their own rotary embedding (Gemma); None for others."""
         self._attention: dict[int, LayerAttention] = {}
         self._added: dict[int, tuple[tuple[ctypes.Structure, ...], list[object]]] = {}
         self._at: tuple[Any, ctypes.Array] | None = None
         self._ahead: _Ahead | None = None
 
     def add(self, layer: nn.Module, attention: LayerAttention) -> None:
-        """Take a layer as it now is, and pack its weights.
+        """Adds a layer in its current state and packs its weights.
 
         Raises:
-            ValueError: its weights are not plain ones on the CPU.
+            ValueError: the weights are not plain weights on the CPU.
         """
         attn, mlp = layer.self_attn, layer.mlp
-        # What the pointers point to must not be freed while the stack lives.
+        # The memory behind the pointers must live as long as the stack.
         held: list[object] = []
 
         projections = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        # Gate and up are multiplied together, so that they must be of one kind.
+        # Gate and up are multiplied together, so they must be stored in one dtype.
         gated = (mlp.gate_proj, mlp.up_proj)
         unpacked = [linear.weight for linear in gated if getattr(linear, "panels", None) is None]
         halved = all(map(fits_bfloat16, unpacked))
@@ -99,7 +99,7 @@ class LayerStack:
             held.append(linear.panels)
         matrices = [matrix for linear in projections for matrix in matrices_of(linear)]
         if matrices[4].kind != matrices[5].kind:
-            raise ValueError("gate and up hold numbers of unlike kinds")
+            raise ValueError("the gate and up projections have weights of different dtypes")
         hidden = layer.input_layernorm.weight
         heads = Heads(
             attention.num_heads,
@@ -130,9 +130,9 @@ class LayerStack:
         self._at = None
 
     def take_written(self, layer: nn.Module) -> None:
-        """Take a layer's weights that were written in place, which may have got other memory."""
+        """Reads a layer's weights again after they were written in place, which may have reallocated them."""
         index, gated = layer.self_attn.layer_idx, (layer.mlp.gate_proj, layer.mlp.up_proj)
-        if len({linear.panels.storage.dtype for linear in gated}) > 1:  # as `add` packs them
+        if len({linear.panels.storage.dtype for linear in gated}) > 1:  # `add` requires one dtype for both
             for linear in gated:
                 linear.unpack()
                 linear.pack(self.kernels, held=linear.weight.dtype)
@@ -141,11 +141,11 @@ class LayerStack:
             self.add_to(index, *self._added[index])
 
     def add_to(self, index: int, products: tuple[ctypes.Structure, ...], held: list[object]) -> None:
-        """Let `additions` act on a layer's products: q, k and v; the output; gate and up; down.
+        """Registers `additions` for a layer's products: q, k and v; the output; gate and up; down.
 
         Args:
-            products: what an `Add` is given for each.
-            held: what these point to.
+            products: the struct that `Add` receives, for each product.
+            held: objects that own the memory of these structs.
         """
         layer = self._layers[index]
         layer.added_qkv, layer.added_output, layer.added_gate_up, layer.added_down = map(ctypes.addressof, products)
@@ -153,17 +153,17 @@ class LayerStack:
         self._at = None
 
     def fits(self, rows: Rows) -> bool:
-        """Whether rows are such as our kernels read."""
+        """Whether the kernels can run these rows."""
         return rows.packed is not None and (self.additions is None or self.additions.fits(rows))
 
     def remove(self, index: int) -> None:
-        """Forget a layer."""
+        """Removes a layer."""
         for held in (self._layers, self._kinds, self._held, self._attention, self._added):
             held.pop(index, None)
         self._at = None
 
     def run(self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
-        """Output of the layer for hidden states [1, num_tokens, hidden_size]."""
+        """Returns the layer's output for hidden states [1, num_tokens, hidden_size]."""
         ahead = self._ahead
         if (
             ahead is None
@@ -182,7 +182,7 @@ class LayerStack:
     def run_on(
         self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows
     ) -> list[Tensor]:
-        """Outputs of the layer and of as many behind it as run with it; see `run`."""
+        """Returns the outputs of the layer and of the layers after it that run in the same call; see `run`."""
         array = self._array(rows.caches)
         count, most = 1, MOST_AHEAD // hidden.numel()
         while index + count in self._layers and count < most and self._kinds[index] == self._kinds[index + count]:
@@ -203,8 +203,8 @@ class LayerStack:
         return list(out.unbind(0))
 
     def _array(self, caches: Any) -> ctypes.Array:
-        """The layers with the addresses of a pool; those of the last one are kept."""
-        # Read once: engines of one process may share a model, each in its own thread and with its own pool.
+        """Returns the layer structs with the addresses of a KV pool; the array of the latest pool is cached."""
+        # Read the attribute once: engines in several threads may share a model, each with its own pool.
         at = self._at
         if at is None or at[0] is not caches:
             array = (Layer * (1 + max(self._layers)))()
@@ -219,7 +219,7 @@ class LayerStack:
 
 
 class CpuLayer(SwappedLayer):
-    """A forward that a layer of a stack has before its own class's. Weights, names and submodules stay."""
+    """Forward put before a layer's own class. Weights, parameter names and submodules stay."""
 
     _stack: LayerStack | None
 
@@ -233,7 +233,7 @@ class CpuLayer(SwappedLayer):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """As the layer's own class, whose code runs where the batch is not ours."""
+        """Runs the layer in its stack; runs transformers' code for foreign batches."""
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         stack = None if torch.compiler.is_compiling() else self.__dict__.get("_stack")
         if stack is None or rows is None or not stack.fits(rows):
@@ -249,13 +249,13 @@ class CpuLayer(SwappedLayer):
         return stack.run(self.self_attn.layer_idx, hidden_states, position_embeddings, rows)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CpuLayer":
-        # The weights may go elsewhere, or become of another type.
+        # The weights may move to another device or change dtype.
         self.leave_stack()
         return super()._apply(fn, recurse)
 
     @property
     def stack(self) -> LayerStack | None:
-        """The layer's; None where it has left it."""
+        """The layer's stack; None after the layer has left it."""
         return self.__dict__.get("_stack")
 
     def take_written(self) -> None:
@@ -264,7 +264,7 @@ class CpuLayer(SwappedLayer):
             self.stack.take_written(self)
 
     def leave_stack(self) -> None:
-        """Run as the layer's own class from now on."""
+        """Makes the layer run transformers' code from now on."""
         stack = self.__dict__.pop("_stack", None)
         if stack is not None:
             stack.remove(self.self_attn.layer_idx)
@@ -273,7 +273,7 @@ class CpuLayer(SwappedLayer):
                 module.unpack()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has weights of its own.
+        # A copied layer has its own weights.
         return {name: value for name, value in self.__dict__.items() if name != "_stack"}
 
 
@@ -282,7 +282,7 @@ def _is_gemma(layer: nn.Module) -> bool:
 
 
 def _norms(layer: nn.Module, held: list[object]) -> dict[str, Any]:
-    """Weights and epsilons of a layer's norms by the kernels' fields; `held` gets what they point to."""
+    """Returns addresses and epsilons of a layer's norms by the kernels' fields; `held` receives the tensors."""
     places = GEMMA_NORMS if _is_gemma(layer) else LLAMA_NORMS
     attn, modules = layer.self_attn, {name: getattr(layer, place) for name, place in places.items()}
     if hasattr(attn, "q_norm"):
@@ -292,12 +292,12 @@ def _norms(layer: nn.Module, held: list[object]) -> dict[str, Any]:
         weight, eps = norm_of(module)
         held.append(weight.data.float())
         fields[f"{name}_norm"] = held[-1].data_ptr()
-        if name != "key":  # whose epsilon is the query's
+        if name != "key":  # the kernels use the query's epsilon for both
             fields[f"{name}_eps"] = eps
     return fields
 
 
 @cache
 def cpu_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """A class of layers as those of a stack."""
+    """Returns the subclass of a layer class that runs in a stack."""
     return type(kind.__name__, (CpuLayer, kind), {})

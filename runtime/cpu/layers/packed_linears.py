@@ -1,4 +1,4 @@
-"""Linear layers on CPUs with weights as kernels read them: input by input, or packed into panels."""
+"""Linear layers on CPUs whose weights are stored as kernels read them: input-major, or packed into panels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +16,14 @@ from wingbeat.runtime.verifier.layers.linears import PackableLinear
 
 
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
-    """Store float32 weights on the CPU input by input, as [out, in] with strides (1, out); returns how many linears.
+    """Stores float32 weights on the CPU input-major, as [out, in] with strides (1, out); returns the number of linears.
 
-    With these strides the product of eight rows, a chain to be verified, takes half the time that PyTorch's own layout
-    asks for, and one row takes no longer. Shapes, names and values stay; tied embeddings are re-laid with their head.
-    Other dtypes and devices have kernels that want the usual layout, and are left alone.
+    With these strides the product of eight rows (a chain to verify) takes half the time of PyTorch's layout, and one
+    row takes no longer. Shapes, names and values stay; tied embeddings share the new layout. Other dtypes and devices
+    have kernels for the usual layout and are not changed.
 
     Args:
-        deterministic: of every dtype, to be multiplied by our kernels whatever that takes.
+        deterministic: re-lay weights of every dtype, to be multiplied by the C++ kernels regardless of speed.
     """
     num_laid = 0
     for linear in module.modules():
@@ -43,27 +43,27 @@ def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
 
 
 class InputMajorLinear(PackableLinear):
-    """A frozen linear layer whose weights are multiplied as they lie; else as its base class.
+    """A frozen linear layer with input-major or packed weights; falls back to its base class.
 
-    By our kernels, where there are some, a row's product does not depend on the rows beside it.
+    With C++ kernels, a row's product does not depend on the other rows.
     """
 
     deterministic = False
-    """Multiplied by our kernels in any dtype and size, so that a row never depends on the rows beside it."""
+    """Whether to use the C++ kernels for any dtype and size, so that a row never depends on other rows."""
     eight_bits = False
-    """The weight is one that eight bits hold (`wingbeat.kernels.cpu.eight_bits`), and is packed so."""
+    """Whether the weight's values fit eight bits (`wingbeat.kernels.cpu.eight_bits`), and are packed so."""
     _laid: tuple[Tensor, Tensor, bool] | None = None
-    """The weight, a view of it [in, out], and whether our kernels may multiply by it."""
+    """The weight, its transposed view [in, out], and whether the C++ kernels may multiply by it."""
     panels: Panels | GroupPanels | None = None
-    """The weight where it is packed, with the bias; `weight` then has its shape and dtype, and is NaN."""
+    """The packed weight, with the bias; `weight` then has only shape and dtype, and its values are NaN."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """Multiplies [..., in] -> [..., out]."""
         if self.panels is not None:
             return self._multiply(input)
         if self.bias is not None:
             return super().forward(input)
-        weight, laid = self._parameters["weight"], self._laid  # looked up by name, a parameter is slow to find
+        weight, laid = self._parameters["weight"], self._laid  # attribute access to a parameter is slow
         if laid is None or laid[0] is not weight:
             laid = self.lay()
         _, laid_weight, ours = laid
@@ -90,9 +90,9 @@ class InputMajorLinear(PackableLinear):
         return self._laid
 
     def pack(self, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None) -> None:
-        """Hold the weight in panels alone, as `Panels.pack` makes them.
+        """Replaces the weight by panels, as `Panels.pack` builds them.
 
-        Whoever reads `weight` meets numbers that are none, and should ask `dense_weight`.
+        `weight` then reads as NaN; use `dense_weight` for the values.
         """
         weight, bias = self._parameters["weight"], self.bias
         bias = None if bias is None else bias.data.float()
@@ -112,7 +112,7 @@ class InputMajorLinear(PackableLinear):
         return self.panels is None or (isinstance(self.panels, Panels) and not self.eight_bits)
 
     def write(self, weight: Tensor) -> None:
-        """See `PackableLinear.write`; numbers that bfloat16 does not hold take memory anew where the old ones did."""
+        """See `PackableLinear.write`; values that bfloat16 cannot hold reallocate bfloat16 panels."""
         panels = self.panels
         if panels is None:
             return super().write(weight)
@@ -146,7 +146,7 @@ class InputMajorLinear(PackableLinear):
             self.panels = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # The view would be copied as if it were weights of its own; panels are packed where they are used.
+        # Exclude the view, which would be copied as separate weights, and the panels, which hold addresses.
         state = {name: value for name, value in self.__dict__.items() if name not in ("_laid", "panels")}
         if self.panels is not None:
             weight = nn.Parameter(self.panels.dense(), requires_grad=False)
@@ -167,7 +167,7 @@ class InputMajorLinear(PackableLinear):
 def pack_linear(
     linear: nn.Module, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None
 ) -> bool:
-    """Pack a frozen linear layer on the CPU, as `Panels.pack` does it; whether it is packed now."""
+    """Packs a frozen linear layer on the CPU, as `Panels.pack` does; returns whether it is packed now."""
     kind = type(linear)
     if not isinstance(linear, InputMajorLinear) and kind is not nn.Linear:
         return False
@@ -182,10 +182,10 @@ def pack_linear(
 
 
 def matrices_of(linear: nn.Module) -> list[Matrix]:
-    """A linear layer's weight as our kernels read it, packed or not; whoever holds these holds the layer.
+    """Returns a linear layer's weight in the form that kernels read; the caller must keep the layer alive.
 
     Raises:
-        ValueError: as `matrix_of`, or it is no linear layer.
+        ValueError: as `matrix_of`, or the module is no linear layer.
     """
     if isinstance(linear, InputMajorLinear) and linear.panels is not None:
         if linear.panels.order is not None:
@@ -197,5 +197,5 @@ def matrices_of(linear: nn.Module) -> list[Matrix]:
 
 
 def draft_matrices(linear: nn.Module) -> list[Matrix]:
-    """`matrices_of` a draft head, whose rows may be rounded to bfloat16 as its weights are: no text depends on them."""
+    """`matrices_of` a draft head, whose rows may be rounded to bfloat16 like its weights: no text depends on them."""
     return [rounded(matrix) for matrix in matrices_of(linear)]

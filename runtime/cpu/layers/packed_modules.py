@@ -1,4 +1,4 @@
-"""Modules of a model whose weights stay packed, as a checkpoint has them: they are never held as floats."""
+"""Modules whose weights stay packed as in the checkpoint, and are never stored as floats."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class PackedLinear(InputMajorLinear):
-    """A linear layer that was never anything but packed, and stays so until it leaves the CPU or float32."""
+    """A linear layer loaded in packed form, which stays packed until it leaves the CPU or float32."""
 
     def unpack(self) -> None:
-        """Nothing: there is no other form to go back to."""
+        """Does nothing: the packed form is the only one."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         if _leaves(fn):
@@ -34,18 +34,18 @@ class PackedLinear(InputMajorLinear):
 
 
 class Held(Packable, ABC):
-    """A module whose parameters of some names are packed, until it leaves the CPU or float32."""
+    """A module with some parameters packed, until it leaves the CPU or float32."""
 
     panels: Any = None
-    """The packed ones; None where there are none."""
+    """The packed parameters; None if there are none."""
 
     @abstractmethod
     def dense_parameters(self) -> dict[str, Tensor]:
-        """The packed ones as numbers, by name; empty where none is packed."""
+        """Returns the packed parameters as numbers, by name; empty if none is packed."""
         ...
 
     def unpack(self) -> None:
-        """Hold them as numbers again."""
+        """Stores the packed parameters as numbers again."""
         self._parameters |= _parameters(self.dense_parameters())
         self.panels = None
 
@@ -61,7 +61,7 @@ class Held(Packable, ABC):
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Panels hold addresses.
+        # Panels hold addresses and cannot be copied.
         state = {name: value for name, value in self.__dict__.items() if name != "panels"}
         return state | {"_parameters": self._parameters | _parameters(self.dense_parameters())}
 
@@ -75,12 +75,12 @@ def _parameters(tensors: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
 
 
 class PackedRows(Held, nn.Embedding):
-    """A table whose rows are unpacked as they are looked up."""
+    """An embedding whose rows are unpacked when they are looked up."""
 
     panels: GroupPanels | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        """[...] -> [..., embedding_dim]"""
+        """Looks up [...] -> [..., embedding_dim]."""
         if self.panels is None:
             return super().forward(input)
         return self.panels.columns_at(input.flatten()).view(*input.shape, -1)
@@ -95,10 +95,10 @@ class PackedRows(Held, nn.Embedding):
 
 
 class ExpertPanels(NamedTuple):
-    """Weights of experts, packed, by expert."""
+    """Packed weights of experts, by expert."""
 
     gated: tuple[tuple[GroupPanels, ...], ...]
-    """Panels of gate and up, or of both in one."""
+    """Panels of gate and up, separate or joined."""
     downs: tuple[GroupPanels, ...]
 
     @property
@@ -107,21 +107,21 @@ class ExpertPanels(NamedTuple):
         return chain(*self.gated, self.downs)
 
     def nbytes(self) -> int:
-        """Memory that they take."""
+        """Size in bytes."""
         return sum(one.nbytes() for one in self.all)
 
 
 class PackedExperts(Held):
-    """Experts of transformers whose weights are packed one by one.
+    """transformers' experts with each expert's weights packed.
 
-    An expert's product takes the rows that were sent to it; a row's sum over its experts has their order, whatever is
-    beside it.
+    An expert multiplies only the rows routed to it. A row's sum over experts has a fixed order, independent of other
+    rows.
     """
 
     panels: ExpertPanels | None = None
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """[num_rows, hidden], expert and weight of each of a row's choices [num_rows, k] -> [num_rows, hidden]"""
+        """Computes experts: rows [num_rows, hidden], chosen experts and weights [num_rows, k] -> [num_rows, hidden]."""
         if self.panels is None:
             return super().forward(hidden_states, top_k_index, top_k_weights)
         out = torch.zeros_like(hidden_states)
@@ -142,7 +142,7 @@ class PackedExperts(Held):
 
 
 def _multiply(rows: Tensor, panels: Sequence[GroupPanels]) -> Tensor:
-    """Products of rows [num_rows, inputs] by weights side by side."""
+    """Multiplies rows [num_rows, inputs] by several weights; outputs are concatenated."""
     kernels = None if torch.is_grad_enabled() else cpu_kernels()
     if kernels is None:
         return torch.cat([functional.linear(rows, one.dense(), one.bias) for one in panels], dim=-1)
@@ -155,7 +155,7 @@ def _experts_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _leaves(fn: Callable[[Tensor], Tensor]) -> bool:
-    """Whether a function of a module's tensors leaves float32 on the CPU what it is."""
+    """Whether `fn`, applied to a module's tensors, keeps float32 on the CPU unchanged."""
     found = fn(torch.empty(0))
     return found.device.type == "cpu" and found.dtype == torch.float32
 
@@ -192,7 +192,7 @@ def pack_experts(
 
 
 def _kernels_of(place: "Place") -> CpuKernels | None:
-    """Kernels that multiply by packed weights there."""
+    """Returns the kernels that multiply by packed weights on a device and dtype; None if there are none."""
     return cpu_kernels() if place.device.type == "cpu" and place.dtype == torch.float32 else None
 
 

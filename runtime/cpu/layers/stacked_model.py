@@ -1,6 +1,6 @@
-"""A model of the Llama kind on CPUs whose layers are all of one stack: its loop over them is one step.
+"""Runs a Llama-like model on CPUs without its per-layer loop, if all its layers are in one stack.
 
-Transformers' work around each module takes longer than small layers do, and making its outputs a tenth of a
+transformers' overhead around each module exceeds the time of small layers, and building its outputs takes a tenth of a
 millisecond, whatever the model's size.
 """
 
@@ -16,28 +16,28 @@ from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.model import LayerTaps
 
 _STEADY_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Kinds of rotation that depend on the position alone, not on how long a text is."""
+"""Rope types whose angles depend only on the position, not on the text's length."""
 _MOST_ROTATIONS = 1 << 14
-"""Positions whose rotations are kept."""
+"""Number of positions whose rotations are cached."""
 KNOWN_DECODERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}Model"
     for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
 )
-"""Their code embeds tokens, hands what a layer leaves to the next one, and norms what the last one leaves."""
+"""Decoders whose code embeds tokens, passes each layer's output to the next layer, and norms the last output."""
 
 
 class KeptRotations:
-    """Cosines and sines of the positions that occur, as one model's module computes them."""
+    """Cached cosines and sines of positions, as a model's rotary module computes them."""
 
     def __init__(self) -> None:
         self._table: tuple[Tensor, Tensor] | None = None
 
     def take(self, module: nn.Module, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[1, num_rows, rotated size] each, of positions [1, num_rows]: what the module says, bit for bit."""
+        """Returns two tensors [1, num_rows, rotated size] for positions [1, num_rows], bit-equal to the module's."""
         end = int(positions.max()) + 1
         if module.rope_type not in _STEADY_ROPES or end > _MOST_ROTATIONS:
             return module(hidden, position_ids=positions)
-        # Read once, as another thread's engine may have the same model.
+        # Read the attribute once: an engine in another thread may share the model.
         table = self._table
         if table is None or table[0].dtype != hidden.dtype or len(table[0]) < end:
             every = torch.arange(1 << (end - 1).bit_length(), device=positions.device)
@@ -47,7 +47,7 @@ class KeptRotations:
 
 
 class StackedDecoder(nn.Module):
-    """A forward that a known decoder has before its own class's. Weights, names and submodules stay."""
+    """Forward put before a known decoder's own class. Weights, parameter names and submodules stay."""
 
     _rotations: KeptRotations
 
@@ -61,7 +61,7 @@ class StackedDecoder(nn.Module):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """As the decoder's own class, whose code runs where the batch is not ours, or somebody looks at its layers."""
+        """Runs all layers in one step; runs transformers' code for foreign batches, and if layers have hooks."""
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         if rows is None or not self.is_one_step(rows):
             return super().forward(
@@ -77,12 +77,12 @@ class StackedDecoder(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=self.run(hidden, position_ids, rows))
 
     def is_one_step(self, rows: Rows) -> bool:
-        """Whether these rows and the layers are such that the loop may be one step."""
+        """Whether these rows and the layers allow the loop to run as one step."""
         layers = self.layers._modules.values()
         return rows.packed is not None and all(map(_is_plain, layers)) and next(iter(layers)).stack.fits(rows)
 
     def run(self, hidden: Tensor, position_ids: Tensor, rows: Rows) -> Tensor:
-        """Input of the output matrix, of embeddings [1, num_tokens, hidden_size] of rows of one step."""
+        """Returns the output head's input for embeddings [1, num_tokens, hidden_size]."""
         rotations = self._rotations.take(self.rotary_emb, hidden, position_ids)
         left: list[Tensor] = []
         for index, layer in enumerate(self.layers._modules.values()):
@@ -101,7 +101,7 @@ class Logits(NamedTuple):
 
 
 class StackedCausalLM(nn.Module):
-    """A forward that a known causal LM around a `StackedDecoder` has before its own class's."""
+    """Forward put before the class of a known causal LM around a `StackedDecoder`."""
 
     def forward(
         self,
@@ -115,8 +115,7 @@ class StackedCausalLM(nn.Module):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> Any:
-        """As the model's own class, whose code runs where more is given than rows of tokens, or somebody looks at its
-        decoder."""
+        """Goes from tokens to logits directly; runs transformers' code for other arguments, and with decoder hooks."""
         decoder, rows = self.model, kwargs.get(ROWS_KEYWORD)
         plain = rows is not None and len(kwargs) == 1 and inputs_embeds is None and _is_plain_decoder(decoder)
         if not plain or not decoder.is_one_step(rows):
@@ -146,26 +145,25 @@ def _only_taps(hooks: Mapping[int, Any]) -> bool:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is of its stack, runs as its class says, and nothing but taps looks at what enters it."""
+    """Whether a layer is in its stack, has an unchanged forward, and only tap hooks on its inputs."""
     changed = "forward" in layer.__dict__ or layer._forward_hooks
     return "_stack" in layer.__dict__ and not changed and _only_taps(layer._forward_pre_hooks)
 
 
 def _is_plain_decoder(decoder: nn.Module) -> bool:
-    """Whether a decoder runs as its class says, and nothing but taps looks at what it leaves."""
+    """Whether a decoder has an unchanged forward, and only tap hooks on its output."""
     changed = "forward" in decoder.__dict__ or decoder._forward_pre_hooks
     return not changed and _only_taps(decoder._forward_hooks)
 
 
 def join_model(model: nn.Module, layers: nn.ModuleList) -> None:
-    """Let a known decoder's loop over its layers be one step, where all of them are of one stack; and a known causal
-    LM around it go straight from tokens to logits."""
+    """Puts the one-step forwards before a known decoder and causal LM, if all layers are in one stack."""
     decoder = next((module for module in model.modules() if layers in list(module.children())), None)
     joined = all(isinstance(layer, CpuLayer) and layer.stack is not None for layer in layers)
     if not joined or _name(decoder) not in KNOWN_DECODERS or len(layers) != decoder.config.num_hidden_layers:
         return
     is_known = _name(model).endswith("ForCausalLM") and _name(model).replace("ForCausalLM", "Model") == _name(decoder)
-    # Other packages put functions of their own in the place of a class's.
+    # Other packages may have replaced a class's forward.
     if type(decoder).forward.__module__ == type(decoder).__module__:
         _put_before(decoder, StackedDecoder)
         decoder.__dict__["_rotations"] = KeptRotations()
@@ -179,7 +177,7 @@ def _name(module: nn.Module | None) -> str:
 
 def _put_before(module: nn.Module, first: type[nn.Module]) -> None:
     kind = type(module)
-    # transformers looks into the file of a model's class, and keeps what it knows of classes under their names.
+    # transformers reads the source file of a model's class, and keeps records under class names.
     module.__class__ = type(
         kind.__name__, (first, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     )

@@ -1,4 +1,4 @@
-"""Swaps of a loaded verifier's layers, norms and output matrix for the C++ of CPUs."""
+"""Swaps a loaded verifier's layers, norms and output head for C++ kernels."""
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from wingbeat.runtime.verifier.layers.fused import KNOWN_LAYERS, LayerOps, Swap
 
 
 class StackSwap(Swap):
-    """Layers as those of one stack."""
+    """Swaps layers into one `LayerStack`."""
 
     ops = LayerOps(norm_rows, reference.rotate_and_store, reference.silu_mul)
     known = KNOWN_LAYERS | GEMMA_LAYERS
@@ -37,10 +37,10 @@ class StackSwap(Swap):
 
 
 def swap_layers(parameter: Tensor, deterministic: bool) -> StackSwap | None:
-    """Swap of layers like this parameter; None where they are left alone.
+    """Returns the swap for layers of this parameter's device and dtype; None if layers are left unchanged.
 
     Args:
-        deterministic: swap them in any dtype.
+        deterministic: swap layers of any dtype.
     """
     ours = parameter.device.type == "cpu" and (deterministic or parameter.dtype in (torch.float32, torch.bfloat16))
     kernels = cpu_kernels() if ours else None
@@ -48,7 +48,7 @@ def swap_layers(parameter: Tensor, deterministic: bool) -> StackSwap | None:
 
 
 def finish_layers(model: nn.Module, layers: nn.ModuleList) -> None:
-    """Join the layers that were swapped, and pack what stands beside them."""
+    """Joins the swapped layers into one step, and packs the output head and other rounded layers."""
     if any(isinstance(layer, CpuLayer) for layer in layers):
         _pack_output(model)
         join_model(model, layers)
@@ -56,9 +56,9 @@ def finish_layers(model: nn.Module, layers: nn.ModuleList) -> None:
 
 
 def _pack_output(model: nn.Module) -> None:
-    """Pack an output matrix; an embedding that it was tied to stays a table."""
+    """Packs an output head; a tied embedding keeps a table of its own."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = getattr(embedding, "weight", None) is head.weight and not isinstance(embedding, PackedRows)
     if pack_linear(head, cpu_kernels()) and tied:
-        # A row of a token lies in one place, not in as many as it has numbers.
+        # Make a token's row contiguous again: the tied weight was stored input-major.
         embedding.weight.data = embedding.weight.data.contiguous()

@@ -1,1 +1,1 @@
-"""LoRA adapters on top of what the C++ of CPUs computes."""
+"""LoRA adapters for layers and products that run on C++ kernels."""

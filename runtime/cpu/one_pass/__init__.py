@@ -1,1 +1,1 @@
-"""One-pass heads as the C++ of CPUs reads them."""
+"""Heads that draft in one pass, in the form that the C++ kernels read."""

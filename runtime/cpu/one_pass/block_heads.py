@@ -1,4 +1,4 @@
-"""One-pass heads by the kind of the head."""
+"""Readers of one-pass heads, by class of the head."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
 
 
 def kernel_head(head: Any) -> AnyKernelHead | None:
-    """A one-pass head with its weights packed; None for other heads, and where the kernels do not read its weights."""
+    """Packs a one-pass head's weights for the kernels; None for other heads and unsupported weights."""
     read = READERS.get(type(head))
     return None if read is None else read(head)
 

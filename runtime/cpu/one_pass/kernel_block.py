@@ -1,4 +1,4 @@
-"""A head of DFlash's body as the CPU's kernels read it, whole: from taps to the scores of each slot's tokens."""
+"""A DFlash-like head in the form that CPU kernels read: from taps to the scores of each slot's tokens."""
 
 import ctypes
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from wingbeat.runtime.one_pass.walks import CandidateSelector, MarkovHead
 
 
 class KernelBlock(NamedTuple):
-    """Addresses of a head's weights, and what they point into."""
+    """Addresses of a head's weights, and the objects that own the memory."""
 
     head: BlockHead
     layers: ctypes.Array
@@ -26,7 +26,7 @@ class KernelBlock(NamedTuple):
 
     @classmethod
     def from_head(cls, head: OnePassHead) -> "KernelBlock | None":
-        """A head whose weights are packed; None where the kernels do not read weights like these."""
+        """Packs a head's weights; None if the kernels do not support them."""
         kernels = cpu_kernels()
         if kernels is None or head.dtype not in KERNEL_DTYPES:
             return None
@@ -35,7 +35,7 @@ class KernelBlock(NamedTuple):
         return _Reader(head).block(head.markov, head.selector)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> BlockHead:
-        """A head that reads and writes these keys and values; it lives no longer than this."""
+        """Returns a head that reads and writes these keys and values; this object must outlive it."""
         made, layers = BlockHead.from_buffer_copy(self.head), type(self.layers).from_buffer_copy(self.layers)
         for layer, cache in zip(layers, caches, strict=True):
             layer.key_cache, layer.value_cache = (tensor.data_ptr() for tensor in cache)
@@ -45,7 +45,7 @@ class KernelBlock(NamedTuple):
 
 
 def _pack(head: Backbone, kernels: CpuKernels) -> bool:
-    """Whether every linear layer is packed now, in the parts that products read together."""
+    """Packs every linear layer, split into the parts that products read together; returns whether all are packed."""
     sizes = {head.kv_proj: (head.kv_size,) * head.config.num_layers}
     for layer in head.layers:
         sizes[layer.gate_up_proj] = (head.config.intermediate_size,) * 2
@@ -54,7 +54,7 @@ def _pack(head: Backbone, kernels: CpuKernels) -> bool:
 
 
 class _Reader:
-    """Reads one head, and holds what it makes on the way."""
+    """Reads one head, and keeps the tensors alive that the structs point to."""
 
     def __init__(self, head: Backbone) -> None:
         self.head, self.config = head, head.config
@@ -152,7 +152,7 @@ class _Reader:
         return Norm(self._wide(norm.weight), norm.eps)
 
     def _wide(self, tensor: Tensor) -> int:
-        """Address of a tensor's numbers in float32, side by side."""
+        """Returns the address of a contiguous float32 copy of a tensor."""
         wide = tensor.detach().float().contiguous()
         self.held.append(wide)
         return wide.data_ptr()

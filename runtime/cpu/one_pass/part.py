@@ -1,3 +1,3 @@
-"""One-pass heads by the C++ of CPUs."""
+"""Runtime part: one-pass heads on C++ kernels."""
 
 kernel_head = "wingbeat.runtime.cpu.one_pass.block_heads:kernel_head"

@@ -1,1 +1,1 @@
-"""The round of a CPU: trees are checked, chosen, laid out and accepted by C++, without padding."""
+"""The CPU's round: C++ checks, prunes, lays out and accepts trees, without padding."""

@@ -1,4 +1,4 @@
-"""The target's choice and the accepted paths, each by one call of C++: token for token torch's."""
+"""Token choice and path acceptance on CPUs, each one C++ call, with the same tokens as torch's."""
 
 import torch
 from torch import Tensor
@@ -19,14 +19,17 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class NativeChooser(TokenChooser):
-    """Chooses by C++, but where logits are processed and rows are greedy."""
+    """Samples with C++; greedy rows with processed logits use the base class."""
 
     def __init__(self, choice: NativeChoice, slots: SlotState, max_depth: int) -> None:
         super().__init__(slots, 0, max_depth)
         self._native = choice
 
     def choose(self, seqs: list[Sequence], decodes: PackedDecodes, logits: Tensor) -> Tensor:
-        """See `TokenChooser.choose`; logits, where all are greedy: `NativeAcceptance` looks along the paths alone."""
+        """See `TokenChooser.choose`.
+
+        Returns the logits if all rows are greedy, since acceptance reads only the paths.
+        """
         if logits.dtype == torch.float32 and is_greedy([seq.request.params for seq in seqs]):
             return logits
         return super().choose(seqs, decodes, logits)
@@ -47,7 +50,7 @@ class NativeChooser(TokenChooser):
 
 
 class NativeAcceptance(PathAcceptance):
-    """Walks trees by C++, which moves keys and values too where they lie in pools of this process."""
+    """Walks trees in C++, which also compacts keys and values if they are in this process's pools."""
 
     def __init__(
         self, kernels: CpuKernels, slots: SlotState, cache: KVCache, builder: BatchBuilder, config: EngineConfig
@@ -55,7 +58,7 @@ class NativeAcceptance(PathAcceptance):
         super().__init__(slots, cache, builder, config)
         pools = cache.own_pools()
         self._moves = not pools
-        """Whether moves of keys and values are left to the cache."""
+        """Whether the cache moves keys and values itself."""
         compacted = Compacted(pools, slots.block_tables) if pools else None
         self._paths = kernels.tree_acceptance(slots.committed_lens, slots.last_token_ids, compacted)
 
@@ -65,7 +68,7 @@ class NativeAcceptance(PathAcceptance):
         """See `PathAcceptance.accept`.
 
         Args:
-            chosen: int64 [num_rows] of the decodes, or logits: as `NativeChooser.choose` gives it.
+            chosen: int64 [num_rows] tokens, or logits, as `NativeChooser.choose` returns them.
         """
         if decodes is None:
             return super().accept(None, chosen, taps)

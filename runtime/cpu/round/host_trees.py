@@ -1,4 +1,4 @@
-"""Trees on the host: as they came, or checked, and what is verified of them once that is chosen."""
+"""Draft trees on the host: unchecked or checked, and the nodes chosen for verification."""
 
 from torch import Tensor
 
@@ -9,10 +9,10 @@ from wingbeat.runtime.round.slots import DecodeRows
 
 
 class HostTrees:
-    """Trees of one round's decodes. One call of C++ checks them, chooses what is verified and lays that out.
+    """Trees of one round's decodes. A single C++ call checks them, chooses the nodes to verify and lays these out.
 
     Args:
-        wanted: bool [num_decodes]: a tree was asked for; None where the trees are checked.
+        wanted: bool [num_decodes]: whether a tree was requested; None if the trees are already checked.
     """
 
     def __init__(self, intake: DraftIntake, slots: Tensor, wanted: Tensor | None, sent: Sent) -> None:
@@ -22,33 +22,35 @@ class HostTrees:
 
     @classmethod
     def of_checked(cls, intake: DraftIntake, slots: Tensor, trees: TokenTree) -> "HostTrees":
-        """Trees by decode that are believed as they are."""
+        """Wraps trees by decode that need no check."""
         return cls(intake, slots, None, Sent(tuple(field.contiguous() for field in trees), None, None))
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of each tree as it came, the root included."""
+        """Nodes of each received tree, including the root."""
         return self._sent.trees[0].shape[1]
 
     def checked(self) -> TokenTree | None:
-        """A tree per decode, as wide as the widest, a bare root where what came does not count; None where none
-        counts."""
+        """Returns a tree per decode, padded to the widest, with a bare root for a rejected tree.
+
+        None if all are rejected.
+        """
         if self._checked is None:
             found = self._intake.check(self._slots, self._wanted, self._sent)
             self._checked = (None if found is None else TokenTree(*found),)
         return self._checked[0]
 
     def take(self, by: NodeChoice | None = None) -> TakenTrees | None:
-        """Choose what is verified; None where no tree counts.
+        """Chooses the nodes to verify; None if all trees are rejected.
 
         Args:
-            by: None verifies all that counts.
+            by: how to choose nodes; None verifies all accepted trees completely.
         """
         self._taken = (self._intake.take(self._slots, self._wanted, self._sent, by),)
         return self._taken[0]
 
     def verified(self) -> VerifiedTrees | None:
-        """Nodes to verify: those that were taken, or all; None where bare roots are."""
+        """Returns the chosen nodes, or all if `take` was not called; None if only bare roots are verified."""
         taken = self.take() if self._taken is None else self._taken[0]
         if taken is None or taken.is_bare:
             return None
@@ -58,17 +60,17 @@ class HostTrees:
 
 
 class HostInbox:
-    """Makes `HostTrees` of the replies of a channel."""
+    """Wraps the replies of a channel as `HostTrees`."""
 
     def __init__(self, intake: DraftIntake) -> None:
         self._intake = intake
         self._sent: dict[int, tuple[TreeReply, Sent]] = {}
-        """By the id of the reply it is of; a channel has two replies, which take turns."""
+        """By id of the reply; a channel has two replies, used in turn."""
 
     def collect(self, reply: TreeReply, rows: DecodeRows) -> HostTrees:
-        """Reply of a drafter, unchecked."""
+        """Returns a drafter's reply as unchecked trees."""
         if id(reply) not in self._sent:
-            if len(self._sent) == 2:  # of a channel that makes its replies anew
+            if len(self._sent) == 2:  # the channel has recreated its replies
                 self._sent.clear()
             trees = (reply.token_ids, reply.parents, reply.depths, reply.scores, reply.num_valid)
             self._sent[id(reply)] = reply, Sent(trees, reply.epochs, reply.committed_lens)

@@ -1,4 +1,4 @@
-"""Rows of a CPU's round: trees of unequal sizes lie side by side, without padding, as the C++ has laid them out."""
+"""Rows of a CPU's round: trees of unequal sizes are concatenated without padding, as C++ laid them out."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,31 +16,31 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class Packing(NamedTuple):
-    """Where the nodes of padded trees lie as rows: trees follow one another in their order."""
+    """Mapping between padded trees and concatenated rows, which keep the trees' order."""
 
     rows: Tensor
-    """int64 [num_reqs, num_nodes]: row of each node; any row for padding."""
+    """int64 [num_reqs, num_nodes]: row of each node; any valid row for padding."""
     nodes: Tensor
-    """int64 [num_rows]: index of each row among the padded nodes."""
+    """int64 [num_rows]: flat index among the padded nodes, for each row."""
 
 
 @dataclass
 class PackedDecodes(Decodes):
-    """Decodes as the C++ has laid them out."""
+    """Decodes in the layout that C++ has produced."""
 
     packing: Packing | None
-    """None where no tree is padded."""
+    """None if no tree is padded."""
     flat: tuple[Tensor, Tensor, Tensor]
-    """Tokens, positions and slot mapping as `packed` gives them."""
+    """Tokens, positions and slot mapping, in the layout of `packed`."""
     segment: Segment
-    """Bounds of its rows."""
+    """Attention segment of the rows."""
 
     @classmethod
     def of(cls, slots: Tensor, taken: TakenTrees, *, bare: bool = False) -> "PackedDecodes":
-        """Decodes of trees that are laid out.
+        """Builds decodes from trees that are laid out.
 
         Args:
-            bare: they are roots alone.
+            bare: whether they are roots alone.
         """
         token_ids, (nodes, *flat), packing, starts = taken.trees[0], taken.flat, None, None
         if len(nodes) < token_ids.numel():
@@ -70,16 +70,16 @@ class PackedDecodes(Decodes):
 
 
 class VerifiedTrees(TokenTree):
-    """Trees of a round that are laid out."""
+    """Trees of a round, with their layout."""
 
     decodes: PackedDecodes
 
 
 class PackedBuilder(BatchBuilder):
-    """Builds forward passes of trees that lie side by side.
+    """Builds forward passes over concatenated trees.
 
     Args:
-        intake: of the same slots.
+        intake: C++ tree intake over the same slots.
     """
 
     def __init__(

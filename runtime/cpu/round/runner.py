@@ -1,4 +1,4 @@
-"""Runs rounds of a CPU by C++."""
+"""Runs rounds on a CPU with C++ kernels."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,13 +22,13 @@ from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
 def host_round(kv_dtype: torch.dtype) -> RoundKind | None:
-    """The round of a CPU; None where there are no kernels, or they do not attend over keys and values of this dtype."""
+    """Returns the CPU's round kind; None without kernels, or if they do not support KV of this dtype."""
     kernels = cpu_kernels() if kv_dtype in CACHE_DTYPES else None
     return None if kernels is None else RoundKind(partial(HostRunner, kernels), HostSpeculation)
 
 
 class HostRunner(ModelRunner):
-    """Runs rounds whose trees lie on the host, where looking at them is no wait."""
+    """Runs rounds whose trees are in host memory, so that reading them needs no wait."""
 
     rows_can_be_alike = True
     inbox: HostInbox
@@ -54,7 +54,7 @@ class HostRunner(ModelRunner):
         )
 
     def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: HostTrees | None) -> HostTrees | None:
-        """See `ModelRunner.check`; chains of what is certain are drafted without a drafter too."""
+        """See `ModelRunner.check`; forced tokens form chains even without a drafter."""
         if not plan.adds_nodes:
             return drafted
         trees = None if drafted is None else drafted.checked()

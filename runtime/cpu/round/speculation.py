@@ -1,4 +1,4 @@
-"""Adaptive speculation where trees lie on the host: nodes are chosen once they are there, and rounds are timed."""
+"""Adaptive speculation with trees in host memory: chooses nodes after the trees arrive, and times rounds."""
 
 from typing import NamedTuple
 
@@ -17,22 +17,22 @@ from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPo
 
 
 class _Seen(NamedTuple):
-    """Numbers that the host has seen of a round's trees."""
+    """Properties of a round's trees, recorded at launch."""
 
     context: float
-    """Tokens per sequence."""
+    """Mean tokens per sequence."""
     num_drafting: int = 0
-    """Sequences that the drafter brought a tree for."""
+    """Number of sequences with a tree from the drafter."""
     levels: int = 0
-    """Of the drafter's trees."""
+    """Levels of the drafter's trees."""
     num_context_tokens: int = 0
-    """That the drafter took in before it grew them."""
+    """Context tokens that the drafter processed before drafting."""
     evidence: np.ndarray | None = None
     """As `RoundResult.evidence`."""
 
 
 class HostSpeculation(AdaptiveSpeculation):
-    """Chooses the nodes that are worth their time of all trees together, and learns what rounds take."""
+    """Chooses the nodes that pay across all trees of a round, and learns the costs of rounds."""
 
     fixed_widths = False
 
@@ -41,7 +41,7 @@ class HostSpeculation(AdaptiveSpeculation):
         self._by = torch.from_numpy(self.acceptance.table), torch.from_numpy(EDGES)
         self._num_context_tokens = 0
         self._asks = False
-        """Whether the next round's draft was asked for beside this round."""
+        """Whether the next round's draft was requested beside this round."""
 
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
@@ -62,13 +62,13 @@ class HostSpeculation(AdaptiveSpeculation):
         return super().write_rule(plan, outcome, num_context_tokens)
 
     def prune(self, trees: HostTrees | None, decodes: list[Sequence], drafted: HostTrees | None) -> HostTrees | None:
-        """See `Speculation.prune`; None where no node is worth its time."""
+        """See `Speculation.prune`; None if no node pays."""
         self._asks = False
-        # Where a grammar adds nodes, the drafter's own trees are checked already.
+        # If a grammar has added nodes, the drafter's own trees were checked already.
         own = None if drafted is None or drafted is trees else drafted.checked()
         came = drafted is not None and (drafted is trees or own is not None)
         if not came and self._plan.reason == Reason.PROBE_PLAIN:
-            # Said once of one round: without a drafter nobody plans the next one.
+            # A plain probe applies to one round only: without a drafter, no plan would replace it.
             trees, self._plan = None, NOT_ASKED
         seen = _Seen(mean_context(decodes), num_context_tokens=self._num_context_tokens)
         taken = None if trees is None else trees.take(self._choice(trees, decodes, seen.context))
@@ -121,5 +121,5 @@ class HostSpeculation(AdaptiveSpeculation):
 
 
 def _useful_depth(seq: Sequence) -> int:
-    """Levels of a tree that can be emitted before the request has all of its tokens; the last one is the bonus."""
+    """Levels of a tree that can be emitted before the request is complete; its last token is the bonus token."""
     return max(seq.request.params.max_tokens - (seq.min_len - seq.num_prompt_tokens) - 1, 0)

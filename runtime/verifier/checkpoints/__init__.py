@@ -1,1 +1,1 @@
-"""Checkpoints as they lie on disk: their tensors, and their configurations."""
+"""Checkpoints on disk: tensor files and configurations."""

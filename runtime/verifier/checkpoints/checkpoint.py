@@ -1,9 +1,9 @@
-"""The weights of a verifier's checkpoint: every tensor there, of its shape, of a readable type, and a number.
+"""Loads a verifier's weights, and checks that no tensor is missing, misshapen, of an unreadable type, or not finite.
 
-transformers renames, splits and stacks tensors while it loads them, differently for every architecture. So what a
-checkpoint lacks is asked of transformers itself: once on the meta device, which reads headers alone
-(`check_weights`), and again where the weights are loaded (`load_weights`). What it would pass over with a warning, and
-fill with random numbers, is an error here.
+transformers renames, splits and stacks tensors while loading, differently per architecture. Only transformers can
+therefore report what a checkpoint lacks: first on the meta device, which reads only file headers (`check_weights`),
+then when the weights are loaded (`load_weights`). Tensors that transformers would initialise randomly with a warning
+are an error here.
 """
 
 import pickle
@@ -39,18 +39,18 @@ _TOWER_CONFIGS = ("vision_config", "audio_config", "speech_config", "vision_towe
 
 
 class Place(NamedTuple):
-    """Where a model will run."""
+    """Device and dtype that a model will run in."""
 
     device: "torch.device"
     dtype: "torch.dtype"
 
 
 def check_files(config: ConfigFile) -> None:
-    """Read the headers of the weight files; no torch, no values.
+    """Reads the headers of the weight files; needs no torch and reads no values.
 
     Raises:
-        ModelCheckpointError: a file is absent, truncated or damaged, or a weight is packed in a way that is not named,
-            or not read.
+        ModelCheckpointError: a file is absent, truncated or damaged, or its packing of weights is not declared or not
+            supported.
     """
     if config.quantiser is not None:
         _check_quantiser(config)
@@ -72,15 +72,13 @@ def check_files(config: ConfigFile) -> None:
 def _check_quantiser(config: ConfigFile) -> None:
     checks = hooks("check_quantiser")
     if not checks:
-        raise ModelCheckpointError(
-            f"{config.name} is quantised by {config.quantiser!r}, which is not served: no weights are unpacked"
-        )
+        raise ModelCheckpointError(f"{config.name} is quantised by {config.quantiser!r}, which is not supported")
     for check in checks:
         check(config)
 
 
 def _check_layers(config: ConfigFile, names: Iterable[str]) -> None:
-    """Whole layers that are missing, which needs no knowledge of the architecture: every layer has a tensor."""
+    """Refuses a checkpoint without any tensor of some layer; this check needs no knowledge of the architecture."""
     num_layers = config.size("num_hidden_layers")
     held = {int(match["index"]) for name in names if (match := _OWN_LAYER.match(name))}
     if num_layers is None or not held:
@@ -94,13 +92,14 @@ def _check_layers(config: ConfigFile, names: Iterable[str]) -> None:
 
 
 def check_weights(config: ConfigFile) -> None:
-    """Build the model on the meta device and hold the names and shapes of its tensors against the files'.
+    """Builds the model on the meta device and compares its tensors' names and shapes with the files'.
 
     Raises:
-        ModelCheckpointError: a tensor is missing, unexpected or of another shape, or transformers refuses the rest.
+        ModelCheckpointError: a tensor is missing, unexpected or of another shape, or transformers refuses the
+            checkpoint.
     """
     if config.quantization is not None:
-        # How packed tensors become weights is known to the quantiser, which wants its device: see `load_weights`.
+        # Only the quantiser can map packed tensors to weights, and it needs its device: see `load_weights`.
         return
     _loaded(config, device_map="meta")
 
@@ -108,11 +107,12 @@ def check_weights(config: ConfigFile) -> None:
 def load_weights(
     config: ConfigFile, dtype: "torch.dtype", packed: Place | None = None, **options: Any
 ) -> "PreTrainedModel":
-    """The model with all of its weights, on the host.
+    """Returns the model with all of its weights, on the host.
 
     Args:
-        packed: where weights of a quantised checkpoint that kernels multiply by may stay packed; None unpacks all.
-        options: of `from_pretrained`, such as those that leave this process a part of each weight.
+        packed: device and dtype for which quantised weights may stay packed, if kernels multiply by them; None unpacks
+            all.
+        options: arguments of `from_pretrained`, such as those that leave this process a shard of each weight.
 
     Raises:
         ModelCheckpointError: as `check_weights`.
@@ -121,20 +121,20 @@ def load_weights(
 
 
 def check_finite(model: "nn.Module") -> None:
-    """Refuse weights that are no numbers: one pass over them, and one wait for the device.
+    """Refuses weights that are NaN or infinite, with one pass over the weights and one device synchronisation.
 
     Raises:
-        ModelCheckpointError: a tensor holds NaN or infinity; names the first one.
+        ModelCheckpointError: a tensor holds NaN or infinity; names the first such tensor.
     """
     import torch
 
     names, extremes = [], []
     for name, tensor in chain(model.named_parameters(), _saved_buffers(model)):
         if tensor.untyped_storage().nbytes() < tensor.nbytes:
-            continue  # the place of a packed weight, whose scales were looked at as they were read
+            continue  # placeholder of a packed weight, whose scales were checked when read
         if tensor.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16) and tensor.numel():
             names.append(name)
-            # NaN is passed on by both, so that no mask of the tensor's size is made.
+            # aminmax propagates NaN, so no mask of the tensor's size is needed.
             extremes.append(torch.stack(tensor.aminmax()).double())
     if not names:
         return
@@ -156,7 +156,7 @@ def _loaded(config: ConfigFile, packed: Place | None = None, **options: Any) -> 
     def load(
         model_class: Any = auto_class(config.fields["model_type"]), folder: Path | None = config.folder, **more: Any
     ) -> "Loaded":
-        # Mis-shaped tensors are reported with the rest instead of raised without their names.
+        # With this option transformers reports mis-shaped tensors by name instead of raising without names.
         generation = {} if folder is None else generation_of(folder)
         more = generation | {"config": read, "output_loading_info": True, "ignore_mismatched_sizes": True} | more
         return load_files(model_class, folder, **options, **more)
@@ -175,7 +175,7 @@ def _loaded(config: ConfigFile, packed: Place | None = None, **options: Any) -> 
 
 
 def _check_loading(config: ConfigFile, info: Mapping[str, Any]) -> None:
-    """Hold transformers' report of a load to the rule that nothing may be missing, left over or of another shape."""
+    """Turns transformers' loading report into an error if a tensor is missing, unexpected or of another shape."""
     headers = read_headers(weight_files(config.folder))
     shapes = sorted((name, tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"])
     unexpected = sorted(set(info["unexpected_keys"]) - set(_harmless(config, info["unexpected_keys"], headers)))
@@ -195,9 +195,9 @@ def _check_loading(config: ConfigFile, info: Mapping[str, Any]) -> None:
 
 
 def _harmless(config: ConfigFile, names: Iterable[str], headers: Mapping[str, TensorHeader]) -> set[str]:
-    """Tensors that a causal LM has no place for and needs none: nothing that it computes depends on them.
+    """Returns the unexpected tensors that do not affect a causal LM's output.
 
-    They are tables computed from the config, modules that predict several tokens, and towers for images and sound.
+    These are tables computed from the config, multi-token prediction modules, and image and audio towers.
     """
     has_tower = any(isinstance(config.fields.get(name), dict) for name in _TOWER_CONFIGS)
     num_layers = config.size("num_hidden_layers") or 0

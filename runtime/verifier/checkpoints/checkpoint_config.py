@@ -1,6 +1,7 @@
-"""The config.json of a verifier's checkpoint: what it says as plain JSON, and as the class of transformers for it.
+"""The config.json of a verifier's checkpoint: raw JSON fields, and the transformers config built from them.
 
-`ConfigFile` loads no torch, so that most mistakes are told within a second; `load_config` is the authority.
+`ConfigFile` does not import torch, so that most mistakes are reported within a second; `load_config` makes the final
+decision.
 """
 
 from collections.abc import Mapping
@@ -17,25 +18,25 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 WITH_IMAGES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-"""Models that transformers counts among those from images to text, and not among the causal LMs that they are."""
+"""Model types that transformers registers as image-text-to-text models rather than causal LMs."""
 WITH_AUDIO = ("qwen2_audio", "audioflamingo3", "glmasr")
-"""Those that it counts among the models from one sequence to another."""
+"""Model types that transformers registers as sequence-to-sequence models."""
 _GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """config.json of a folder, checked as far as the file alone tells."""
+    """Fields of a folder's config.json, with the checks that need only the file."""
 
     folder: Path
     fields: Mapping[str, Any]
 
     @classmethod
     def read(cls, folder: Path) -> "ConfigFile":
-        """Read and check the file.
+        """Reads and checks the file.
 
         Raises:
-            ModelCheckpointError: the folder or the file is not there or cannot be read, or a field cannot be right.
+            ModelCheckpointError: the folder or file is absent or unreadable, or a field has an impossible value.
         """
         if (problem := folder_problem(folder)) is not None:
             raise ModelCheckpointError(f"model: {problem}; it must be a folder with a config.json")
@@ -46,17 +47,17 @@ class ConfigFile:
 
     @property
     def text(self) -> Mapping[str, Any]:
-        """The fields of the language model: those of `text_config` where the checkpoint is multimodal."""
+        """The language model's fields: those of `text_config` for a multimodal checkpoint."""
         return self.fields.get("text_config") or self.fields
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """How the weights are quantised; None where they are not."""
+        """The quantisation config; None if weights are not quantised."""
         return self.fields.get("quantization_config") or self.text.get("quantization_config")
 
     @property
     def quantiser(self) -> str | None:
-        """What the weights are quantised by, None where they are not."""
+        """Name of the quantisation method; None if weights are not quantised."""
         fields = self.quantization
         if fields is None:
             return None
@@ -66,12 +67,12 @@ class ConfigFile:
 
     @property
     def name(self) -> str:
-        """The architecture, as errors call it."""
+        """The architecture name used in errors."""
         names = self.fields.get("architectures")
         return str(names[0]) if isinstance(names, list) and names else str(self.fields["model_type"])
 
     def size(self, name: str) -> int | None:
-        """A field of the language model that is a number; None where the file leaves it to the class."""
+        """An integer field of the language model; None if the file leaves it to the class default."""
         value = self.text.get(name)
         return value if isinstance(value, int) else None
 
@@ -88,7 +89,7 @@ class ConfigFile:
             raise ModelCheckpointError(f"{self.name} is an encoder-decoder: only causal LMs can be verifiers")
         if self.quantization is not None and not isinstance(self.quantization, dict):
             raise ModelCheckpointError(f"{file}: quantization_config is {self.quantization!r}, it must be an object")
-        # transformers passes a generation config over where it cannot read it, and the text would have another end.
+        # transformers silently ignores an unreadable generation config, which would change where texts end.
         generation = self.folder / _GENERATION
         for path, found in ((file, fields), (generation, read_fields(generation) if generation.exists() else {})):
             if (problem := config_numbers.problem(found)) is not None:
@@ -96,10 +97,10 @@ class ConfigFile:
 
 
 def load_config(file: ConfigFile) -> "PretrainedConfig":
-    """The configuration as transformers reads it, of an architecture that it knows.
+    """Returns transformers' config object, for an architecture that transformers supports.
 
     Raises:
-        ModelCheckpointError: it is of an unknown kind, no causal LM, or transformers cannot read it.
+        ModelCheckpointError: the model type is unknown or no causal LM, or transformers cannot read the config.
     """
     if (problem := head_problem(file.folder, tensor_files(file.folder))) is not None:
         raise ModelCheckpointError(problem)
@@ -112,7 +113,7 @@ def load_config(file: ConfigFile) -> "PretrainedConfig":
 
 
 def auto_class(kind: str) -> Any:
-    """transformers' own class that makes models of a model_type."""
+    """Returns the transformers auto class that builds models of a model_type."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 
     if kind in WITH_AUDIO:

@@ -1,4 +1,4 @@
-"""Digests of a checkpoint's files: of what decides its text, and of what says which token is which."""
+"""Digests of checkpoint files: of config and weights, and of the tokenizer files."""
 
 import hashlib
 import json
@@ -12,9 +12,10 @@ _PIECE_BYTES = 1 << 22
 
 
 def weights_digest(folder: Path) -> str:
-    """32 hex digits over a checkpoint's config and every byte of its weights.
+    """Returns 32 hex digits over a checkpoint's config and every byte of its weights.
 
-    What was read is remembered by its files' sizes and times: another start does not read it again.
+    The digest is cached on disk by file sizes and modification times, so that a restart does not read the weights
+    again.
 
     Raises:
         OSError: the checkpoint cannot be read.
@@ -31,20 +32,20 @@ def weights_digest(folder: Path) -> str:
 
 
 def check_digest(folder: Path, digest: str) -> None:
-    """Refuse a checkpoint that has changed.
+    """Refuses a checkpoint that has changed.
 
     Raises:
-        ValueError: its `weights_digest` is another one.
+        ValueError: the folder's `weights_digest` differs from `digest`.
     """
     if weights_digest(folder) != digest:
         raise ValueError(f"{folder} has changed since its weights were pushed: push them again, from another folder")
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """32 hex digits over the files that say which token is which.
+    """Returns 32 hex digits over the files that define the vocabulary.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     return _digest([folder / name for name in _TOKENIZER if (folder / name).is_file()])
 

@@ -1,1 +1,1 @@
-"""transformers' layers over paged KV: what is replaced, what is hooked, and what is found out about a model."""
+"""transformers' layers adapted to paged KV: checks of a model, replaced attention and layers, hooks."""

@@ -1,4 +1,4 @@
-"""What a model's class and configuration say about serving it: the reasons that a failed comparison could not name."""
+"""Checks of a model's class and config, for reasons that a failed comparison of logits could not name."""
 
 import inspect
 import logging
@@ -21,13 +21,13 @@ class CacheKinds(NamedTuple):
     """Contents of transformers' cache, by layer."""
 
     remembered: Remembered | None
-    """Of layers that hold more than keys and values, or something else."""
+    """State of layers that hold more than keys and values, or something else; None if no layer does."""
     without_attention: frozenset[int]
     """Layers that hold no keys and values."""
 
 
 def check_architecture(model: PreTrainedModel) -> None:
-    """Refuse what its code shows to need something else than keys, values and positions.
+    """Refuses a model whose code needs something other than keys, values and positions.
 
     Raises:
         UnsupportedModelError: without the model's name.
@@ -43,7 +43,7 @@ def check_architecture(model: PreTrainedModel) -> None:
 
 
 def check_keywords(model: PreTrainedModel) -> None:
-    """Refuse a forward that does not take what a flattened batch needs.
+    """Refuses a forward method that does not accept the arguments of a flattened batch.
 
     Raises:
         UnsupportedModelError: without the model's name.
@@ -62,7 +62,7 @@ def check_keywords(model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def check_cache(model: PreTrainedModel) -> CacheKinds:
-    """What layers remember of a sequence; refuses what is neither keys and values nor a mixer's state.
+    """Returns what layers cache of a sequence; refuses anything but keys and values and supported recurrent states.
 
     Raises:
         UnsupportedModelError: without the model's name.
@@ -83,7 +83,7 @@ def check_cache(model: PreTrainedModel) -> CacheKinds:
     remembered = first("remembered", layers)
     recurrent = [index for index, layer in enumerate(layers) if isinstance(layer, LinearAttentionCacheLayerMixin)]
     if recurrent and remembered is None:
-        raise UnsupportedModelError(f"{_which(recurrent, layers)} keep recurrent state, which nothing here serves")
+        raise UnsupportedModelError(f"{_which(recurrent, layers)} keep recurrent state of a kind that is not supported")
     bare = frozenset(index for index, layer in enumerate(layers) if not isinstance(layer, CacheLayerMixin))
     return CacheKinds(remembered, bare)
 
@@ -93,10 +93,10 @@ def _which(indices: list[int], layers: list[object]) -> str:
 
 
 def position_limit(model: PreTrainedModel) -> int:
-    """Positions up to which a model rotates and attends as it does at first; those of its embeddings at most."""
+    """Returns the number of positions within which rotary embedding does not change (at most the model's)."""
     config = model.config.get_text_config()
     most = min(getattr(config, "max_position_embeddings", None) or MOST_POSITIONS, MOST_POSITIONS)
-    # Beyond, the longest sequence of a batch would change how all of them are rotated.
+    # Beyond the original length, the longest sequence of a batch would change the rotation of all sequences.
     limits = [
         rope["original_max_position_embeddings"]
         for rope in _ropes(config)
@@ -105,13 +105,15 @@ def position_limit(model: PreTrainedModel) -> int:
     limit = min([most, *limits])
     if limit < most:
         logger.warning(
-            "%s: longrope rotates by other angles from position %d on: served up to there", type(model).__name__, limit
+            "%s: longrope changes its angles from position %d on, so the model is served up to that position",
+            type(model).__name__,
+            limit,
         )
     return limit
 
 
 def _ropes(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
-    """Rope parameters: one set, or one by kind of layer."""
+    """Yields rope parameters: the top-level set, and one set by kind of layer if there are any."""
     parameters = getattr(config, "rope_parameters", None) or {}
     yield parameters
     yield from (value for value in parameters.values() if isinstance(value, dict))

@@ -1,4 +1,4 @@
-"""transformers' modeling code on our paged KV cache: the attention function registered under the name "wingbeat"."""
+"""Registers the attention function "wingbeat", by which transformers' modeling code uses the paged KV cache."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from wingbeat.runtime.round.rows import ROWS_KEYWORD, PackedSegments, Rows, Segm
 
 ATTENTION_NAME = "wingbeat"
 WINDOW_ATTRIBUTE = "wingbeat_window"
-"""Of an attention module whose window the probe learned: transformers tells some only by their mask."""
+"""Attribute of an attention module whose sliding window the probe derived from its mask."""
 
 
 def wingbeat_attention(
@@ -28,12 +28,13 @@ def wingbeat_attention(
     s_aux: Tensor | None = None,
     **kwargs,
 ) -> tuple[Tensor, None]:
-    """Store the new KV, then attend segment by segment.
+    """Stores the new KV, then attends segment by segment.
 
-    Args (transformers' attention interface): query [1, num_heads, num_tokens, key_dim], key and value likewise.
+    Arguments follow transformers' attention interface: query [1, num_heads, num_tokens, key_dim], key and value
+    likewise.
 
     Returns:
-        [1, num_tokens, num_heads, value_dim] and no weights.
+        Output [1, num_tokens, num_heads, value_dim], and None for the attention weights.
     """
     rows: Rows = kwargs[ROWS_KEYWORD]
     sliding_window = module.__dict__.get(WINDOW_ATTRIBUTE, sliding_window)
@@ -55,7 +56,7 @@ def wingbeat_attention(
         sinks=s_aux,
         packed=rows.packed,
     )
-    # Some models view what they get, as transformers' own functions return it.
+    # Some models call view() on the output, which is contiguous in transformers' own functions.
     return out[None].contiguous(), None
 
 
@@ -69,11 +70,11 @@ def attend_segments(
     packed: PackedSegments | None = None,
     **options: Any,
 ) -> Tensor:
-    """Attention of a flattened batch whose KV is stored: [num_tokens, num_heads, dim] in and out.
+    """Attention of a flattened batch whose KV is stored already: [num_tokens, num_heads, dim] in and out.
 
     Args:
-        packed: the segments, where a part's kernels attend.
-        options: as of `attend_in_blocks`.
+        packed: the segments packed for a runtime part's kernels; None packs them here if a part can.
+        options: options of `attend_in_blocks`.
     """
     if packed is None and query.dtype == key_cache.dtype:
         packed = first("pack_segments", segments, key_cache.dtype)
@@ -94,7 +95,7 @@ def attend_in_blocks(
     sinks: Tensor | None = None,
     alike: bool = False,
 ) -> Tensor:
-    """`attend_segments` by Triton on CUDA and by torch's operations elsewhere; results are written side by side."""
+    """`attend_segments` with Triton kernels on CUDA and torch operations elsewhere."""
     out = query.new_empty(*query.shape[:2], value_cache.shape[3])
     for segment in segments:
         rows = slice(segment.start, segment.start + segment.num_reqs * segment.num_query)
@@ -124,7 +125,7 @@ def attend_in_blocks(
 
 
 def _padded(segment: Segment) -> tuple[Tensor, Tensor]:
-    """Of unequal trees padded to one width: the row of each place int64 [n], any row for padding, and bool [n] real."""
+    """Pads unequal trees to one width: row indices int64 [n] (any valid row for padding), and bool [n] for rows."""
     starts, ends = segment.row_starts[:-1, None], segment.row_starts[1:, None]
     rows = starts + torch.arange(segment.num_query)
     return (segment.start + rows.clamp_max(ends - 1)).flatten(), (rows < ends).flatten()

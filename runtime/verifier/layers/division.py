@@ -1,4 +1,7 @@
-"""A model whose layers are divided among processes: what each computes of a layer's outputs is an addend."""
+"""Interfaces for a model whose layers are divided among processes.
+
+Each process computes an addend of a layer's output.
+"""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,38 +10,39 @@ from torch import Tensor
 
 
 class Division(Protocol):
-    """The processes, as one of them sees them."""
+    """The group of processes, from the view of one process."""
 
     @property
     def first(self) -> bool:
-        """Whether what all of them have, such as the residual stream, is this one's to add."""
+        """Whether this process adds what all processes hold in full, such as the residual stream."""
         ...
 
     def sum(self, part: Tensor) -> Tensor:
-        """Sum of the parts that all processes have, in place."""
+        """Sums the addends of all processes, in place."""
         ...
 
     def agree(self, problem: str | None) -> str | None:
-        """Problem, in one line, that a process has with what all have tried; None where it has worked.
+        """Returns one process's problem with a step that all tried, in one line; None if it worked on all.
 
         Args:
-            problem: this one's own.
+            problem: this process's own problem, or None.
         """
         ...
 
 
 class WeightShards(Protocol):
-    """Which part of which weight a process has."""
+    """Mapping of a process's shards to whole weights."""
 
     tell: Callable[[str, Tensor | None], None] | None
-    """On the process that leads: has the others write their parts of a weight by its name, and finish by None."""
+    """On the leading process: makes the other processes write their shards of the named weight; None ends the
+    update."""
     problem: str | None
-    """Why weights are not written; None where they are."""
+    """Reason why weights cannot be written; None if they can."""
 
     def shape(self, name: str, own: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of a whole weight, of which this process has a part of the shape `own`."""
+        """Returns the shape of a whole weight of which this process has a shard of shape `own`."""
         ...
 
     def part(self, name: str, value: Tensor) -> Tensor:
-        """This process's part of a whole weight."""
+        """Returns this process's shard of a whole weight."""
         ...

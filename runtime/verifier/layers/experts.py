@@ -1,7 +1,7 @@
-"""Experts of mixtures on GPUs whose own grouped product waits for the host: ours, which can be captured.
+"""Mixture-of-experts products without host synchronisation, for GPUs on which torch's grouped product synchronises.
 
-torch's product of groups has a kernel for bfloat16 on compute capability 9.0 and 10.0. Everywhere else it copies the
-groups' ends to the host (pytorch issues 169970 and 186620), in every layer.
+torch has a grouped kernel for bfloat16 on compute capability 9.0 and 10.0. On other GPUs it copies the groups' ends to
+the host in every layer (pytorch issues 169970 and 186620), which prevents CUDA graph capture.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from wingbeat.kernels.layer.experts import Routes, grouped_product
 
 EXPERTS_NAME = "wingbeat"
 GROUPED_CAPABILITIES = frozenset({(9, 0), (10, 0)})
-"""Of GPUs with a kernel of torch's for groups of bfloat16."""
+"""Compute capabilities with torch's grouped kernel for bfloat16."""
 
 
 def choose_experts(model: PreTrainedModel) -> None:
-    """Let a model's experts run by our product where torch's would wait, and they are of a form that ours knows."""
+    """Selects the runtime's experts product if torch's would synchronise and the experts have a supported form."""
     device = model.device
     if device.type != "cuda" or not _known(model):
         return
@@ -28,7 +28,7 @@ def choose_experts(model: PreTrainedModel) -> None:
 
 
 def _known(model: PreTrainedModel) -> bool:
-    """Whether there are experts, all of which transformers dispatches and multiplies without more than that."""
+    """Whether the model has experts that transformers only dispatches and multiplies, with no further steps."""
     own = [one for one in model.modules() if hasattr(one, "is_concatenated") and hasattr(one, "_apply_gate")]
     return bool(own) and not any(
         getattr(one, "has_post_expert_norm", False) or getattr(one, "_is_expert_parallel", False) for one in own
@@ -36,9 +36,9 @@ def _known(model: PreTrainedModel) -> bool:
 
 
 def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """[num_rows, hidden], expert and weight of each of a row's choices [num_rows, k] -> [num_rows, hidden]
+    """Computes experts: rows [num_rows, hidden], chosen experts and weights [num_rows, k] -> [num_rows, hidden].
 
-    A row's sum over its experts has their order, whatever is beside it.
+    A row's sum over experts follows the order of its choices, independent of other rows.
     """
     own: Any = module
     routes = Routes.of(top_k_index, own.num_experts)

@@ -1,8 +1,8 @@
-"""A loaded model's decoder layers by the fused steps of its device, where they are known to be exactly that formula.
+"""Replaces decoder layers by fused steps of their device, if the result is numerically the same.
 
-`OPS` says which types of devices have such steps. A layer is swapped where its class is known and a trial at load time
-gives its numbers; any other one runs as transformers wrote it. Products of one input are one product: the weights of
-q, k and v, and those of gate and up, are joined, and what the model has under their names are views of that.
+`OPS` lists the device types with fused steps. A layer is swapped if its class is known and a comparison at load time
+gives its numbers; any other layer runs as transformers wrote it. Products of one input become one product: the weights
+of q, k and v, and of gate and up, are joined, and the model's own tensors become views of the joined weight.
 """
 
 import inspect
@@ -37,49 +37,49 @@ logger = logging.getLogger(__name__)
 
 
 OPS: dict[str, LayerOps] = {"cuda": LayerOps()}
-"""By type of device. Layers on other devices are left to parts (`runtime.parts: swap_layers`)."""
+"""Layer steps by device type. Layers on other devices are left to runtime parts (`runtime.parts: swap_layers`)."""
 
 KNOWN_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
 )
-"""Pre-norm, rotated in halves, gated by silu: norms and products without anything between them."""
+"""Layers with pre-norm, rotation in halves, and a silu gate, and nothing between norms and products."""
 
 _NUM_ROWS, _BLOCK_SIZE = 7, 16
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-"""Of a row, by its norm."""
+"""Largest distance of a row relative to its norm, by dtype."""
 
 
 class Swap(ABC):
-    """How layers of one kind of device get another class."""
+    """Replaces the class of layers on one kind of device."""
 
     ops: LayerOps
-    """Steps of the norms beside them."""
+    """Steps used for the norms outside swapped layers."""
     known = KNOWN_LAYERS
     known_attentions: frozenset[str] = frozenset()
-    """Attention modules that are swapped alone, in other layers."""
+    """Attention modules that are swapped without the rest of their layer."""
     gates = frozenset({"SiLU", "SiLUActivation"})
-    """Functions of MLPs, by the names of their classes."""
+    """Supported activation functions of MLPs, by class name."""
 
     def knows(self, layer: nn.Module) -> bool:
-        """Whether a whole layer is swapped."""
+        """Whether the layer is swapped as a whole."""
         return name_of(type(layer)) in self.known
 
     @abstractmethod
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
-        """Give a layer another class; raises ValueError, the layer left as it is, for what that does not cover."""
+        """Replaces a layer's class; raises ValueError and leaves the layer unchanged if the layer is not covered."""
 
     def take_back(self, layer: nn.Module, kind: type[nn.Module], attention: type[nn.Module]) -> None:
-        """Give a swapped layer, and its attention, their own classes again."""
+        """Restores the classes of a swapped layer and its attention."""
         layer.__class__, layer.self_attn.__class__ = kind, attention
 
 
 class OpsSwap(Swap):
-    """Layers as few steps of their device."""
+    """Swaps layers for the fused `LayerOps` steps of their device."""
 
     def __init__(self, ops: LayerOps, division: Division | None) -> None:
         self.ops, self._division = ops, division
-        # An output matrix that is divided has sums behind it, which are its module's.
+        # A divided output projection needs sums across processes, which its own module makes.
         self.known_attentions = KNOWN_ATTENTIONS if division is None else frozenset()
 
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
@@ -93,8 +93,8 @@ class OpsSwap(Swap):
             layer.self_attn.__class__ = _fused_class(type(layer.self_attn), FusedAttention)
             layer.self_attn.__dict__["_half"] = half
             half.join()
-        # What was joined leaves allocations that are each too small for the next layer's: kept by torch's allocator
-        # they would be a second copy of the layers in the end, while the drafter loads on the same card.
+        # Joining frees blocks that are each too small for the next layer. Unless released, torch's allocator would end
+        # up holding a second copy of the layers while the drafter loads on the same GPU.
         torch.cuda.empty_cache()
 
 
@@ -107,13 +107,13 @@ def fuse(
     deterministic: bool = False,
     division: Division | None = None,
 ) -> int:
-    """Swap a model's layers and its other norms where that changes nothing but speed; returns how many layers.
+    """Swaps a model's layers and other norms if only speed changes; returns the number of swapped layers.
 
     Args:
-        attention: of each layer, as it was probed.
-        ops: in place of the device's own.
-        deterministic: on CPUs, swap them in any dtype and size.
-        division: among processes that fuse the same layers; None where the model is whole.
+        attention: probed attention of each layer.
+        ops: steps to use instead of the device's own.
+        deterministic: on CPUs, swap layers of any dtype and size.
+        division: the processes that fuse the same layers; None for a whole model.
     """
     swap = _swap_of(next(model.parameters()), ops, deterministic, division)
     if swap is None:
@@ -139,27 +139,27 @@ def fuse(
 
 
 def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, division: Division | None) -> Swap | None:
-    """Swap of layers like this parameter; None where they are left alone."""
+    """Returns the swap for layers of this parameter's device and dtype; None if layers are left unchanged."""
     ops = ops or OPS.get(parameter.device.type)
     if ops is not None:
         return OpsSwap(ops, division) if parameter.dtype in _TOLERANCE else None
-    # A layer that is one call has no place for sums.
+    # A layer that runs as a single call has no place for sums across processes.
     return None if division is not None else first("swap_layers", parameter, deterministic)
 
 
 def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, division: Division | None) -> str | None:
-    """Swap one layer; the reason where it is left as it is."""
+    """Swaps one layer; returns the reason if the layer, or a part of it, stays as it is."""
     kind, attn = type(layer), getattr(layer, "self_attn", None)
     is_whole, attention_kind = swap.knows(layer), type(attn)
-    # `speed_up` has put a class of its own before some.
+    # `speed_up` may have put its own subclass before transformers' class.
     is_ours = attention_kind.__module__ == speed_up.__name__
     if not is_whole and name_of(attention_kind.__base__ if is_ours else attention_kind) not in swap.known_attentions:
-        return f"{kind.__qualname__} is not known"
+        return f"{kind.__qualname__} is not supported"
     if not attention.key_dim == attention.value_dim == attn.head_dim or attn.head_dim % 2:
-        return f"their heads have {attention.key_dim} and {attention.value_dim} elements"
+        return f"heads with {attention.key_dim} and {attention.value_dim} elements are not supported"
     gate = type(layer.mlp.act_fn).__name__ if is_whole else None
     if is_whole and gate not in swap.gates:
-        return f"{gate} in their MLPs"
+        return f"{gate} in an MLP is not supported"
     expected = _trial(layer, attention, is_whole)
     try:
         swap.swap(layer, attention)
@@ -172,23 +172,23 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
         problem = division.agree(problem)
     if problem is not None:
         swap.take_back(layer, kind, attention_kind)
-    return problem or (None if is_whole else f"attention alone is, since {kind.__qualname__} is not known")
+    return problem or (None if is_whole else f"only attention is fused, because {kind.__qualname__} is not supported")
 
 
 def name_of(kind: type) -> str:
-    """Module and name of a class."""
+    """Returns module path and qualified name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class SwappedLayer(nn.Module):
-    """What a swapped layer has before its own class: another forward, in which products of one input are one.
+    """Base class put before a swapped layer's own class: replaces forward, and joins products of one input.
 
-    Weights, names and submodules stay.
+    Weights, parameter names and submodules stay.
     """
 
 
 class FusedLayer(SwappedLayer, Joined):
-    """A layer of `LayerOps`."""
+    """A decoder layer that runs by `LayerOps`."""
 
     _ops: LayerOps
     _half: AttentionHalf
@@ -204,7 +204,10 @@ class FusedLayer(SwappedLayer, Joined):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """As the layer's own class, whose code runs where the batch is not ours, or somebody asks for its keys."""
+        """Runs the fused layer.
+
+        Runs transformers' code for foreign batches and for batches that capture this layer's KV.
+        """
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         attn, mlp = self.self_attn, self.mlp
         wanted = rows is not None and attn.layer_idx not in (rows.captured or ())
@@ -228,16 +231,16 @@ class FusedLayer(SwappedLayer, Joined):
         return self._summed(self._added(out, active, 3, rows))[None]
 
     def _summed(self, out: Tensor) -> Tensor:
-        """The layer's output, of which a process may have an addend."""
+        """Sums the addends of all processes, if the layer is divided."""
         return out if self._division is None else self._division.sum(out)
 
     def _added(self, out: Tensor, x: Tensor, product: int, rows: Rows) -> Tensor:
-        """A product with what is added to it, in place."""
+        """Adds a runtime part's term (such as LoRA) to a product, in place."""
         add = self._half.add
         return out if add is None else add(out, x, product, rows)
 
     def add_by(self, add: Add) -> None:
-        """Let a part of the runtime add to the layer's products."""
+        """Sets the function by which a runtime part adds to the layer's products."""
         self._half.add = add
 
     def join(self) -> None:
@@ -249,7 +252,7 @@ class FusedLayer(SwappedLayer, Joined):
                 linear.__dict__[FEW_ROWS] = Product(linear.weight.data, linear.bias, adds=adds)
 
     def products(self) -> dict[str, Product]:
-        """Those of its products that may be by our kernel."""
+        """Returns the products for which the runtime's few-rows kernel may be chosen."""
         found = {"qkv": self._half.qkv, "gate_up": self._gate_up}
         for name, linear in (("o", self.self_attn.o_proj), ("down", self.mlp.down_proj)):
             found[name] = linear.__dict__.get(FEW_ROWS)
@@ -261,14 +264,14 @@ class FusedLayer(SwappedLayer, Joined):
 
 
 class FusedNorm(Joined):
-    """`FusedLayer` of a norm that stands alone; one that its class made anew runs as it is written."""
+    """A norm outside fused layers that runs by `LayerOps`; instances that transformers creates later are not fused."""
 
     _ops: LayerOps | None = None
     _wide: tuple[Tensor, float] | None = None
-    """Weight and epsilon where the weight is another one than the module's."""
+    """Weight and epsilon, if the effective weight is not the module's parameter (Gemma adds 1)."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., size] -> [..., size]"""
+        """Normalises the last dimension: [..., size] -> [..., size]."""
         if self._ops is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return super().forward(hidden_states)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -301,19 +304,19 @@ def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:
 
 
 _STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Their frequencies stay, however long a context is."""
+"""Rope types whose frequencies do not depend on the context length."""
 
 
 class FusedRotary(nn.Module):
-    """The angles of positions in one step; of each type of layer where the module's own forward takes one.
+    """Rotary embedding that computes cosines and sines in one step, by layer type if the module's forward takes one.
 
-    A module that its class made anew runs as it is written.
+    Instances that transformers creates later are not fused.
     """
 
     _ops: LayerOps | None = None
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-        """Positions [1, num_tokens] -> cosines and sines [1, num_tokens, dim]."""
+        """Maps positions [1, num_tokens] to cosines and sines [1, num_tokens, dim]."""
         if self._ops is None or torch.compiler.is_compiling():
             return super().forward(x, position_ids, *(() if layer_type is None else (layer_type,)))
         own = "" if layer_type is None else f"{layer_type}_"
@@ -351,7 +354,7 @@ def _fused_class(kind: type[nn.Module], fused: type[nn.Module]) -> type[nn.Modul
 
 
 def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple[Tensor, ...]:
-    """A layer, or its attention, over the first rows of one sequence: output, and keys and values that are stored."""
+    """Runs a layer, or its attention, on the first rows of one sequence; returns output and stored keys and values."""
     weight = layer.self_attn.q_proj.weight
     hidden = _rows(weight.shape[1], weight)
     positions = torch.arange(_NUM_ROWS, device=weight.device)
@@ -367,13 +370,13 @@ def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple
     given = {"position_ids": positions[None], "position_embeddings": turned, ROWS_KEYWORD: rows}
     if is_whole:
         out = layer(hidden[None], **given)
-    else:  # rounding may turn a router behind it
+    else:  # without the MLP: rounding might change a router's choice
         out, _ = layer.self_attn(layer.input_layernorm(hidden)[None], attention_mask=None, **given)
     return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)
 
 
 def _rows(size: int, like: Tensor) -> Tensor:
-    """From small to large, so that an epsilon of another place shows."""
+    """Random rows of increasing magnitude, so that an epsilon in another place changes the result."""
     rows = torch.randn(_NUM_ROWS, size, generator=torch.Generator().manual_seed(0))
     return (rows * torch.logspace(-3, 2, _NUM_ROWS)[:, None]).to(like.device, like.dtype)
 

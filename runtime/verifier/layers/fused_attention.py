@@ -1,5 +1,4 @@
-"""The attention half of a decoder layer as few steps of its device, for whole fused layers and for attention modules of
-layers whose other half is transformers' own."""
+"""The attention half of a decoder layer as fused steps, for fused layers and for attention modules alone."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -28,10 +27,12 @@ KNOWN_ATTENTIONS = frozenset(
         "qwen3_moe": "Qwen3Moe",
     }.items()
 )
-"""Products of q, k and v, norms of queries and keys or none, a rotation in halves, attention, a product."""
+"""Attention modules made of q, k and v products, optional query and key norms, rotation in halves, attention and an
+output product."""
 
 Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
-"""Adds to a product of inputs, in place; products are of q, k and v, of the output, of gate and up, and of down."""
+"""Adds to a product in place: (product, input, index, rows); index 0 is q, k and v, 1 the output, 2 gate and up, 3
+down."""
 
 
 class LayerOps(NamedTuple):
@@ -44,7 +45,7 @@ class LayerOps(NamedTuple):
 
 
 class AttentionHalf:
-    """From the normed inputs of a layer to what its heads attend to."""
+    """Computes a layer's attention from its normed inputs, before the output projection."""
 
     add: "Add | None" = None
 
@@ -52,7 +53,7 @@ class AttentionHalf:
         self.attn, self.ops, self.window = attn, ops, attention.sliding_window or 0
 
     def join(self) -> None:
-        """Take the projections and the norms as they now are."""
+        """Joins the projections and reads the norms from their current weights."""
         attn: Any = self.attn
         self.qkv, self.norms = joined([attn.q_proj, attn.k_proj, attn.v_proj]), ()
         if hasattr(attn, "q_norm"):
@@ -65,7 +66,7 @@ class AttentionHalf:
                 held.copy_(norm_of(norm)[0])
 
     def __call__(self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
-        """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim]"""
+        """Computes [num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim], and stores keys and values."""
         attn: Any = self.attn
         qkv = self.qkv(normed)
         if self.add is not None:
@@ -88,15 +89,15 @@ class AttentionHalf:
 
 
 class Joined(nn.Module):
-    """A module that holds tensors made of its weights, and makes them again where those move or are copied."""
+    """A module with tensors derived from its weights, which are rebuilt when the weights are moved or copied."""
 
     @abstractmethod
     def join(self) -> None:
-        """Take the weights as they now are."""
+        """Rebuilds the derived tensors from the current weights."""
         ...
 
     def take_written(self) -> None:
-        """Take weights that were written in place, into the memory that captured rounds read."""
+        """Copies weights that were written in place into the derived tensors, whose memory captured graphs read."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Joined":
         super()._apply(fn, recurse)
@@ -105,18 +106,18 @@ class Joined(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.join()  # a copy of a view is memory of its own
+        self.join()  # a copied view is separate memory
 
 
 class FusedAttention(Joined):
-    """A forward that an attention module has before its own class's. Weights, names and submodules stay."""
+    """Forward put before an attention module's own class. Weights, parameter names and submodules stay."""
 
     _half: AttentionHalf
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        """As the module's own class, whose code runs where the batch is not ours, or somebody asks for its keys."""
+        """Runs fused; runs transformers' code for foreign batches and for batches that capture this layer's KV."""
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         if rows is None or self.layer_idx in (rows.captured or ()) or torch.compiler.is_compiling():
             return super().forward(hidden_states, position_embeddings=position_embeddings, **kwargs)
@@ -125,7 +126,7 @@ class FusedAttention(Joined):
         return (out if add is None else add(out, attended, 1, rows))[None], None
 
     def add_by(self, add: Add) -> None:
-        """Let a part of the runtime add to the products."""
+        """Sets the function by which a runtime part adds to the products."""
         self._half.add = add
 
     def join(self) -> None:
@@ -138,12 +139,12 @@ class FusedAttention(Joined):
 
 
 def joined(linears: list[nn.Linear], gated: bool = False) -> Callable[[Tensor], Tensor]:
-    """Products of one input as one [num_rows, in] -> [num_rows, out], weights in the first one's layout.
+    """Joins products of one input into one: [num_rows, in] -> [num_rows, out], in the first weight's layout.
 
-    The linears keep their shapes and their values; their memory is now part of the result's.
+    The linears keep their shapes and values; their memory becomes part of the joined weight.
 
     Args:
-        gated: they are the gate and the up of an MLP.
+        gated: the linears are the gate and up projections of an MLP.
     """
     packed = first("join_packed", linears)
     if packed is not None:
@@ -152,7 +153,7 @@ def joined(linears: list[nn.Linear], gated: bool = False) -> Callable[[Tensor], 
 
 
 def join_weights(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weights and biases side by side; those of the linears are views of them from then on."""
+    """Concatenates weights and biases; the linears' own tensors become views of the result."""
     weights = [linear.weight.data for linear in linears]
     by_input = not weights[0].is_contiguous()
     weight = torch.cat([part.t() for part in weights], dim=1).t() if by_input else torch.cat(weights)
@@ -170,7 +171,7 @@ def join_weights(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 
 def norm_of(module: nn.Module) -> tuple[Tensor, float]:
-    """The weight and the epsilon of a norm; Gemma's multiply by one more than their weights, in float32."""
+    """Returns a norm's weight and epsilon; Gemma's norms multiply by 1 + weight, in float32."""
     if hasattr(module, "variance_epsilon"):
         return module.weight, module.variance_epsilon
     return module.weight.data.float() + 1.0, module.eps

@@ -1,4 +1,4 @@
-"""Logits of chosen rows from a model whose forward pass knows no `logits_to_keep`, such as Qwen2-Audio's."""
+"""Restricts logits to chosen rows for models whose forward has no `logits_to_keep`, such as Qwen2-Audio."""
 
 import inspect
 from typing import Any
@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 
 
 def keep_logits(model: PreTrainedModel) -> None:
-    """Let a model compute the logits of the rows in `logits_to_keep` alone; nothing where it does by itself.
+    """Makes a model compute only the logits of the rows in `logits_to_keep`; does nothing if the model already does.
 
-    The argument is taken out of the model's, and the output matrix gets those rows of what it is given.
+    A pre-hook removes the argument before the model's forward, and another selects the rows before the output head.
     """
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         return

@@ -1,6 +1,6 @@
-"""Linear layers that are more than torch's: weights that a part holds in a form of its own, and logits in float32.
+"""Linear layers whose weights a runtime part may pack, and output heads with float32 logits.
 
-An output matrix in half precision on a GPU leaves float32: rounding makes no two tokens equally likely.
+A half-precision output head on a GPU returns float32, so that rounding makes no two tokens equally likely.
 """
 
 import logging
@@ -16,115 +16,118 @@ logger = logging.getLogger(__name__)
 
 HALVES = (torch.bfloat16, torch.float16)
 _MANY_ROWS = 128
-"""Rows that no kernel for few of them takes."""
+"""Number of rows beyond the range of any few-rows kernel."""
 
 
 class Packable:
-    """A module that may hold its weight in another form; `weight` then has its shape and dtype alone."""
+    """A module that may hold its weight in packed form; `weight` then only has the right shape and dtype."""
 
     def dense_weight(self) -> Tensor:
-        """The weight [out, in] as numbers, a copy where it is packed."""
+        """Returns the weight [out, in] as numbers; a copy if it is packed."""
         return self.weight
 
     @property
     def packed(self) -> "Packed | None":
-        """The packed weight; None where `weight` holds it."""
+        """The packed weight; None if `weight` holds the numbers."""
         return None
 
     def packed_tensors(self) -> list[Tensor]:
-        """Tensors of the packed weight, where kernels read these as they lie."""
+        """Returns the tensors of the packed weight, if kernels read them in place."""
         return []
 
 
 class Packed(Protocol):
-    """A weight in another form."""
+    """A weight in packed form."""
 
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Size in bytes."""
         ...
 
 
 class FewRows(Protocol):
-    """Products of a linear layer by few rows, where a kernel is faster than the library."""
+    """Products of a linear layer by few rows, by a kernel that is faster than the library."""
 
     def takes(self, num_rows: int) -> bool:
-        """Whether it is for so many rows."""
+        """Whether the kernel is used for `num_rows` rows."""
         ...
 
     def ours(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
-        """The products, added to a total in place where there is one."""
+        """Returns the products, added in place to `total` if given."""
         ...
 
 
 FEW_ROWS = "_few_rows"
-"""Attribute of linear layers with a `FewRows`."""
+"""Attribute of linear layers that have a `FewRows`."""
 
 
 class PackableLinear(Packable, nn.Linear):
-    """A linear layer that may be packed."""
+    """A linear layer whose weight may be packed."""
 
     wide = False
-    """Then products leave as float32."""
+    """Whether products are returned as float32."""
     into: Tensor | None = None
-    """Where they go then, [num_rows, out]; None makes room."""
+    """Output buffer [num_rows, out] of float32 products; None allocates."""
     alike = False
-    """Whether a row of its product has the same bits in any batch."""
+    """Whether a row's product has the same bits in any batch."""
 
     @property
     def multiplies(self) -> bool:
-        """Whether its product is another one than torch's."""
+        """Whether this class computes the product itself instead of torch."""
         return self.packed is not None
 
     def product(self, rows: Tensor) -> Tensor:
-        """[num_rows, in] -> [num_rows, out], without what others add to the layer's output."""
+        """Returns [num_rows, in] -> [num_rows, out], without terms that others add to the layer's output."""
         return functional.linear(rows, self.dense_weight(), self.bias)
 
     def add_product(self, total: Tensor, rows: Tensor) -> Tensor:
-        """A total [num_rows, out] and products of rows [num_rows, in]; the total may change."""
+        """Returns total [num_rows, out] plus the products of rows [num_rows, in]; may overwrite total."""
         return total + self.product(rows)
 
     def unpack(self) -> None:
-        """Hold the weight row by row again."""
+        """Restores the weight's row-major form."""
 
     def lay(self) -> object:
-        """Take the weights as they now are."""
+        """Rebuilds the packed form from the current weights."""
 
     @property
     def is_writable(self) -> bool:
-        """Whether its form holds any numbers."""
+        """Whether the layer's form can hold arbitrary new weights."""
         return self.packed is None
 
     def write(self, weight: Tensor) -> None:
-        """Hold other numbers [out, in] of the weight's dtype, of a writable layer, in the memory of the old ones."""
+        """Writes new weights [out, in] of the same dtype into the memory of the old ones.
+
+        The layer must be writable.
+        """
         self.weight.data.copy_(weight)
 
     def write_bias(self, bias: Tensor) -> None:
-        """Hold another bias [out]."""
+        """Writes a new bias [out]."""
         self.bias.data.copy_(bias)
 
     @property
     def storage(self) -> Tensor:
-        """A tensor that lies where the weight does, in whatever form."""
+        """A tensor in the memory that holds the weight, in whatever form."""
         return self.weight.data
 
 
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> None:
-    """Let parts store the weights of linear layers as their device reads them quickest.
+    """Stores the weights of linear layers in the layout that their device reads fastest, by runtime parts.
 
     Args:
-        deterministic: a row shall have the same bits whatever is beside it, whatever that takes.
+        deterministic: make a row's bits independent of other rows, whatever the cost.
     """
     for lay_out in hooks("lay_out_linears"):
         lay_out(module, deterministic)
 
 
 def dense_weight(module: nn.Module) -> Tensor | None:
-    """The weight of any module as a tensor of numbers, a copy where it is packed; None where it has none."""
+    """Returns a module's weight as numbers, a copy if it is packed; None if the module has no weight."""
     return module.dense_weight() if isinstance(module, Packable) else getattr(module, "weight", None)
 
 
 def held_bytes(model: nn.Module) -> int:
-    """Of a model's parameters as they lie, packed or not."""
+    """Returns bytes of a model's parameters in memory, packed or not; shared storage counts once."""
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.parameters()}
     found = [one.packed for one in model.modules() if isinstance(one, Packable)]
     packed = {id(one): one for one in found if one is not None}
@@ -150,30 +153,30 @@ def add_product(linear: nn.Linear, total: Tensor, rows: Tensor) -> Tensor:
         return few.ours(rows, total)
     if linear.bias is not None:
         return total + functional.linear(rows, linear.weight, linear.bias)
-    # The product is added where it is summed: one launch, and one rounding less.
+    # addmm adds while summing: one launch and one rounding less.
     return total.addmm_(rows, linear.weight.t())
 
 
 class WideLinear(nn.Linear):
-    """A frozen linear layer on a GPU whose products leave as float32, in which they are summed anyway."""
+    """A frozen linear layer on a GPU that returns products as float32, the dtype of their accumulators."""
 
     wide = True
     into: Tensor | None = None
     """See `PackableLinear.into`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> float32 [..., out]"""
+        """Returns float32 [..., out] for input [..., in]."""
         rows, given = input.reshape(-1, input.shape[-1]), {} if self.into is None else {"out": self.into}
-        # What transformers does to logits behind it, such as caps and scales, then is in float32, too.
+        # transformers' later operations on logits, such as caps and scales, then run in float32 too.
         out = torch.mm(rows, self.weight.t(), out_dtype=torch.float32, **given)
         return (out if self.bias is None else out.add_(self.bias)).view(*input.shape[:-1], self.out_features)
 
 
 @torch.inference_mode()
 def widen_logits(model: nn.Module) -> bool:
-    """Let a model's output matrix leave float32 where it is a plain one in half precision on a GPU; whether it does.
+    """Makes a plain half-precision output head on a GPU return float32; returns whether it does.
 
-    Parts change decoder layers alone, and weights stay what they are, tied or not.
+    Parts only change decoder layers, and the weights stay unchanged, tied or not.
     """
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or not head.weight.is_cuda or head.weight.dtype not in HALVES:
@@ -188,7 +191,7 @@ def widen_logits(model: nn.Module) -> bool:
     head.into = head.weight.new_empty(_MANY_ROWS, head.out_features, dtype=torch.float32)
     try:
         head(head.weight.new_zeros(_MANY_ROWS, head.in_features))
-    except RuntimeError as error:  # NotImplementedError is one
+    except RuntimeError as error:  # includes NotImplementedError
         if multiplies:
             head.wide = False
         else:

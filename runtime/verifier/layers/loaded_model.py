@@ -1,4 +1,4 @@
-"""A verifier that passed every check, and the error for one that did not."""
+"""A verifier that has passed every check, with what the runtime's parts attached to it."""
 
 import logging
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LoadedModel:
-    """A verifier ready for the runner."""
+    """A verifier that is ready for the model runner."""
 
     model: PreTrainedModel
     name: str
@@ -37,24 +37,24 @@ class LoadedModel:
     vocab_size: int
     max_position_embeddings: int
     eos_token_ids: frozenset[int]
-    """Those of the vocabulary: others are never generated, and tables of tokens have no place for them."""
+    """End-of-text ids within the vocabulary; ids outside are never generated, and token tables have no row for them."""
     parts: dict[str, ModelPart] = field(default_factory=dict)
-    """Parts of the runtime that hold something of it, by name."""
+    """Runtime parts attached to the model, by name."""
     deterministic: bool = False
-    """A row has the same bits whatever shares its pass: no layer runs but by our kernels."""
+    """Whether a row has the same bits whatever shares its pass; every layer then runs on the runtime's own kernels."""
     eight_bits: bool = False
-    """Its linear layers' weights are rounded to eight bits."""
+    """Whether the weights of linear layers are rounded to eight bits."""
     shards: WeightShards | None = None
-    """Parts of its weights that this process has; None where it has them all."""
+    """Weight shards of this process; None if it has the whole weights."""
     takes: dict[str, str] = field(default_factory=dict)
-    """By kind of span that the checkpoint has an encoder for: `served`, or why that kind is not."""
+    """By kind of span that the checkpoint has an encoder for: `served`, or the reason why that kind is not served."""
 
     def __post_init__(self) -> None:
         outside = sorted(token_id for token_id in self.eos_token_ids if not 0 <= token_id < self.vocab_size)
         if outside:
             self.eos_token_ids -= frozenset(outside)
             logger.warning(
-                "%s: eos_token_id names %s, outside the vocabulary of %d: never generated, so it ends no text",
+                "%s: eos_token_id names %s, outside the vocabulary of %d: ignored, because never generated",
                 self.name,
                 ", ".join(map(str, outside)),
                 self.vocab_size,
@@ -62,113 +62,116 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(self.model.parameters()).device
 
     @property
     def computed_on(self) -> str:
-        """Type of its device; of a GPU in deterministic mode its name, since other GPUs have other bits."""
+        """Device type; in deterministic mode the GPU's name, because the bits differ between GPU models."""
         on_gpu = self.deterministic and self.device.type == "cuda"
         return torch.cuda.get_device_name(self.device) if on_gpu else self.device.type
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and KV."""
+        """Dtype of activations and KV."""
         return next(self.model.parameters()).dtype
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """Of what its output matrix leaves."""
+        """Dtype of the output head's logits."""
         return torch.float32 if getattr(self.model.get_output_embeddings(), "wide", False) else self.dtype
 
     @property
     def weights_bytes(self) -> int:
-        """Of its weights as they lie in memory."""
+        """Bytes of the weights in memory."""
         return held_bytes(self.model)
 
     def add(self, part: ModelPart) -> None:
-        """Let a part of the runtime have something of it."""
+        """Attaches a runtime part."""
         self.parts[part.name] = part
 
     @property
     def keeps_states(self) -> bool:
-        """Whether layers remember a sequence in what cannot be taken back."""
+        """Whether layers keep recurrent states, which cannot be rolled back."""
         return any(part.keeps_states for part in self.parts.values())
 
     @property
     def inner_linears(self) -> frozenset[nn.Module]:
-        """Linear layers that do not see all rows of a batch at once."""
+        """Linear layers that do not process all rows of a batch at once."""
         return frozenset().union(*(part.inner_linears for part in self.parts.values()))
 
     def limits(self, config: EngineConfig) -> EngineConfig:
-        """Limits of an engine, as the model lets them be; raises ValueError for what it cannot have."""
+        """Returns an engine's limits, adjusted to the model; raises ValueError for unsupported settings."""
         for part in self.parts.values():
             config = part.limits(config, self.name)
         return config
 
     def seq_bytes(self) -> int:
-        """Memory of a running sequence beside keys and values."""
+        """Bytes of a running sequence besides keys and values."""
         return sum(part.seq_bytes() for part in self.parts.values())
 
     def budget(self, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
-        """Bytes that are left for keys and values, and the limits as they then are."""
+        """Returns the bytes left for keys and values, and the adjusted limits."""
         for part in self.parts.values():
             budget, config = part.budget(config, budget)
         return budget, config
 
     def manage_blocks(self, config: EngineConfig, num_blocks: int) -> BlockManager:
-        """The bookkeeping of blocks, and of what is kept beside them; `config` is one of `limits`."""
+        """Creates the block manager, with the parts' bookkeeping beside blocks; `config` is a result of `limits`."""
         found = (part.beside(config, num_blocks) for part in self.parts.values())
         beside = next((one for one in found if one is not None), None)
         return BlockManager(num_blocks, config.block_size, config.enable_prefix_caching, beside)
 
     @property
     def computed_by(self) -> str:
-        """What computes it in the place of its own weights by torch; nothing, or what these are rounded to."""
+        """Description of everything that changes the model's numbers, such as int8 rounding.
+
+        Empty for torch on its own weights.
+        """
         return "".join(("int8" if self.eight_bits else "", *(part.computed_by for part in self.parts.values())))
 
     @property
     def own_features(self) -> tuple[Feature, ...]:
-        """What its batches have beside the features of every model; nothing."""
+        """Features of this model's batches beside those of every model; none here."""
         return ()
 
     @property
     def seats(self) -> Seats | None:
-        """Seats that its requests need beside a slot; None where none needs one."""
+        """Seats that some requests need beside a slot; None if no request needs a seat."""
         return next((part.seats for part in self.parts.values() if part.seats is not None), None)
 
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
-        """Labels of requests in metrics beside their number; None where there are none."""
+        """Returns request labels for metrics, beside the numbers of requests; None if there are none."""
         found = (part.requests(running, waiting) for part in self.parts.values())
         return next((labels for labels in found if labels is not None), None)
 
     @property
     def reader(self) -> SpanReader | None:
-        """Its part that reads spans of prompts; None where it serves none."""
+        """The part that reads media spans of prompts; None if no kind is served."""
         return next((part for part in self.parts.values() if isinstance(part, SpanReader)), None)
 
     def check_length(self, max_model_len: int) -> None:
-        """Raises ValueError where the model has fewer positions."""
+        """Raises ValueError if the model has fewer positions."""
         if max_model_len > self.max_position_embeddings:
             raise ValueError(
                 f"max_model_len is {max_model_len}: {self.name} has {self.max_position_embeddings} positions"
             )
 
     def check(self, request: Request, most_at_once: int) -> None:
-        """Raises ValueError for tokens that it does not have, and for what `SpanReader.check` refuses."""
+        """Raises ValueError for token ids outside the vocabulary, and for spans that `SpanReader.check` refuses."""
         request.check_token_ids(self.vocab_size)
         if not request.spans:
             return
         if (reader := self.reader) is None:
             kind = request.spans[0].kind
-            raise ValueError(f"{kind} cannot be used: {self.takes.get(kind, 'the model takes none')}")
+            raise ValueError(f"{kind} cannot be used: {self.takes.get(kind, 'the model does not accept this kind')}")
         reader.check(request, most_at_once)
 
     def told_to_drafters(self, embedding_width: int | None) -> dict[str, int]:
-        """Its vocabulary, and fields of a `ChannelSpec` for spans of prompts.
+        """Returns fields of a `ChannelSpec`: the vocabulary size, and the fields for media spans.
 
         Args:
-            embedding_width: of the embeddings that the drafter reads; None where it keeps no context.
+            embedding_width: width of the embeddings that the drafter reads; None if the drafter keeps no context.
         """
         spec, reader = {"vocab_size": self.vocab_size}, self.reader
         if reader is None or embedding_width is None:
@@ -176,36 +179,36 @@ class LoadedModel:
         return spec | reader.told(embedding_width if embedding_width == self.hidden_size else 0)
 
     def part_figures(self) -> dict[str, dict[str, float]]:
-        """Figures of its parts that have some, by name."""
+        """Returns the parts' figures, by part name; parts without figures are left out."""
         return {name: figures for name, part in self.parts.items() if (figures := part.figures())}
 
     def part_seconds(self) -> dict[str, float]:
-        """Seconds of the device in stages of its parts."""
+        """Returns device seconds by stage of the parts."""
         return {stage: seconds for part in self.parts.values() for stage, seconds in part.seconds().items()}
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Distinct sliding windows over the layers that attend; 0 stands for none."""
+        """Distinct sliding windows over the layers that attend; 0 means no window."""
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers if layer.num_heads}))
 
 
 def features_of(
     loaded: LoadedModel, slots: SlotState, config: EngineConfig, blocks: BlockManager
 ) -> tuple[Feature, ...]:
-    """Features that a model has."""
+    """Returns the features of an engine with this model."""
     found: list[Feature] = [*(feature(loaded) for feature in hooks("feature")), *loaded.own_features]
     found += [one for part in loaded.parts.values() if (one := part.feature(slots, config, blocks)) is not None]
     return tuple(found)
 
 
 def num_words(table: nn.Module) -> int:
-    """Rows of an embedding or an output matrix, of which a process may hold a part."""
+    """Returns the rows of an embedding or output matrix, including rows held by other processes."""
     whole = getattr(table, "out_features", None) or getattr(table, "num_embeddings", None)
     return whole or len(table.weight)
 
 
 def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:
-    """The tokens that end a model's text: its generation config's, or its config's."""
+    """Returns the end-of-text tokens of a model's generation config, or else of its config."""
     generation = model.generation_config
     eos = None if generation is None else generation.eos_token_id
     eos = getattr(model.config.get_text_config(), "eos_token_id", None) if eos is None else eos
@@ -213,10 +216,10 @@ def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
-    """The decoder's own layer list: the outermost ModuleList whose members hold one attention module each.
+    """Returns the decoder's layer list: the outermost ModuleList whose members contain one attention module each.
 
     Raises:
-        UnsupportedModelError: there is none.
+        UnsupportedModelError: the model has no such list.
     """
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:

@@ -1,7 +1,7 @@
-"""What a mask of transformers hides, learned from the function behind it: a window is known before text is as long.
+"""Derives a sliding window from transformers' mask function, before any text is long enough to show the window.
 
-A mask function says of single (query, key) positions whether the key is seen, so a window of thousands of tokens takes
-a few rows of the mask to find and no forward pass.
+A mask function returns whether a query position sees a key position, so a window of thousands of tokens takes a few
+rows of the mask to find, and no forward pass.
 """
 
 import inspect
@@ -13,26 +13,28 @@ from torch import Tensor
 from transformers.masking_utils import or_masks
 
 MaskFunction = Callable[[int, int, Tensor, Tensor], Tensor]
-"""transformers' own: (batch, head, query position, key position) -> whether the key is seen."""
+"""Signature of transformers' mask functions: (batch, head, query position, key position) -> whether the key is
+visible."""
 
 MOST_POSITIONS = 1 << 20
-"""As far as masks are looked at."""
+"""Number of positions up to which masks are evaluated."""
 
 
 class MaskShape(NamedTuple):
-    """Which earlier keys a row sees."""
+    """Visibility of earlier keys, by distance or position."""
 
     window: int | None = None
-    """Keys at a distance >= this are hidden; None hides none."""
+    """Keys at a distance >= window are hidden; None hides none."""
     causal_until: int | None = None
-    """Rows before this position see every earlier key, and later ones see what no window describes."""
+    """Rows before this position see every earlier key; the visibility from this position on is not described by a
+    window."""
 
 
 def for_text(mask_function: MaskFunction, num_tokens: int, device: torch.device | None = None) -> MaskFunction:
-    """A mask function without those of its alternatives that show nothing to a pass of `num_tokens` text tokens.
+    """Returns a mask function without the alternatives that show nothing to a pass of `num_tokens` text tokens.
 
-    transformers lets the tokens of an image see each other by a union with the causal mask, in which each token of the
-    pass has its image's number: it cannot be asked about positions that the pass does not have.
+    transformers lets tokens of an image see each other by a union with the causal mask, which looks up each token's
+    image number; that lookup fails for positions that the pass does not have.
     """
     parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions")
     if parts is None or mask_function.__name__ != "or_mask":
@@ -43,10 +45,10 @@ def for_text(mask_function: MaskFunction, num_tokens: int, device: torch.device 
 
 
 def mask_shape(mask_function: MaskFunction, num_positions: int, device: torch.device | None = None) -> MaskShape | None:
-    """The shape of a mask over sequences of up to `num_positions`; None where even its first rows are not causal.
+    """Returns the mask's shape over sequences of up to `num_positions`; None if even its first rows are not causal.
 
     Args:
-        device: of the tensors that the function may hold.
+        device: device of tensors that the mask function may hold.
     """
     num_positions = min(num_positions, MOST_POSITIONS)
     positions = torch.arange(num_positions, device=device)

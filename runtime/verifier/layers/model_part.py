@@ -1,4 +1,4 @@
-"""Addition of a part of the runtime to a loaded verifier, beside what every model has."""
+"""Interfaces by which runtime parts extend a loaded verifier (LoRA, media, recurrent states)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -19,77 +19,80 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class ModelPart:
-    """A part's own of one verifier; this one adds nothing."""
+    """A runtime part's extension of one verifier; this base class adds nothing."""
 
     name: str
-    """By which a verifier has it."""
+    """Key in `LoadedModel.parts`."""
     keeps_states = False
-    """Whether layers remember a sequence in what cannot be taken back."""
+    """Whether layers keep recurrent states, which cannot be rolled back."""
     inner_linears: frozenset[nn.Module] = frozenset()
-    """Linear layers that do not see all rows of a batch at once."""
+    """Linear layers that do not process all rows of a batch at once."""
     computed_by = ""
-    """Words on changes to the model's numbers; empty for none."""
+    """Description of changes to the model's numbers; empty if there are none."""
     seats: Seats | None = None
     """Seats that some requests need beside a slot."""
 
     def limits(self, config: EngineConfig, name: str) -> EngineConfig:
-        """The limits of an engine over a model of that name; raises ValueError for what it cannot have."""
+        """Returns an engine's limits, adjusted; `name` is the model's. Raises ValueError for unsupported settings."""
         return config
 
     def seq_bytes(self) -> int:
-        """Memory of a running sequence."""
+        """Bytes of a running sequence."""
         return 0
 
     def budget(self, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
-        """Bytes that are left for keys and values, and the limits as they then are."""
+        """Returns the bytes left for keys and values, and the adjusted limits."""
         return budget, config
 
     def beside(self, config: EngineConfig, num_blocks: int) -> KeptBeside | None:
-        """The bookkeeping of what it keeps of prefixes; `config` is one of `limits`."""
+        """Creates the bookkeeping of what the part keeps for prefixes; `config` is a result of `limits`."""
         return None
 
     def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> Feature | None:
-        """The feature of an engine's rounds."""
+        """Returns the feature that the part adds to an engine's rounds."""
         return None
 
     def tell(self, rows: Rows | None) -> Any:
-        """Message to other processes of the verifier for a pass: numbers, texts, tensors and tuples."""
+        """Returns the message to the verifier's other processes for a pass: numbers, strings, tensors and tuples."""
         return None
 
     def hear(self, told: Any) -> Mapping[type, Any]:
-        """Be, in another process, as `tell` says for the pass to come; columns of its rows, by kind."""
+        """Applies the message of `tell` in another process before the pass.
+
+        Returns extra columns of its rows, by kind.
+        """
         return NO_COLUMNS
 
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
-        """Labels of an engine's requests in metrics; None where there are none."""
+        """Returns request labels for metrics; None if there are none."""
         return None
 
     def figures(self) -> dict[str, float]:
-        """Figures of an engine in metrics; empty where there are none."""
+        """Returns the part's figures for metrics; empty if there are none."""
         return {}
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of the device by stage, beside those of every model."""
+        """Returns device seconds by stage, beside the stages of every model."""
         return {}
 
 
 class SpanReader(ModelPart, ABC):
-    """Part that reads spans of prompts; a verifier has at most one."""
+    """Part that reads media spans of prompts; a verifier has at most one."""
 
     whole_spans: bool
-    """Whether they are whole, see `PromptSpan.whole`."""
+    """Whether a span must stay in one round, see `PromptSpan.whole`."""
 
     @abstractmethod
     def check(self, request: Request, most_at_once: int) -> None:
-        """Raises ValueError, one line that begins with a span's kind, for spans that the model cannot have.
+        """Raises ValueError for spans that the model cannot process; one line that begins with the span's kind.
 
         Args:
-            most_at_once: prompt tokens of a round.
+            most_at_once: largest number of prompt tokens per round.
         """
 
     @abstractmethod
     def told(self, width: int) -> dict[str, int]:
-        """Fields of a `ChannelSpec` to a drafter that reads embeddings of this width."""
+        """Returns fields of a `ChannelSpec` for a drafter that reads embeddings of width `width`."""
 
     @abstractmethod
     def tell_inputs(self, outcome: Outcome, chunks: list[PlacedChunk]) -> int:
@@ -97,16 +100,16 @@ class SpanReader(ModelPart, ABC):
 
 
 class Remembered(Protocol):
-    """Memory of layers of a sequence beside keys and values."""
+    """Per-sequence state of layers, beside keys and values."""
 
     def install(self, model: PreTrainedModel, attention: str, whole: bool) -> ModelPart:
-        """Let layers of a model, which otherwise is in its final form, take part in rounds.
+        """Adapts layers to keep their state in rounds; the model is otherwise in its final form.
 
         Args:
-            attention: name of the attention function that the model has, which it gets back.
-            whole: see `prepare_model`.
+            attention: name of the model's attention function, which is restored afterwards.
+            whole: whether the model is not divided among processes, see `prepare_model`.
 
         Raises:
-            UnsupportedModelError: they cannot; without the model's name.
+            UnsupportedModelError: the layers cannot be adapted; without the model's name.
         """
         ...

@@ -1,6 +1,6 @@
-"""What each layer of a model asks of its attention, seen by a recording function in the place of ours.
+"""Determines each layer's attention parameters by a recording attention function, in one pass over a few tokens.
 
-One pass over a few tokens, whose result nobody reads: whether our attention is right is the trial's question.
+The pass's result is not used: the load-time test (`wingbeat.runtime.verifier.loading.trial`) checks correctness.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 PROBE_NAME = "wingbeat_probe"
 MASKED_PROBE_NAME = "wingbeat_masked_probe"
-"""The same function, under a name for which transformers builds masks."""
+"""Registers the same function under a name for which transformers builds masks."""
 PROBE_KEYWORD = "wingbeat_recorder"
 
 _NUM_TOKENS = 9
@@ -29,7 +29,7 @@ _NUM_TOKENS = 9
 
 @dataclass
 class Recorder:
-    """What the probe's attention function saw, by layer index."""
+    """Arguments that the recording attention function received, by layer index."""
 
     layers: dict[int, LayerAttention] = field(default_factory=dict)
     modules: dict[int, nn.Module] = field(default_factory=dict)
@@ -37,15 +37,15 @@ class Recorder:
     num_calls: dict[int, int] = field(default_factory=dict)
     num_keys: dict[int, int] = field(default_factory=dict)
     num_unnumbered: int = 0
-    """Calls by modules that do not say which layer they are."""
+    """Calls by modules without a layer index."""
 
 
 class ProbedAttention(NamedTuple):
-    """Every layer's attention."""
+    """Attention parameters of every layer."""
 
     layers: list[LayerAttention]
     max_positions: int
-    """Up to which all layers attend as described."""
+    """Number of positions within which all layers attend as described."""
 
 
 def _probe_attention(
@@ -90,7 +90,7 @@ def _probe_attention(
 
 
 class _MaskMaker:
-    """Makes transformers' eager masks, and remembers the function behind each."""
+    """Builds transformers' eager masks and remembers the mask function behind each."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Tensor, MaskFunction]] = []
@@ -102,7 +102,7 @@ class _MaskMaker:
         return mask
 
     def function_of(self, mask: Tensor) -> MaskFunction | None:
-        """Of a mask or a view of it; None where another hand made it."""
+        """Returns the function behind a mask or a view of it; None if the mask was not built here."""
         place = mask.untyped_storage().data_ptr()
         return next((made_by for made, made_by in self.made if made.untyped_storage().data_ptr() == place), None)
 
@@ -118,14 +118,14 @@ AttentionMaskInterface.register(MASKED_PROBE_NAME, _mask_maker)
 def probe_attention(
     model: PreTrainedModel, num_positions: int, without: frozenset[int] = frozenset()
 ) -> ProbedAttention:
-    """Run a few tokens through a recording attention function; layers whose window is in their mask only are told it.
+    """Runs a few tokens through a recording attention function; stores windows found in masks on the modules.
 
     Args:
-        num_positions: of the longest sequence there can be; windows of at least that hide nothing.
-        without: layers of which transformers' cache holds no keys and values.
+        num_positions: length of the longest possible sequence; windows of at least that length hide nothing.
+        without: layers for which transformers' cache holds no keys and values.
 
     Raises:
-        UnsupportedModelError: our attention function cannot do what a layer asks; without the model's name.
+        UnsupportedModelError: a layer needs something that our attention function lacks; without the model's name.
     """
     recorder = Recorder()
     device = next(model.parameters()).device
@@ -135,10 +135,10 @@ def probe_attention(
         model.set_attn_implementation(MASKED_PROBE_NAME)
         model(input_ids=positions + 1, position_ids=positions, use_cache=False, **{PROBE_KEYWORD: recorder})
         num_layers = model.config.get_text_config().num_hidden_layers
-        # Layers that attend to the keys and values of others have none in transformers' cache, and do in ours.
+        # Layers that reuse other layers' keys and values have none in transformers' cache, but have some in ours.
         attending = [layer for layer in range(num_layers) if layer not in without or layer in recorder.layers]
         _check_calls(recorder, num_layers, attending)
-        # Layers share their masks, and a long one takes a while to look at.
+        # Layers share mask functions, and evaluating a long mask takes a while.
         shape_of = cache(lambda made_by: mask_shape(for_text(made_by, _NUM_TOKENS, device), num_positions, device))
         shapes = {layer: _shape(recorder.masks[layer], layer, shape_of) for layer in attending}
     finally:

@@ -1,7 +1,7 @@
-"""Products of fused layers on a GPU: the device's own, or ours of few rows where these were faster at load.
+"""Chooses between the library's product and the few-rows kernel for fused layers on a GPU, by timing at load.
 
-Libraries have kernels for large products. With few rows, reading the weight is all there is to do, and few tiles of it
-leave multiprocessors idle. Both are held against each other on the card, by shape and number of rows.
+Libraries optimise large products. With few rows a product is bound by reading the weight, and the few tiles leave
+multiprocessors idle. Both are timed on the GPU, by shape and number of rows.
 """
 
 import logging
@@ -21,50 +21,50 @@ from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 logger = logging.getLogger(__name__)
 
 ROWS = (1, 8, 16, MOST_ROWS)
-"""Numbers of rows that are measured; others are as the next larger one."""
+"""Numbers of rows that are timed; other numbers use the next larger one."""
 _SAMPLE, _REPEATS = 8, 7
-"""Weights of a shape that are read in turn, which no cache holds; and how often."""
+"""Number of weights of one shape that are read in turn, more than caches hold, and of timed repetitions."""
 _LEAST_GAIN = 0.97
-"""Of the library's time: what must be saved for ours to be taken."""
+"""Fraction of the library's time below which the kernel is chosen."""
 
 
 class Product:
     """Products of rows by one weight [columns, inputs]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, adds: bool = False, gated: bool = False) -> None:
-        """Take a weight.
+        """Stores a weight.
 
         Args:
             adds: products are added to a total.
-            gated: gates come first, then ups, of which `gated` makes one.
+            gated: the weight holds gates, then ups, which `gated` combines.
         """
         self.weight, self.bias, self.adds, self.has_gates = weight, bias, adds, gated
         self.own: tuple[bool, ...] = (False,) * len(ROWS)
-        """By number of rows, as `ROWS`: whether ours is faster."""
+        """By number of rows, as `ROWS`: whether the few-rows kernel is faster."""
         self._counters: Tensor | None = None
 
     def takes(self, num_rows: int) -> bool:
-        """Whether ours is taken for so many rows."""
+        """Whether the few-rows kernel is used for `num_rows` rows."""
         return num_rows <= MOST_ROWS and self.own[bisect_left(ROWS, num_rows)]
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[num_rows, inputs] -> [num_rows, columns]"""
-        if self.takes(len(rows)) and not self.has_gates:  # what was measured is another way of products with gates
+        """Computes [num_rows, inputs] -> [num_rows, columns]."""
+        if self.takes(len(rows)) and not self.has_gates:  # with gates, the timed kernel was the gated one
             return self.ours(rows)
         return functional.linear(rows, self.weight, self.bias)
 
     def gated(self, rows: Tensor) -> Tensor:
-        """[num_rows, inputs] -> [num_rows, columns / 2]: silu of the gates, times the ups."""
+        """Computes [num_rows, inputs] -> [num_rows, columns / 2]: silu of the gates times the ups."""
         return self.ours(rows) if self.takes(len(rows)) else silu_mul(functional.linear(rows, self.weight, self.bias))
 
     def ours(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
-        """By our kernel, in the way that the product has."""
+        """Computes the product with the few-rows kernel, gated or added to `total` as configured."""
         if self._counters is None:
             self._counters = new_counters(self.weight)
         return few_rows_product(rows, self.weight, self.bias, total, self._counters, self.has_gates)
 
     def theirs(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
-        """Likewise by the library."""
+        """Computes the same product with the library."""
         if total is not None:
             return total.addmm_(rows, self.weight.t())
         out = functional.linear(rows, self.weight, self.bias)
@@ -73,7 +73,7 @@ class Product:
 
 @torch.inference_mode()
 def choose_products(kinds: dict[str, Sequence[Product]]) -> None:
-    """Hold ours against the library's for products of each kind, which have one shape, and let the faster one run."""
+    """Times the few-rows kernel against the library for each kind, whose products share a shape; the faster is used."""
     found: list[str] = []
     graphs: CudaGraphDevice | None = None
     for name, products in kinds.items():
@@ -82,18 +82,18 @@ def choose_products(kinds: dict[str, Sequence[Product]]) -> None:
             continue
         if not choice.compiled("few_rows_product", weight):
             continue
-        # One for all: each has a stream, and each stream a workspace of the library's that is never freed.
+        # Shared by all kinds: each device has a stream, and each stream a library workspace that is never freed.
         graphs = graphs or CudaGraphDevice(weight.device)
         try:
             own = tuple(_is_faster(products[:_SAMPLE], num_rows, graphs) for num_rows in ROWS)
-        except Exception as error:  # compilers and drivers raise whatever they like
-            logger.info("products of %s stay the library's: %s", name, (str(error).splitlines() or [""])[0])
+        except Exception as error:  # compilers and drivers raise many kinds of exceptions
+            logger.info("products of %s keep using the library: %s", name, (str(error).splitlines() or [""])[0])
             continue
         for product in products:
             product.own = own
         found += [f"{name} by {num_rows} rows" for num_rows, faster in zip(ROWS, own, strict=True) if faster]
     if graphs is not None:
-        logger.info("products by our kernel, which were faster here: %s", ", ".join(found) or "none")
+        logger.info("products for which the few-rows kernel is faster: %s", ", ".join(found) or "none")
 
 
 def _is_faster(products: Sequence[Product], num_rows: int, graphs: CudaGraphDevice) -> bool:
@@ -105,7 +105,7 @@ def _is_faster(products: Sequence[Product], num_rows: int, graphs: CudaGraphDevi
 
 
 def replay_ms(step: Callable[[], Tensor], graphs: CudaGraphDevice) -> float:
-    """Median milliseconds of a step replayed as a CUDA graph: launched one by one, the host is what takes time."""
+    """Returns median milliseconds of a step replayed as a CUDA graph, which excludes the host's launch time."""
     graphs.warm_up(step)
     graph, _ = graphs.capture(step, graphs.new_pool())
     times = []

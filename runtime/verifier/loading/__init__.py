@@ -1,1 +1,1 @@
-"""From a folder to a model that is proven to write its own text."""
+"""Loads a folder into a model and verifies its logits against transformers."""

@@ -1,6 +1,7 @@
-"""Whether a verifier's rounds are worth bfloat16 on this CPU: tried, not guessed.
+"""Chooses between bfloat16 and float32 on this CPU by timing a verifier's rounds.
 
-Few rows take as long in float32, whose weights lie in two bytes too where those hold them; many take half in bfloat16.
+Rounds of few rows take equally long in float32, because float32 layers may store weights in two bytes too; rounds of
+many rows can take half the time in bfloat16.
 """
 
 import hashlib
@@ -22,25 +23,25 @@ logger = logging.getLogger(__name__)
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _LEAST_GAIN = 0.9
-"""Of the time in float32, what rounds must come down to: they are less exact."""
+"""bfloat16 is less exact, so its rounds must take less than this fraction of the float32 time."""
 
 
 def has_bfloat16_units() -> bool:
-    """Whether this CPU multiplies bfloat16 itself (AVX512-BF16 or AMX)."""
+    """Whether this CPU has bfloat16 multiplication (AVX512-BF16 or AMX)."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def load_in_faster_dtype(folder: Path, device: torch.device, deterministic: bool = False) -> LoadedModel:
-    """A verifier in bfloat16 where its rounds are clearly shorter so, else in float32; one log line says which.
+    """Loads a verifier in bfloat16 if its rounds are clearly faster, else in float32; logs the choice in one line.
 
-    What was found is kept on disk: an engine that starts again writes the text that it wrote before.
+    The choice is cached on disk, so that a restarted engine produces the same text.
 
     Args:
-        folder: the checkpoint, stored in bfloat16: its weights lose nothing.
+        folder: a checkpoint stored in bfloat16, so that bfloat16 weights lose nothing.
         deterministic: as for `load_model`.
 
     Raises:
-        UnsupportedModelError: the model would be served wrongly or not at all in float32.
+        UnsupportedModelError: the model would be served incorrectly or not at all in float32.
     """
     path = cache_dir() / f"dtype-{_key(folder, deterministic)}.json"
     kept = recall(path, lambda fields: {str(dtype): dtype for dtype in _DTYPES}[fields["dtype"]])
@@ -50,7 +51,7 @@ def load_in_faster_dtype(folder: Path, device: torch.device, deterministic: bool
     try:
         rounded = load_model(folder, torch.bfloat16, device, deterministic)
     except UnsupportedModelError as error:
-        logger.warning("torch.float32, since bfloat16 is refused: %s", error)
+        logger.warning("using torch.float32 because bfloat16 is refused: %s", error)
         keep(path, {"dtype": str(exact.dtype)})
         return exact
     seconds = least_seconds({loaded.dtype: decode_rounds(loaded) for loaded in (exact, rounded)})

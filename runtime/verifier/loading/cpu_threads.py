@@ -1,7 +1,7 @@
-"""How many threads a verifier's or a drafter's passes are worth on this machine, as it is now: tried, not guessed.
+"""Chooses the number of CPU threads for a verifier's or drafter's passes by timing rounds.
 
-A second thread may share its core with the first, or with a process that leaves it nothing. Between a pass and the next
-it is the other process's turn: what wakes a thread that has fallen asleep meanwhile is part of a pass.
+A second thread may share its core with the first thread, or with a process that leaves it no time. Between two passes
+the other process runs; waking threads that fell asleep meanwhile is part of a pass.
 """
 
 import logging
@@ -16,18 +16,18 @@ from wingbeat.runtime.verifier.loading.round_trial import Round, decode_rounds, 
 logger = logging.getLogger(__name__)
 
 _ROWS = (8, 16)
-"""Of a tree, and of several requests: a single row, whose waking threads cost what they bring, is the rarer round."""
+"""Rows of a tree, and of several requests. A single row, for which waking threads costs what they gain, is rarer."""
 _LEAST_GAIN = 0.95
-"""Of the time with half the threads, what twice as many must come down to: cores are others' too."""
+"""With twice the threads, rounds must take less than this fraction of the time: other processes need cores too."""
 _PAUSE_S = 0.5e-3
-"""Longer than threads wait for the next job before they sleep."""
+"""Seconds; longer than idle threads spin before they sleep."""
 
 
 def choose_threads(loaded: LoadedModel, most: int) -> int:
-    """Try decode rounds with as many threads as there may be, half of that and so on; set torch's number to what pays.
+    """Times decode rounds with decreasing thread counts and sets torch to the chosen count, which is returned.
 
     Args:
-        most: cores that the process may have.
+        most: number of cores that the process may use.
     """
     rounds = decode_rounds(loaded, _ROWS)
 
@@ -41,14 +41,16 @@ def choose_threads(loaded: LoadedModel, most: int) -> int:
 
 
 def tried(whose: str, rows: tuple[int, ...], with_threads: Callable[[int], list[Round]], most: int) -> int:
-    """The most threads that pay, of powers of two: half as many take clearly longer. A large model, whose rounds by one
-    thread are long, is not tried with one unless two do not pay.
+    """Returns the largest power of two of threads such that half as many are clearly slower.
+
+    Counts are halved until that holds, so a large model, whose rounds on one thread are long, is tried with one thread
+    only if two do not pay.
 
     Args:
-        whose: for the log.
-        rows: of the passes, for the log.
-        with_threads: makes passes ready that so many threads run.
-        most: of them.
+        whose: name for the log.
+        rows: row counts of the passes, for the log.
+        with_threads: prepares passes that run on the given number of threads.
+        most: largest number of threads.
     """
     chosen, told = 1 << max(most, 1).bit_length() - 1, {}
     while chosen > 1:

@@ -1,7 +1,7 @@
-"""A model's arithmetic in float32, by the weights that it holds in half precision, without a second whole model.
+"""Runs a half-precision model's arithmetic in float32 without a second whole model in memory.
 
-`in_float32` widens weights for a while, one decoder layer after the other. `exact_copy` is a model of its own in
-float32, of the first layers where all of them would take too much memory.
+`in_float32` widens weights temporarily, one decoder layer at a time. `exact_copy` builds a separate float32 model, of
+only the first layers if all of them would take too much memory.
 """
 
 import copy
@@ -18,14 +18,14 @@ from wingbeat.runtime.verifier.layers.loaded_model import decoder_layers
 
 HALVES = (torch.bfloat16, torch.float16)
 WHOLE_COPY_BYTES = 4 << 30
-"""Largest copy in float32 that has all layers of a model."""
+"""Largest float32 copy, in bytes, that keeps all layers of a model."""
 
 
 @contextmanager
 def in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager in which a model's passes compute in float32; one decoder layer's weights are wide at a time.
+    """Context manager in which a model computes in float32; only one decoder layer's weights are widened at a time.
 
-    Weights outside of the decoder's layers are wide until the context ends.
+    Weights outside the decoder layers stay widened until the context ends.
     """
     layers = _layers_of(model)
     held: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
@@ -55,13 +55,13 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
 
 
 def exact_copy(model: PreTrainedModel, attention: list[LayerAttention]) -> tuple[PreTrainedModel, int]:
-    """A model in float32 with the same weights, and how many layers of it: all, or the first ones of every kind.
+    """Returns a float32 copy of a model and its number of layers: all, or the first layers that cover every kind.
 
     Args:
-        attention: of each layer, as it was probed.
+        attention: probed attention of each layer.
     """
     layers = _layers_of(model)
-    # Vectors do not count: the ranks of a divided model, which must agree, may have fewer of them.
+    # Vectors do not count: ranks of a tensor-parallel model must agree here, and may hold different vectors.
     num_bytes = 4 * sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
     count = len(layers) if num_bytes <= WHOLE_COPY_BYTES else _with_every_kind(layers, attention)
     whole = dict(layers._modules)
@@ -80,14 +80,14 @@ def exact_copy(model: PreTrainedModel, attention: list[LayerAttention]) -> tuple
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """A copy in float32; the place of a packed weight stays one number."""
+    """Returns a float32 copy; a packed weight's placeholder stays a single expanded number."""
     if tensor.untyped_storage().nbytes() < tensor.nbytes:
         return tensor.data[(0,) * tensor.ndim].float().expand(tensor.shape)
     return tensor.data.to(torch.float32, copy=True) if tensor.dtype in HALVES else tensor.data.clone()
 
 
 def _cut_config(model: PreTrainedModel, num_layers: int, count: int) -> None:
-    """Let a config describe the first layers alone."""
+    """Reduces a config to the first `count` layers."""
     config = model.config.get_text_config()
     config.num_hidden_layers = count
     for name, value in list(vars(config).items()):
@@ -96,7 +96,7 @@ def _cut_config(model: PreTrainedModel, num_layers: int, count: int) -> None:
 
 
 def _with_every_kind(layers: nn.ModuleList, attention: list[LayerAttention]) -> int:
-    """Number of first layers among which every kind of layer is."""
+    """Returns the number of leading layers that contain every kind of layer."""
     kinds = [
         (type(layer), kind, tuple((name, weight.shape) for name, weight in layer.named_parameters()))
         for layer, kind in zip(layers, attention, strict=True)
@@ -109,5 +109,5 @@ def _layers_of(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _halves(module: nn.Module) -> list[Tensor]:
-    """Parameters and buffers in half precision, each once."""
+    """Returns half-precision parameters and buffers, each once."""
     return [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.dtype in HALVES]

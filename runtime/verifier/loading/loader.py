@@ -1,4 +1,4 @@
-"""Any Hugging Face causal LM as the verifier: load, probe, try, and refuse what would be served wrongly."""
+"""Loads any Hugging Face causal LM as the verifier: load, probe, test, and refuse a model with incorrect results."""
 
 import gc
 import logging
@@ -65,14 +65,14 @@ def load_model(
     eight_bits: bool = False,
     packed: bool = True,
 ) -> LoadedModel:
-    """Load a checkpoint directory and prepare it for the runner.
+    """Loads a checkpoint directory and prepares it for the runner.
 
     Args:
-        packed: leave quantised weights packed where kernels of the device multiply by them.
+        packed: keep quantised weights packed if the device has kernels that multiply by them.
         deterministic, eight_bits: see `prepare_model`.
 
     Raises:
-        ModelCheckpointError: a file, a field or a tensor is wrong; one line that names it.
+        ModelCheckpointError: a file, field or tensor is wrong; one line that names it.
         UnsupportedModelError: see `prepare_model`.
     """
     file = ConfigFile.read(Path(path))
@@ -97,7 +97,7 @@ def load_model(
 
 
 def written_tokens(folder: Path) -> list[int]:
-    """Token ids of a text as models are trained on; empty where a folder has no tokenizer that can be read."""
+    """Returns token ids of a natural text; empty if the folder has no readable tokenizer."""
     try:
         tokenizer = Tokenizer.find(folder)
     except ValueError:
@@ -113,17 +113,19 @@ def prepare_model(
     eight_bits: bool = False,
     written: Sequence[int] = (),
 ) -> LoadedModel:
-    """Probe a model's attention, switch it to ours, and try it against transformers' own decoding.
+    """Probes a model's attention, switches it to paged attention, and tests it against transformers' own decoding.
 
     Args:
-        division: among processes, each with a part of its layers, which all prepare theirs; None where it is whole.
-        deterministic: a row shall have the same bits whatever shares its pass, of a whole model.
-        eight_bits: round the weights of its linear layers first (`round_linears`), of a whole model: what it is tried
-            against is transformers' decoding by rounded weights.
-        written: token ids of a text as models are trained on, which a model in half precision is tried on as well.
+        division: the processes among which layers are divided, each of which prepares its shard; None for a whole
+            model.
+        deterministic: make a row's bits independent of the other rows in its pass; needs a whole model.
+        eight_bits: round the weights of linear layers first (`round_linears`); needs a whole model. The test then
+            compares with transformers' decoding on the rounded weights.
+        written: token ids of a natural text, on which a half-precision model is tested in addition.
 
     Raises:
-        UnsupportedModelError: it would be served wrongly or not at all; one line with the architecture and the reason.
+        UnsupportedModelError: the model would be served incorrectly or not at all; one line with architecture and
+            reason.
     """
     stage = "its layers cannot be probed"
     try:
@@ -159,19 +161,19 @@ def prepare_model(
         rounded = f" ({ASKED_INT8})" if eight_bits else ""
         raise UnsupportedModelError(f"{type(model).__name__}: {error}{rounded}") from error
     except Exception as error:
-        # Modeling code raises whatever its shapes and its assumptions lead to.
+        # Modeling code can raise any exception when its shape assumptions are violated.
         raise UnsupportedModelError(f"{type(model).__name__}: {stage}: {_cause(error)}") from error
     return loaded
 
 
 def _round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
-    """Let a part round weights.
+    """Rounds weights by the first runtime part that supports rounding.
 
     Raises:
-        UnsupportedModelError: no part can; without the model's name.
+        UnsupportedModelError: no part supports rounding; without the model's name.
     """
     if not hooks("round_linears"):
-        raise UnsupportedModelError(f"{ASKED_INT8}, and this installation has no kernels for that")
+        raise UnsupportedModelError(f"{ASKED_INT8}, but this installation has no kernels for int8 weights")
     hooks("round_linears")[0](model, layers)
 
 
@@ -182,12 +184,12 @@ def _try_in_float32(
     division: Division | None,
     deterministic: bool,
 ) -> dict[str, str]:
-    """Try the code that serves a model in half precision on a copy in float32, where rounding hides no mistake.
+    """Tests the serving code of a half-precision model on a float32 copy, where rounding hides no mistake.
 
-    Layers run both as transformers wrote them and fused: which of them are fused may depend on the dtype.
+    Layers run both as transformers wrote them and fused, because which layers are fused may depend on the dtype.
 
     Returns:
-        Why spans of prompts are not served, by kind.
+        By kind of span (image, audio), the reason why that kind is not served.
 
     Raises:
         UnsupportedModelError: as `try_model`.
@@ -196,13 +198,17 @@ def _try_in_float32(
     is_part = count < len(probed.layers)
     probed = probed._replace(layers=probed.layers[:count])
     try:
-        remembered = check_cache(copy).remembered  # in float32, too
+        remembered = check_cache(copy).remembered  # recurrent states in float32, too
         references = reference_logits(copy, texts)
         trial = first("open_trial", copy, texts, division is None, {})
     except Exception as error:
         if not is_part or isinstance(error, torch.OutOfMemoryError | MemoryError | BackendLost):
             raise
-        logger.info("the first %d layers make no model by themselves (%s): tried as a whole alone", count, error)
+        logger.info(
+            "the first %d layers do not run as a separate float32 model (%s): testing only the whole model",
+            count,
+            error,
+        )
         return {}
     with _unlogged():
         if remembered is None:
@@ -211,7 +217,7 @@ def _try_in_float32(
     try_model(loaded, references)
     refused = {} if trial is None else trial.serve(loaded)
     del copy, loaded, references, trial
-    gc.collect()  # layers and what runs them refer to each other
+    gc.collect()  # layers and the objects that run them form reference cycles
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
     return refused
@@ -219,7 +225,7 @@ def _try_in_float32(
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Context manager in which layers log nothing: a model logs the same lines as its copy."""
+    """Context manager that silences layer logs, because the model logs the same lines as its copy."""
     layers = logging.getLogger("wingbeat.runtime.verifier.layers")
     before = layers.level
     layers.setLevel(logging.ERROR)
@@ -238,8 +244,9 @@ def _switch(
     deterministic: bool,
     fast: bool = True,
 ) -> LoadedModel:
-    """Let a model attend by our function, what layers remember be ours, and all run faster (`speed_up`, `fuse`), its
-    logits leave float32 (`widen_logits`), those that are asked for (`keep_logits`).
+    """Switches a model to paged attention and the runtime's layer states, and applies its speed-ups.
+
+    The speed-ups are `speed_up`, `fuse`, and `widen_logits`; `keep_logits` restricts logits to the requested rows.
 
     Args:
         fast: False leaves layers as transformers wrote them.
@@ -276,6 +283,6 @@ def _switch(
 
 
 def _cause(error: Exception) -> str:
-    """One line of an error."""
+    """Returns type and first line of an error."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__

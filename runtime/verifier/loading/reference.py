@@ -1,7 +1,7 @@
-"""Logits of transformers for the texts of a trial, by eager attention and before anything of a model is switched.
+"""Reference logits from transformers for the test texts, with eager attention and an unmodified model.
 
-In float32 the reference is transformers' own cached decoding. In half precision the reference is the model's answer in
-float32, and beside each row stands how far transformers' own row in half precision is from that.
+In float32 the reference is transformers' own cached decoding. In half precision the reference is the model's output in
+float32, together with the distance of transformers' half-precision rows from it.
 """
 
 import math
@@ -20,14 +20,14 @@ from wingbeat.runtime.verifier.loading.exact import HALVES, in_float32
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 PARENTS = (-1, 0, 0, 1, 1, 2)
-"""Parents of the tree's nodes: two children of the root; two of the first of them, one of the second."""
+"""Parent of each node: the root has two children; the first child has two children, the second one child."""
 DEPTHS = (0, 1, 1, 2, 2, 2)
 PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5))
 """Nodes from the root to each leaf."""
 NUM_STEPS = 3
-"""Tokens behind the prompt: plain steps, and the root of the tree."""
+"""Plain decode steps after the prompt; the last step's token is the tree's root."""
 _NUM_BEHIND = NUM_STEPS + len(PARENTS) - 1
-"""Tokens behind the prompt."""
+"""Tokens after the prompt."""
 _LONGEST, _SHORTER_BY = 29, 12
 WIDEST_TRIED_WINDOW = 64
 WRITTEN = """The lighthouse keeper climbed the stairs every evening to light the lamp. In the winter of 1884 a storm \
@@ -38,21 +38,21 @@ def area(width: float, height: float) -> float:
         raise ValueError("sizes must not be negative")
     return width * height
 """
-"""A text such as models are trained on: random tokens are far from all that they know, and rounding moves them more."""
+"""A natural text: random tokens are far from training data, so that rounding moves their logits more."""
 
 
 class TrialText(NamedTuple):
-    """Sequence of a trial: a prompt, the tokens of its plain steps, and the tree behind them."""
+    """A test sequence: a prompt, the tokens of its plain steps, and the tree after them."""
 
     prompt: list[int]
     steps: list[int]
     tree: list[int]
-    """Tokens of the nodes; the root is the last step's."""
+    """Tokens of the tree's nodes; the root is the last step's token."""
     spans: tuple[PromptSpan, ...] = ()
-    """Spans of the prompt."""
+    """Media spans of the prompt."""
 
     def paths(self) -> Tensor:
-        """Each path of the tree behind all before it: int64 [num_paths, length]."""
+        """Each path of the tree appended to prompt and steps: int64 [num_paths, length]."""
         before = [*self.prompt, *self.steps[:-1]]
         return torch.tensor([before + [self.tree[node] for node in path] for path in PATHS])
 
@@ -62,9 +62,10 @@ class Reference(NamedTuple):
 
     text: TrialText
     rows: Tensor
-    """float32 [num_steps + num_nodes, vocab_size]: the prompt's end, all steps but the last, and the tree's nodes."""
+    """float32 [num_steps + num_nodes, vocab_size]: after the prompt, after each step but the last, and at each tree
+    node."""
     rounding: tuple[float, ...] = ()
-    """Distance of transformers' own row in half precision from each of `rows`; empty for models in float32."""
+    """Distance of transformers' half-precision row from each of `rows`; empty for float32 models."""
 
 
 def _no_inputs(text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
@@ -72,13 +73,13 @@ def _no_inputs(text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
 
 
 class _Told(LogitsProcessor):
-    """Lets generate() write given tokens."""
+    """Logits processor that forces generate() to emit given tokens."""
 
     def __init__(self, token_ids: Tensor, num_prompt_tokens: int) -> None:
         self.token_ids, self.start = token_ids, num_prompt_tokens
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """[num_paths, vocab_size], all but one token per row impossible."""
+        """Returns scores [num_paths, vocab_size] that allow one token per row."""
         place = min(input_ids.shape[1], self.token_ids.shape[1] - 1)
         told = torch.full_like(scores, -torch.inf)
         return told.scatter_(1, self.token_ids[:, place : place + 1], 0.0)
@@ -90,13 +91,13 @@ def reference_logits(
     texts: list[TrialText],
     inputs: Callable[[TrialText, Tensor], dict[str, Tensor]] = _no_inputs,
 ) -> list[Reference]:
-    """Logits that texts are tried against.
+    """Returns the logits against which a prepared model is tested on these texts.
 
     Args:
-        inputs: (text, token ids [num_paths, length] of its paths) -> what generate() takes beside the token ids.
+        inputs: (text, token ids [num_paths, length] of its paths) -> further arguments of generate().
 
     Raises:
-        UnsupportedModelError: the model's own logits in half precision are not finite; without the model's name.
+        UnsupportedModelError: the model's own half-precision logits are not finite; without the model's name.
     """
     model.set_attn_implementation("eager")
     if model.dtype not in HALVES:
@@ -118,8 +119,7 @@ def _compared(model: PreTrainedModel, text: TrialText, exact: Tensor, rounded: T
 
 
 def texts_for(model: PreTrainedModel, probed: ProbedAttention) -> list[TrialText]:
-    """Two texts of different lengths, which leave windows that are short; what wider ones hide is known from their
-    masks."""
+    """Returns two texts of different lengths that exceed short sliding windows; wide windows are known from masks."""
     windows = {layer.sliding_window for layer in probed.layers if layer.sliding_window}
     vocab_size = min(map(num_words, (model.get_input_embeddings(), model.get_output_embeddings())))
     return trial_texts(windows, probed.max_positions, vocab_size, _special_tokens(model))
@@ -128,19 +128,19 @@ def texts_for(model: PreTrainedModel, probed: ProbedAttention) -> list[TrialText
 def trial_texts(
     windows: Collection[int], max_positions: int, vocab_size: int, avoided: frozenset[int] = frozenset()
 ) -> list[TrialText]:
-    """Two texts of random tokens, the first one longer."""
+    """Returns two texts of random tokens, the first one longer."""
     generator = torch.Generator().manual_seed(0)
     texts = []
     for length in _lengths(windows, max_positions):
         count = length + _NUM_BEHIND
         drawn = torch.randint(vocab_size, (2 * count + 64,), generator=generator).tolist()
-        # Placeholders of spans are not read as text.
+        # Placeholder tokens of media spans are not text.
         texts.append(_text([token for token in drawn if token not in avoided][:count], length))
     return texts
 
 
 def written_texts(texts: list[TrialText], tokens: Sequence[int]) -> list[TrialText]:
-    """Texts as long as these are, of the tokens of `WRITTEN`, from its start and from its middle."""
+    """Returns texts of the same lengths from the tokens of `WRITTEN`, starting at evenly spaced offsets."""
     found = []
     for index, text in enumerate(texts):
         length = len(text.prompt)
@@ -151,7 +151,7 @@ def written_texts(texts: list[TrialText], tokens: Sequence[int]) -> list[TrialTe
 
 
 def _lengths(windows: Collection[int], max_positions: int) -> tuple[int, int]:
-    """Tokens of both prompts."""
+    """Prompt lengths of both texts."""
     tried = [window for window in windows if window <= WIDEST_TRIED_WINDOW]
     most = max_positions - NUM_STEPS - max(DEPTHS)
     longest = min(max(_LONGEST, *(window + window // 2 for window in tried), 0), most)
@@ -159,7 +159,7 @@ def _lengths(windows: Collection[int], max_positions: int) -> tuple[int, int]:
 
 
 def _text(tokens: list[int], length: int) -> TrialText:
-    """A text of a prompt of so many tokens, and those of its steps and its tree behind the prompt."""
+    """Splits tokens into a prompt of `length` tokens, steps and tree."""
     steps = tokens[length : length + NUM_STEPS]
     return TrialText(tokens[:length], steps, [steps[-1], *tokens[length + NUM_STEPS :]])
 
@@ -173,7 +173,7 @@ def _special_tokens(model: PreTrainedModel) -> frozenset[int]:
 
 @contextmanager
 def _plain_generation(model: PreTrainedModel) -> Iterator[None]:
-    """generate() without what a checkpoint's own settings would add."""
+    """Context manager in which generate() ignores the checkpoint's generation config."""
     before, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield
@@ -185,7 +185,7 @@ def _plain_generation(model: PreTrainedModel) -> Iterator[None]:
 def decoded_rows(
     model: PreTrainedModel, text: TrialText, inputs: Callable[[TrialText, Tensor], dict[str, Tensor]] = _no_inputs
 ) -> Tensor:
-    """`Reference.rows` of a text by generate(), in the model's own dtype; attention is eager already."""
+    """Returns `Reference.rows` of a text from generate() in the model's dtype; attention must already be eager."""
     device = next(model.parameters()).device
     paths, start = text.paths().to(device), len(text.prompt)
     with _plain_generation(model):
@@ -207,13 +207,13 @@ def decoded_rows(
 def _rows_at_once(
     model: PreTrainedModel, text: TrialText, inputs: Callable[[TrialText, Tensor], dict[str, Tensor]]
 ) -> Tensor:
-    """`Reference.rows` of a text by one pass over whole paths."""
+    """Returns `Reference.rows` of a text from one pass over whole paths."""
     paths = text.paths().to(next(model.parameters()).device)
     return _rows(model(input_ids=paths, use_cache=False, **inputs(text, paths)).logits[:, len(text.prompt) - 1 :])
 
 
 def _rows(logits: Tensor) -> Tensor:
-    """Logits [num_paths, length, vocab_size] behind the prompt and each later token of all paths -> float32 rows."""
+    """Selects float32 rows from logits [num_paths, length, vocab_size] after the prompt and each later token."""
     logits = logits.float()
     before_tree = logits[0, : logits.shape[1] - 1 - max(DEPTHS)]
     where = {node: (row, len(before_tree) + depth) for row, path in enumerate(PATHS) for depth, node in enumerate(path)}
@@ -222,7 +222,7 @@ def _rows(logits: Tensor) -> Tensor:
 
 
 def distance(row: Tensor, expected: Tensor) -> float:
-    """Distance of two rows of logits, by the spread of the second row; infinite where a row is not finite."""
+    """Distance of two rows of logits relative to the second row's spread; infinite if a row is not finite."""
     spread = (expected - expected.mean()).norm().clamp_min(1e-12)
     found = float((row - expected).norm() / spread)
     return float("inf") if math.isnan(found) else found

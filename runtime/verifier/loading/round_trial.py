@@ -1,4 +1,4 @@
-"""What a verifier's rounds take on a CPU as they could be run, in turns, so that other work meets all of them alike."""
+"""Times a verifier's CPU rounds under several settings in turns, so that other load affects all settings alike."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -16,15 +16,16 @@ Round = Callable[[], object]
 Way = TypeVar("Way", bound=Hashable)
 
 ROWS = (1, 16)
-"""Of the rounds that are timed."""
+"""Row counts of the rounds that are timed."""
 _TURNS, _REPEATS = 4, 4
 LONG_S = 0.02
-"""A longer round is run once a turn, in two turns: what disturbs it is a small part of it, and a start waits for it."""
+"""Seconds above which a round runs once per turn, in two turns: disturbances are a small share of such a round, and
+start-up waits for the timing."""
 _MAX_MODEL_LEN = 256
 
 
 def decode_rounds(loaded: LoadedModel, rows: tuple[int, ...] = ROWS) -> Callable[[], list[Round]]:
-    """Makes forward passes of so many sequences with a token each, for the number of threads torch has at the time."""
+    """Returns a function that builds passes of `rows` sequences with one token each, for torch's current threads."""
     config = EngineConfig(max_num_seqs=max(rows), max_model_len=_MAX_MODEL_LEN, num_kv_blocks=32)
     cache, model = KVCache(loaded.layers, config, loaded.dtype, loaded.device), VerifierModel(loaded)
     num_blocks = _MAX_MODEL_LEN // cache.block_size
@@ -38,11 +39,11 @@ def decode_rounds(loaded: LoadedModel, rows: tuple[int, ...] = ROWS) -> Callable
 
 @torch.inference_mode()
 def least_seconds(ways: Mapping[Way, Callable[[], list[Round]]], pause_s: float = 0.0) -> dict[Way, list[float]]:
-    """Seconds of each round by the way it is run: the least of several turns, or of two where rounds are long.
+    """Returns the least seconds of each round, by setting, over several turns; over two turns if rounds are long.
 
     Args:
-        ways: each makes its rounds ready.
-        pause_s: before each.
+        ways: by setting, a function that applies it and returns its rounds.
+        pause_s: seconds to sleep before each run.
     """
     seconds: dict[Way, list[float]] = {way: [] for way in ways}
     for turn in range(_TURNS if len(ways) > 1 else 1):
@@ -55,7 +56,7 @@ def least_seconds(ways: Mapping[Way, Callable[[], list[Round]]], pause_s: float 
 
 
 def share(seconds: list[float], of: list[float]) -> float:
-    """What rounds take of what others took, the mean over their sizes."""
+    """Mean ratio of round times to those of another setting, over the row counts."""
     return sum(now / before for now, before in zip(seconds, of, strict=True)) / len(of)
 
 

@@ -1,4 +1,4 @@
-"""Trial of a verifier in deterministic mode: a row of a token tree beside the same tokens as a prompt alone."""
+"""Deterministic-mode test of a verifier: compares rows of token trees with the same tokens as a single prompt."""
 
 import torch
 
@@ -11,10 +11,10 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 @torch.inference_mode()
 def try_rows(loaded: LoadedModel, texts: list[TrialText]) -> None:
-    """Hold the leaves of token trees, several in a pass, against the same tokens as a prompt alone, bit for bit.
+    """Compares leaves of token trees, several in a pass, bit for bit with the same tokens as a single prompt.
 
     Raises:
-        UnsupportedModelError: without the model's name.
+        UnsupportedModelError: the bits differ; without the model's name.
     """
     for text, rows in zip(texts, Trial(loaded, texts).run(), strict=True):
         nodes = rows[len(rows) - len(PARENTS) :]
@@ -22,6 +22,6 @@ def try_rows(loaded: LoadedModel, texts: list[TrialText]) -> None:
             alone = Trial(loaded, [text._replace(prompt=tokens)]).behind_prompt()
             if not torch.equal(alone, nodes[path[-1]]):
                 raise UnsupportedModelError(
-                    f"{ASKED_ALIKE}, and its logits in a token tree are not, "
+                    f"{ASKED_ALIKE}, but its logits in a token tree are not, "
                     "bit for bit, those of the same tokens alone"
                 )

@@ -1,8 +1,8 @@
-"""A model tried the way it will be used, against transformers with eager attention.
+"""Tests a prepared model in engine batches against transformers with eager attention.
 
-Two sequences of different lengths go through the engine's batches and paged cache: prompts in uneven chunks, one of
-them beside the other's decode, plain steps, then trees with siblings at two depths. Every row of logits is held against
-the model's answer in float32 (`wingbeat.runtime.verifier.loading.reference`).
+Two sequences of different lengths go through the engine's batches and paged cache: prompts in uneven chunks, one chunk
+together with the other sequence's decode, plain steps, then trees with siblings at two depths. Every row of logits is
+compared with the reference (`wingbeat.runtime.verifier.loading.reference`).
 """
 
 from dataclasses import replace
@@ -34,28 +34,30 @@ from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 _ACCEPTED, _BEHIND = (0, 1), 3
-"""Where layers keep states: the path that is accepted, and its node behind it, whose logits the next step must have."""
+"""For layers with recurrent states: the accepted path, and the tree node after it, whose logits the next plain step
+must reproduce."""
 _CHUNKS = (7, 1)
-"""Tokens of the long prompt's first chunks; the rest is the third."""
+"""Tokens of the long prompt's first two chunks; the rest is the third chunk."""
 _IN_TREE = "at depth"
 FULL_PRECISION_TOLERANCE, LARGEST_TOLERANCE = 2e-3, 0.02
-"""Distances in float32 of rows of logits from transformers' own rows, by the spread of their logits: of every
-row but one, and of that row at most. Where attention is sharp, rounding alone may move a row farther than others."""
+"""Largest float32 distance of logits rows from transformers' rows, relative to the logits' spread: for every row but
+one, and for that row. With sharp attention, rounding alone may move one row farther than the others."""
 OUTLIER_FACTOR = 300
-"""One row of a text may be so many times as far from transformers' row as the median row, between both tolerances."""
+"""A single row of a text may be this many times farther from transformers' row than the median row, within both
+tolerances."""
 ROUNDING_FACTOR, ROUNDING_SLACK = 3, 0.02
-"""Rows in half precision may be this much farther from float32, in the median, than transformers' rows are; the slack
-counts for models whose rounding is next to nothing."""
+"""In half precision, the median distance from float32 may exceed transformers' median distance by this factor plus the
+slack, which matters for models with almost no rounding."""
 
 
 class Apart(NamedTuple):
-    """Row of logits beside its reference."""
+    """Distances of one row of logits from its reference."""
 
     place: str
     own: float
-    """Distance of our row."""
+    """Distance of the served row."""
     theirs: float | None
-    """Distance of transformers' row in half precision; None in float32, where the reference is transformers' row."""
+    """Distance of transformers' half-precision row; None in float32, where the reference is transformers' row."""
 
     @property
     def in_tree(self) -> bool:
@@ -64,13 +66,13 @@ class Apart(NamedTuple):
 
 @torch.inference_mode()
 def try_model(loaded: LoadedModel, references: list[Reference]) -> None:
-    """Hold a prepared model against transformers.
+    """Compares a prepared model with transformers.
 
     Args:
-        references: of two texts, or of two texts more.
+        references: references of two or four texts; texts run in pairs.
 
     Raises:
-        UnsupportedModelError: they differ; says where, without the model's name.
+        UnsupportedModelError: the logits differ; names the place, without the model's name.
     """
     apart: list[Apart] = []
     for first in range(0, len(references), 2):
@@ -83,10 +85,10 @@ def try_model(loaded: LoadedModel, references: list[Reference]) -> None:
 
 
 def _compare(reference: Reference, rows: Tensor) -> list[Apart]:
-    """Distances of a text's rows.
+    """Returns the distances of a text's rows.
 
     Raises:
-        UnsupportedModelError: a row in float32 is another one, or transformers' own is not finite.
+        UnsupportedModelError: a float32 row differs, or transformers' own row is not finite.
     """
     count = len(reference.rows)
     node = count - len(PARENTS) + _BEHIND
@@ -111,10 +113,10 @@ def _compare(reference: Reference, rows: Tensor) -> list[Apart]:
 
 
 def check(rows: list[Apart]) -> None:
-    """Refuse rows in trees, or outside of trees, that rounding does not explain.
+    """Refuses rows, all in trees or all outside trees, whose median distance rounding does not explain.
 
-    Single rows in half precision are not judged: one expert chosen otherwise, or one token that nothing prepares for,
-    moves a row of either side by as much as its spread.
+    Single half-precision rows are not judged: another expert choice, or one unexpected token, moves a row by as much as
+    its spread in either implementation.
     """
     own = median(row.own for row in rows)
     in_half = [row.theirs for row in rows if row.theirs is not None]
@@ -148,7 +150,7 @@ def _place(index: int, num_rows: int) -> str:
 
 
 class Trial:
-    """Two sequences in an engine's own batches, with nobody to schedule them."""
+    """Runs two sequences through an engine's batches without a scheduler."""
 
     def __init__(self, loaded: LoadedModel, texts: list[TrialText]) -> None:
         self.texts = texts
@@ -162,7 +164,7 @@ class Trial:
         width = config.max_blocks_per_seq
         config = replace(config, num_kv_blocks=1 + len(texts) * width)
         for slot, seq in enumerate(self.seqs):
-            # Every other block, the last one first: where keys lie says nothing about where they stand.
+            # Blocks of the sequences alternate, in descending order, so that physical order differs from logical order.
             seq.slot, seq.blocks = slot, list(range(len(texts) * width - slot, 0, -len(texts)))
         self.slots = SlotState(config, loaded.vocab_size, loaded.device)
         cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
@@ -176,7 +178,7 @@ class Trial:
         self.model = VerifierModel(loaded)
 
     def run(self) -> list[Tensor]:
-        """Logits of each text, as `Reference` has them, in the model's dtype."""
+        """Returns logits of each text in the order of `Reference.rows`, in the model's dtype."""
         long, short = self.seqs
         size = long.num_prompt_tokens
         ends = sorted({min(sum(_CHUNKS[:count]), size - 1) for count in range(1, len(_CHUNKS) + 1)})
@@ -202,18 +204,18 @@ class Trial:
         ]
 
     def behind_prompt(self) -> Tensor:
-        """Logits [vocab_size] behind the first text's whole prompt, alone."""
+        """Returns logits [vocab_size] after the first text's whole prompt, run alone."""
         seq = self.seqs[0]
         return self._round([], [Chunk(seq, 0, seq.num_prompt_tokens, samples=True)])[0]
 
     def _step(self, seqs: list[Sequence], chunks: list[Chunk] | None = None) -> Tensor:
-        """Plain steps, each of its sequence's next token, beside chunks."""
+        """Runs a plain decode step of these sequences, together with chunks."""
         for seq in seqs:
             self._take(seq)
         return self._round(seqs, chunks or [])
 
     def _trees(self) -> list[Tensor]:
-        """Both trees at once: logits of each one's nodes."""
+        """Verifies both trees in one pass and returns the logits of each tree's nodes."""
         for seq in self.seqs:
             self._take(seq)
         device = self.slots.device
@@ -225,7 +227,7 @@ class Trial:
         return list(logits.unflatten(0, tuple(token_ids.shape)))
 
     def _step_behind_path(self) -> Tensor:
-        """A plain step of both, whose root is the tree's `_BEHIND` once the path to it is accepted."""
+        """Runs a plain step of both sequences with the tree node `_BEHIND` as root, after its path was accepted."""
         for seq in self.seqs:
             for node in _ACCEPTED[1:]:
                 self._take(seq, self.texts[seq.slot].tree[node])
@@ -233,14 +235,14 @@ class Trial:
         return self._round(self.seqs, [])
 
     def _take(self, seq: Sequence, token_id: int | None = None) -> None:
-        """Let a sequence grow by a token, else by the next one of its steps, as a round that emitted it does."""
+        """Appends a token (default: the next plain step's) to a sequence, as a round that emitted it would."""
         own = self.texts[seq.slot].steps[seq.num_output_tokens] if token_id is None else token_id
         seq.token_ids.append(own)
         self.slots.committed_lens[seq.slot] = len(seq.token_ids)
         self.slots.last_token_ids[seq.slot] = seq.token_ids[-1]
 
     def _round(self, decodes: list[Sequence], chunks: list[Chunk], tree: TokenTree | None = None) -> Tensor:
-        """Logits of the decodes' rows, then of the chunks that sample."""
+        """Returns logits of the decodes' rows, then of the chunks that sample."""
         plan = SchedulerOutput(decodes, chunks, [], 0)
         slots = self.slots.load(plan).slots
         own = self.builder.decodes(slots, tree) if decodes else None
@@ -251,7 +253,7 @@ class Trial:
 
 
 def _accepted(decodes: Decodes) -> AcceptedPaths:
-    """The paths that a trial accepts, as far as features read them."""
+    """Returns the paths that a test round accepts, with the fields that features read."""
     path = (0,) if decodes.tree is None else _ACCEPTED
     nodes = torch.tensor(path, device=decodes.slots.device).expand(len(decodes.slots), -1)
     num_tokens, parents = torch.full_like(decodes.slots, len(path)), decodes.tree and decodes.tree.parents

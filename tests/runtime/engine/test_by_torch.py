@@ -47,5 +47,5 @@ def test_greedy_text_is_that_of_transformers(name, shape):
 
 @pytest.mark.parametrize("asked", [{"deterministic": True}, {"eight_bits": True}], ids=str)
 def test_modes_that_only_the_kernels_have_are_refused(asked):
-    with pytest.raises(UnsupportedModelError, match=r"^LlamaForCausalLM: .*, and this installation has no kernels"):
+    with pytest.raises(UnsupportedModelError, match=r"^LlamaForCausalLM: .*, but this installation has no kernels"):
         by_torch(lambda: prepare_model(random_model("llama"), "llama", **asked))

@@ -85,7 +85,7 @@ def test_an_adapter_of_a_layer_within_a_mixer_is_refused_by_name(name, tmp_path)
     assert not here.names & set(INNER[name])
     assert {"in_proj", "out_proj"} <= here.names
     write_adapter(tmp_path, random_hybrid(name), targets=INNER[name])
-    with pytest.raises(AdapterError, match="no linear layer of the model's decoder layers"):
+    with pytest.raises(AdapterError, match="not a linear layer of the model's decoder layers"):
         here.loaded.parts["adapters"].inspect("inner", tmp_path)
 
 

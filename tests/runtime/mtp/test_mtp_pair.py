@@ -41,7 +41,7 @@ def test_modules_that_cannot_be_loaded_end_no_start_unless_they_were_asked_for(
     (record,) = (one for one in caplog.records if one.name.startswith("wingbeat."))
     line = record.getMessage()
     assert "drafter is auto" in line
-    assert f"{FALLBACK.label} drafts in their place" in line
+    assert f"using drafter {FALLBACK.label} instead" in line
     assert "\n" not in line
     with pytest.raises(CheckpointError):
         drafter_of_pair(settings(tmp_path, "mtp"), "cpu")

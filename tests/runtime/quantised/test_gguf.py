@@ -137,7 +137,7 @@ def cut(num_bytes):
     [
         (cut(900), "is truncated or damaged"),
         (cut(-100), "is truncated or damaged"),
-        (lambda file: file.write_bytes(b"GGML" + file.read_bytes()[4:]), "does not begin by GGUF"),
+        (lambda file: file.write_bytes(b"GGML" + file.read_bytes()[4:]), "does not begin with GGUF"),
         (lambda file: write_model(file, "Q8_0", pre="unheard-of"), "splits texts as 'unheard-of' does"),
     ],
     ids=["metadata cut", "weights cut", "another format", "another tokenizer"],

@@ -132,7 +132,9 @@ def test_an_engine_that_draws_says_so_at_its_start_and_takes_no_grammar(benchmar
         line == "forced_acceptance 1,0.5,0: accepted lengths are random draws, so the generated text is not the model's"
     )
     params = greedy_params(8, grammar=GrammarSpec("regex", "a+", "structured_outputs.regex"))
-    with pytest.raises(ValueError, match=r"^structured_outputs.regex is given: this engine draws what it accepts"):
+    with pytest.raises(
+        ValueError, match=r"^structured_outputs.regex is set, but this engine runs with forced_acceptance"
+    ):
         engine.add_request(Request("one", tuple(ref.prompts[0]), params))
     engine.model.remove_taps()
 

@@ -194,7 +194,7 @@ def test_a_round_that_names_what_its_channel_has_not_is_refused(place, value):
         name, _, index = place.partition(" ")
         getattr(outcome, name).view(-1)[int(index or 0)] = value
 
-    with pytest.raises(ValueError, match="a round names what its channel has not"):
+    with pytest.raises(ValueError, match="a round refers to slots or positions outside its channel"):
         reply_of(drafter_of(ALL_SHAPES["tree"]), False, spoil)
 
 

@@ -121,7 +121,7 @@ def test_every_product_is_ours_and_logits_are_float32():
 
 @needs_compiler
 def test_models_of_other_layers_are_refused_by_name():
-    said = r"deterministic is True, and its layers \(Qwen3MoeDecoderLayer\) are not our"
+    said = r"deterministic is True, but its layers \(Qwen3MoeDecoderLayer\) do not run"
     with pytest.raises(UnsupportedModelError, match=said):
         prepare_model(random_model("qwen3_moe"), "qwen3_moe", deterministic=True)
 
@@ -130,7 +130,7 @@ def test_models_of_other_layers_are_refused_by_name():
 def test_an_output_matrix_that_is_not_ours_is_refused_by_name():
     model = random_model("llama")
     model.lm_head.__class__ = type("Scaled", (torch.nn.Linear,), {})
-    with pytest.raises(UnsupportedModelError, match=r"its lm_head \(Scaled\) is not our kernels'"):
+    with pytest.raises(UnsupportedModelError, match=r"its lm_head \(Scaled\) does not run on wingbeat's kernels"):
         prepare_model(model, "llama", deterministic=True)
 
 
@@ -158,7 +158,7 @@ def test_without_kernels_it_is_refused():
 
 def test_a_verifier_that_was_not_loaded_so_is_refused():
     loaded = prepare_model(random_model("llama"), "llama")
-    with pytest.raises(ValueError, match="deterministic is True: this verifier was not loaded so"):
+    with pytest.raises(ValueError, match="deterministic is True: the verifier was not loaded as deterministic"):
         generate(loaded, engine_config(**DETERMINISTIC), None, [], [])
 
 

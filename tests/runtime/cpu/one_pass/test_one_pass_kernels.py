@@ -186,7 +186,7 @@ def test_a_round_that_names_what_its_channel_has_not_is_refused(tmp_path):
         outcome.decode_slots[0] = NUM_SLOTS
 
     drafter = OnePassDrafter(head_of(tmp_path, "dflash2"), CHAIN)
-    with pytest.raises(ValueError, match="a round names what its channel has not"):
+    with pytest.raises(ValueError, match="a round refers to slots or positions outside its channel"):
         reply_of(drafter, False, spoil)
 
 

@@ -191,5 +191,5 @@ def test_a_model_of_sound_serves_text_alone():
     prompts, media = [ref.prompts[index] for index in texts], [ref.media[index] for index in texts]
     run = ShownRun(engine, prompts, media, greedy_params(NUM_TOKENS))
     assert run.finish() == [ref.continuations[index][:NUM_TOKENS] for index in texts]
-    with pytest.raises(ValueError, match="audio cannot be used: the model takes none"):
+    with pytest.raises(ValueError, match="audio cannot be used: the model does not accept this kind"):
         ShownRun(engine, ref.prompts[:1], ref.media[:1], greedy_params(4))
