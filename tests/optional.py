@@ -130,7 +130,11 @@ FEATURES = {
             *("tests/deployments/suffix_beside", "benchmarks/suffix_beside.py", "benchmarks/results/suffix_beside*"),
         ),
         needs=("suffix",),
-        words=("suffix_beside", "sa_config", "wingbeat_text"),
+        words=(
+            *("suffix_beside", "sa_config", "wingbeat_text_rounds", "wingbeat_text_rounds_total"),
+            *("wingbeat_text_draft_tokens", "wingbeat_text_draft_tokens_total"),
+            *("wingbeat_text_accepted_tokens", "wingbeat_text_accepted_tokens_total"),
+        ),
     ),
     "embeddings": Feature(
         (
@@ -178,7 +182,7 @@ FEATURES = {
             *("tests/deployments/rollouts", "tests/runtime/rollouts", "tests/e2e/test_rollouts.py"),
             *("tests/gpu_of_numbers/rollout_cases.py", "tests/runtime/tensor_parallel/test_rank_weights.py"),
         ),
-        words=("rollouts", "weight_transfer_config", "/pause", "/update_weights"),
+        words=("rollouts", "rollouts_journal", "weight_transfer_config", "/pause", "/update_weights"),
     ),
     "weights": Feature(
         (

@@ -2,12 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from wingbeat.deployments.app_config import AppConfig
-from wingbeat.runtime.config import LEAST_MODEL_LEN, NUM_SEQS, PROMPT_TOKENS, SpeculationConfig
+from wingbeat.cluster.autoscaling import DELAYS, TARGET_QUEUE_S
+from wingbeat.runtime.config import LEAST_MODEL_LEN, NUM_SEQS, PROMPT_TOKENS
 from wingbeat.runtime.engine.memory import LEAST_PROMPT_TOKENS
 from wingbeat.runtime.verifier.loading import exact, reference, trial
 
@@ -35,64 +34,23 @@ def text_of(document: str) -> str:
         ),
         ("models.md", f"longer than windows of up to {reference.WIDEST_TRIED_WINDOW} tokens"),
         ("operations.md", f"a pool below {LEAST_MODEL_LEN} tokens ends the start"),
+        (
+            "operations.md",
+            f"| `max_num_seqs`: {NUM_SEQS['cpu']} on CPUs, up to {NUM_SEQS['cuda']} on GPUs, by memory |",
+        ),
+        (
+            "operations.md",
+            f"the prompt tokens of a round, from {PROMPT_TOKENS['cuda']} to {PROMPT_TOKENS['cuda'] // 2} or "
+            f"{LEAST_PROMPT_TOKENS}.",
+        ),
+        ("operations.md", f"for the mean need of the last `upscale_delay_s` ({DELAYS['upscale_delay_s']:.0f} s)"),
+        ("operations.md", f"removed after `downscale_delay_s` ({DELAYS['downscale_delay_s']:.0f} s)"),
+        ("operations.md", f"wait of a new request: {TARGET_QUEUE_S:.0f} s by default"),
     ],
     ids=str,
 )
 def test_what_a_document_says_of_a_limit_is_the_limit(document: str, sentence: str) -> None:
     assert re.sub(r"(\d)%", r"\1 %", sentence) in text_of(document)
-
-
-def settings() -> dict[str, tuple[str, ...]]:
-    """By settings of one row of docs/operations.md: their defaults there, as many as the settings where that is so."""
-    _, found, after = (DOCS / "operations.md").read_text().partition("| setting | default |")
-    assert found not in after
-    assert found
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]*) \|", after.partition("\n\n")[0], re.M)
-    return {names.replace("`", ""): tuple(default.replace("`", "").split(", ")) for names, default in rows}
-
-
-def written(value: Any) -> str:
-    """A default as the table has it."""
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def test_the_table_of_settings_has_their_defaults() -> None:
-    """Where the table gives a number, a flag or nothing; what it tells in words is not compared."""
-    wrong, compared = {}, 0
-    for names, defaults in settings().items():
-        fields = names.split(", ")
-        if len(fields) != len(defaults) or not all(name in AppConfig.model_fields for name in fields):
-            continue
-        for name, told in zip(fields, defaults, strict=True):
-            default = AppConfig.model_fields[name].get_default(call_default_factory=False)
-            if (default is None and told != "none") or not re.fullmatch(r"[\d.]+|true|false|none|auto|torch", told):
-                continue
-            compared += 1
-            if told != written(default):
-                wrong[name] = (told, written(default))
-    assert not wrong
-    assert compared > 35, compared
-
-
-def test_the_table_of_settings_names_every_setting_and_no_other() -> None:
-    told = {name for names in settings() for name in names.split(", ")}
-    print(f"{len(AppConfig.model_fields)} settings")
-    assert not sorted(AppConfig.model_fields.keys() - told)
-
-
-def test_defaults_by_device_are_told() -> None:
-    cpu, gpu = (SpeculationConfig.default(device) for device in ("cpu", "cuda"))
-    shapes = [f"{one.draft_steps}, {one.draft_top_k}, {one.verify_tree_size}" for one in (cpu, gpu)]
-    table = settings()
-    assert ", ".join(table["draft_steps, draft_top_k, verify_tree_size"]) == f"{shapes[0]} on CPUs; {shapes[1]} on GPUs"
-    num_seqs = f"{NUM_SEQS['cpu']} on CPUs, on GPUs as many of {NUM_SEQS['cuda']} as the memory holds"
-    assert f"| `max_num_seqs` | {num_seqs} |" in text_of("operations.md")
-    told = ", ".join(table["max_num_batched_tokens"])
-    usual, least = PROMPT_TOKENS["cuda"], LEAST_PROMPT_TOKENS
-    lowered = f"there {usual // 2} or {least} where [memory](#memory) is short"
-    assert (usual // 4, told) == (least, f"{PROMPT_TOKENS['cpu']} on CPUs, {usual} on GPUs, {lowered}")
 
 
 def anchors(text: str) -> set[str]:

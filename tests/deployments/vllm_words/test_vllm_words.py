@@ -20,6 +20,7 @@ from wingbeat.runtime.config import BENCHMARK_VARIABLE
 
 MODEL = str(Path(__file__).parents[3] / "examples" / "demo_pair" / "verifier")
 HEAD = str(Path(__file__).parents[3] / "examples" / "demo_pair" / "drafter")
+DOCUMENT = Path(__file__).parents[3] / "docs" / "ray_serve_llm.md"
 
 
 def settings_of(line: str) -> tuple[dict[str, Any], list[str]]:
@@ -432,3 +433,8 @@ def test_hints_are_of_names_that_are_not_ours_and_lead_to_names_that_are():
         assert foreign_names.hint(name, lambda setting: named.append(setting) or setting) is not None
     assert {name for name in named if not is_gone(name)} <= fields
     assert foreign_names.hint("--max-model-len") is None
+
+
+def test_the_document_names_every_option():
+    named = set(re.findall(r"`([\w.]+)`", DOCUMENT.read_text(encoding="utf-8")))
+    assert not [name for name in VLLM if not named & {name, name.removeprefix("speculative_config.")}]
