@@ -1,8 +1,8 @@
 """The channel between a verifier and its drafter: the protocol of its rounds, and the kind for one process.
 
 A kind of channel differs in how its memory is made and in how its doorbell waits; the two ends are the same. They keep
-the contract of `wingbeat.runtime.protocol.ends`. `docs/channel.md` has the rules of rounds, of devices, and of a change
-of drafter.
+the contract of `wingbeat.runtime.protocol.ends`. `docs/architecture.md` has the rules of rounds, of devices, and of a
+change of drafter.
 """
 
 import os

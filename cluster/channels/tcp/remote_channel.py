@@ -1,7 +1,7 @@
 """The channel between two nodes: one TCP connection, over which the contents of the buffers travel as frames.
 
 Each end has buffers and words of its own, in host memory that is pinned where a GPU copies from or to it, and is the
-end of every channel: only its bells differ. `docs/channel.md` has the rules of the wire.
+end of every channel: only its bells differ. `docs/architecture.md` has the rules of the wire.
 """
 
 import os
