@@ -14,6 +14,7 @@ import copy
 import json
 import logging
 import multiprocessing
+import re
 import sys
 import time
 import warnings
@@ -160,13 +161,23 @@ def in_children(kinds: list[str]) -> Iterator[Outcome]:
 
 
 def _table(outcomes: list[Outcome]) -> str:
-    counts = {kind: sum(one.outcome == kind for one in outcomes) for kind in dict.fromkeys(o.outcome for o in outcomes)}
-    lines = [", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) + ".", ""]
-    lines += ["| model type | class | |", "|---|---|---|"]
-    for one in outcomes:
-        told = "served" if one.outcome == "equal" else f"{one.outcome}: {one.reason}".replace("|", "\\|")
-        lines.append(f"| {one.model_type} | {one.architecture} | {told} |")
+    """Model types by outcome and kind of reason; the results have each reason as it is."""
+    groups: dict[str, list[str]] = {}
+    for one in sorted(outcomes, key=lambda one: (one.outcome != "equal", one.outcome, one.model_type)):
+        groups.setdefault(_kind_of(one), []).append(one.model_type)
+    lines = ["| outcome | model types |", "|---|---|"]
+    lines += [f"| {kind} ({len(types)}) | {', '.join(dict.fromkeys(types))} |" for kind, types in groups.items()]
     return "\n".join(lines)
+
+
+def _kind_of(one: Outcome) -> str:
+    """An outcome with its reason, less details such as the numbers of layers."""
+    if one.outcome in ("equal", "cannot be built"):
+        return "served" if one.outcome == "equal" else one.outcome
+    reason = re.sub(r"\bits layers|\blayers \[[\d, ]*\]", "layers", one.reason.partition(":")[0])
+    reason = re.sub(r"^layer \d+", "a layer", reason)
+    reason = re.sub(r"(^its logits) .* (differ from .*) by .*", r"\1 \2", reason)
+    return f"{one.outcome}: {reason}".replace("|", "\\|")
 
 
 def _write_document(outcomes: list[Outcome]) -> None:

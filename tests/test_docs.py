@@ -61,7 +61,8 @@ def anchors(text: str) -> set[str]:
 
 def test_every_link_leads_to_a_file_and_a_heading_that_is_there() -> None:
     root, dead, num_links = DOCS.parent, [], 0
-    for document in (*DOCS.glob("**/*.md"), root / "README.md", root / "benchmarks" / "README.md"):
+    others = (root / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"))
+    for document in (*DOCS.glob("**/*.md"), *others):
         for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
             if re.match(r"[a-z]+:", target):
                 continue

@@ -1,7 +1,8 @@
 """Programs, steps and bytes of deterministic mode's launches beside the usual ones, computed for a layer of an 8B.
 
 Needs no GPU and is no part of a session: `python benchmarks/gpu/_alike_costs.py` prints the table of
-`docs/benchmarks.md`. Of cuBLAS's products nobody knows the programs; their bytes are the weights and the rows.
+`benchmarks/results/gpu_deterministic_computed.md`. The programs of cuBLAS's products are unknown; their bytes are those
+of the weights and the rows.
 """
 
 from typing import NamedTuple

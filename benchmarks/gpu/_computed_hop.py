@@ -89,7 +89,7 @@ def rows() -> Iterator[tuple[str, list[float]]]:
 
 
 def main() -> None:
-    """Print the tables of docs/benchmarks.md."""
+    """Print the tables of `benchmarks/results/gpu_hop_computed.md`."""
     print(f"| computed, us | {' | '.join(PLACES)} |\n| --- |{' ---: |' * len(PLACES)}")
     for name, sums in rows():
         print(f"| {name} | {' | '.join(f'{us:.0f}' for us in sums)} |")

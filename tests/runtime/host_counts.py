@@ -3,7 +3,7 @@
 Times of a round's host work differ by machine and hour; these counts do not. The verifier's thread and the drafter's,
 which is another process where they are served, are counted apart; and of the verifier's what it does between a reply
 and the launch of its verification, for which the device waits. As a program (`python -m tests.runtime.host_counts`)
-it prints the table of `docs/benchmarks.md`.
+it prints the table of `benchmarks/results/gpu_launches.md`.
 """
 
 import sys

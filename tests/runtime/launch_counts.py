@@ -1,6 +1,6 @@
 """How many kernels a GPU is asked to launch, counted on a fake one: by layer, by stage and by round.
 
-As a program (`python -m tests.runtime.launch_counts`) it prints the table of `docs/benchmarks.md`.
+As a program (`python -m tests.runtime.launch_counts`) it prints the table of `benchmarks/results/gpu_launches.md`.
 """
 
 import os

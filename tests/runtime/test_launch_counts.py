@@ -1,5 +1,7 @@
 """What a GPU is asked to launch changes only with the table, whose rows a commit raises with a reason."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("triton")
@@ -21,3 +23,9 @@ def counted() -> dict[str, int]:
 def test_launches_are_no_more_than_their_limit_and_no_fewer(counted, name):
     """A limit above the count would let launches come back unseen."""
     assert counted[name] == LIMITS[name]
+
+
+def test_the_document_has_the_limits():
+    text = (Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_launches.md").read_text(encoding="utf-8")
+    missing = [name for name, limit in LIMITS.items() if f"| {name} | {limit} |" not in text]
+    assert not missing

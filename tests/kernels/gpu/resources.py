@@ -1,6 +1,7 @@
 """What compiled kernels take of a GPU: registers, what spills out of them, and shared memory.
 
-As a program, `resources.py [CAPABILITY ...]` compiles every variant and prints the table of docs/testing.md.
+As a program, `resources.py [CAPABILITY ...]` compiles every variant and prints the table of
+`benchmarks/results/gpu_kernel_resources.md`.
 """
 
 import json
