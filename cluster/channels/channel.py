@@ -1,7 +1,7 @@
 """The channel between a verifier and its drafter: the protocol of rounds, and the channel within one process.
 
 Kinds of channels differ in their memory and in how their doorbells wait; both ends are the same code. The ends
-implement the contract of `wingbeat.runtime.protocol.ends`. `docs/channel.md` specifies rounds, device order, and
+implement the contract of `wingbeat.runtime.protocol.ends`. `docs/architecture.md` specifies rounds, device order, and
 changes of drafter.
 """
 

@@ -1,7 +1,7 @@
 """The channel between two nodes: one TCP connection that carries the contents of the buffers as frames.
 
 Each end has its own buffers and words in host memory, pinned if a GPU copies from or to it, and uses the common ends;
-only the bells differ. `docs/channel.md` specifies the wire format.
+only the bells differ. `docs/architecture.md` specifies the wire format.
 """
 
 import os
