@@ -49,13 +49,10 @@ def serve_engine(config: "AppConfig", engine: "Engine") -> "RolloutEngine | None
     if not changes_weights(config):
         return None
     from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
-    from wingbeat.runtime.hub import checkpoint_folder
 
     transfer = config.weight_transfer_config
     backend = transfer.backend if transfer is not None and transfer.backend in ("gloo", "nccl") else None
-    return RolloutEngine(
-        engine, config.rollouts_journal, backend, partial(head_update, config), checkpoint_folder(config.model)
-    )
+    return RolloutEngine(engine, config.rollouts_journal, backend, partial(head_update, config), config.model_dir())
 
 
 def head_update(config: "AppConfig") -> "HeadUpdate":

@@ -40,4 +40,4 @@ def add_server_routes(app: FastAPI, models: ServedModels) -> None:
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> dict[str, Any]:
         reset = [await pool.every_engine.operate("reset_prefix_cache", works=True) for pool in models.pools]
-        return {"engines": sum(map(len, reset))}
+        return {"success": True, "engines": sum(map(len, reset))}
