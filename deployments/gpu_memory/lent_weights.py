@@ -82,7 +82,7 @@ class BorrowedWeights:
             return self._borrower.tensor(name) if self._borrower.is_beside else None
         except RuntimeError as error:  # of CUDA, or torch's of a faulty device
             reason = str(error).partition("\n")[0]
-            logger.warning("the drafter loads a copy of its own of the verifier's %s: %s", name, reason)
+            logger.warning("the drafter loads its own copy of the verifier's %s: %s", name, reason)
             return None
 
 

@@ -90,7 +90,7 @@ def _shares(config: AppConfig, free: Sequence[int]) -> tuple[float, float]:
         return WITH_DRAFTER, BESIDE
     wanted = f"{pairs * ranks} for verifiers" + (f" and {drafters} for drafters" if drafters else "")
     raise SettingsError(
-        f"num_gpus_per_verifier is not given, and {wanted} are more GPUs than the {sum(free)} there: give "
+        f"num_gpus_per_verifier is not given, and {wanted} are more GPUs than the {sum(free)} free ones: give "
         "num_gpus_per_verifier and num_gpus_per_drafter, have fewer replicas or ranks, or use device cpu"
     )
 

@@ -57,6 +57,6 @@ def _sizes(checkpoint: OnePassCheckpoint) -> tuple[int, int]:
     body = raw.get("transformer_layer_config") or raw
     hidden = raw.get("target_hidden_size") or body.get("hidden_size")
     if not isinstance(hidden, int):
-        raise CheckpointError("config.json does not say the verifier's hidden_size: give the verifier")
+        raise CheckpointError("config.json does not state the verifier's hidden_size: give the verifier")
     layers = raw.get("num_target_layers")
     return hidden, layers if isinstance(layers, int) else 1024

@@ -212,7 +212,7 @@ class EngineLife:
             return
         # A process that is stopped by a signal was not stopped by a request: no suspects.
         suspects = [] if is_stopped(self._process.pid) else self.client.at_work_for()
-        logger.error("%s; it was at work for %s", reason, ", ".join(suspects[:MOST_NAMED]) or "nobody")
+        logger.error("%s; it was working for the requests %s", reason, ", ".join(suspects[:MOST_NAMED]) or "(none)")
         logger.error("its threads, then their stacks: %s", "; ".join(threads_of(self._process.pid)))
         self._process.signal(STACKS_SIGNAL)
         await asyncio.sleep(STACKS_S)

@@ -254,7 +254,7 @@ WRONG = {
     "lists": ({"names": ["model.norm.weight"], "dtype_names": [], "shapes": [[64]]}, "update_info must have"),
     "no lists": ({"names": "model.norm.weight"}, "update_info must have"),
     "nothing": ({}, "update_info must have"),
-    "handles": ({"ipc_handles_pickled": "gASV"}, "update_info.ipc_handles_pickled is not read"),
+    "handles": ({"ipc_handles_pickled": "gASV"}, "update_info.ipc_handles_pickled is not supported"),
     "buffer": ({"names": [], "dtype_names": [], "shapes": [], "packed_buffer_size_bytes": 0}, "update_info.packed_b"),
     "negative": ({"names": ["a"], "dtype_names": ["float32"], "shapes": [[-1]]}, "update_info: the shape of a"),
     "files": ({"files": "/x"}, "update_info.files must be"),
