@@ -79,9 +79,7 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
     @model_validator(mode="before")
     @classmethod
     def _settings_of_others(cls, given: Any) -> Any:
-        """Replace the options golden and speculative_config by settings; raises ValueError if they contradict other
-        settings.
-        """
+        """Replace golden and speculative_config by settings; raise ValueError if other settings contradict."""
         found = dict(given)
         for name, read in (("golden", _golden), ("speculative_config", _of_vllm)):
             if given.get(name) is None:

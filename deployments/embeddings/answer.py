@@ -1,6 +1,4 @@
-"""Computes embeddings: tokenises inputs, sends one request each to the engines, and normalises the pooled states to
-length 1.
-"""
+"""Computes embeddings: tokenises inputs, runs one request for each, and normalises pooled states to length 1."""
 
 import asyncio
 import base64

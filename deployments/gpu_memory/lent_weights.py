@@ -70,8 +70,10 @@ class BorrowedWeights:
             self._told.set()
 
     def __call__(self, name: str) -> Tensor | None:
-        """The verifier's weight, mapped, after waiting for the loan. None if the drafter has to load its own copy, for
-        which a log line gives the reason unless the verifier is on another GPU.
+        """The verifier's weight, mapped, after waiting for the loan.
+
+        None if the drafter has to load its own copy, for which a log line gives the reason unless the verifier is on
+        another GPU.
         """
         if not self._told.wait(self._patience_s):
             self.tell(None)

@@ -75,8 +75,10 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
 
 
 def _shares(config: AppConfig, free: Sequence[int]) -> tuple[float, float]:
-    """Shares of a verifier, or of each of its ranks, and of a drafter; `free` has the number of free GPUs of each
-    node.
+    """Shares of a verifier (or of each of its ranks) and of a drafter.
+
+    Args:
+        free: number of free GPUs of each node.
     """
     ranks, pairs = config.num_ranks(), config.min_pairs()
     drafts, shared = config.has_channel() and config.choice().has_weights, config.num_shared_drafters()

@@ -54,7 +54,7 @@ class NamedAdapters:
         if config.may_sleep():
             return "with min_replicas 0 there may be no engine to read them; use the setting lora_modules"
         taken = [name for name in adapters if name in config.all_names()]
-        return f"the settings already define {taken[0]!r}" if taken else None
+        return f"the settings define {taken[0]!r} already" if taken else None
 
 
 async def _load(adapters: FleetAdapters, name: str, path: str) -> None:

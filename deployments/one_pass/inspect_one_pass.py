@@ -18,10 +18,9 @@ _SIZES += ("target_hidden_size", "vocab_size", "draft_vocab_size", "max_position
 
 
 def one_pass_findings(folder: Path, target: TargetDescription | None) -> tuple[dict[str, Any], int, int] | None:
-    """Findings about a one-pass head, its number of parameters, and the numbers in its KV cache per token; None for
-    other folders.
+    """Findings about a one-pass head, its parameters, and the numbers in its KV cache per token.
 
-    Uses only names and shapes of tensors.
+    Uses only names and shapes of tensors. None for folders without a one-pass head.
 
     Args:
         target: the verifier; without one, its sizes are taken from the head's config.

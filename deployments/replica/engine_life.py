@@ -1,5 +1,6 @@
-"""One life of a pair in its replica, from start to end: the engine's process, the other tensor-parallel ranks if the
-model is divided, and the drafter.
+"""One life of a pair in its replica, from start to end.
+
+It consists of the engine's process, the other tensor-parallel ranks if the model is divided, and the drafter.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from wingbeat.deployments.options.live_options import LiveOptions
     [
         ({}, "lora_update_dir is not set"),
         ({"autoscaling_config": {"min_replicas": 0, "max_replicas": 1}}, "with min_replicas 0"),
-        ({"served_model_name": "sql"}, "the settings already define 'sql'"),
+        ({"served_model_name": "sql"}, "the settings define 'sql' already"),
     ],
     ids=["no room", "asleep", "taken"],
 )
