@@ -372,7 +372,7 @@ class RolloutEngine:
     def abandon_update(self) -> None:
         """End an update unfinished.
 
-        With a journal the old weights return; without one there are none until the next update.
+        With a journal the old weights return; without a journal there are no weights until the next update.
 
         Raises:
             WrongOrder: no update is open.

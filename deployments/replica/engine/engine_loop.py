@@ -86,7 +86,7 @@ class EngineLoop:
     def run(self) -> bool:
         """Run until stopped or broken, and return whether the engine was stopped.
 
-        Must be called in the thread that has loaded the engine. The outcome of all open requests is sent to the replica
+        Must be called in the thread that has loaded the engine. Final verdicts on requests are sent to the replica
         before the return.
         """
         if self._grammars is not None:
@@ -121,7 +121,7 @@ class EngineLoop:
         self._do_soon(fail_now)
 
     def _end(self, reason: str, suspects: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
-        """Send final verdicts on requests that broke the engine or may have, and on requests that never ran.
+        """Send final verdicts: `suspects` broke the engine or may have, and `returned` are given back.
 
         Routers get no verdict on other requests, only that the engine is gone.
         """
