@@ -62,7 +62,7 @@ def end_process(pid: int) -> None:
 
 
 class ForkServer:
-    """Forks processes that call one function. Construct it on a thread that lives as long as they shall.
+    """Forks processes that call one function. Construct it on a thread that lives as long as the processes shall.
 
     Args:
         target: `module:function`; the function gets its end of a pipe, and its process ends when it returns.

@@ -34,8 +34,7 @@ def descendants(root: int) -> list[PeerProcess]:
 
 
 def writers(folder: Path) -> list[PeerProcess]:
-    """All Python processes of this environment, and all programs of Ray, that have a file below `folder` open for
-    writing.
+    """Python processes of this environment, and Ray's programs, that have a file below `folder` open for writing.
 
     Other programs, such as a pager or an editor of a log, are not included.
     """
@@ -64,8 +63,7 @@ def _writes_below(process: Path, folder: Path) -> bool:
 
 
 def end(processes: list[PeerProcess], grace_s: float) -> int:
-    """Wait for processes that are about to end, and kill those that have not within `grace_s`. Returns the number
-    killed.
+    """Wait for processes that are about to end, then kill the rest after `grace_s`; return the number killed.
 
     Killed processes are gone on return (or after `DEATH_S`), so that their resources can be removed.
     """

@@ -187,8 +187,9 @@ class AnswerLength:
         self._mean += (num_tokens - self._mean) / min(self._num_seen, self._num_answers)
 
     def expected_tokens(self, unwritten_tokens: int) -> int:
-        """Expected further tokens of a request that may write `unwritten_tokens`, independent of how many it has
-        written.
+        """Expected further tokens of a request that may write `unwritten_tokens`.
+
+        The estimate does not depend on how many tokens the request has written.
         """
         return min(unwritten_tokens, math.ceil(self._mean)) if self._num_seen else unwritten_tokens
 

@@ -1,1 +1,1 @@
-"""Channels between the processes of verifier and drafter."""
+"""Channels between the processes of a verifier and its drafter, and between a replica and its engine."""

@@ -66,8 +66,9 @@ class VerifierSide:
         return self.incarnation > 0 and self._peer_process().works()
 
     def acquire_outcome(self, timeout_s: float) -> Outcome | None:
-        """Buffers of the next round, or None if a live drafter still uses them after `timeout_s`, or the channel is
-        closed.
+        """Buffers of the next round.
+
+        None if a live drafter still uses the buffers after `timeout_s`, or if the channel is closed.
         """
         if self._words[Word.CLOSED]:
             return None
@@ -129,8 +130,9 @@ class VerifierSide:
         return ReplyHeader.read(self._reply_headers[round_number % 2]) == (round_number, incarnation)
 
     def _is_finished(self, round_number: int, timeout_s: float) -> bool:
-        """Whether the drafter's device work for an answered round is done; False if the drafter is dead, replaced or
-        too late.
+        """Whether the drafter's device work for an answered round is done.
+
+        False if the drafter is dead or replaced, or after `timeout_s`.
         """
         words, attached, events = self._words, self._words[Word.ATTACHED], self._reply_ready
         if events is None:

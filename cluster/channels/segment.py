@@ -100,8 +100,9 @@ def kind_of(name: str) -> str:
 
 
 def _allocate(path: Path, num_bytes: int) -> mmap.mmap:
-    """A zeroed, mapped file of that size. All pages are allocated now: touching a page that /dev/shm lacks raises
-    SIGBUS.
+    """A zeroed, mapped file of `num_bytes`.
+
+    All pages are allocated now: touching a page that /dev/shm lacks raises SIGBUS.
     """
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:

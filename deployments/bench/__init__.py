@@ -1,1 +1,1 @@
-"""The command that compares speculative with plain decoding."""
+"""`wingbeat bench`: compares speculative with plain decoding."""

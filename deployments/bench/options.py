@@ -79,9 +79,7 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
     @model_validator(mode="before")
     @classmethod
     def _settings_of_others(cls, given: Any) -> Any:
-        """Replace the options golden and speculative_config by settings; raises ValueError if they contradict other
-        settings.
-        """
+        """Replace golden and speculative_config by settings; raise ValueError if other settings contradict."""
         found = dict(given)
         for name, read in (("golden", _golden), ("speculative_config", _of_vllm)):
             if given.get(name) is None:
@@ -101,7 +99,9 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
             raise ValueError(f"--dataset {self.dataset}: no such file; give '{SPECBENCH}' or a JSONL file")
         refused = {"prompts", "repeat"} if self.dataset is not None else {"repeat"} if self.compares() else set()
         for name in refused & self.model_fields_set:
-            raise ValueError(f"--{name} {getattr(self, name)}: not with a dataset or several drafters, each asked once")
+            raise ValueError(
+                f"--{name} {getattr(self, name)}: not with a dataset or a comparison, whose prompts run once"
+            )
         return self
 
     def compares(self) -> bool:
@@ -157,7 +157,7 @@ def _golden(name: str, given: dict[str, Any]) -> dict[str, Any]:
 def _of_vllm(said: str, given: dict[str, Any]) -> dict[str, Any]:
     settings = first("speculative_settings", said, given)
     if settings is None:
-        raise ValueError("speculative_config is given: this installation comes without vLLM's words")
+        raise ValueError("speculative_config is given: this installation lacks the support of vLLM's options")
     return settings | ({"drafter": (settings["drafter"],)} if "drafter" in settings else {})
 
 

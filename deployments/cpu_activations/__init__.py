@@ -1,1 +1,1 @@
-"""Setting of activations that are rounded on CPUs."""
+"""Setting for rounding activations on CPUs."""

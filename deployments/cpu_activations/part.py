@@ -15,8 +15,8 @@ INT8_ACTIVATIONS = "`cpu_activations` `int8`"
 RANKS = "`tensor_parallel_size` above 1"
 """Name of a feature that the part for ranks defines."""
 refusals = (
-    Refusal(INT8_ACTIVATIONS, Feature.CUDA, "the CPU's kernels alone round them", "use device cpu"),
-    Refusal(INT8_ACTIVATIONS, Feature.ENGINE_DIR, "its engines round none"),
+    Refusal(INT8_ACTIVATIONS, Feature.CUDA, "only the CPU's kernels round them", "use device cpu"),
+    Refusal(INT8_ACTIVATIONS, Feature.ENGINE_DIR, "its engines do not round them"),
     Refusal(INT8_ACTIVATIONS, RANKS, "ranks hold no packed weights"),
 )
 _DESCRIPTION = (

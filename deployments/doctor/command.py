@@ -67,8 +67,9 @@ def _shown(findings: Iterable[Finding], as_json: bool) -> Iterator[Finding]:
 
 
 def _written(config: DoctorConfig, open_engine: OpenEngine) -> tuple[Verdict, str]:
-    """Load the model and generate tokens. Loading compares the model with transformers and its graphs with eager
-    rounds, and tests the drafter.
+    """Load the model, generate some tokens, and report.
+
+    Loading compares the model with transformers and its graphs with eager rounds, and tests the drafter.
     """
     llm = open_engine(config, 1)
     loaded, test = llm.engine.loaded, llm.self_test

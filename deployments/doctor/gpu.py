@@ -34,7 +34,7 @@ def _no_gpu() -> tuple[Verdict, str]:
 def _driver() -> tuple[Verdict, str]:
     import torch
 
-    needs = f"torch {torch.__version__} is of CUDA {torch.version.cuda}"
+    needs = f"torch {torch.__version__} is built for CUDA {torch.version.cuda}"
     try:
         return Verdict.OK, f"{driver_version()}; {needs}"
     except NVMLError as error:  # some containers have the driver without its library
@@ -66,7 +66,7 @@ def _gpu_kernels() -> tuple[Verdict, str]:
     device = torch.device("cuda", 0)
     found = [difference for check in hooks("replace_wrong") for difference in check(device, Shape())]
     if found:
-        return Verdict.WARNING, f"torch runs in the place of {'; '.join(map(str, found))}"
+        return Verdict.WARNING, f"torch's operations replace {'; '.join(map(str, found))}"
     return Verdict.OK, f"{len(KERNELS)} kernels compile and compute what torch does"
 
 
@@ -83,10 +83,10 @@ def _ipc() -> tuple[Verdict, str]:
             for try_channel in hooks("try_device_channel"):
                 try_channel(first, peer)
         except ChannelError as error:
-            done = f"{', '.join(carried)}: carries; " if carried else ""
-            return Verdict.WARNING, f"{done}{first} to {peer}: {error}; --channel auto takes host memory there"
+            done = f"{', '.join(carried)}: works; " if carried else ""
+            return Verdict.WARNING, f"{done}{first} to {peer}: {error}; --channel auto uses host memory there"
         carried.append(f"{first} to {peer}")
-    return Verdict.OK, f"carries between two processes, {', '.join(carried)}"
+    return Verdict.OK, f"works between two processes, {', '.join(carried)}"
 
 
 def _graphs() -> tuple[Verdict, str]:
@@ -104,5 +104,5 @@ def _graphs() -> tuple[Verdict, str]:
     static.copy_(torch.arange(64 * 64, device="cuda").view(64, 64) % 7)
     graphs.replay(graph)
     if not torch.equal(out, static * 2):
-        return Verdict.FAILED, "a replay computes something else than what was captured: serve with --no-cuda-graphs"
+        return Verdict.FAILED, "a replay computes other results than the captured function: serve with --no-cuda-graphs"
     return Verdict.OK, "captured and replayed"

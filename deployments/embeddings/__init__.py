@@ -1,1 +1,1 @@
-"""`/v1/embeddings`."""
+"""The endpoint `/v1/embeddings`."""

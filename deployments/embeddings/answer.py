@@ -1,6 +1,4 @@
-"""Computes embeddings: tokenises inputs, sends one request each to the engines, and normalises the pooled states to
-length 1.
-"""
+"""Computes embeddings: tokenises inputs, runs one request for each, and normalises pooled states to length 1."""
 
 import asyncio
 import base64
@@ -48,12 +46,10 @@ class Embeddings:
         name = self._pool.info.model_name
         variant = self._prompts.variant_of(body.model)
         if self.kind.pooling is None:
-            problem = (
-                f"{name!r} is no embedding model here; the server's setting 'embeddings', mean or last, makes it one"
-            )
+            problem = f"{name!r} is not served as an embedding model; set 'embeddings' of the server to mean or last"
             raise ApiError(f"The model {problem}.", param="model", code="unsupported_model")
         if body.dimensions is not None and not self.kind.can_be_cut:
-            raise invalid("dimensions", f"is {body.dimensions}: embeddings of {name!r} are not made to be cut")
+            raise invalid("dimensions", f"is {body.dimensions}: embeddings of {name!r} cannot be shortened")
         prompts = await self._prompts.off_loop.run(sum(map(len, body.input)), self._read, body)
         self._check(prompts)
         with self._sizes.held(self._answer_bytes(body)):

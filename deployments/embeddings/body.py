@@ -29,7 +29,7 @@ class EmbeddingsBody(RequestBody):
 
     model: str | None = None
     input: list[str] | list[list[int]]
-    """Texts or lists of token ids; a single one is converted to a list of one."""
+    """Texts or lists of token ids; a single text or list is wrapped in a list."""
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=INT32_MAX)
     """Length of a shortened embedding, if the model was trained for that."""

@@ -43,7 +43,9 @@ SETTINGS = {"embeddings": (Literal["auto", "none", "mean", "last"], _FIELD)}
 def check_settings(config: "AppConfig") -> None:
     """Raise ValueError if embeddings are requested from an engine that does not expose hidden states."""
     if config.embeddings in ("mean", "last") and not config.is_wingbeats_own():
-        raise ValueError(f"embeddings is {config.embeddings}: engines other than Wingbeat's own show no hidden states")
+        raise ValueError(
+            f"embeddings is {config.embeddings}: engines other than Wingbeat's own expose no hidden states"
+        )
 
 
 def pooling_of(config: "AppConfig") -> Pooling | None:

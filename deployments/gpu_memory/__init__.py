@@ -1,1 +1,1 @@
-"""A verifier and its drafter on one GPU: rounds and weights that both have in its memory."""
+"""A verifier and its drafter on one GPU: the channel and lent weights in GPU memory."""

@@ -70,8 +70,10 @@ class BorrowedWeights:
             self._told.set()
 
     def __call__(self, name: str) -> Tensor | None:
-        """The verifier's weight, mapped, after waiting for the loan. None if the drafter has to load its own copy, for
-        which a log line gives the reason unless the verifier is on another GPU.
+        """The verifier's weight, mapped, after waiting for the loan.
+
+        None if the drafter has to load its own copy, for which a log line gives the reason unless the verifier is on
+        another GPU.
         """
         if not self._told.wait(self._patience_s):
             self.tell(None)
@@ -82,7 +84,7 @@ class BorrowedWeights:
             return self._borrower.tensor(name) if self._borrower.is_beside else None
         except RuntimeError as error:  # of CUDA, or torch's of a faulty device
             reason = str(error).partition("\n")[0]
-            logger.warning("the drafter loads a copy of its own of the verifier's %s: %s", name, reason)
+            logger.warning("the drafter loads its own copy of the verifier's %s: %s", name, reason)
             return None
 
 

@@ -1,1 +1,1 @@
-"""Shares of GPUs, by the GPUs there are, for settings that give none."""
+"""Default shares of GPUs, chosen from the available GPUs if the settings give none."""

@@ -75,8 +75,10 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
 
 
 def _shares(config: AppConfig, free: Sequence[int]) -> tuple[float, float]:
-    """Shares of a verifier, or of each of its ranks, and of a drafter; `free` has the number of free GPUs of each
-    node.
+    """Shares of a verifier (or of each of its ranks) and of a drafter.
+
+    Args:
+        free: number of free GPUs of each node.
     """
     ranks, pairs = config.num_ranks(), config.min_pairs()
     drafts, shared = config.has_channel() and config.choice().has_weights, config.num_shared_drafters()
@@ -90,7 +92,7 @@ def _shares(config: AppConfig, free: Sequence[int]) -> tuple[float, float]:
         return WITH_DRAFTER, BESIDE
     wanted = f"{pairs * ranks} for verifiers" + (f" and {drafters} for drafters" if drafters else "")
     raise SettingsError(
-        f"num_gpus_per_verifier is not given, and {wanted} are more GPUs than the {sum(free)} there: give "
+        f"num_gpus_per_verifier is not given, and {wanted} are more GPUs than the {sum(free)} free ones: give "
         "num_gpus_per_verifier and num_gpus_per_drafter, have fewer replicas or ranks, or use device cpu"
     )
 

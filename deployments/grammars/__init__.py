@@ -1,1 +1,1 @@
-"""Grammars that answers must match: fields of requests, and what compiles them beside an engine."""
+"""Structured output: fields of requests, and the compiler of grammars beside an engine."""

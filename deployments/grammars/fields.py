@@ -72,8 +72,9 @@ class JsonSchemaFormat(Part):
 
 
 class ResponseFormat(Part):
-    """OpenAI's `response_format`: text, any JSON object, or JSON of a schema; or xgrammar's structural tags, as in
-    vLLM.
+    """OpenAI's `response_format`: text, any JSON object, or JSON of a schema.
+
+    As in vLLM, the type may also be xgrammar's structural tags.
     """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]

@@ -1,1 +1,1 @@
-"""The command that shows what a checkpoint holds."""
+"""`wingbeat inspect`: shows what a checkpoint holds."""

@@ -111,7 +111,7 @@ def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dt
         "shapes": shapes | {"rope_type": config.rope_parameters.get("rope_type", "default")},
         "convention": _convention(checkpoint, readings) if readings else _convention_alone(checkpoint, hidden_size),
         "from_verifier": [name for name in _LENT if name not in checkpoint.shapes],
-        "notes": ["turns by positions on three axes"] if has_axes(checkpoint.raw) else [],
+        "notes": ["rotary positions on three axes"] if has_axes(checkpoint.raw) else [],
     }
 
 

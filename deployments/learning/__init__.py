@@ -1,1 +1,1 @@
-"""A draft head that learns from what is served: who trains it, and who judges its versions."""
+"""A draft head that is trained on served traffic: its learner, and the judge of its versions."""

@@ -1,5 +1,6 @@
-"""Hooks of a draft head that is trained on served traffic. Commands import this file, so it imports the rest on
-demand.
+"""Hooks of a draft head that is trained on served traffic.
+
+Commands import this file, so it imports its implementation only when needed.
 """
 
 from collections.abc import Awaitable, Callable

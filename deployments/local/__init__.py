@@ -1,1 +1,1 @@
-"""An engine in the process of a command, and `wingbeat generate` over one."""
+"""An engine in the process of a command, and `wingbeat generate`."""

@@ -37,8 +37,9 @@ class LocalConfig(ModelOptions):
     )
 
     def engine_config(self, max_num_seqs: int) -> EngineConfig:
-        """Limits for `max_num_seqs` sequences, with the KV blocks of the budget, or exactly as many as the sequences
-        can need.
+        """Limits for `max_num_seqs` sequences.
+
+        KV blocks are those of the budget, or without one exactly as many as the sequences can need.
         """
         max_model_len = self.max_model_len or min(_num_positions(self.model_dir()), DEFAULT_MAX_MODEL_LEN)
         limits = self._engine_config(max_num_seqs=max_num_seqs, max_model_len=max_model_len)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.lora.places import AdapterPlaces
 
-LOADS_NONE = "this engine loads none; lora_update_dir says whether and from where"
+LOADS_NONE = "this engine loads no adapters while it runs; set lora_update_dir to allow that"
 
 
 class AdapterKeeper:

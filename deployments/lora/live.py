@@ -50,11 +50,11 @@ class NamedAdapters:
             return "there are several models; load adapters by HTTP"
         config = self._fronts[0].config
         if config.lora_update_dir is None:
-            return "there is no lora_update_dir, so engines have no room for adapters that come later"
+            return "lora_update_dir is not set, so engines have no room for further adapters"
         if config.may_sleep():
-            return "with min_replicas 0 there may be no engine to read them; the setting lora_modules does"
+            return "with min_replicas 0 there may be no engine to read them; use the setting lora_modules"
         taken = [name for name in adapters if name in config.all_names()]
-        return f"the settings have {taken[0]!r} already" if taken else None
+        return f"the settings define {taken[0]!r} already" if taken else None
 
 
 async def _load(adapters: FleetAdapters, name: str, path: str) -> None:

@@ -53,7 +53,7 @@ def add_adapter_routes(app: FastAPI, models: ServedModels) -> None:
         with field_names({"model": "base_model_name"}):
             service = models.choose(body.base_model_name)
         if any(other is not service and other.prompts.knows(body.lora_name) for other in models):
-            raise invalid("lora_name", "is that of an adapter of another model")
+            raise invalid("lora_name", "is the name of an adapter of another model")
         try:
             await FleetAdapters(service.pool).load(body.lora_name, body.lora_path, bool(body.load_inplace))
         except AdapterExists:

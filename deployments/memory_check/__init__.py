@@ -1,1 +1,1 @@
-"""Whether a start fits the memory of this machine, said before anything is loaded."""
+"""Check of this machine's memory before a start."""

@@ -76,7 +76,7 @@ def _check_slots(config: AppConfig, engine: EngineConfig) -> None:
     free = free_memory()
     if free is not None and num_bytes > free:
         raise ValueError(
-            f"max_num_seqs is {engine.max_num_seqs}: the tables of as many sequences of {longest} tokens take "
+            f"max_num_seqs is {engine.max_num_seqs}: the tables of that many sequences of {longest} tokens take "
             f"{num_bytes / GIB:.1f} GiB, {free / GIB:.1f} GiB of memory are free; lower it or max_model_len"
         )
 

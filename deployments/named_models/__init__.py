@@ -1,1 +1,1 @@
-"""`wingbeat fetch`. Optional: the rest works without this folder."""
+"""`wingbeat fetch`. Optional: everything else works without this folder."""

@@ -1,1 +1,1 @@
-"""Batches of prompts in this process, without Ray and HTTP: `wingbeat.LLM`."""
+"""`wingbeat.LLM`: batches of prompts in this process, without Ray and HTTP."""

@@ -97,7 +97,7 @@ def _read_prompt(prompt: Any, place: str, reader: Reader) -> Prompt:
 
 
 def _read_conversation(messages: Any, place: str, before: str, reader: Reader, options: Mapping[str, Any]) -> Prompt:
-    """Read one conversation; `before` is prepended to errors that name places within it."""
+    """Read one conversation; `before` is prepended to errors, which name places within the conversation."""
     with one_line(before), none_ignored():
         body = ChatBody.of_fields({"messages": list(messages) if isinstance(messages, tuple) else messages, **options})
     if body.other_parts:

@@ -1,1 +1,1 @@
-"""Application's part of one-pass heads."""
+"""Findings of `wingbeat inspect` about one-pass heads."""

@@ -18,10 +18,9 @@ _SIZES += ("target_hidden_size", "vocab_size", "draft_vocab_size", "max_position
 
 
 def one_pass_findings(folder: Path, target: TargetDescription | None) -> tuple[dict[str, Any], int, int] | None:
-    """Findings about a one-pass head, its number of parameters, and the numbers in its KV cache per token; None for
-    other folders.
+    """Findings about a one-pass head, its parameters, and the numbers in its KV cache per token.
 
-    Uses only names and shapes of tensors.
+    Uses only names and shapes of tensors. None for folders without a one-pass head.
 
     Args:
         target: the verifier; without one, its sizes are taken from the head's config.
@@ -57,6 +56,6 @@ def _sizes(checkpoint: OnePassCheckpoint) -> tuple[int, int]:
     body = raw.get("transformer_layer_config") or raw
     hidden = raw.get("target_hidden_size") or body.get("hidden_size")
     if not isinstance(hidden, int):
-        raise CheckpointError("config.json does not say the verifier's hidden_size: give the verifier")
+        raise CheckpointError("config.json does not state the verifier's hidden_size: give the verifier")
     layers = raw.get("num_target_layers")
     return hidden, layers if isinstance(layers, int) else 1024

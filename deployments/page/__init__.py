@@ -1,1 +1,1 @@
-"""The page that browsers get at `/`: one HTML file, and what serves it."""
+"""The playground page at `/`: HTML, style and script, and the route that serves it."""

@@ -1,7 +1,7 @@
-// What the form asks for, what of it stays for the next visit, and which models there are.
+// Request settings of the form, their storage for the next visit, and the list of models.
 const CHATS = "chat" in document.body.dataset; // the model has a chat template
 const QUESTIONS = ["Explain in three sentences how birds stay in the air.", "Write a Python function that reverses a list, and explain it.", "List five ideas for a rainy day."];
-const COMPLETION_TOKENS = 256; // of a completion, which may have no end of its own; a chat's answer has
+const COMPLETION_TOKENS = 256; // limit of a completion, which may never end by itself; a chat's answer does
 const SAMPLES = ["def read_lines(path):\n    ", "class Stack:\n    def __init__(self):\n        ", "Once upon a time"];
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 const TEXTS = ["prompt", "system", ...NUMBERS], SWITCHES = ["compare", "force"];
@@ -9,7 +9,7 @@ const KEPT = "wingbeat.form", KEY = "wingbeat.key";
 
 const isChat = () => document.querySelector("[name=mode]:checked").value === "chat";
 
-// A request but for its speculation; `before` are the messages so far.
+// A request without its speculation field; `before` holds the messages so far.
 function requestOf(prompt, before) {
   const body = $("adapter").value ? { model: $("adapter").value } : {};
   if (isChat()) {
@@ -23,20 +23,20 @@ function requestOf(prompt, before) {
   return { path: isChat() ? "/v1/chat/completions" : "/v1/completions", body };
 }
 
-// For a shell: what brings the same text. The key is named and not copied.
+// Shell command that generates the same text. The key is referenced by a variable, not copied.
 function curlOf({ path, body }) {
   const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const key = $("key").value ? ` \\\n  -H "Authorization: Bearer $WINGBEAT_API_KEY"` : "";
   return `curl -s ${quoted(location.origin + BASE + path)} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${quoted(JSON.stringify(body, null, 2))}`;
 }
 
-// A browser may refuse to store anything; then nothing is kept.
+// A browser may refuse storage; then nothing is stored.
 function stored(storage, name) {
   try { return window[storage].getItem(name); } catch { return null; }
 }
 
 function store(storage, name, text) {
-  try { window[storage].setItem(name, text); } catch { /* as in private windows */ }
+  try { window[storage].setItem(name, text); } catch { /* refused, for example in private windows */ }
 }
 
 function keepForm() {
@@ -47,7 +47,7 @@ function keepForm() {
 
 function restoreForm() {
   let fields = null;
-  try { fields = JSON.parse(stored("localStorage", KEPT)); } catch { /* somebody else's text under this name */ }
+  try { fields = JSON.parse(stored("localStorage", KEPT)); } catch { /* another program's text under this name */ }
   for (const id of TEXTS) if (typeof fields?.[id] === "string") $(id).value = fields[id];
   for (const id of SWITCHES) $(id).checked = fields?.[id] === true;
   const chats = typeof fields?.isChat === "boolean" ? fields.isChat : CHATS;

@@ -1,4 +1,4 @@
-// Elements of the page, made and found. Text is set as text, whoever wrote it.
+// Creates and finds elements of the page. All text is set as text, never as HTML.
 const SVG = "http://www.w3.org/2000/svg";
 const BASE = location.pathname.replace(/\/+$/, "");
 const $ = (id) => document.getElementById(id);
@@ -18,7 +18,7 @@ const shape = (tag, attributes = {}, ...children) => {
 
 const number = (value, digits) => value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
-// What a reader takes for one character: accents and joined emoji stay whole.
+// User-perceived characters: accents and joined emoji stay whole.
 const segmenter = Intl.Segmenter && new Intl.Segmenter();
 const characters = (text) => (segmenter ? Array.from(segmenter.segment(text), ({ segment }) => segment) : [...text]);
 

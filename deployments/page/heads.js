@@ -1,9 +1,9 @@
-// Tokens per round over time while the page is open, and where another version of the draft head took over.
+// Tokens per round over time while the page is open, with marks where another version of the draft head took over.
 const MOST_POINTS = 240, HEADS_S = 5, HEIGHT = 60;
-const headPoints = []; // { at, length } of the rounds since the point before
+const headPoints = []; // { at, length }: time, and tokens per round since the previous point
 let headTotals = null, headsTimer = null;
 
-// Of a server that says where its versions are: others have none.
+// Called only for servers that report the path of their head versions.
 function followHeads(path) {
   if (headsTimer !== null) return;
   headsTimer = setInterval(() => drawHeads(path), 1000 * HEADS_S);
@@ -25,7 +25,7 @@ function takeHeads({ versions }) {
   const totals = { rounds: sum("rounds"), accepted: sum("accepted") };
   const rounds = totals.rounds - (headTotals?.rounds ?? totals.rounds);
   const accepted = totals.accepted - (headTotals?.accepted ?? totals.accepted);
-  // An engine that starts anew counts from 0.
+  // A restarted engine counts from 0.
   if (rounds > 0 && accepted >= 0) headPoints.push({ at: Date.now() / 1000, length: 1 + accepted / rounds });
   if (headPoints.length > MOST_POINTS) headPoints.shift();
   headTotals = totals;

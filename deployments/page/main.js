@@ -1,8 +1,8 @@
-// What happens when something is pressed, typed or resized.
+// Event handlers for keys, input and resizing.
 const TREE_INTRO = $("tree").textContent;
 const narrow = matchMedia("(max-width: 1020px)"), touched = matchMedia("(pointer: coarse)");
 
-// On a narrow screen the form comes first, and the newest answer right below it: for eyes and for keys alike.
+// On a narrow screen the form comes first and the newest answer right below it, in visual and in tab order.
 function arrange() {
   const focus = document.activeElement, turns = [...document.querySelectorAll(".turn")];
   if (narrow.matches) document.querySelector(".talk").prepend($("form"));
@@ -33,7 +33,7 @@ function choose(event) {
 
 $("form").addEventListener("submit", (event) => { event.preventDefault(); generate(); });
 $("form").addEventListener("input", (event) => { if (event.target.name === "mode") drawMode(); keepForm(); });
-// Adapters come and go while a page is open.
+// Adapters may be loaded and unloaded while the page is open.
 $("settings").addEventListener("toggle", () => { if ($("settings").open) drawModel(); });
 $("stop").addEventListener("click", () => running?.abort());
 $("clear").addEventListener("click", clear);
@@ -44,11 +44,11 @@ $("round").addEventListener("input", (event) => {
   drawRound();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.isComposing) return; // Enter ends a word of an input method
+  if (event.isComposing) return; // Enter ends the composition of an input method
   if (event.key === "Escape" && running) { event.preventDefault(); running.abort(); }
   if (event.key !== "Enter") return;
   const always = event.ctrlKey || event.metaKey;
-  // A keyboard on a screen has no Shift and Enter: there a button sends, and Enter is a new line.
+  // On-screen keyboards lack Shift+Enter: there Enter begins a new line, and the button sends.
   const plain = event.target === $("prompt") && !event.shiftKey && !event.altKey && !touched.matches;
   if (always || plain) { event.preventDefault(); generate(); }
 });
@@ -59,7 +59,7 @@ $("settings").open = matchMedia("(min-width: 1021px)").matches;
 arrange();
 drawMode();
 drawPanel();
-if (!$("settings").open) drawModel(); // opening draws it
+if (!$("settings").open) drawModel(); // opening the settings draws it
 drawLoad();
 setInterval(drawLoad, 2000);
 document.addEventListener("visibilitychange", drawLoad);

@@ -1,4 +1,4 @@
-// Markdown as elements. Every text is set as text; links and images stay words, so that nothing is fetched or followed.
+// Converts Markdown to elements. All text is set as text; links and images stay text, so that nothing is fetched.
 const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*|__(.+?)__|\*(?=\S)([^*\n]+?)\*|!?\[([^\]\n]*)\]\(([^)\s]+)[^)\n]*\)/s;
 const FENCE = /^ {0,3}(```+|~~~+)\s*([\w+#.-]*)/, HEADING = /^ {0,3}(#{1,6})\s+(.*?)#*\s*$/, RULE = /^ {0,3}([-*_])( *\1){2,}\s*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/, QUOTE = /^ {0,3}> ?(.*)$/, ROW_LINE = /^\s*\|.*\|\s*$/, RULED = /^\s*\|[\s:|-]+\|\s*$/;
@@ -40,7 +40,7 @@ function taken(lines, belongs) {
 
 const heading = (line) => {
   const [, marks, words] = HEADING.exec(line);
-  // The page's own headings come first.
+  // Levels 1 and 2 belong to the page's own headings.
   return node(`h${Math.min(marks.length + 2, 6)}`, {}, ...inline(words));
 };
 
@@ -53,7 +53,7 @@ function fenced(lines) {
   return block;
 }
 
-// Items of one list, with the lines that are indented below each.
+// Items of one list, with the indented lines below each item.
 function list(lines) {
   const [, indent, mark] = ITEM.exec(lines[0]), numbered = /\d/.test(mark);
   const made = node(numbered ? "ol" : "ul");

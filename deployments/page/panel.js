@@ -1,6 +1,6 @@
-// The panel beside the answers: a picture of one run, and of no run where there is none.
+// The panel beside the answers, which shows one run, or placeholders without a run.
 let shown = null; // the run
-let chosen = null; // index of the round that was chosen; null follows the stream
+let chosen = null; // index of the selected round; null follows the stream
 
 function drawPanel() {
   drawFigures();
@@ -29,7 +29,7 @@ function drawFigures() {
   });
   const why = fast?.why ?? "", notes = why ? [why] : [];
   if (!why && drafts.length && fast.drafter) notes.push(`${fast.drafter} drafted ${drafts.length} of ${fast.rounds.length} rounds.`);
-  if (speeds) notes.push("One run of each: other work on the machine shows in their speeds.");
+  if (speeds) notes.push("The speeds are of a single run each: other work on the machine affects them.");
   if (why && slow?.speed) notes.push("Both sides decoded plainly, or nearly so: their speeds are not compared.");
   if (why && fast.plain.some((round) => round.plain_reason === "plain")) notes.push("“Always draft” drafts all the same.");
   $("notes").textContent = notes.join(" ");
@@ -49,7 +49,7 @@ function drawRound() {
     $("tree").replaceChildren(node("p", { textContent: text }));
     return;
   }
-  // Without a choice the latest tree is shown, or why there is none: the ends of every answer have none.
+  // Without a selection, show the latest round with a tree, or else with a reason; an answer's first and last rounds have no tree.
   const latest = (tells) => { const index = shown.rounds.findLastIndex(tells); return index < 0 ? null : index; };
   const telling = () => latest((round) => round.tree) ?? latest((round) => !["prompt", "idle"].includes(round.plain_reason));
   const index = chosen ?? telling() ?? count - 1, round = shown.rounds[index], tree = round.tree;

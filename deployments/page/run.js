@@ -1,34 +1,34 @@
-// A run is one streamed answer: its rounds, its text, when its tokens came.
-const DEEPEST = 6; // shades that depths have
+// A run is one streamed answer: its rounds, its text, and the arrival times of its tokens.
+const DEEPEST = 6; // number of shades for depths
 
-// By a round's `plain_reason`: why it had no draft.
+// Why a round had no draft, by its `plain_reason`.
 const REASONS = {
   plain: "drafting does not pay at this load",
-  probe_plain: "the server measured what plain decoding takes",
-  idle: "there was nothing to draft from yet, or no room for more",
+  probe_plain: "the server measured the speed of plain decoding",
+  idle: "there was nothing to draft from yet, or no room for more tokens",
   no_drafter: "the server has no drafter now",
   drafter_lost: "the drafter was lost and has not been replaced yet",
   drafter_late: "the drafter has not answered in time",
   text: "trees made of earlier text were worth more than a draft",
-  not_asked: "plain decoding was asked for",
+  not_asked: "the request turned speculation off",
   no_room: "the KV cache had no room for a draft tree",
-  not_usable: "no draft came that was worth verifying",
+  not_usable: "there was no draft worth verifying",
 };
-// Drafters that continue what stands in the text already draft nothing for a text that is new.
+// Drafters that copy from earlier text draft nothing for text that is new.
 const OF_TEXT = ["ngram", "suffix"];
-const NOTHING = "the text so far has nothing that it could continue";
-const RARELY = "it was not asked, since it lately found too little to continue for what a look and a check take";
+const NOTHING = "the text so far has no passage that it could continue";
+const RARELY = "it was skipped, because its recent drafts saved less time than they cost";
 const reasonOf = ({ plain_reason: reason }, drafter) => {
   if (OF_TEXT.includes(drafter) && ["not_usable", "idle"].includes(reason)) return NOTHING;
   if (OF_TEXT.includes(drafter) && reason === "plain") return RARELY;
-  return REASONS[reason] ?? `the server says ${reason}`;
+  return REASONS[reason] ?? `the server gives the reason ${reason}`;
 };
 
 class Run {
   constructor(speculative, pane, drafter) {
     Object.assign(this, { speculative, pane, drafter, rounds: [], spans: [], text: "", content: "", times: [], seed: null });
     this.output = pane.querySelector(".text");
-    this.prose = pane.querySelector(".prose"); // of a chat
+    this.prose = pane.querySelector(".prose"); // only in a chat
     this.thoughts = "";
   }
   take(chunk) {
@@ -56,7 +56,7 @@ class Run {
     this.output.append(...spans);
     this.times.push([performance.now(), round.texts.length]);
   }
-  // The answer of a chat as its writer meant it to look.
+  // Renders the answer of a chat as Markdown.
   drawProse() {
     if (!this.prose || this.drawn === this.text) return;
     this.drawn = this.text;
@@ -64,7 +64,7 @@ class Run {
     this.prose.replaceChildren(...thoughts, ...markdown(this.content));
   }
   get numTokens() { return this.times.reduce((sum, [, count]) => sum + count, 0); }
-  // From the first moment at which tokens came, whose own tokens do not count: what came before is not decoding.
+  // Tokens per second after the arrival of the first tokens, which are not counted: the time before is not decoding.
   get speed() {
     if (!this.times.length) return null;
     const begin = this.times[0][0], end = this.times.at(-1)[0];
@@ -73,9 +73,9 @@ class Run {
   }
   get drafts() { return this.rounds.filter((round) => round.tree); }
   get plain() { return this.rounds.filter((round) => !round.tree && round.plain_reason !== "prompt"); }
-  // A few rounds that were tried say nothing of what drafting brings.
+  // A few trial rounds with drafts do not make a drafted run.
   get isDrafted() { return this.drafts.length > this.plain.length; }
-  // Why most of its rounds had no draft; empty where most had one.
+  // Why most rounds had no draft; empty if most had one.
   get why() {
     if (this.isDrafted || !this.plain.length) return "";
     const counts = new Map();

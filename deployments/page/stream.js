@@ -1,9 +1,9 @@
-// Requests to the page's own server. What goes wrong is a Problem, in words that say what to do.
+// Requests to the page's own server. Failures become a Problem, whose message says what to do.
 class Problem extends Error {}
 
 const UNREACHABLE = "The server cannot be reached. Send again once it is running.";
-const CUT_OFF = "The connection ended in the middle of the answer: the server stopped, or something on the way to it did.";
-const NO_ANSWER = "What answered is no Wingbeat server: something on the way to it may have answered instead.";
+const CUT_OFF = "The connection ended in the middle of the answer: the server or a proxy in front of it has stopped.";
+const NO_ANSWER = "The answer is not from a Wingbeat server: a proxy in front of it may have answered instead.";
 
 const authorization = () => ($("key").value ? { Authorization: `Bearer ${$("key").value}` } : {});
 
@@ -11,7 +11,7 @@ const inWords = (promise, words) => promise.catch((error) => {
   throw error.name === "AbortError" ? error : new Problem(words);
 });
 
-// Each chunk of the answer is handed to `take` as it comes.
+// Calls `take` with each chunk of the answer as it arrives.
 async function stream(path, body, signal, take) {
   const headers = { "Content-Type": "application/json", ...authorization() };
   const answer = await inWords(fetch(BASE + path, { method: "POST", headers, body: JSON.stringify(body), signal }), UNREACHABLE);
@@ -38,12 +38,12 @@ function parsed(data) {
 }
 
 async function refusal(answer) {
-  if (answer.status === 401) $("settings").open = true; // where a key is typed
+  if (answer.status === 401) $("settings").open = true; // holds the field for the API key
   const said = await answer.json().catch(() => null);
-  return said?.error?.message ?? `The server, or something on the way to it, answered with status ${answer.status}.`;
+  return said?.error?.message ?? `The server, or a proxy in front of it, answered with status ${answer.status}.`;
 }
 
-// JSON of the server, or null; with `reached` false where nothing answered.
+// JSON answer of the server, or null; `reached` is false if nothing answered.
 async function ask(path) {
   const headers = { Accept: "application/json", ...authorization() };
   const answer = await fetch(BASE + path, { headers }).catch(() => null);

@@ -2,7 +2,7 @@
 const ROW = 25, GAP = 18, HIGH = 19, PAD = 12;
 const pen = document.createElement("canvas").getContext("2d");
 
-// Characters of some scripts are wider than others, so widths are measured.
+// Measured, because characters of some scripts are wider than others.
 function widthOf(text) {
   return Math.ceil(pen.measureText(text).width) + PAD;
 }
@@ -12,7 +12,7 @@ function treePicture({ tree, texts, depths, token_ids }) {
   const count = tree.parents.length, kept = new Set([0, ...tree.accepted]);
   const children = tree.parents.map(() => []), depth = tree.parents.map(() => 0);
   tree.parents.forEach((parent, index) => { if (index) { children[parent].push(index); depth[index] = depth[parent] + 1; } });
-  // The kept path goes first, so that it is one straight line on top.
+  // The kept path comes first, so that it is a straight line on top.
   for (const mine of children) mine.sort((a, b) => kept.has(b) - kept.has(a) || a - b);
   const labels = tree.texts.map((text, index) => label(text, tree.token_ids[index]));
   const last = texts.length - 1, end = tree.accepted.at(-1) ?? 0, hasOwn = depths[last] === 0;
@@ -57,7 +57,7 @@ function treePicture({ tree, texts, depths, token_ids }) {
   return shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": spoken(tree, texts) }, ...edges, ...nodes);
 }
 
-// A token that is a part of a character has no text of its own: its number stands for it.
+// A token that is part of a character has no text; its id is shown instead.
 function label(text, id) {
   if (!text || text.includes("\ufffd")) return id === null ? "…" : `#${id}`;
   const visible = text.replace(/\n/g, "↵").replace(/ {3,}/g, (run) => `·${run.length}`).replace(/ /g, "·").replace(/\t/g, "⇥");

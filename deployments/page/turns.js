@@ -1,9 +1,9 @@
-// Answers, one turn after the other: asked for, streamed in, compared, copied, cleared.
-let running = null; // AbortController of the request on its way
+// Turns of the transcript: requests, streamed answers, comparison, copying, clearing.
+let running = null; // AbortController of the running request
 let messages = []; // the conversation so far
 let drawing = false;
-let showsTokens = false; // below the answers of a chat
-const runOf = new WeakMap(); // by element of its text
+let showsTokens = false; // whether tokens are unfolded below the answers of a chat
+const runOf = new WeakMap(); // runs by their text element
 
 async function generate() {
   const prompt = $("prompt").value, chat = isChat(), compare = $("compare").checked;
@@ -16,7 +16,7 @@ async function generate() {
   if (chat) $("prompt").value = "";
   show(runs[0]);
   try {
-    // One after the other: together they would share each of the engine's rounds, and neither speed would be its own.
+    // Sequentially: concurrent runs would share the engine's rounds and distort each other's speed.
     for (const run of runs) {
       const speculation = { enabled: run.speculative, trace: true, ...(run.speculative && force ? { force } : {}) };
       const seed = runs[0].seed === null ? {} : { seed: runs[0].seed };
@@ -69,12 +69,12 @@ function paneOf(title, given) {
 }
 
 function fail({ element, runs }, error) {
-  const words = error instanceof Problem ? error.message : `The page made a mistake: ${error.message}`;
+  const words = error instanceof Problem ? error.message : `Error in this page: ${error.message}`;
   for (const run of runs) if (!run.rounds.length) run.pane.remove();
   const line = node("p", { className: "failure", textContent: words, role: "alert" });
   element.append(line);
   tell("");
-  // Behind the frame that draws the rest, and with the buttons below it.
+  // After the frame that draws the rest, so that the buttons below are visible too.
   requestAnimationFrame(() => requestAnimationFrame(() => (element.lastChild ?? line).scrollIntoView({ block: "nearest" })));
 }
 
@@ -96,7 +96,7 @@ function tools(run, request) {
     const made = node("button", { type: "button", textContent: name });
     made.addEventListener("click", async () => {
       const done = await copied(text());
-      tell(done ? "Copied." : "The browser does not let this page copy.");
+      tell(done ? "Copied." : "The browser does not allow this page to copy.");
       made.textContent = done ? "Copied" : "Not copied";
       setTimeout(() => { made.textContent = name; }, 1500);
     });
@@ -106,7 +106,7 @@ function tools(run, request) {
   return node("div", { className: "tools" }, ...ofText, button("Copy as curl", () => curlOf(request)));
 }
 
-// Pages that came over plain HTTP from another machine have no clipboard; they may copy what is selected.
+// Pages loaded over plain HTTP from another machine have no clipboard API; they may copy a selection.
 async function copied(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
   const field = node("textarea", { className: "unseen", value: text, readOnly: true }), focus = document.activeElement;
@@ -125,12 +125,12 @@ function setRunning(controller) {
   [next.hidden, last.hidden] = [false, true];
   if (hadFocus) next.focus();
   $("clear").hidden = Boolean(running) || !document.querySelector(".turn");
-  // An answer is read out once it is there, not token by token.
+  // Screen readers read an answer once it is complete, not token by token.
   $("transcript").setAttribute("aria-busy", String(Boolean(running)));
   if (running) tell("Generating.");
 }
 
-// Everything that moves is drawn at most once a frame.
+// Redraws at most once per frame.
 function draw(runs) {
   if (drawing) return;
   drawing = true;
@@ -142,7 +142,7 @@ function draw(runs) {
       run.drawProse();
       run.pane.querySelector("output").textContent = run.numTokens ? parts.join(" · ") : "";
     }
-    if (below < 160) box.scrollTop = box.scrollHeight; // unless somebody reads further up
+    if (below < 160) box.scrollTop = box.scrollHeight; // unless the user has scrolled up
     drawPanel();
   });
 }

@@ -21,7 +21,7 @@ Name = Annotated[str, typer.Argument(help="Name of the prefix.", show_default=Fa
 
 def add_commands(app: typer.Typer) -> None:
     """Add `wingbeat prefix`."""
-    prefix = new_app("Saved prefixes, such as system prompts, of a server that runs.")
+    prefix = new_app("Saved prefixes, such as system prompts, of a running server.")
     app.add_typer(prefix, name="prefix")
 
     @prefix.command()

@@ -1,1 +1,1 @@
-"""A verifier that is divided among several processes."""
+"""Tensor-parallel ranks of a verifier."""

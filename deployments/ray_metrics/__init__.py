@@ -1,1 +1,1 @@
-"""Figures of engines among the metrics of Ray."""
+"""Engine figures among Ray's metrics."""

@@ -1,1 +1,1 @@
-"""Recordings of a verifier's hidden states: of a text by a command, and of live traffic."""
+"""Recordings of a verifier's hidden states, over a text by a command or from live traffic."""

@@ -24,7 +24,10 @@ def extract_command(config: ExtractConfig) -> None:
     if result.num_prompts_left_out:
         print(f"{result.num_prompts_left_out} prompts leave no room for an answer: left out", file=sys.stderr)
     if result.stopped is not None:
-        print(f"Stopped early: {result.stopped}. The same command goes on once there is room.", file=sys.stderr)
+        print(
+            f"Stopped early: {result.stopped}. Run the same command again to continue once there is room.",
+            file=sys.stderr,
+        )
     print(
         f"{config.output}: {index.num_sequences} sequences, {index.num_tokens} tokens, {index.num_bytes} bytes in "
         f"{len(index.shards)} shards"

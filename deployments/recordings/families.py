@@ -20,13 +20,13 @@ def recording_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     )
     yield counter(
         "wingbeat_recording_dropped",
-        "Requests that were to be recorded and were not, for want of memory or of a disk that can be written.",
+        "Requests that were selected for recording but dropped, for lack of memory or of a writable disk.",
         LABELS,
         rows(snapshot, _of_recording(lambda found: found["num_dropped"])),
     )
     yield gauge(
         "wingbeat_recording_stopped",
-        "1 while nothing can be recorded, such as on a full disk.",
+        "1 while nothing can be recorded, for example because the disk is full.",
         LABELS,
         rows(snapshot, _of_recording(lambda found: int(found["stopped"] is not None))),
     )

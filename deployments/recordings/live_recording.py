@@ -34,7 +34,7 @@ def needs_with_recording(config: AppConfig, needs: DrafterNeeds, num_layers: int
     """Needs with the tapped layers: the drafter's, or those of a future head if the drafter has none.
 
     Raises:
-        ValueError: the drafter taps something other than hidden states.
+        ValueError: the drafter taps no hidden states, or other data beside them.
     """
     if needs.tap_layers and not needs.kv_layers:
         return needs

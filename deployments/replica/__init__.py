@@ -1,1 +1,1 @@
-"""Verifier and drafter as replicas."""
+"""Replicas of a verifier and its drafter, and the processes below them."""

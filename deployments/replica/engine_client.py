@@ -220,11 +220,10 @@ class EngineClient:
         return self._link.pulse.names()
 
     def lose(self, reason: str, suspects: Iterable[str] = ()) -> None:
-        """Handle the end of the process: read its final messages, then end streams and calls; does nothing if
-        repeated.
+        """Handle the end of the process: read its final messages, then end streams and calls.
 
-        Requests that the engine had not read are returned; if one request ran alone, all others are. For other
-        requests, which may have caused the end, routers learn only that their engine is gone.
+        Does nothing if repeated. Requests that the engine had not read are returned; if one request ran alone, all
+        others are. For other requests, which may have caused the end, routers learn only that their engine is gone.
 
         Args:
             suspects: ids from `at_work_for`; one of these requests has certainly caused the end.

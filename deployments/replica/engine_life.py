@@ -1,5 +1,6 @@
-"""One life of a pair in its replica, from start to end: the engine's process, the other tensor-parallel ranks if the
-model is divided, and the drafter.
+"""One life of a pair in its replica, from start to end.
+
+It consists of the engine's process, the other tensor-parallel ranks if the model is divided, and the drafter.
 """
 
 import asyncio
@@ -212,7 +213,7 @@ class EngineLife:
             return
         # A process that is stopped by a signal was not stopped by a request: no suspects.
         suspects = [] if is_stopped(self._process.pid) else self.client.at_work_for()
-        logger.error("%s; it was at work for %s", reason, ", ".join(suspects[:MOST_NAMED]) or "nobody")
+        logger.error("%s; it was working for the requests %s", reason, ", ".join(suspects[:MOST_NAMED]) or "(none)")
         logger.error("its threads, then their stacks: %s", "; ".join(threads_of(self._process.pid)))
         self._process.signal(STACKS_SIGNAL)
         await asyncio.sleep(STACKS_S)

@@ -96,8 +96,8 @@ class EngineSupervisor:
         try:
             await self._run()
         except Exception as error:  # any exception: without this handler no engine would ever start here again
-            logger.exception("No engine can be kept here")
-            self._give_up(f"no engine can be kept here: {root_cause(error)}")
+            logger.exception("No engine can be kept running here")
+            self._give_up(f"no engine can be kept running here: {root_cause(error)}")
 
     async def _run(self) -> None:
         num_failures = 0

@@ -1,6 +1,4 @@
-"""Outputs on their way to one router: collected in the engine's process, merged in the replica while the router is
-slow.
-"""
+"""Outputs on their way to one router: collected in the engine's process, merged in the replica if not read."""
 
 import asyncio
 import logging

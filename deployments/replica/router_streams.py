@@ -68,9 +68,7 @@ class ClientLoads:
         return found
 
     def alone(self) -> tuple[str, int] | None:
-        """Client and number of the request that the engine runs alone, which is the first that demands it; None if
-        none does.
-        """
+        """Client and number of the request that the engine runs alone, the first to demand it; or None."""
         of_them = (key for key, one in self._open.items() if one.begins_alone and one.num_written <= ALONE_TOKENS)
         return next(of_them, None)
 

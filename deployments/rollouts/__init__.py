@@ -1,1 +1,1 @@
-"""A server whose weights change while it runs, for whoever samples what a policy in training writes."""
+"""Weight updates of a running server, for sampling from a policy that is being trained."""

@@ -380,8 +380,9 @@ class RolloutEngine:
         return Finished((self._head or self._update).num_written, self._head is not None)
 
     def abandon_update(self) -> None:
-        """End an update unfinished: the old weights return if there is a journal, else there are none until the next
-        update.
+        """End an update unfinished.
+
+        With a journal the old weights return; without a journal there are no weights until the next update.
 
         Raises:
             WrongOrder: no update is open.

@@ -17,7 +17,7 @@ JOURNAL, RANKS, PREFIX_DIR = "`rollouts_journal`", "`tensor_parallel_size` above
 """Names of features that other parts define."""
 _OLD = "stored data would belong to weights that change"
 REFUSED = (
-    Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines contain the weights that they were built with"),
+    Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines hold the weights that they were built with"),
     Refusal(ROLLOUTS, Feature.INT8, "rounded weights cannot be replaced while they are served"),
     Refusal(ROLLOUTS, Feature.OWN_ENGINE, "a user's engine manages its own weights"),
     Refusal(JOURNAL, RANKS, "each rank holds only a part of each weight"),

@@ -1,1 +1,1 @@
-"""Recordings of what the rounds of all engines do."""
+"""Traces of the rounds of all engines."""

@@ -53,5 +53,5 @@ async def _one(engine_id: str, record: Record, seconds: float) -> Events | None:
             return await record(engine_id, seconds)
     except Exception as error:
         # Any exception: the transport defines what it raises for an engine that is gone or hangs.
-        logger.warning("Engine %s gives no trace: %s", engine_id, type(error).__name__)
+        logger.warning("Engine %s returned no trace: %s", engine_id, type(error).__name__)
         return None

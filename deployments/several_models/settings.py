@@ -73,7 +73,7 @@ def _beside(config: "AppConfig") -> dict[str, Any]:
 def _one(config: "AppConfig", index: int, common: dict[str, Any], entry: dict[str, Any]) -> "AppConfig":
     misplaced = next((name for name in OF_ROUTER if name in entry), None)
     if misplaced is not None:
-        raise ValueError(f"models[{index}].{misplaced}: all models have the same; put it beside models")
+        raise ValueError(f"models[{index}].{misplaced}: all models share it; put it beside models")
     try:
         return type(config)(**common | entry)
     except ValidationError as error:

@@ -69,9 +69,7 @@ class PoolMember:
         return self.status is not None and waits_s < 2 * ASK_S
 
     def blame(self) -> None:
-        """Report that a verifier has left, possibly because the drafter does not respond: shortens the limit of
-        silence.
-        """
+        """Report that a verifier has left, which shortens the limit of silence: the drafter may be stuck."""
         self._blamed = True
 
     async def run(self) -> None:

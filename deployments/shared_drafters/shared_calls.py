@@ -60,5 +60,5 @@ def room_of(config: AppConfig, device: torch.device) -> DraftRoom:
     share = min(config.num_gpus_per_drafter, 1.0) or 1.0
     budget = memory_budget(replace(limits, kv_cache_memory_bytes=None, gpu_share=share), device)
     if device.type == "cpu":
-        budget //= options.num  # all of them may be on one node
+        budget //= options.num  # all drafters of the pool may be on one node
     return DraftRoom(options.slots(limits.max_num_seqs), options.kv_cache_memory_bytes or max(budget, 0))

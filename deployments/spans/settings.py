@@ -23,5 +23,5 @@ def check_settings(config: "AppConfig") -> None:
             importlib.import_module(module)
         except ImportError as error:
             raise ValueError(
-                f"otlp_traces_endpoint needs a package that is not here ({error}): pip install 'wingbeat[otel]'"
+                f"otlp_traces_endpoint needs a package that is not installed ({error}): pip install 'wingbeat[otel]'"
             ) from None

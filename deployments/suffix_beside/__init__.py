@@ -1,1 +1,1 @@
-"""The setting of trees that continue earlier text beside a drafter's, and their figures."""
+"""Setting and metrics of suffix drafts beside a drafter."""

@@ -1,1 +1,1 @@
-"""Engine directories: how they are built, and what is in them."""
+"""`wingbeat build-engine`, and findings about engine directories."""

@@ -1,1 +1,1 @@
-"""Weights that are pushed to a server that runs."""
+"""Weights that operators push to a running server."""

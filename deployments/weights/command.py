@@ -19,7 +19,7 @@ COLUMNS = ("model", "engine", "state", "weights", "folder")
 
 def add_commands(app: typer.Typer) -> None:
     """Add `wingbeat weights`."""
-    weights = new_app("The verifier's weights on a server that runs.")
+    weights = new_app("The verifier's weights on a running server.")
     app.add_typer(weights, name="weights")
 
     @weights.command()
@@ -34,10 +34,12 @@ def add_commands(app: typer.Typer) -> None:
             Path,
             typer.Argument(help="Checkpoint of the same model, on the machine of each replica.", show_default=False),
         ],
-        model: Annotated[str | None, typer.Option(help="Whose weights they are, where several are served.")] = None,
+        model: Annotated[str | None, typer.Option(help="Model to update, if several are served.")] = None,
         drain_s: Annotated[
             float | None,
-            typer.Option(min=0, max=600, help="What the requests that run in a replica have to end; 60 by default."),
+            typer.Option(
+                min=0, max=600, help="Seconds that running requests of a replica have to finish; 60 by default."
+            ),
         ] = None,
         url: Url = LOCAL,
         operator_key: Key = None,

@@ -13,7 +13,7 @@ def weights_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     """Weights of each engine."""
     yield gauge(
         "wingbeat_weights_info",
-        "1 with the digest of the weights that were pushed and are served; 'settings' where none were.",
+        "1, labelled with the digest of the pushed weights that are served, or 'settings' if none were pushed.",
         (*LABELS, "weights"),
         by_key(snapshot, lambda figures: {figures["weights"] or "settings": 1}),
     )

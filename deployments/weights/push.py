@@ -70,7 +70,7 @@ class FleetWeights:
             EngineUnavailable: there is no replica, or a replica does not answer.
         """
         if self._pushing is not None and not self._pushing.done():
-            raise WeightsConflict("other weights are being pushed")
+            raise WeightsConflict("another push of weights is running")
         self._pushing = asyncio.get_running_loop().create_task(self._push(folder, drain_s))
         await asyncio.shield(self._pushing)
 

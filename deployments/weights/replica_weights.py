@@ -40,9 +40,7 @@ class ReplicaWeights(ReplicaEngines):
         while True:
             self._served = pushed
             if pushed.digest:
-                logger.warning(
-                    "the weights in %s are served, which were pushed, and not those of the settings", pushed.folder
-                )
+                logger.warning("the pushed weights in %s are served instead of those of the settings", pushed.folder)
             await self._start_engine(pushed.digest)
             pushed = await self._kept()
             if pushed.digest == self._served.digest:
@@ -82,7 +80,7 @@ class ReplicaWeights(ReplicaEngines):
             drain_s: seconds that running requests have to finish; no other requests begin meanwhile.
         """
         if self._taking.locked():
-            return Refusal("other weights are being pushed")
+            return Refusal("another push of weights is running")
         async with self._taking:
             if weights.version < self._served.version:
                 return Refusal("other weights were pushed later")
@@ -94,7 +92,9 @@ class ReplicaWeights(ReplicaEngines):
             try:
                 await self._memory.write(PUSHED, json.dumps(weights))
             except Exception as error:  # any exception of the cluster
-                return Refusal(f"this engine has them, but they are not kept for others: {root_cause(error)}")
+                return Refusal(
+                    f"this engine serves them, but they are not stored for other replicas: {root_cause(error)}"
+                )
             return None
 
     async def _replace(self, pushed: Weights, drain_s: float) -> Refusal | None:
@@ -111,8 +111,10 @@ class ReplicaWeights(ReplicaEngines):
             await self.engines.change(partial(self._life_of, pushed))
         except Exception as error:  # any exception that prevents an engine's start
             logger.warning("No engine starts with the weights in %s: %s", pushed.folder, root_cause(error))
-            again = "are served again" if self.engines.life is not None else "are tried again"
-            return Refusal(f"no engine starts with it: {root_cause(error)}; those before {again}", is_of_folder=True)
+            again = "is served again" if self.engines.life is not None else "is tried again"
+            return Refusal(
+                f"no engine starts with it: {root_cause(error)}; the former checkpoint {again}", is_of_folder=True
+            )
         finally:
             self._state = "serves"
             client.release()
@@ -140,17 +142,19 @@ class ReplicaWeights(ReplicaEngines):
         if found.problem is not None:
             return Weights(), found.problem
         if folder == served.resolve() and found.digest != self._served.digest:
-            return Weights(), f"{folder} is the folder that is served: write other weights to another one"
+            return Weights(), f"{folder} is the folder that is served: write other weights to another folder"
         others = self._config.with_weights(folder)
         if (others.resolved_dtype(), others.tries_bfloat16()) != (config.resolved_dtype(), config.tries_bfloat16()):
-            return Weights(), f"{folder} says that its weights are {others.resolved_dtype()}: set dtype"
+            return Weights(), f"{folder} holds {others.resolved_dtype()}, another dtype than is served: set dtype"
         return Weights(found.digest, str(folder)), None
 
 
 def refused_by(config: AppConfig) -> str | None:
     """Why these settings cannot be combined with pushed weights; None if they can."""
     if config.engine_dir is not None:
-        return "engine_dir is given, whose engines hold the weights: build others, and serve them"
+        return (
+            "engine_dir is given, whose engines contain the weights: build engines of the new weights and serve those"
+        )
     return first("refuses_weights", config)
 
 
@@ -175,5 +179,5 @@ def inspected(folder: Path, served: Path) -> Inspected:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Inspected(problem=f"{folder} cannot be looked at: {last}")
+        return Inspected(problem=f"{folder} cannot be inspected: {last}")
     return Inspected(*json.loads(done.stdout.strip().splitlines()[-1]))

@@ -29,5 +29,5 @@ def test_embeddings_are_those_of_transformers(start_app):
 
 
 def test_a_model_of_text_has_none_unless_it_is_asked_for_them(demo_app: App):
-    with pytest.raises(openai.BadRequestError, match="is no embedding model here"):
+    with pytest.raises(openai.BadRequestError, match="is not served as an embedding model"):
         demo_app.client.embeddings.create(model="wingbeat-demo", input="x")

@@ -198,7 +198,7 @@ def test_graphs_that_fail_name_their_switch(words):
 
 
 def test_missing_ipc_names_its_switch_once(words):
-    found = findings(CUDA_IPC=("warning", "cuda:0 to cuda:0: shares no events; --channel auto takes host memory there"))
+    found = findings(CUDA_IPC=("warning", "cuda:0 to cuda:0: shares no events; --channel auto uses host memory there"))
     text = "\n".join(words.verdict(replaced(found, hop("failed"))))
     [line] = [line for line in text.splitlines() if "--channel shm" in line]
     assert "hop failed at cuda_ipc: ChannelError: shares no events" in line

@@ -113,8 +113,8 @@ def test_the_drafter_is_named_where_it_drafted(page):
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("not_usable", "No round had a draft of suffix: the text so far has nothing that it could continue."),
-        ("plain", "No round had a draft of suffix: it was not asked, since it lately found too little to"),
+        ("not_usable", "No round had a draft of suffix: the text so far has no passage that it could continue."),
+        ("plain", "No round had a draft of suffix: it was skipped, because its recent drafts saved less"),
         ("no_room", "No round had a draft of suffix: the KV cache had no room for a draft tree."),
     ],
 )

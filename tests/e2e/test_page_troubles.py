@@ -121,7 +121,7 @@ def test_a_prompt_that_failed_can_be_sent_again(page, wire):
 def test_what_is_no_answer_of_the_server_is_not_shown_as_one(page):
     for answer, words in (
         ("new Response('<html>502</html>', {status: 502})", "answered with status 502"),
-        ("new Response('data: <html>\\n\\n')", "no Wingbeat server"),
+        ("new Response('data: <html>\\n\\n')", "not from a Wingbeat server"),
         ("new Response('data: {\"choices\": []}\\n\\n')", "ended in the middle of the answer"),
     ):
         page.value(

@@ -92,7 +92,7 @@ def test_weights_pushed_under_load_lose_no_request_and_nothing_of_the_old_ones_i
         with traffic(app) as answers:
             error = push(app, not_finite, 400)["error"]
         assert "NaN" in error["message"]
-        assert "those before are served again" in error["message"]
+        assert "the former checkpoint is served again" in error["message"]
         assert {*map(tuple, answers)} == {tuple(old)}
         assert texts(app) == old
 

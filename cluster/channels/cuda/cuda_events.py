@@ -36,8 +36,9 @@ class DeviceEvents:
         self._events[parity].record(self.last_stream)
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
-        """Order the calling thread's current stream after the event. If the writer is dead, return whether the event
-        is done.
+        """Order the calling thread's current stream after the event, and return True.
+
+        If the writer is dead, the stream does not wait; returns whether the event is finished.
         """
         if not writer_alive:
             return self._events[parity].query()
@@ -67,11 +68,10 @@ def open_events(runtime: CudaRuntime, device: torch.device, handles: bytes) -> l
 
 
 class DrafterEvents(DeviceEvents):
-    """The verifier's view of the reply events, which each drafter creates on its own GPU and passes on when it
-    attaches.
+    """The verifier's view of the reply events, which each drafter creates on its own GPU.
 
-    Only the drafter can record them. An event that cannot be queried any more counts as unfinished, like a dead
-    drafter's work.
+    The drafter passes their handles on when it attaches, and only the drafter can record them. An event that cannot be
+    queried any more counts as unfinished, like a dead drafter's work.
     """
 
     def __init__(self, runtime: CudaRuntime, device: torch.device, words: memoryview) -> None:

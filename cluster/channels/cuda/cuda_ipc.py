@@ -1,5 +1,4 @@
-"""The channel over CUDA IPC: two processes of one node, each with a CUDA device, messages in the verifier's GPU
-memory.
+"""The channel over CUDA IPC: two processes of one node with a GPU each, messages in the verifier's GPU memory.
 
 Control data stay in a segment of POSIX shared memory: counters, incarnations, and the IPC handles that a drafter opens.
 One block of the verifier's device holds the tensors that devices read. The block is exported once, when the channel is
@@ -317,8 +316,9 @@ def _bytes(content: bytes) -> Tensor:
 
 
 def _unmap(mapping: _Mapping) -> bool:
-    """Unmap the verifier's memory once this device is done with it; False if the device hangs and the memory stays
-    mapped.
+    """Unmap the verifier's memory once this device is done with it.
+
+    False if the device hangs, in which case the memory stays mapped.
     """
     if not mapping.drain():
         logger.warning("%s hangs: the channel's memory stays mapped until this process ends", mapping.device)

@@ -221,8 +221,9 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 def tensor_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
-    """uint8 [num_bytes] over existing memory, which must outlive every use of the tensor (DLPack 0.8,
-    DLManagedTensor).
+    """uint8 [num_bytes] over existing memory (DLPack 0.8, DLManagedTensor).
+
+    The memory must outlive every use of the tensor.
     """
     shape_at = ctypes.sizeof(_DLTensor)
     # One libc block for struct and shape, freed by libc: the tensor may outlive the interpreter, a Python callback may

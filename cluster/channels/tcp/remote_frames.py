@@ -1,5 +1,4 @@
-"""Packs the relevant part of a round's buffers into a frame's body, and unpacks it into the same places at the other
-end.
+"""Packs the relevant part of a round's buffers into a frame's body, and unpacks it at the other end.
 
 The buffers are those of every channel, so addresses are fixed at both ends. Fields of a few bytes per slot are sent
 whole, as raw bytes. Of the large fields only the part that the round's header defines is sent: hidden states of
@@ -251,8 +250,10 @@ class ReplyFrames:
 
 
 def _put_extents(body: _Body, table: np.ndarray, extents: np.ndarray) -> None:
-    """Append parts of a table int64 [num_slots, n]: extents int64 [3, count] of slots, first entries and lengths, then
-    the entries.
+    """Append parts of a table int64 [num_slots, n] to a body.
+
+    Args:
+        extents: int64 [3, count] of slots, first entries and lengths; written before the entries.
     """
     body.put(np.array([extents.shape[1]]))
     if extents.size:
@@ -293,8 +294,9 @@ def _within(name: str, count: int, most: int) -> None:
 
 
 def _bytes_of(message: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """A message as arrays over the same memory; hidden states and embeddings, whose dtype NumPy may lack, as raw
-    bytes.
+    """A message as arrays over the same memory.
+
+    Hidden states and embeddings, whose dtype NumPy may lack, are raw bytes.
     """
     by_bytes = ("_taps", "_embeddings")
     return {name: _raw(field) if name.endswith(by_bytes) else field.numpy() for name, field in message.items()}

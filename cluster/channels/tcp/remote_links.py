@@ -166,7 +166,7 @@ class DrafterLink(Link):
         self.connection = Connection(sock, most_bytes(memory.spec))
         self._replies = ReplyFrames(memory)
         self._outcomes = OutcomeReceiver(memory)
-        # A weak reference: the end owns this link, and a strong one would keep the end alive.
+        # A weak reference: the end owns this link, and a strong reference would keep the end alive.
         self._skip_to = weakref.WeakMethod(skip_to)
 
     def send(self) -> None:

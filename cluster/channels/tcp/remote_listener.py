@@ -17,8 +17,9 @@ Admit = Callable[[socket.socket, Hello], None]
 
 
 class Listener:
-    """A port of this node with its accepting thread; each connection has its own thread, so that none waits for
-    another.
+    """A port of this node with its accepting thread.
+
+    Each connection has its own thread, so that none waits for another.
 
     Args:
         host: address of this node to listen on.

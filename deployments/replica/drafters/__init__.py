@@ -1,1 +1,1 @@
-"""Drafters: their actors and processes, pools of them, and who replaces them."""
+"""Actors and processes of drafters, and their supervisors."""

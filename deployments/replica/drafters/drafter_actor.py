@@ -92,8 +92,9 @@ class DrafterActor:
         return answer
 
     def status(self) -> DrafterStatus:
-        """The drafter's processes, the channels it serves, and when its thread last looked for a round. Raises like
-        `call`.
+        """Processes and channels of the drafter, and seconds since its thread last looked for a round.
+
+        Raises like `call`.
         """
         return DrafterStatus(ActorProcess.own(), *self.call("status"))
 

@@ -80,8 +80,9 @@ class RayDrafter:
         return actor.remote(self._config, self._core, terms)
 
     async def _answer(self, asked: Awaitable[Any]) -> Any:
-        """The actor's answer. The actor gives its process less time than this, so a timeout means that the actor or
-        Ray failed.
+        """The actor's answer.
+
+        The actor gives its process less time than this call has, so a timeout means that the actor or Ray failed.
 
         Raises:
             TimeoutError: the actor has not answered.

@@ -18,8 +18,8 @@ POLL_S = 0.25
 FREED_S = 1.0
 """Seconds for the GPU driver to free the memory of a killed process."""
 RECONNECT_S, RECONNECT_AFTER_S = 5.0, 1.0
-"""Seconds that a drafter on another node has to attach again; a drafter whose connection broke within the second of
-these after attaching is replaced instead.
+"""Seconds that a drafter on another node has to attach again after its connection broke, and seconds that the
+connection must have lasted for that; after a shorter connection the drafter is replaced.
 """
 
 
@@ -49,8 +49,9 @@ class DrafterHandle(Protocol):
         ...
 
     def kill(self) -> None:
-        """Release the drafter without waiting; a drafter that no other verifier shares is killed, even if it is
-        stopped.
+        """Release the drafter without waiting.
+
+        A drafter that no other verifier shares is killed, even if it is stopped.
         """
         ...
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 
 def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> EngineSetup:
-    """Load the verifier and build its engine. The drafter's needs are requested last, so that the drafter loads in
-    parallel.
+    """Load the verifier and build its engine.
+
+    The drafter's needs are requested last, so that the drafter loads in parallel.
 
     Args:
         spread: see `PairSettings`.

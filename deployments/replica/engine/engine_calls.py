@@ -120,14 +120,14 @@ class EngineCalls:
         return reached
 
     def fall_back(self, reason: str) -> "ChannelName | None":
-        """Replace the channel, which does not carry data. Returns the new one's name, or None if there is no other
-        channel.
+        """Replace the channel, which does not carry data, by the next kind.
+
+        Returns the new channel's name, or None if there is no other kind.
         """
         return self._channel.fall_back(reason)
 
     def take_drafter_in(self, reason: str) -> None:
-        """Load the drafter in this process because the drafter's own process could not be reached, and log one
-        warning.
+        """Load the drafter in this process, because its own process cannot be reached, and log one warning.
 
         Args:
             reason: why the drafter's process could not be reached.

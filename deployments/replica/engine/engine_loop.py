@@ -84,10 +84,10 @@ class EngineLoop:
         }
 
     def run(self) -> bool:
-        """Run until stopped or broken, in the thread that has loaded the engine. Returns whether the engine was
-        stopped.
+        """Run until stopped or broken, and return whether the engine was stopped.
 
-        The outcome of all open requests is sent to the replica before the return.
+        Must be called in the thread that has loaded the engine. Final verdicts on requests are sent to the replica
+        before the return.
         """
         if self._grammars is not None:
             threading.Thread(target=self._warm_grammars, name="wingbeat-grammar-start", daemon=True).start()
@@ -121,8 +121,7 @@ class EngineLoop:
         self._do_soon(fail_now)
 
     def _end(self, reason: str, suspects: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
-        """Send the final verdicts: the request or the candidates that broke the engine, and the requests that never
-        ran.
+        """Send final verdicts: `suspects` broke the engine or may have, and `returned` are given back.
 
         Routers get no verdict on other requests, only that the engine is gone.
         """
@@ -280,7 +279,7 @@ class EngineLoop:
             request_id = name_of(client_id, number)
             if request_id in self._owners and self._engine.is_waiting(request_id):
                 self._abort([request_id])
-                self._outboxes[client_id].give_up(number, Verdict.WITHDRAWN, "its router has asked for it back")
+                self._outboxes[client_id].give_up(number, Verdict.WITHDRAWN, "its router has withdrawn it")
         self._flush(time.monotonic())
 
     def _abort(self, request_ids: Iterable[str]) -> None:

@@ -41,8 +41,7 @@ class AskNeeds(Protocol):
 
 
 class ServedEngine(Protocol):
-    """Interface of an engine that the loop and its calls use; all calls come from the thread that has loaded the
-    engine.
+    """Interface of an engine as the loop and its calls use it, all in the thread that has loaded it.
 
     `step` raises RoundFailed if it can tell which requests may have broken the engine.
     """

@@ -96,8 +96,9 @@ class PairChannel:
         return kind
 
     def fall_back(self, reason: str) -> ChannelName | None:
-        """Switch to host memory and log one warning. Returns the new channel's name, or None, unchanged, if not
-        allowed.
+        """Switch to host memory and log one warning.
+
+        Returns the new channel's name; or None, with nothing changed, if the switch is not allowed.
 
         Raises:
             ChannelError: /dev/shm is too small.

@@ -137,13 +137,13 @@ def test_a_gpu_that_torch_does_not_see_is_a_failure(monkeypatch, installed, verd
 @pytest.mark.parametrize(
     ("carries", "verdict", "detail"),
     [
-        ((True, True), Verdict.OK, "carries between two processes, cuda:0 to cuda:0, cuda:0 to cuda:1"),
+        ((True, True), Verdict.OK, "works between two processes, cuda:0 to cuda:0, cuda:0 to cuda:1"),
         (
             (True, False),
             Verdict.WARNING,
-            "cuda:0 to cuda:0: carries; cuda:0 to cuda:1: no peer access; --channel auto takes host memory there",
+            "cuda:0 to cuda:0: works; cuda:0 to cuda:1: no peer access; --channel auto uses host memory there",
         ),
-        ((False,), Verdict.WARNING, "cuda:0 to cuda:0: no peer access; --channel auto takes host memory there"),
+        ((False,), Verdict.WARNING, "cuda:0 to cuda:0: no peer access; --channel auto uses host memory there"),
     ],
 )
 def test_ipc_is_tried_on_the_same_gpu_and_on_the_next(monkeypatch, carries, verdict, detail):

@@ -51,6 +51,6 @@ def test_a_model_that_was_trained_for_it_has_embeddings_to_cut(folder: Path):
 
 
 def test_another_engine_has_none():
-    with pytest.raises(ValidationError, match="show no hidden states"):
+    with pytest.raises(ValidationError, match="expose no hidden states"):
         AppConfig(embeddings="mean", engine_factory="module:function")
     assert pooling_of(AppConfig(engine_factory="module:function")) is None

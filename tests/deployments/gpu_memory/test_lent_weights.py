@@ -119,7 +119,7 @@ def test_where_nothing_can_be_had_a_drafter_loads_its_own_and_one_line_says_why(
     assert borrowed(EMBEDDING) is None
     lines = [record.getMessage() for record in caplog.records]
     assert lines == (
-        [f"the drafter loads a copy of its own of the verifier's {EMBEDDING}: {said}"] if said is not None else []
+        [f"the drafter loads its own copy of the verifier's {EMBEDDING}: {said}"] if said is not None else []
     )
 
 

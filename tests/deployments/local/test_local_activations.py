@@ -13,5 +13,7 @@ def test_commands_without_a_server_have_it_too():
 @needs("tensorrt")
 def test_engines_round_none(tmp_path):
     (tmp_path / "base_config.json").touch()
-    with pytest.raises(ValueError, match="cpu_activations is int8 and engine_dir is given: its engines round none"):
+    with pytest.raises(
+        ValueError, match="cpu_activations is int8 and engine_dir is given: its engines do not round them"
+    ):
         LocalConfig(cpu_activations="int8", engine_dir=tmp_path)

@@ -14,14 +14,14 @@ from wingbeat.deployments.options.live_options import LiveOptions
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({}, "there is no lora_update_dir"),
+        ({}, "lora_update_dir is not set"),
         ({"autoscaling_config": {"min_replicas": 0, "max_replicas": 1}}, "with min_replicas 0"),
-        ({"served_model_name": "sql"}, "the settings have 'sql' already"),
+        ({"served_model_name": "sql"}, "the settings define 'sql' already"),
     ],
     ids=["no room", "asleep", "taken"],
 )
 def test_adapters_that_cannot_be_served_are_refused_before_any_is_loaded(tmp_path, settings, line: str):
-    given = settings if line.startswith("there is no") else settings | {"lora_update_dir": tmp_path}
+    given = settings if line.startswith("lora_update_dir is not set") else settings | {"lora_update_dir": tmp_path}
     front = ModelFront(AppConfig(**given), FakeHandle(), "a router")
     with pytest.raises(ValueError, match=f"^user_config.lora_modules: {line}"):
         asyncio.run(NamedAdapters([front]).take(LiveOptions(lora_modules={"sql": "folder"})))

@@ -45,5 +45,5 @@ def test_a_number_of_any_setting_is_bounded_or_a_quota(monkeypatch: pytest.Monke
 
 def test_more_sequences_than_the_memory_has_tables_for_are_refused():
     config = AppConfig(max_num_seqs=2**20, max_model_len=2**20, drafter=FALLBACK.kind)
-    with pytest.raises(ValueError, match="max_num_seqs is 1048576: the tables of as many sequences of"):
+    with pytest.raises(ValueError, match="max_num_seqs is 1048576: the tables of that many sequences of"):
         check_memory(config, ConfigFile.read(config.model_dir()))

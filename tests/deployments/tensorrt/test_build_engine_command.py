@@ -160,7 +160,7 @@ def test_a_built_directory_writes_the_text_of_the_torch_backend(wingbeat, tmp_pa
     limits = ("--max-batch", 2, "--max-input-len", 64, "--max-kv", 128, "--max-verify-tree", 16, "--max-draft-tree", 16)
     pair = ("--model", model, "--drafter", head)
     got = wingbeat("build-engine", *pair, "--out", engines, "--dtype", "float32", "--onnx-only", *limits)
-    assert (got.code, "ONNX files alone" in got.out) == (0, True), got.err
+    assert (got.code, "ONNX files only" in got.out) == (0, True), got.err
     assert "3/3" in got.err
     assert all((engines / name).is_file() for name in ("d2t.safetensors", "tokenizer.json", "chat_template.jinja"))
     texts = []

@@ -105,7 +105,7 @@ def test_there_is_one_push_at_a_time_and_it_goes_on_when_its_caller_leaves():
     async def scenario() -> None:
         first = asyncio.create_task(replicas.fleet.push("/step-1", 5.0))
         await asyncio.sleep(0.005)
-        with pytest.raises(WeightsConflict, match="other weights are being pushed"):
+        with pytest.raises(WeightsConflict, match="another push of weights is running"):
             await replicas.fleet.push("/step-2", 5.0)
         first.cancel()
         await asyncio.wait([replicas.fleet._pushing])

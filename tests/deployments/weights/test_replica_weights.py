@@ -193,7 +193,7 @@ def test_weights_that_cannot_be_kept_are_said_to_be_and_pushed_again(folder: Pat
 
     async def scenario() -> None:
         async with fleet("a") as pool:
-            with pytest.raises(WeightsConflict, match=r"not kept for others: .*(not answered|is gone)"):
+            with pytest.raises(WeightsConflict, match=r"not stored for other replicas: .*(not answered|is gone)"):
                 await pool.weights.push(str(folder), 5.0)
             await restarted(pool)
             pid = (await pool.replicas["a"].stats())["engine_pid"]
@@ -279,7 +279,7 @@ def test_where_no_engine_starts_with_them_those_before_are_served_again(folder: 
     async def scenario() -> None:
         async with fleet("a") as pool:
             with pytest.raises(
-                WeightsRefused, match=r"no engine starts with it: .*unfit.*; those before are served again"
+                WeightsRefused, match=r"no engine starts with it: .*unfit.*; the former checkpoint is served again"
             ):
                 await pool.weights.push(str(unfit), 5.0)
             assert tokens(await collect(pool, make_request("r", count=3))) == written("", 3)

@@ -52,10 +52,13 @@ def test_what_was_pushed_is_shown_with_every_engine_and_null_where_they_differ(p
 
 
 def test_what_cannot_be_served_is_400_and_what_goes_on_meanwhile_409(pool, replicas):
-    replicas.answers["a"] = Refusal("no engine starts with it: NaN; those before are served again", is_of_folder=True)
+    replicas.answers["a"] = Refusal(
+        "no engine starts with it: NaN; the former checkpoint is served again", is_of_folder=True
+    )
     answer = push(pool)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "folder")
-    assert "cannot be served: no engine starts with it: NaN; those before are" in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert "cannot be served: no engine starts with it: NaN; the former checkpoint is" in message
     replicas.answers["a"] = Refusal("3 requests have not ended within 5 s")
     error = (answer := push(pool)).json()["error"]
     assert (answer.status_code, error["code"]) == (409, "weights_not_replaced")
