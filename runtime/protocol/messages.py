@@ -164,8 +164,10 @@ class ReplyHeader(NamedTuple):
 
 
 class DrafterFigures(NamedTuple):
-    """Timings and counters that a drafter sends with every answer, in `TreeReply.header` behind `ReplyHeader`; `_us`:
-    microseconds."""
+    """Timings and counters that a drafter sends with every answer, in `TreeReply.header` behind `ReplyHeader`.
+
+    `_us`: microseconds.
+    """
 
     started_ns: int = 0
     """Time at which the drafter began the round, nanoseconds since 1970."""
@@ -284,8 +286,7 @@ class Outcome(NamedTuple):
 
 
 class TreeReply(NamedTuple):
-    """Message from drafter to verifier, once per round: one token tree per proposal, in the row of the sequence's
-    slot."""
+    """Message from drafter to verifier, once per round: one token tree per proposal, in its sequence's slot row."""
 
     header: Tensor
     """int64 [8]: `ReplyHeader`, then `DrafterFigures`."""

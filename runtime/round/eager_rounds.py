@@ -1,5 +1,4 @@
-"""Rounds that run without CUDA graphs, in unpadded shapes: on CPUs, for prompts alone, and where no graph holds the
-round."""
+"""Rounds without CUDA graphs, in unpadded shapes: on CPUs, for prompts alone, and where no graph holds the round."""
 
 import time
 from concurrent.futures import Future
