@@ -263,7 +263,8 @@ class Outcome(NamedTuple):
     growth_limits: Tensor
     """float32 [2]: `speculation.policy.GrowthLimits`; valid if `RoundHeader.has_rule`, as `acceptance_table`."""
     acceptance_table: Tensor
-    """float32 [2, NUM_BINS]: `speculation.acceptance.Acceptance.table`."""
+    """float32 [2, NUM_BINS]: rows of `speculation.acceptance.Acceptance.table` for the drafter's trees: greedy,
+    sampled."""
     allowed_tokens: Tensor
     """int32 [num_slots, ceil(vocab_size / 32)], one row per proposal, valid if `RoundHeader.has_masks`: bit b of word w
     allows token 32 * w + b behind the root."""

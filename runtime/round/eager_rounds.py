@@ -17,7 +17,8 @@ from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 @dataclass
 class EagerRounds:
-    """Runs the operations of a round one by one; `DecodeGraphs` has the same methods `forward` and `decide`."""
+    """Runs the operations of a round one by one; `DecodeGraphs` has the same methods `forward`, `with_roots` and
+    `decide`."""
 
     model: Model
     builder: BatchBuilder
