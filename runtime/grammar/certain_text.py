@@ -62,8 +62,10 @@ def walk(matcher: "LLMatcher", first: int, table: Vocabulary) -> CertainWalk:
 
 
 def spelled(found: CertainWalk, table: Vocabulary) -> list[int]:
-    """Token ids of the walk's text as the tokenizer would write it; leading bytes of a split character keep their
-    tokens."""
+    """Token ids of the walk's text as the tokenizer would write it.
+
+    Leading bytes of a split character keep their tokens.
+    """
     texts, start = [table.texts[token_id] for token_id in found.token_ids], 0
     while start < len(texts) and texts[start][0] & 0xC0 == 0x80:
         start += 1

@@ -61,8 +61,10 @@ def _add_chains(
 
 
 def _begins_otherwise(trees: TokenTree, row: int, chain: list[int], seq: Sequence) -> bool:
-    """Whether the drafter's tree begins with another allowed token: the drafter has learned how the model tokenizes a
-    text."""
+    """Whether the drafter's tree begins with another allowed token.
+
+    Such trees are kept, because the drafter has learned how the model tokenizes a text.
+    """
     if int(trees.num_valid[row]) == 1:
         return False
     first = int(trees.token_ids[row, 1])

@@ -70,8 +70,10 @@ def _names(form: Form) -> set[str]:
 
 
 def _without_recursion(name: str, form: Form) -> Form:
-    """The form with recursion replaced by repetition, if the rule refers to itself at one end only: such a rule is
-    regular."""
+    """The form with recursion replaced by repetition, if the rule refers to itself at one end only.
+
+    Rules of this kind are regular.
+    """
     itself = Rule(name)
     ways = [one for one in form.forms if one.order != [itself]]
     for place, rest in ((-1, slice(None, -1)), (0, slice(1, None))):

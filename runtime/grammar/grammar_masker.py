@@ -247,8 +247,10 @@ class GrammarMasker:
         return found
 
     def _for_drafts(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Runs `work` with a copy of the matcher; None if the copy hit a limit, which must not affect the text
-        itself."""
+        """Runs `work` with a copy of the matcher.
+
+        None if the copy hit a limit, which must not affect the text itself.
+        """
         if self._matcher.is_error():
             return None
         matcher = self._matcher.deep_copy()
@@ -277,8 +279,10 @@ def _num_allowed(matcher: "LLMatcher", token_ids: list[int]) -> int:
 
 
 class _Walk:
-    """Depth-first iteration over a tree below its root, parents first; children of the last node follow only after
-    `descend`."""
+    """Depth-first iteration over a tree below its root, parents first.
+
+    Children of the last node follow only after `descend`.
+    """
 
     def __init__(self, parents: np.ndarray) -> None:
         self._below: dict[int, list[int]] = {}

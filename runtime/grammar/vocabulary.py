@@ -41,8 +41,10 @@ class Vocabulary(NamedTuple):
 
 
 class _Tokens:
-    """Tokenizer interface for llguidance, whose encode returns nothing so that llguidance allows all tokenizations of a
-    text."""
+    """Tokenizer interface for llguidance.
+
+    Its encode returns nothing, so that llguidance allows all tokenizations of a text.
+    """
 
     is_tokenizer_wrapper = True
     bos_token_id = None

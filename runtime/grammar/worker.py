@@ -56,8 +56,10 @@ def main() -> None:
 
 
 def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: int) -> None:
-    """Reads a grammar and writes its `Verdict`; writes nothing if the trial was ended by another cause than the
-    grammar."""
+    """Reads a grammar and writes its `Verdict`.
+
+    Writes nothing if the trial was ended by another cause than the grammar.
+    """
     with peer.makefile("rb") as reader:
         spec = GrammarSpec(*json.loads(reader.read()))
     finder = os.fork()

@@ -61,8 +61,10 @@ class CandidateTest:
         self._group()
 
     def _group(self) -> None:
-        """Groups all known texts anew and repeats the judgement of requests seen so far; grouping uses texts alone, not
-        outcomes."""
+        """Groups all known texts anew and repeats the judgement of requests seen so far.
+
+        Grouping uses texts alone, not outcomes.
+        """
         waiting = [histogram(request.reader.token_ids(request.sequence)) for request in self._waiting]
         texts = [*waiting, *(text for text, _, _ in self._seen)]
         self._groups = TextGroups(torch.stack(texts) if texts else torch.zeros(0, WIDTH))
@@ -76,8 +78,10 @@ class CandidateTest:
         return not self._waiting
 
     def renew(self) -> None:
-        """Takes requests recorded since the last call; groups anew once there are twice as many texts as were
-        grouped."""
+        """Takes requests recorded since the last call.
+
+        Groups anew once there are twice as many texts as were grouped.
+        """
         self._take()
         if len(self._waiting) + len(self._seen) >= 2 * max(self._groups.num_texts, 1):
             self._group()

@@ -1,5 +1,4 @@
-"""Acceptance counts of head versions, summed over all engines of a ledger and stored on disk, since engines restart at
-0."""
+"""Acceptance counts of head versions on disk, summed over all engines of a ledger, because engines restart at 0."""
 
 import json
 import math

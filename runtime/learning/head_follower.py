@@ -100,8 +100,10 @@ class HeadFollower:
             return False
 
     def _note_taken(self) -> None:
-        """Records in the ledger the version that drafts, once the swap is over; a version that kills its drafter is not
-        recorded."""
+        """Records in the ledger the version that drafts, once the swap is over.
+
+        A version that kills its drafter is not recorded.
+        """
         version = self._worker.head_version
         if version != self._noted:
             self._ledger.took(version)

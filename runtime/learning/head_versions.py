@@ -49,8 +49,9 @@ class HeadLedger:
         """Whether the last read used the copy, which is logged once."""
 
     def read(self) -> Ledger:
-        """The ledger from its file, or else from the file's copy; without a file, a ledger that serves the configured
-        head.
+        """The ledger from its file, or else from the file's copy.
+
+        Without a file, a ledger that serves the configured head.
 
         Raises:
             LedgerError: file and copy are damaged.
@@ -71,7 +72,7 @@ class HeadLedger:
         except (OSError, ValueError):
             raise LedgerError(f"{problem}; `wingbeat drafter repair` begins another ledger") from None
         if not self._by_copy:
-            logger.error("%s; its copy is read", problem)
+            logger.error("%s; reading its copy", problem)
         self._by_copy = True
         return found
 
@@ -212,8 +213,10 @@ class HeadLedger:
             return ledger.served
 
     def begin(self, number: int) -> bool:
-        """Records that a drafter begins to read a version; returns False and refuses it after `MOST_TRIES` drafters
-        died of it."""
+        """Records that a drafter begins to read a version.
+
+        Returns False and refuses it after `MOST_TRIES` drafters died of it.
+        """
         with self._locked():
             ledger = self.read()
             version = ledger.version(number)
@@ -247,8 +250,10 @@ class HeadLedger:
             shutil.rmtree(self.folder / HEADS / version.folder, ignore_errors=True)
 
     def reject(self, reason: str) -> None:
-        """Records that a candidate was measured and is not served; candidates have no files and no version number
-        here."""
+        """Records that a candidate was measured and is not served.
+
+        Candidates have no files and no version number here.
+        """
         with self._locked():
             ledger = self.read()
             self._decide(ledger, ledger.served, "rejected", reason, marks=False)

@@ -68,15 +68,17 @@ class Learner:
             time.sleep(self.turn())
 
     def resume(self) -> None:
-        """Continues from the last checkpoint, if its base version is still served; otherwise starts from the served
-        version."""
+        """Continues from the last checkpoint, if its base version is still served.
+
+        Otherwise starts from the served version.
+        """
         try:
             base = self.trainer.resume()
         except Exception as error:  # any exception: the file's content is arbitrary
             logger.error("the checkpoint of the learner cannot be read: %s", error)
             base = None
         if base is not None and self._goes_on_from(base, self.ledger.read()):
-            logger.info("the learner goes on at step %d, from version %d", self.trainer.state.step, base)
+            logger.info("the learner continues at step %d, from version %d", self.trainer.state.step, base)
             self._base, self._tested_at = base, self.trainer.state.step
         else:
             self._restart()
@@ -104,7 +106,7 @@ class Learner:
         try:
             self._advance()
         except RecordingError as error:
-            logger.info("a shard has gone while it was read: %s", error)
+            logger.info("a shard was removed while it was read: %s", error)
             self.trainer.refresh()
         except FloatingPointError as error:
             self._start_over(str(error))
@@ -149,7 +151,7 @@ class Learner:
         self.trainer.refresh()
         ledger = self.ledger.read()
         if not self._goes_on_from(self._base, ledger):
-            logger.info("version %d is served in the place of %d", ledger.served, self._base)
+            logger.info("version %d is served in place of %d", ledger.served, self._base)
             self._restart()
         if self._test is not None and self.ring.forgotten_at != self._forgotten_at:
             self._end_test("the verifier has other weights")
@@ -165,8 +167,7 @@ class Learner:
         self.trainer.save(self._base)
 
     def _restart(self) -> None:
-        """Starts from the served version and writes a checkpoint, so that a kill does not bring back the discarded
-        state."""
+        """Starts from the served version and writes a checkpoint, so that a kill does not restore discarded state."""
         self._base, folder = self._served_folder()
         logger.info("the learner starts from version %d", self._base)
         self.trainer.restart(folder)
@@ -211,7 +212,11 @@ class Learner:
             logger.info("version %d of the head is promoted: %s", number, why)
             self._base = number
         else:  # an operator promoted another version, or the version compared with is gone
-            logger.info("version %d of the head waits, another one than %d is served", number, self._test.against)
+            logger.info(
+                "version %d of the head is not promoted: it was tested against version %d, no longer served",
+                number,
+                self._test.against,
+            )
         self._test = None
         self._save()
 

@@ -80,8 +80,10 @@ class Ledger(BaseModel):
 
     @property
     def settled(self) -> int:
-        """Latest version among the served one and its roll-back targets that a drafter has taken; a newer one may yet
-        be refused."""
+        """Latest version among the served one and its roll-back targets that a drafter has taken.
+
+        A newer one may yet be refused.
+        """
         return next((n for n in (self.served, *reversed(self.way_back)) if n == 0 or self.version(n).taken), 0)
 
     @property

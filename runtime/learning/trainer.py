@@ -69,8 +69,10 @@ class OnlineTrainer:
         self._begin_average()
 
     def _begin_average(self) -> None:
-        """Starts the moving average of the parameters, which is what is exported: the learning rate does not decay, and
-        averaging removes the noise."""
+        """Starts the moving average of the parameters, which is what is exported.
+
+        The learning rate does not decay, so the latest parameters are noisy; averaging removes the noise.
+        """
         self._average = {name: part.detach().clone() for name, part in self._trained()}
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
@@ -85,8 +87,10 @@ class OnlineTrainer:
         self.pace = min(max(self.pace * (2.0 if better else 0.5), LEAST_PACE), 1.0)
 
     def resume(self) -> int | None:
-        """Continues from the last checkpoint; returns the version from which it was trained, or None without a
-        checkpoint."""
+        """Continues from the last checkpoint.
+
+        Returns the version from which it was trained, or None without a checkpoint.
+        """
         path = self.settings.work / STATE_FILE
         if not path.is_file():
             return None

@@ -52,8 +52,10 @@ class PrefixContents:
         return found if taps is None else found | {self._taps_name: taps}
 
     def taps_in(self, contents: Contents) -> Tensor | None:
-        """Taps for the engine's own drafter; None if none were recorded, or only those of a drafter with other
-        needs."""
+        """Taps for the engine's own drafter.
+
+        None if none were recorded, or only those of a drafter with other needs.
+        """
         return contents.get(self._taps_name)
 
     @torch.no_grad()

@@ -1,5 +1,4 @@
-"""Identity of everything that determines an engine's KV: engines with equal identities can read each other's
-prefixes."""
+"""Identity of an engine's KV: engines with equal identities can read each other's saved prefixes."""
 
 from importlib.metadata import version
 from pathlib import Path

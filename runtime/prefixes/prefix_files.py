@@ -74,7 +74,7 @@ def read_record(path: Path, tokenizer: str) -> SavedPrefix:
         if fields["tokenizer"] != tokenizer:
             raise PrefixFileError(f"{path} has tokens of another tokenizer")
         if fields["name"] != path.stem or not is_prefix_name(path.stem):
-            raise PrefixFileError(f"{path} is of a prefix named {fields['name']!r}")
+            raise PrefixFileError(f"{path} holds a prefix named {fields['name']!r}")
         adapter = None if fields["adapter"] is None else Variant(**fields["adapter"])
         spans = tuple(map(_read_span, fields.get("media", ())))
         token_ids = tuple(fields["token_ids"])
@@ -135,8 +135,10 @@ def prefix_digest(prefix: SavedPrefix) -> str:
 
 
 def _read_span(fields: Mapping[str, Any]) -> PromptSpan:
-    """Restores a span from its fields; raises ValueError, KeyError or TypeError if they are not
-    `PromptSpan.as_fields`."""
+    """Restores a span from its fields.
+
+    Raises ValueError, KeyError or TypeError if they are not `PromptSpan.as_fields`.
+    """
     span = first("read_span", fields)
     if span is None:
         raise ValueError("this server cannot read its spans")

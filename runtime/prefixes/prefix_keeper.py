@@ -233,8 +233,8 @@ class PrefixKeeper:
             longest = self._engine.config.max_model_len
             return Refusal(INVALID, f"has {len(prefix.token_ids)} tokens: max_model_len is {longest}")
         if (num_bytes := sum(one.num_bytes for one in prefix.spans)) > MOST_SPAN_BYTES:
-            made = f"its images or audio are {num_bytes >> 20} MiB of numbers"
-            return Refusal(INVALID, f"cannot be kept: {made}, and {MOST_SPAN_BYTES >> 20} are kept")
+            made = f"its images or audio are {num_bytes >> 20} MiB as tensors"
+            return Refusal(INVALID, f"cannot be kept: {made}, and at most {MOST_SPAN_BYTES >> 20} MiB are kept")
         left = self.max_blocks - self._blocks.num_pinned - sum(one.num_new for one in self._computing.values())
         if num_new > left:
             return Refusal(
@@ -243,7 +243,9 @@ class PrefixKeeper:
                 "(max_pinned_tokens) are left",
             )
         if states is not None and states.num_pinned + len(self._computing) >= states.most_pinned:
-            return Refusal(NO_ROOM, f"needs one more pinned state: {states.most_pinned} of {states.num_rows} may be")
+            return Refusal(
+                NO_ROOM, f"needs one more pinned state: {states.most_pinned} of {states.num_rows} may be pinned"
+            )
         return None
 
     def _restore(self, prefix: SavedPrefix, num_blocks: int) -> bool:
@@ -329,8 +331,9 @@ class PrefixKeeper:
 
 
 def most_pinned_blocks(engine: "Engine", max_pinned_tokens: int | None) -> int:
-    """Most blocks that may be pinned; the rest always holds a sequence of max_model_len, so that every request can
-    finish.
+    """Most blocks that may be pinned.
+
+    The rest always holds a sequence of max_model_len, so that every request can finish.
 
     Raises:
         ValueError: max_pinned_tokens exceeds this.

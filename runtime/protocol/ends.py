@@ -58,7 +58,7 @@ class DrafterEnd(Protocol):
         ...
 
     def has_outcome(self) -> bool:
-        """Whether a round is waiting and complete, so that work enqueued now does not wait for the verifier's
+        """Whether a round is waiting and complete, so that work enqueued now need not wait for the verifier's
         device."""
         ...
 

@@ -164,8 +164,10 @@ class ReplyHeader(NamedTuple):
 
 
 class DrafterFigures(NamedTuple):
-    """Timings and counters that a drafter sends with every answer, in `TreeReply.header` behind `ReplyHeader`; `_us`:
-    microseconds."""
+    """Timings and counters that a drafter sends with every answer, in `TreeReply.header` behind `ReplyHeader`.
+
+    `_us`: microseconds.
+    """
 
     started_ns: int = 0
     """Time at which the drafter began the round, nanoseconds since 1970."""
@@ -261,7 +263,8 @@ class Outcome(NamedTuple):
     growth_limits: Tensor
     """float32 [2]: `speculation.policy.GrowthLimits`; valid if `RoundHeader.has_rule`, as `acceptance_table`."""
     acceptance_table: Tensor
-    """float32 [2, NUM_BINS]: `speculation.acceptance.Acceptance.table`."""
+    """float32 [2, NUM_BINS]: rows of `speculation.acceptance.Acceptance.table` for the drafter's trees: greedy,
+    sampled."""
     allowed_tokens: Tensor
     """int32 [num_slots, ceil(vocab_size / 32)], one row per proposal, valid if `RoundHeader.has_masks`: bit b of word w
     allows token 32 * w + b behind the root."""
@@ -284,8 +287,7 @@ class Outcome(NamedTuple):
 
 
 class TreeReply(NamedTuple):
-    """Message from drafter to verifier, once per round: one token tree per proposal, in the row of the sequence's
-    slot."""
+    """Message from drafter to verifier, once per round: one token tree per proposal, in its sequence's slot row."""
 
     header: Tensor
     """int64 [8]: `ReplyHeader`, then `DrafterFigures`."""

@@ -28,8 +28,10 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 
 def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copies (target, source) pairs without waiting; contiguous pairs of equal shape and type on one GPU take a single
-    launch."""
+    """Copies (target, source) pairs without waiting.
+
+    Contiguous pairs of equal shape and type on one GPU take a single launch.
+    """
     if any(target.device.type != "cpu" for target, _ in pairs):
         Copies(pairs).run()
         return

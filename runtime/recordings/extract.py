@@ -124,8 +124,10 @@ class _Extraction:
         """Finished sequences by number, until all before them are written."""
 
     def run(self) -> None:
-        """Runs all missing sequences; raises RecordingFull if the next shard does not fit, after writing those before
-        it."""
+        """Runs all missing sequences.
+
+        Raises RecordingFull if the next shard does not fit, after writing those before it.
+        """
         config, engine, writer = self.config, self.engine, self.writer
         spec = writer.index.spec
         kept = LiveRecording(self.sequences, 1.0, spec.taps_size, DTYPES[spec.taps_dtype], min_tokens=1)
@@ -249,6 +251,6 @@ def _source(config: ExtractConfig, folder: Path) -> TextSource:
 def _check_fits(config: ExtractConfig, loaded: LoadedModel) -> None:
     if config.sequence_length > loaded.max_position_embeddings:
         positions = loaded.max_position_embeddings
-        raise ValueError(f"sequence_length={config.sequence_length}: the verifier has {positions} positions")
+        raise ValueError(f"sequence_length={config.sequence_length}: the verifier supports {positions} positions")
     if config.top_k > loaded.vocab_size:
-        raise ValueError(f"top_k={config.top_k}: the verifier has {loaded.vocab_size} tokens")
+        raise ValueError(f"top_k={config.top_k}: the verifier's vocabulary has {loaded.vocab_size} tokens")

@@ -173,8 +173,10 @@ def write_index(folder: Path, index: RecordingIndex) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Writes a file under a temporary name and renames it, so that a kill at any moment leaves the old file, no file,
-    or the complete new file."""
+    """Writes a file under a temporary name and renames it.
+
+    A kill at any moment leaves the old file, no file, or the complete new file.
+    """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     write(temporary)
     with temporary.open("rb") as file:

@@ -234,10 +234,10 @@ class LiveRecording(RoundObserver):
 
 
 def may_be_kept(request: Request) -> bool:
-    """Whether a request's tokens may be stored: not if it opts out of learning or has a cache salt, which keeps its
-    cache private.
+    """Whether a request's tokens may be stored.
 
-    Requests with spans are left out too, because a recording holds tokens alone, without the spans' content.
+    Left out are requests that opt out of learning, requests with a cache salt, whose cache is private, and requests
+    with spans, because a recording holds tokens without the spans' content.
     """
     return request.params.learn and not request.params.cache_salt and not request.spans
 

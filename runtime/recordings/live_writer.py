@@ -93,8 +93,10 @@ class LiveWriter:
         return self.stats.stopped is None
 
     def reserve(self, num_bytes: int) -> bool:
-        """Reserves memory for rows that are about to be copied; returns False if there is none left or recording is
-        suspended."""
+        """Reserves memory for rows that are about to be copied.
+
+        Returns False if there is none left or recording is suspended.
+        """
         with self._lock:
             if self.stats.stopped is not None or self._used_bytes + num_bytes > self._memory_bytes:
                 return False

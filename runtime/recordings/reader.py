@@ -144,8 +144,7 @@ class RecordingReader:
         return self._read(rows, length)
 
     def token_weights(self) -> Tensor:
-        """Weight of each token as a training target: its count plus its recorded probabilities in all places, float64
-        [vocab_size].
+        """Weight of each token as a training target, float64 [vocab_size]: its count plus its recorded probabilities.
 
         The probabilities account for tokens that texts of this length might have held as well.
         """

@@ -123,11 +123,10 @@ class PromptSource:
 
 
 def read_prompts(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of the prompts in a JSON Lines file: `{"prompt": text}` or `{"messages": [{"role", "content"}, ...]}`
-    per line.
+    """Token ids of the prompts in a JSON Lines file.
 
-    Messages are formatted by the chat template; assistant messages at the end are dropped, because the verifier writes
-    its own.
+    Each line is `{"prompt": text}` or `{"messages": [{"role", "content"}, ...]}`. Messages are formatted by the chat
+    template; assistant messages at the end are dropped, because the verifier writes its own.
 
     Raises:
         ValueError: a line has another form, or the template refuses it; names file and line.

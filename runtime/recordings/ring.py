@@ -196,13 +196,12 @@ class RingWriter(LiveWriter):
         with self._ring.room_for(num_bytes):
             free = shutil.disk_usage(self._ring.folder).free
             if num_bytes > free:
-                raise OSError(errno.ENOSPC, f"the disk has {free} bytes free and the next shard has {num_bytes}")
+                raise OSError(errno.ENOSPC, f"the disk has {free} bytes free and the next shard needs {num_bytes}")
             write_probe(self._ring.folder)
 
 
 def is_held_out(sequence: FinishedSequence) -> bool:
-    """Whether a sequence is held out of training, decided by its whole prompt, so that equal prompts are on one
-    side."""
+    """Whether a sequence is held out of training, decided by its whole prompt: equal prompts are on one side."""
     return hashed_share(array("q", sequence.prompt).tobytes()) < HELD_SHARE
 
 

@@ -79,11 +79,11 @@ class RecordingWriter:
         needed = num_tokens * self.index.spec.bytes_per_token + num_sequences * 12 + HEADER_BYTES
         if used + needed > self.max_bytes:
             raise RecordingFull(
-                f"{self.folder} holds {used} bytes and the next shard has up to {needed}: max_bytes is {self.max_bytes}"
+                f"{self.folder} holds {used} bytes and the next shard needs {needed}: max_bytes is {self.max_bytes}"
             )
         free = shutil.disk_usage(self.folder).free
         if needed > free:
-            raise RecordingFull(f"the disk of {self.folder} has {free} bytes free and the next shard has {needed}")
+            raise RecordingFull(f"the disk of {self.folder} has {free} bytes free and the next shard needs {needed}")
 
     def add(self, record: Record) -> None:
         """Adds a sequence to the next shard.

@@ -67,7 +67,7 @@ class HeadUpdate:
         if tuple(stored.shape) != tuple(shape):
             raise WeightsRefused(f"{name} has shape {list(shape)}, expected {list(stored.shape)}")
         if dtype not in FLOATS or stored.dtype not in FLOATS:
-            raise WeightsRefused(f"{name} is {shown(dtype)}: floats of a draft head can be updated")
+            raise WeightsRefused(f"{name} is {shown(dtype)}: only float tensors of a draft head can be updated")
 
     def write(self, read: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         """See `WeightUpdate.write`."""

@@ -49,8 +49,10 @@ class ServedWeights:
             raise WeightsRefused(f"{packed[0]}{more} are packed as in the checkpoint, and cannot be replaced")
 
     def _tie(self) -> None:
-        """Gives names that share a tensor the same list of places. Packed tied weights count too: the output matrix is
-        a copy of the embedding."""
+        """Gives names that share a tensor the same list of places.
+
+        Packed tied weights count too: the output matrix is a copy of the embedding.
+        """
         ends = (self._model.get_input_embeddings(), self._model.get_output_embeddings())
         tied = self._model.config.get_text_config().tie_word_embeddings and None not in ends
         by_tensor: dict[int, list[tuple[nn.Module, str]]] = {}

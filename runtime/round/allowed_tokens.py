@@ -42,8 +42,10 @@ class TokenMasks:
             wait([masks])
 
     def send(self, plan: SchedulerOutput, trees: TokenTree | None) -> "SentTrees":
-        """Starts the download of the trees of a round's masked decodes, for a pass that is enqueued before the masks
-        are known."""
+        """Starts the download of the trees of a round's masked decodes.
+
+        Used where the forward pass is enqueued before the masks are known.
+        """
         decodes = _masked(plan)
         if trees is None or not decodes:
             return SentTrees(decodes, None)
@@ -52,8 +54,9 @@ class TokenMasks:
         return SentTrees(decodes, Download([field.index_select(0, rows) for field in fields]))
 
     def fill(self, plan: SchedulerOutput, sent: "SentTrees") -> list[int]:
-        """Computes the masks of a round passed to `send`; called after the sequences have taken the previous round's
-        tokens.
+        """Computes the masks of a round passed to `send`.
+
+        Called after the sequences have taken the previous round's tokens.
 
         The copies to the device are enqueued behind the round's forward pass.
 

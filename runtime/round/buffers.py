@@ -78,8 +78,10 @@ class ForwardBuffers:
         self._small[num_nodes][_NUM_VALID][rows] = 1
 
     def take(self, slots: Tensor, num_nodes: int) -> ForwardResult:
-        """Views of the latest result for the sequences in `slots` int64 [num_reqs], in the order of its pass; rows of
-        padding slots hold leftovers."""
+        """Views of the latest result for the sequences in `slots` int64 [num_reqs], in the order of its pass.
+
+        Rows of padding slots hold leftovers.
+        """
         num_reqs, num_rows = len(slots), len(slots) * num_nodes
         roots, positions, mapping, *rest = (part[:num_reqs] for part in self._small[num_nodes])
         logits, taps = (part if part is None else part[:num_rows] for part in self._large[num_nodes])
@@ -112,8 +114,9 @@ _PER_ROW, _PER_PIECE = 4, 3
 
 
 class ChunkBuffers:
-    """Inputs and outputs of one round's prompt pieces at fixed addresses, padded with pieces of the spare slot, whose
-    KV is not stored.
+    """Inputs and outputs of one round's prompt pieces, at fixed addresses.
+
+    Padding consists of pieces of the spare slot, whose KV is not stored.
 
     Args:
         most_pieces: largest number of pieces in a round.
@@ -129,8 +132,10 @@ class ChunkBuffers:
 
     @torch.inference_mode()
     def reserve(self, sample: ModelOutput) -> None:
-        """Allocates result buffers with the row shapes of `sample`, and turns all input pieces into padding so that no
-        pass stores the latest round's KV again."""
+        """Allocates result buffers with the row shapes of `sample`, and turns all input pieces into padding.
+
+        Padding keeps later passes from storing the latest round's KV again.
+        """
         self._inputs.zero_()
         if self._results is None:
             logits, taps = sample
@@ -154,8 +159,10 @@ class ChunkBuffers:
         upload_into(self._inputs[: self._size(num_pieces)], per_row.base)
 
     def rows(self, num_pieces: int) -> ChunkRows:
-        """The uploaded pieces, padding included; `wanted` has one entry for each piece, those of the chunks that sample
-        first."""
+        """The uploaded pieces, padding included.
+
+        `wanted` has one entry for each piece, those of the chunks that sample first.
+        """
         per_row, per_piece = self._places(self._inputs[: self._size(num_pieces)], num_pieces)
         (token_ids, positions, stores, real), (slots, contexts, wanted) = per_row, per_piece
         return ChunkRows(token_ids, positions, stores, slots, contexts, real, wanted)
@@ -167,8 +174,9 @@ class ChunkBuffers:
                 into[: len(part)].copy_(part)
 
     def take(self, num_pieces: int, num_samples: int, num_tokens: int) -> ModelOutput:
-        """Logits [num_samples, vocab_size] of the chunks that sample, and taps [num_tokens, taps_size]; valid until the
-        next round.
+        """Logits [num_samples, vocab_size] of the chunks that sample, and taps [num_tokens, taps_size].
+
+        Valid until the next round.
 
         Args:
             num_pieces: as passed to `put`.

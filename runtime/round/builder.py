@@ -98,8 +98,9 @@ class BatchBuilder:
         return self._with_features(flat, Placed(plan, decodes, chunk_slots, starts, self.on_host))
 
     def fixed(self, decodes: Decodes | None, chunks: ChunkRows | None = None) -> Rows:
-        """Batch of decodes, with prompt chunks in pieces behind them, whose shapes depend on the arguments' shapes
-        alone, as CUDA graph capture requires.
+        """Batch of decodes, with prompt chunks in pieces behind them, in the shapes that CUDA graphs capture.
+
+        The batch's shapes depend on the arguments' shapes alone.
 
         Args:
             decodes: None for a batch of chunks alone.

@@ -128,8 +128,7 @@ class TokenChooser:
         return None if self.device.type == "cuda" else params
 
     def choose_fixed(self, decodes: Decodes, logits: Tensor, choosing: Choosing, nodes: Tensor | None) -> Tensor:
-        """Chooses tokens for decodes at shapes that depend on the arguments' shapes alone, for capture: int64
-        [num_rows].
+        """Chooses tokens for decodes, int64 [num_rows], at shapes that depend on the arguments' shapes alone.
 
         Args:
             nodes: int64 [num_reqs, num_nodes]: index of each row's node in the tree before pruning, where trees were
@@ -148,12 +147,14 @@ class TokenChooser:
     def path_logprobs(
         self, decodes: Decodes, accepted: AcceptedPaths, logits: Tensor, rows: list[int] | None
     ) -> Tensor:
-        """Log-probabilities of the emitted tokens: int64 [num_decodes, 1..max_path, 1 + 2 * MAX_LOGPROBS], packed as by
-        `token_logprobs`.
+        """Log-probabilities of the emitted tokens, packed as by `token_logprobs`.
 
         Args:
             logits: [num_rows, vocab_size], the model's unprocessed logits.
             rows: decodes to report on; None reports on all.
+
+        Returns:
+            int64 [num_decodes, 1..max_path, 1 + 2 * MAX_LOGPROBS].
         """
         where, token_ids = decodes.rows_of(accepted.nodes), accepted.token_ids[:, : accepted.nodes.shape[1]]
         if rows is not None:
@@ -163,8 +164,8 @@ class TokenChooser:
         return packed.view(*token_ids.shape, -1)
 
     def chunk_logprobs(self, logits: Tensor, token_ids: Tensor) -> Tensor:
-        """Log-probabilities of the tokens sampled behind chunks, or of the prompt's own tokens: int64 [num_rows, 1 + 2
-        * MAX_LOGPROBS]."""
+        """Log-probabilities of tokens sampled behind chunks, or of a prompt's tokens: int64 [num_rows, 1 + 2 *
+        MAX_LOGPROBS]."""
         return token_logprobs(logits, token_ids, self._num_top)
 
     @property
@@ -190,8 +191,7 @@ class TokenChooser:
         params: list[SamplingParams] | None,
         processors: LogitProcessors | None,
     ) -> Tensor:
-        """Samples the tokens of rows whose sequences are in slots `rows` [num_rows], to be placed at `positions`
-        [num_rows]."""
+        """Samples the tokens at `positions` [num_rows], for rows whose sequences are in slots `rows` [num_rows]."""
         state, any_sampled, any_filtered = self.slots, True, True
         if params is not None:
             sampled = [param for param in params if param.temperature > 0]

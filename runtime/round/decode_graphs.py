@@ -134,8 +134,9 @@ class DecodeGraphs:
         num_nodes: int,
         masks: "Future[list[int]] | None" = None,
     ) -> GraphPass:
-        """Forward pass as in `EagerRounds.forward`, with at least one decode; valid until the next replay of a graph of
-        the pool.
+        """Forward pass as in `EagerRounds.forward`, with at least one decode.
+
+        Valid until the next replay of a graph of the pool.
 
         Args:
             trees: checked trees, or the inbox itself for unchecked trees, which the graphs check.
@@ -200,8 +201,10 @@ class DecodeGraphs:
         return num_nodes in self._forwards and len(rows.slots) <= self.shapes[num_nodes].forwards[-1]
 
     def _replay_mixed(self, chunks: list[Chunk], rows: DecodeRows, num_nodes: int) -> ModelOutput | None:
-        """Replays a mixed forward pass and returns the chunks' output, leaving the decodes' in the buffers; None if no
-        graph holds it."""
+        """Replays a mixed forward pass and returns the chunks' output, leaving the decodes' in the buffers.
+
+        None if no graph holds it.
+        """
         own = in_pieces(chunks, self._last_position)
         bucket = self.shapes[num_nodes].mixed_bucket(num_nodes, len(rows.slots), len(own.slots))
         runner = None if bucket is None else self._mixed[num_nodes, bucket.beside]

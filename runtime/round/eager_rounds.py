@@ -1,5 +1,4 @@
-"""Rounds that run without CUDA graphs, in unpadded shapes: on CPUs, for prompts alone, and where no graph holds the
-round."""
+"""Rounds without CUDA graphs, in unpadded shapes: on CPUs, for prompts alone, and where no graph holds the round."""
 
 import time
 from concurrent.futures import Future
@@ -18,7 +17,8 @@ from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 @dataclass
 class EagerRounds:
-    """Runs the operations of a round one by one; `DecodeGraphs` has the same methods `forward` and `decide`."""
+    """Runs the operations of a round one by one; `DecodeGraphs` has the same methods `forward`, `with_roots` and
+    `decide`."""
 
     model: Model
     builder: BatchBuilder

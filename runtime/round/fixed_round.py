@@ -14,8 +14,9 @@ from wingbeat.runtime.round.slots import SlotState
 
 
 class FixedRound:
-    """Forward pass and choice of tokens at fixed shapes. Rows of the spare slot read and write block 0 and change no
-    sequence.
+    """Forward pass and choice of tokens at fixed shapes.
+
+    Rows of the spare slot read and write block 0 and change no sequence.
 
     Args:
         pruner: prunes trees on the device; None where trees are not pruned there.

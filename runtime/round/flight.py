@@ -146,8 +146,10 @@ class RoundInFlight:
 
 
 class RoundObserver:
-    """Observer of an engine's rounds, called on the engine's thread: each round is launched, then settled, in the same
-    order."""
+    """Observer of an engine's rounds, called on the engine's thread.
+
+    Each round is launched, then settled, in the same order.
+    """
 
     def launched(self, flight: RoundInFlight) -> None:
         """Called when a round was enqueued, before the next one is."""

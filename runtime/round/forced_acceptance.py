@@ -1,5 +1,4 @@
-"""Forced acceptance for benchmarks: the accepted length of each tree is drawn from a profile instead of compared with
-the target.
+"""Forced acceptance for benchmarks: accepted lengths are drawn from a profile instead of compared with the target.
 
 All kernels of a round run as usual except the walk, which follows the first child of each node for the drawn number of
 levels.

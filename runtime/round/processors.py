@@ -82,8 +82,13 @@ class ProcessorTables:
                 self._altered.discard(seq.slot)
 
     def count(self, slots: Tensor, token_ids: Tensor, num_tokens: Tensor) -> None:
-        """Adds the tokens that a round emitted to the output counts: int64 slots [n], token_ids [n, most], num_tokens
-        [n]."""
+        """Adds the tokens that a round emitted to the output counts.
+
+        Args:
+            slots: int64 [n].
+            token_ids: int64 [n, most].
+            num_tokens: int64 [n]: leading tokens of each row that count.
+        """
         steps = torch.arange(token_ids.shape[1], device=self.device)
         emitted = steps < num_tokens[:, None]
         entries = slots[:, None] * self.vocab_size + torch.where(emitted, token_ids, 0)

@@ -49,8 +49,10 @@ class DevicePruner:
         self._table = torch.from_numpy(Acceptance().table).to(slots.device, torch.float32)
 
     def upload(self, table: np.ndarray) -> None:
-        """Replaces the table by `Acceptance.table`; the copy is enqueued behind the rounds in flight and not waited
-        for."""
+        """Replaces the table by `Acceptance.table`.
+
+        The copy is enqueued behind the rounds in flight and not waited for.
+        """
         values = torch.from_numpy(table.astype(np.float32))
         self._table.copy_(values.pin_memory() if self._table.is_cuda else values, non_blocking=True)
 

@@ -40,8 +40,10 @@ class Decodes:
         return padded.flatten(0, 1)
 
     def padded(self, rows: Tensor) -> Tensor:
-        """Reshapes the batch's leading rows [num_rows or more, n], which are the decodes', to [num_reqs, num_nodes, n];
-        padding rows hold arbitrary values."""
+        """Reshapes the batch's leading rows [num_rows or more, n], which are the decodes', to [num_reqs, num_nodes, n].
+
+        Padding rows hold arbitrary values.
+        """
         shape = self.token_ids.shape
         return rows[: shape.numel()].unflatten(0, shape)
 
@@ -61,8 +63,7 @@ NO_COLUMNS: Mapping[type, Any] = {}
 
 
 class Segment(NamedTuple):
-    """Rows of the flattened batch that share a shape: all decodes of a round, or one prompt chunk, or all pieces of
-    chunks."""
+    """Rows of the flattened batch that share a shape: all decodes, one prompt chunk, or all pieces of chunks."""
 
     start: int
     """First row in the flattened batch."""
@@ -105,8 +106,10 @@ class PackedSegments(Protocol):
     def attend(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scaling: float, /, **options: Any
     ) -> Tensor:
-        """Attention of rows whose keys and values are stored already; see
-        `verifier.layers.attention.attend_segments`."""
+        """Attention of rows whose keys and values are stored already.
+
+        See `verifier.layers.attention.attend_segments`.
+        """
         ...
 
 
@@ -142,8 +145,10 @@ class Rows(NamedTuple):
 
 
 def joined(parts: list[Rows]) -> Rows:
-    """Concatenates parts of a batch, in which segments already start at their final rows; other fields are the first
-    part's."""
+    """Concatenates parts of a batch, in which segments already start at their final rows.
+
+    Other fields are the first part's.
+    """
     if len(parts) == 1:
         return parts[0]
     return parts[0]._replace(
@@ -163,8 +168,7 @@ class ModelOutput(NamedTuple):
     """[num_tokens, taps_size]: residual stream entering the tapped layers, lowest layer first, then keys and values."""
 
     def split(self, num_rows: int) -> "tuple[ModelOutput, ModelOutput]":
-        """Splits into the output of the first `num_rows` rows, all of which have logits, and that of the rows behind
-        them."""
+        """Splits off the output of the first `num_rows` rows, all of which have logits."""
         logits, taps = self
         before, behind = (None, None) if taps is None else (taps[:num_rows], taps[num_rows:])
         return ModelOutput(logits[:num_rows], before), ModelOutput(logits[num_rows:], behind)
@@ -232,8 +236,10 @@ class Feature:
         """Frees what is held for a slot whose sequence has left."""
 
     def replay_start(self, seq: Sequence, wanted: int) -> int | None:
-        """Latest position at or before `wanted` from which a prompt can be recomputed; None if recomputing is
-        impossible."""
+        """Latest position at or before `wanted` from which a prompt can be recomputed.
+
+        None if recomputing is impossible.
+        """
         return wanted
 
     def reserve(self, num_rows: int) -> None:
@@ -259,8 +265,10 @@ class Feature:
         return nullcontext()
 
     def took(self, accepted: AcceptedPaths) -> None:
-        """Follows the accepted paths of the latest pass's decodes; shapes must depend on the arguments' shapes
-        alone."""
+        """Follows the accepted paths of the latest pass's decodes.
+
+        Shapes must depend on the arguments' shapes alone.
+        """
 
     def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
         """Values of a pass with prompt chunks that are downloaded with the round's tokens: int64 tensors by name.

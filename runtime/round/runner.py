@@ -124,8 +124,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: TreeInbox | None) -> TokenTree | TreeInbox | None:
-        """Checks the trees that arrived for a round's decodes and adds the host's nodes; captured rounds check trees
-        themselves.
+        """Checks the trees that arrived for a round's decodes and adds the host's nodes.
+
+        Captured rounds check trees themselves.
 
         Args:
             rows: result of `SlotState.load` for this plan.
@@ -186,8 +187,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def widest_round(self) -> None:
-        """Runs a whole round of the largest batch with the widest trees, all in the spare slot, to find out how much it
-        allocates."""
+        """Runs a whole round of the largest batch with the widest trees, in the spare slot, to measure its
+        allocations."""
         num_reqs, num_nodes = self.config.max_num_seqs, self.config.speculation.num_nodes
         slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
         zeros = [slots.new_zeros(num_reqs, num_nodes) for _ in range(3)]
@@ -217,8 +218,10 @@ class ModelRunner:
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor
     ) -> Tensor | None:
-        """Log-probabilities of the tokens sampled behind chunks, then of the prompts' own tokens; None if no request
-        asks for any."""
+        """Log-probabilities of the tokens sampled behind chunks, then of the prompts' own tokens.
+
+        None if no request asks for any.
+        """
         targets = [token_id for chunk in plan.chunks for token_id in chunk.prompt_targets()]
         if not targets and not any(seq.request.params.logprobs is not None for seq in sampling):
             return None

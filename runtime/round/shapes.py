@@ -60,8 +60,10 @@ class RoundShapes(NamedTuple):
         return max(self.pieces, default=0)
 
     def mixed_bucket(self, num_nodes: int, num_reqs: int, num_pieces: int) -> Bucket | None:
-        """Bucket of the graph for a mixed round; None if the round is too large for any graph, or would be mostly
-        padding."""
+        """Bucket of the graph for a mixed round.
+
+        None if the round is too large for any graph, or would be mostly padding.
+        """
         if not self.mixed or num_reqs > self.mixed[-1] or num_pieces > self.pieces[-1]:
             return None
         beside = bucket_for(num_pieces, self.pieces) * PIECE_ROWS
@@ -107,8 +109,10 @@ def pieces_at_most(num_tokens: int, num_chunks: int) -> int:
 
 
 def round_shapes(config: EngineConfig) -> dict[int, RoundShapes]:
-    """Captured shapes by nodes per sequence (1 for bare roots); leaves out widths at which a single sequence exceeds
-    `MOST_ROWS`."""
+    """Captured shapes by nodes per sequence (1 for bare roots).
+
+    Leaves out widths at which a single sequence exceeds `MOST_ROWS`.
+    """
     sizes = batch_buckets(config.max_num_seqs)
     batches = {n: tuple(size for size in sizes if size * n <= MOST_ROWS) for n in (1, *node_buckets(config))}
     batches = {num_nodes: fitting for num_nodes, fitting in batches.items() if fitting}

@@ -150,8 +150,7 @@ class SlotState:
         self.min_ps[slots] = min_ps
 
     def rank_as_text(self, decodes: list[Sequence]) -> None:
-        """Sets `kinds` so that nodes of trees built from earlier text are ranked as text, and other nodes as a
-        drafter's."""
+        """Updates `kinds`, so that nodes of trees built from earlier text are ranked as text."""
         now = {seq.slot: seq for seq in decodes if self._prunes and seq.draft.text_tree is not None}
         if now.keys() != self._of_text.keys():
             changed = self._of_text | now

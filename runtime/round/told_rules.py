@@ -1,5 +1,7 @@
-"""Sampling rules of requests as published to a drafter, by slot; allocated and written only once a request has
-rules."""
+"""Sampling rules of requests as published to a drafter, by slot.
+
+Allocated and written only once a request has rules.
+"""
 
 from functools import reduce
 from operator import or_

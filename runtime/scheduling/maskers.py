@@ -26,8 +26,11 @@ class GrammarCompiler(Protocol):
     """Compiles what answers must match, for one model; safe to share between threads."""
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compiles a grammar; raises ValueError, one line that begins with the field's name, if the grammar cannot be
-        compiled."""
+        """Compiles a grammar.
+
+        Raises:
+            ValueError: the grammar cannot be compiled; one line that begins with the field's name.
+        """
         ...
 
 

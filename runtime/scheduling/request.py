@@ -51,8 +51,10 @@ class FinishReason(StrEnum):
 
 
 class TooDear(Exception):
-    """Raised when a request would take more computing or memory than it may; the message begins with the field's
-    name."""
+    """Raised when a request would take more computing or memory than it may.
+
+    The message begins with the field's name.
+    """
 
 
 class Variant(NamedTuple):
@@ -78,8 +80,10 @@ class GrammarSpec(NamedTuple):
 
 
 class PromptReport:
-    """Report on a prompt whose request has no answer (a score, an embedding); a `Feature` computes its values chunk by
-    chunk."""
+    """Report on a prompt whose request has no answer (a score, an embedding).
+
+    A `Feature` computes its values chunk by chunk.
+    """
 
     @property
     def is_of_all(self) -> bool:

@@ -30,8 +30,10 @@ class Seats(Protocol):
     """Limited resource that some requests need beside a slot; one seat may be shared by several requests."""
 
     def take(self, request: Request) -> int | None:
-        """Takes a seat and returns its number; 0 for a request that needs none, None if all are taken. Raises if the
-        request can never get one."""
+        """Takes a seat and returns its number.
+
+        0 for a request that needs none, None if all are taken. Raises if the request can never get one.
+        """
         ...
 
     def give_back(self, request: Request) -> None:
@@ -126,8 +128,9 @@ class Scheduler:
             return None
 
     def restart(self, drafted: bool) -> None:
-        """Recomputes all running sequences after a round that raised, one sequence at a time until it is past that
-        round.
+        """Recomputes all running sequences after a round that raised.
+
+        Each runs alone until it is past that round.
 
         Args:
             drafted: whether a drafter took part; it may have caused the exception and is detached.
@@ -209,8 +212,7 @@ class Scheduler:
     def update(
         self, decodes: list[tuple[Sequence, list[int]]], chunks: list[tuple[Chunk, list[int]]]
     ) -> list[RequestOutput]:
-        """Appends the tokens of the oldest round in flight: grows sequences, caches full blocks, ends finished
-        requests.
+        """Appends the tokens of the oldest round in flight, caches full blocks and ends finished requests.
 
         The caller leaves out rows of sequences that have left their slot since the launch, even if they have come back.
         """
@@ -229,8 +231,7 @@ class Scheduler:
 
     @property
     def num_deferred(self) -> int:
-        """Waiting sequences that are held back by something other than room: a suspect runs alone, or no seat is
-        free."""
+        """Waiting sequences that are held back although there is room: a suspect runs alone, or no seat is free."""
         if self.suspects:
             return sum(seq not in self.suspects for seq in self.waiting)
         return 0 if self._seats is None else sum(not self._seats.has_seat(seq.request) for seq in self.waiting)
@@ -281,14 +282,19 @@ class Scheduler:
         return [seq for seq in decodes if seq.slot >= 0], tuple(without_room)
 
     def _must_settle(self, seq: Sequence) -> bool:
-        """Whether the sequence must wait for its rounds in flight: they end it for certain, may fill its last position,
-        or its masker may force tokens behind them."""
+        """Whether the sequence must wait for its rounds in flight.
+
+        A sequence waits if these rounds certainly end it, may fill its last position, or may be followed by forced
+        tokens.
+        """
         certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
         return certain or seq.is_awaited or seq.max_len >= self.config.max_model_len
 
     def _grow(self, seq: Sequence) -> bool:
-        """Allocates blocks up to the root; preempts sequences if blocks run out, the youngest of the lowest priority
-        first."""
+        """Allocates blocks up to the root.
+
+        Preempts sequences if blocks run out, the youngest of the lowest priority first.
+        """
         while not self._extend(seq, seq.max_len):
             victim = min(reversed(self.running), key=lambda other: other.request.params.priority)
             self._preempt(victim)

@@ -56,8 +56,10 @@ class NothingAllowed(ValueError):
 
 
 class TokenMasker(Protocol):
-    """Follows one sequence's tokens and computes the allowed next tokens; `wingbeat.runtime.scheduling.maskers` creates
-    maskers."""
+    """Follows one sequence's tokens and computes the allowed next tokens.
+
+    `wingbeat.runtime.scheduling.maskers` creates maskers.
+    """
 
     def accept(self, token_id: int) -> bool:
         """Takes the next token; returns whether the sequence must end behind it.
@@ -70,8 +72,7 @@ class TokenMasker(Protocol):
         ...
 
     def forced(self, most: int) -> list[int]:
-        """At most `most` tokens that come next whatever the model computes: a guess, of which wrong tokens only cost
-        speed."""
+        """At most `most` tokens that probably come next whatever the model computes; wrong ones only cost speed."""
         ...
 
     def may_force(self) -> bool:
@@ -224,8 +225,10 @@ class Sequence:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the sequence skips a round while its tokens are in flight, because drafting the forced tokens behind
-        them gains more."""
+        """Whether the sequence skips a round while its tokens are in flight.
+
+        Drafting the tokens that its grammar may force behind them gains more than another round.
+        """
         return self.masker is not None and self.request.params.speculation and self.masker.may_force()
 
     @property

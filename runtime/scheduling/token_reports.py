@@ -1,5 +1,4 @@
-"""Log-probabilities and prompt reports of one sequence, between the round that computed them and the output that
-carries them."""
+"""Log-probabilities and prompt reports of one sequence, from the round that computed them to their output."""
 
 from collections.abc import Sequence
 
@@ -10,8 +9,7 @@ from wingbeat.runtime.scheduling.request import SamplingParams, TokenLogprob
 
 
 class TokenReports:
-    """Buffer that is filled when a round is settled, before the sequence takes its tokens, and emptied by their
-    output."""
+    """Buffer, filled when a round is settled, before the sequence takes its tokens, and emptied by their output."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params

@@ -1,2 +1,1 @@
-"""Policy of speculation as pure functions of measured costs and acceptance: how many levels to draft, how many nodes to
-verify."""
+"""Speculation policy: levels to draft and nodes to verify, from measured costs and acceptance; pure functions."""

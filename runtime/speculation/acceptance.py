@@ -30,8 +30,7 @@ _PARENT_MASK, _DEPTH_MASK = (1 << (DEPTH_BIT - PARENT_BIT)) - 1, (1 << (REAL_BIT
 
 
 def bin_edges() -> np.ndarray:
-    """Log-probabilities at the boundaries of the bins, at equal steps of log-odds: float64 [NUM_BINS - 1],
-    ascending."""
+    """Log-probabilities at the bin boundaries, at equal steps of log-odds: float64 [NUM_BINS - 1], ascending."""
     log_odds = np.arange(1, NUM_BINS) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
     return -np.log1p(np.exp(-log_odds))
 

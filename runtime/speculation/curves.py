@@ -166,14 +166,18 @@ class RoundCosts:
         """Kind of the latest round."""
 
     def plain_s(self, num_reqs: int, context: float) -> float:
-        """Predicted seconds of a plain round behind plain rounds; uses the factor of drafted rounds until a plain round
-        was observed."""
+        """Predicted seconds of a plain round behind plain rounds.
+
+        Uses the factor of drafted rounds until a plain round was observed.
+        """
         factor = self._plain.at(num_reqs) or self._verify.at(num_reqs)
         return float(self.passes.seconds(num_reqs, np.zeros(1), context)[0]) * (factor.value if factor else 1.0)
 
     def verify_s(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
-        """Predicted seconds of rounds behind a draft, without the draft; arguments and result as for
-        `PassCurve.seconds`."""
+        """Predicted seconds of rounds behind a draft, without the draft.
+
+        Arguments and result as for `PassCurve.seconds`.
+        """
         factor = self._verify.at(num_reqs)
         return self.passes.seconds(num_reqs, num_extra, context) * (factor.value if factor else 1.0)
 

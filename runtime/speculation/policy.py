@@ -98,8 +98,10 @@ class TextWorth:
         """Consecutive rounds that verified no drafted node."""
 
     def token_s(self, plain_s: float) -> float | None:
-        """Seconds per token in such rounds, or in plain decoding if that is less. None requests a trial: nothing is
-        known, or the last `HOLD` rounds verified no node, so that the cost may be outdated.
+        """Seconds per token in such rounds, or in plain decoding if that is less.
+
+        None requests a trial: nothing is known, or the last `HOLD` rounds verified no node, so that the cost may be
+        outdated.
 
         Args:
             plain_s: seconds per token in plain decoding; 0 if unknown.
@@ -280,8 +282,10 @@ class SpeculationPolicy:
         return tokens / seconds
 
     def _growth(self, num_reqs: int, num_drafting: int, mean_context: float) -> GrowthLimits:
-        """Growth limits from the cost of one more level: a level that does not pay leads only to deeper levels that pay
-        less."""
+        """Growth limits from the cost of one more level.
+
+        Looking one level ahead suffices: a level that does not pay leads only to deeper levels that pay less.
+        """
         level_s = np.diff(self.costs.draft_s(num_drafting, np.array([0, 1]), mean_context))
         nodes = np.array([1, 2, max(self.num_nodes - 1, 2)])
         verify_s = self.costs.verify_s(num_reqs, nodes * num_drafting, mean_context)
@@ -301,8 +305,10 @@ class SpeculationPolicy:
         return self._slower[key]
 
     def text_prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
-        """Prices as in `prices`, for a pass over trees built from earlier text alone; None verifies all nodes to
-        measure their cost."""
+        """Prices as in `prices`, for a pass over trees built from earlier text alone.
+
+        None verifies all nodes to measure their cost.
+        """
         token_s = self._text.token_s(self._token_s[0])
         return None if token_s is None else self.costs.text_s(num_reqs, np.arange(most + 1), mean_context) / token_s
 
@@ -327,8 +333,7 @@ class SpeculationPolicy:
 
     @property
     def text_pays(self) -> bool:
-        """Whether rounds over text have taken fewer seconds per token than the best alternative would, as far as
-        known."""
+        """Whether rounds over text have taken fewer seconds per token than the best alternative is predicted to."""
         plain_s, drafted_s = self._token_s
         return self._text.measured_s <= (min(plain_s, drafted_s) if self.pays else plain_s) or not plain_s
 

@@ -1,2 +1,4 @@
-"""Tensor parallelism: one verifier over several processes; each rank holds a part of every weight and runs rank 0's
-passes."""
+"""Tensor parallelism: one verifier over several processes.
+
+Each rank holds a part of every weight and runs rank 0's passes.
+"""

@@ -12,9 +12,9 @@ NO_PLAN = "a model without a tensor parallel plan in transformers"
 KV_READER = "a drafter that reads the verifier's KV"
 REFUSED = (
     Refusal(Feature.DETERMINISTIC, RANKS, "sums over ranks have no fixed order"),
-    Refusal(Feature.FP8_KV, RANKS, "ranks round no KV", "use auto"),
+    Refusal(Feature.FP8_KV, RANKS, "the ranks' KV cache is not quantised", "use auto"),
     Refusal(Feature.INT8, RANKS, "packed weights are not divided", "leave dtype out"),
-    Refusal(Feature.ENGINE_DIR, RANKS, "its engines are not divided", "leave engine_dir out"),
+    Refusal(Feature.ENGINE_DIR, RANKS, "TensorRT engines are not divided", "leave engine_dir out"),
     Refusal(PART_OF_GPU, RANKS, "each rank needs a whole GPU", "use 1"),
     Refusal(THREADS_TRIED, RANKS, "all ranks would try thread counts at once", "give a number"),
     Refusal(
@@ -25,7 +25,7 @@ REFUSED = (
     ),
     Refusal(Feature.DRAFTER_IN_ENGINE, RANKS, "one rank's GPU would hold more than the others'", "use actor"),
     Refusal(RANKS, Feature.QUANTISED, "packed weights are not divided", known=Known.LOADED),
-    Refusal(RANKS, NO_PLAN, "nothing says how to divide it", known=Known.LOADED),
+    Refusal(RANKS, NO_PLAN, "no plan defines how to divide it", known=Known.LOADED),
     Refusal(KV_READER, RANKS, "each rank has some of the heads", "use another drafter", Known.LOADED),
 )
 

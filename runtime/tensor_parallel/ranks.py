@@ -136,8 +136,10 @@ class Ranks:
         return body[_LENGTHS_BYTES:begin].numpy().tobytes(), numbers
 
     def _send(self, part: Tensor) -> None:
-        """Broadcasts a part of a message; the time limit catches a rank that is alive but stopped before it
-        received."""
+        """Broadcasts a part of a message.
+
+        The time limit catches a rank that is alive but stopped before it received.
+        """
         dist.broadcast(part, 0, group=self._messages, async_op=True).wait(timedelta(seconds=COLLECTIVE_S))
 
     def close(self) -> None:

@@ -97,8 +97,11 @@ class _Unpacker(pickle.Unpickler):
 
 
 def pack(message: RoundMessage) -> tuple[bytes, Tensor]:
-    """Splits a message into its pickled form and the bytes of its tensors: uint8 [n] on their device, on the host if
-    there are none."""
+    """Splits a message into its pickled form and the bytes of its tensors.
+
+    Returns:
+        The form, and uint8 [n] on the tensors' device; on the host if there are none.
+    """
     file = io.BytesIO()
     packer = _Packer(file)
     packer.dump(message)

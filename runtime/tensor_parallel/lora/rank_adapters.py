@@ -1,5 +1,4 @@
-"""LoRA adapters of a divided model: each rank holds the parts of an adapter's matrices that match its part of the
-layer.
+"""LoRA adapters of a divided model: each rank holds the parts of an adapter that match its part of the layer.
 
 For a layer divided by outputs these are rows of B, for a layer divided by inputs columns of A. Sums and gathers behind
 the layer then include the adapters.
@@ -61,8 +60,7 @@ class RankAdapters(ModelAdapters):
         self._changes.append((adapter_id, None))
 
     def tell(self, rows: Rows | None) -> Told:
-        """On rank 0: changes that the other ranks must apply before their next pass, and the adapter ids of its
-        rows."""
+        """On rank 0: changes to apply before the other ranks' next pass, and the adapter ids of its rows."""
         changes, self._changes = tuple(self._changes), []
         adapted = None if rows is None else rows.columns.get(AdapterRows)
         return changes, None if adapted is None else (adapted.ids, adapted.runs is not None)

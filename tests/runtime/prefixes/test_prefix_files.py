@@ -130,7 +130,7 @@ def rename(path):
         (change_token, "is damaged: its checksum does not match"),
         (lambda path: path.write_text("[]"), "is not of format 1"),
         (lambda path: path.write_text("{"), "cannot be read: JSONDecodeError"),
-        (rename, "is of a prefix named 'system'"),
+        (rename, "holds a prefix named 'system'"),
     ],
 )
 def test_a_damaged_record_is_left_out_by_one_line(folder, caplog, spoil, reason):

@@ -272,8 +272,8 @@ def test_a_bad_line_of_prompts_is_named(config, tmp_path, line, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sequence_length": 100}, "the verifier has 64 positions"),
-        ({"top_k": 1000}, "the verifier has 320 tokens"),
+        ({"sequence_length": 100}, "the verifier supports 64 positions"),
+        ({"top_k": 1000}, "the verifier's vocabulary has 320 tokens"),
         ({"tap_layers": (1, 9)}, r"tap_layers \[9\] do not exist"),
     ],
 )
