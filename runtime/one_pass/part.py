@@ -1,4 +1,4 @@
-"""Part of drafters that draft in one pass, told by the families that can be read."""
+"""Registers the drafters that draft in one pass; the folder's head family decides whether it is one."""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 
