@@ -84,7 +84,7 @@ def test_errors_name_file_and_field(folder, file, fields, message):
 def test_a_changed_or_missing_file_is_named(folder):
     directory = EngineDirectory(folder)
     (folder / "eagle_draft.onnx").write_text("another")
-    with pytest.raises(EngineDirectoryError, match=r"eagle_draft\.onnx is not the file that draft_config\.json has"):
+    with pytest.raises(EngineDirectoryError, match=r"eagle_draft\.onnx differs from the digest in draft_config\.json"):
         directory.check_files()
     (folder / "eagle_base.onnx").unlink()
     with pytest.raises(EngineDirectoryError, match=r"eagle_base\.onnx is not there"):
