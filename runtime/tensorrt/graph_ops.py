@@ -35,7 +35,7 @@ class GraphOps:
         self.native_scatter = opset >= SCATTER_OPSET
 
     def scatter(self, cache: Tensor, update: Tensor, start: Tensor) -> Tensor:
-        """The cache [batch, heads, capacity, dim] with `update` [batch, heads, rows, dim] written at `start` [batch]."""
+        """Cache [batch, heads, capacity, dim] with `update` [batch, heads, rows, dim] written at `start` [batch]."""
         if self.native_scatter:
             attributes = {"axis": -2, "mode": "linear"}
             return symbolic(

@@ -87,7 +87,7 @@ def test_a_changed_or_missing_file_is_named(folder):
     with pytest.raises(EngineDirectoryError, match=r"eagle_draft\.onnx differs from the digest in draft_config\.json"):
         directory.check_files()
     (folder / "eagle_base.onnx").unlink()
-    with pytest.raises(EngineDirectoryError, match=r"eagle_base\.onnx is not there"):
+    with pytest.raises(EngineDirectoryError, match=r"eagle_base\.onnx is missing"):
         directory.check_files()
 
 
