@@ -94,7 +94,7 @@ class SuffixAutomaton:
     def continuations(self, cursor: Cursor, most: int) -> list[Follower]:
         """The likeliest tokens after the longest suffix of a context that has followers.
 
-        Shorter suffixes fill up the result. A shorter suffix contributes only if there are fewer than `most` followers; its probabilities are scaled by the
+        A shorter suffix contributes only if there are fewer than `most` followers; its probabilities are scaled by the
         mass that the longer ones leave.
         """
         found: dict[int, Follower] = {}
