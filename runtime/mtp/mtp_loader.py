@@ -84,7 +84,7 @@ def _skeleton(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _check_layer_kinds(config: PretrainedConfig, count: int) -> None:
-    """Raises CheckpointError if the config states other modules than the verifier's last layer, whose class they use."""
+    """Raises CheckpointError unless modules are configured like the verifier's last layer, whose class they use."""
     for own, main in (("mtp_layer_types", "layer_types"), ("mtp_mlp_layer_types", "mlp_layer_types")):
         stated, last = getattr(config, own, None), (getattr(config, main, None) or [None])[-1]
         if stated is not None and set(stated[:count]) != {last}:
