@@ -101,7 +101,7 @@ class SharedKvHead(nn.Module):
     def forward(
         self, token_ids: Tensor, hidden: Tensor, positions: Tensor, metadata: SharedMetadata
     ) -> tuple[Tensor, Tensor]:
-        """One step of a flattened batch.
+        """Run a step over a flattened batch.
 
         Args:
             token_ids, positions: int64 [num_tokens].

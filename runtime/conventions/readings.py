@@ -121,7 +121,7 @@ def choose_convention(
 
 
 def describe(choice: ConventionChoice, how: str = "measured") -> str:
-    """One line with the chosen convention and all results."""
+    """A line with the chosen convention and all results."""
     best = choice.best
     others = [f"{_words(one.convention)}: {one.length:.2f}" for one in choice.readings if one is not best]
     return (

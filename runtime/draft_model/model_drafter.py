@@ -58,7 +58,7 @@ class ModelDrafter(StagedDrafter):
         if loaded.keeps_states:
             raise UnsupportedModelError(
                 f"{type(loaded.model).__name__}: draft model {loaded.name} has layers with recurrent state, which "
-                "drafts would change for good: give one without, or another kind of drafter"
+                "drafts would overwrite: use a model without such layers, or another kind of drafter"
             )
         self.model = VerifierModel(loaded)
         self.max_position = loaded.max_position_embeddings - 1
@@ -80,7 +80,7 @@ class ModelDrafter(StagedDrafter):
         super().resize(spec, num_slots, num_blocks)
         if spec.max_model_len > self.max_position + 1:
             logger.warning(
-                "draft model %s knows %d positions and the verifier's sequences have up to %d: acceptance falls there",
+                "draft model %s supports %d positions, the verifier's sequences have up to %d: acceptance falls beyond",
                 self.name,
                 self.max_position + 1,
                 spec.max_model_len,
@@ -152,7 +152,7 @@ class ModelDrafter(StagedDrafter):
         return self._forward(parts, wanted)[:, None]
 
     def _rows(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> "_Rows":
-        """One row of tokens per slot: proposals in order, then decodes without a proposal."""
+        """A row of tokens for each slot: proposals in order, then decodes without a proposal."""
         proposed, decode_of = set(proposals), {slot: index for index, slot in enumerate(decodes)}
         slots = proposals + [slot for slot in decodes if slot not in proposed]
         # Slots without a decode point to the first decode's row, whose tokens are not counted there.
@@ -203,7 +203,7 @@ class ModelDrafter(StagedDrafter):
         return self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
 
     def _chunks(self, batch: DraftBatch, begin: int) -> list[Rows]:
-        """One segment per chunk."""
+        """A segment for each chunk."""
         return [
             self._flat(
                 batch.token_ids[chunk.slot, chunk.positions],

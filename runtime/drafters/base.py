@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class DrafterNeeds(NamedTuple):
-    """What a drafter requires from its verifier; the verifier and the channel are built accordingly."""
+    """A drafter's requirements on its verifier; the verifier and the channel are built accordingly."""
 
     tap_layers: tuple[int, ...] = ()
     """Layers whose *input* hidden states are tapped, ascending; index num_layers means the output of the final norm."""
@@ -194,11 +194,15 @@ class Drafter(ABC):
             ValueError: the head has other tensors or shapes, contains non-finite values, or this kind has no head; one
                 line.
         """
-        raise ValueError(f"{type(self).__name__} drafts with no head that could be swapped: only EAGLE and one-pass do")
+        raise ValueError(
+            f"{type(self).__name__} has no head that can be swapped: only EAGLE and one-pass drafters have"
+        )
 
     def take_head(self, head: NextHead) -> None:
         """Replace the head's weights; call only between two rounds. Draft KV of existing contexts is kept."""
-        raise ValueError(f"{type(self).__name__} drafts with no head that could be swapped: only EAGLE and one-pass do")
+        raise ValueError(
+            f"{type(self).__name__} has no head that can be swapped: only EAGLE and one-pass drafters have"
+        )
 
     def warn_of_long_context(self, max_model_len: int) -> None:
         """Log a warning if max_model_len exceeds the trained context length.
@@ -207,7 +211,7 @@ class Drafter(ABC):
         """
         if self.trained_positions is not None and max_model_len > self.trained_positions:
             logger.warning(
-                "max_model_len is %d: the drafter was trained for %d positions, and few drafts beyond them are right",
+                "max_model_len is %d: the drafter was trained for %d positions; few drafts beyond them are accepted",
                 max_model_len,
                 self.trained_positions,
             )

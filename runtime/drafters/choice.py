@@ -45,7 +45,9 @@ def check_settings(choice: "DrafterChoice", given: Mapping[str, Any]) -> None:
     """Raises ValueError (one line) if a setting belongs to another kind of drafter or contradicts another setting."""
     for name, value in given.items():
         if (of := KIND_OF_SETTING[name]) != choice.kind:
-            raise ValueError(f"{name} is {value} and drafter is {choice.label}: only {of} has that; leave one out")
+            raise ValueError(
+                f"{name} is {value} and drafter is {choice.label}: only drafter {of} has this setting; leave one out"
+            )
     kind = KINDS.get(choice.kind)
     if given and kind is not None and kind.check_settings is not None:
         load_function(kind.check_settings)(given)
@@ -59,7 +61,7 @@ class DrafterChoice(NamedTuple):
     source: str | Path
     """Argument `source` of `wingbeat.runtime.drafters.registry.load_drafter`."""
     label: str
-    """One word for display."""
+    """Short name for display."""
     automatic: bool = False
     """Whether `auto` chose the drafter, so that another one replaces it if it cannot be loaded."""
 

@@ -50,6 +50,6 @@ class DraftRoom:
         if num_blocks * block > self.num_bytes:
             left = self.num_bytes - (num_blocks - spec.num_blocks) * block
             raise NoRoomError(
-                f"the verifier's blocks take {spec.num_blocks * block / MIB:.0f} MiB of the drafter's KV, and "
+                f"the verifier's blocks take {spec.num_blocks * block / MIB:.0f} MiB of the drafter's KV memory, but "
                 f"{max(left, 0) / MIB:.0f} MiB are left"
             )

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class DrafterSetting(NamedTuple):
-    """A setting of one kind of drafter, under vLLM's name; the kind's default applies if it is not given."""
+    """A setting of one kind of drafter, under vLLM's name; if absent, the kind's default applies."""
 
     name: str
     number: type[int] | type[float]

@@ -328,7 +328,7 @@ def couplings_of(roots: Roots) -> list[Coupling | None]:
 
 
 def _another_level_pays(rules: Rules, log_probs: Tensor, chosen: Tensor) -> bool:
-    """Whether any verifier's rule wants another level. Rules exist on the CPU only."""
+    """Whether any verifier's rule requires another level. Rules exist on the CPU only."""
     given, expanded = log_probs.numpy(), chosen.numpy()
     # A list, not a generator: every rule must be evaluated, since each updates the path probabilities of its rows.
     return any([rule.pays(given[rows], expanded[rows]) for rows, rule in rules])

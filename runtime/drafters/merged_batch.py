@@ -105,7 +105,7 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
 
 
 class _Asked(NamedTuple):
-    """One verifier's part of a pass."""
+    """The part of a pass that belongs to a single verifier."""
 
     attachment: Attachment
     outcome: Outcome
@@ -130,7 +130,7 @@ class _Asked(NamedTuple):
         return None if told is None else told.to(device, non_blocking=device.type != "cpu")
 
     def rotations(self, device: torch.device) -> Tensor:
-        """RoPE positions of the chunks' pairs, treated as text behind all spans, int64 [num_chunk_tokens]."""
+        """RoPE positions of the chunks' pairs, treated as text after all media spans, int64 [num_chunk_tokens]."""
         slots = self.outcome.chunk_slots[: self.header.num_chunks].tolist()
         chunks = zip(slots, self.chunk_positions(), self.chunk_lens(), strict=True)
         deltas = self.outcome.position_deltas.to(device)
@@ -162,7 +162,7 @@ class _Asked(NamedTuple):
 
 
 def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
-    """Each verifier's range of proposals and its rule; empty if one verifier wants every level."""
+    """Each verifier's range of proposals and its rule; empty if a verifier has no rule."""
     rules: list[tuple[slice, GrowthRule | None]] = []
     start = 0
     for _, outcome, header in rounds:

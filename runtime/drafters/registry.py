@@ -1,4 +1,4 @@
-"""Builds the drafter that a name or folder means; each kind's module is imported only when it is used."""
+"""Builds the drafter that a name or folder means; the module of a kind is imported only when that kind is used."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def load_drafter(
     """
     kind = kind_of(source, target.path)
     if options.fp8_weights and kind != "eagle":
-        raise ValueError(f"drafter_weights is fp8 and drafter is {str(source)!r}: only EAGLE heads have such weights")
+        raise ValueError(f"drafter_weights is fp8 and drafter is {str(source)!r}: only EAGLE heads support FP8 weights")
     if kind == "none":
         return None
     return load_function(KINDS[kind].build)(

@@ -64,7 +64,7 @@ class Biases(NamedTuple):
     @classmethod
     def empty(cls, num_reqs: int, draft_vocab_size: int, device: torch.device) -> "Biases":
         """Tables without any bias."""
-        # One extra entry behind the rows receives writes for tokens without a column.
+        # The extra entry after the rows receives writes for tokens without a column.
         flat = torch.zeros(num_reqs * draft_vocab_size + 1, device=device)
         none = torch.full((num_reqs,), -1, dtype=torch.int64, device=device)
         return cls(flat[:-1].view(num_reqs, draft_vocab_size), none)

@@ -45,7 +45,7 @@ class StagedDrafter(Drafter):
         self._graph_device = graph_device
         self._stages: DraftStages | None = None
         self._moves = False
-        """Whether a verifier uses RoPE positions other than positions for text behind media spans."""
+        """Whether a verifier uses RoPE positions other than positions for text after media spans."""
 
     @property
     def graph_stats(self) -> GraphStats | None:
@@ -67,7 +67,7 @@ class StagedDrafter(Drafter):
         self._check_taps(spec)
         check_tree_shape(spec, self.speculation.num_nodes, self.speculation.max_path)
         moved = self.pool.resize(spec, num_slots, num_blocks)
-        # One row more than there are slots: the last row is for padding.
+        # The additional last row is for padding.
         self._resize_state(self.pool.num_slots + 1)
         stages, self._moves = self._stages, self._moves or spec.num_axes > 0
         fit = stages is not None and stages.fit(spec) and stages.moves == self._moves

@@ -311,7 +311,7 @@ def _write_reply(attachment: Attachment, outcome: Outcome, trees: TokenTree, by_
     reply, slots = attachment.end.reply, outcome.proposal_slots[: len(trees.token_ids)]
     copies = [(reply.epochs, outcome.epochs), (reply.committed_lens, outcome.committed_lens)]
     if by_slot is not None:
-        # Rows of slots without a proposal hold earlier trees; the verifier reads only the slots that it asked for.
+        # Rows of slots without a proposal hold earlier trees; the verifier reads only the slots that it requested.
         own = slice(attachment.slot_offset, attachment.slot_offset + len(reply.epochs))
         copy_all(copies + [(getattr(reply, name), field[own]) for name, field in by_slot._asdict().items()])
         return

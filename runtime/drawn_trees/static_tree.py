@@ -46,7 +46,7 @@ class StaticTree(NamedTuple):
             if path in known:
                 raise ValueError(f"is a tree that has the path {list(path)} twice")
             if path[:-1] not in known:
-                raise ValueError(f"is a tree with the path {list(path)} and without {list(path[:-1])}")
+                raise ValueError(f"is a tree with the path {list(path)} but without its parent {list(path[:-1])}")
             known.add(path)
         if len(paths) > MOST_NODES:
             raise ValueError(f"is a tree of {len(paths)} paths: use at most {MOST_NODES}")

@@ -69,6 +69,6 @@ def _number(value: Any) -> int | None:
 
 
 def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A field that should be an object; empty if it is something else, which its actual reader refuses."""
+    """A field that should be an object; empty if the field has another type, which the field's own reader refuses."""
     value = raw.get(name)
     return value if isinstance(value, Mapping) else {}

@@ -64,7 +64,7 @@ def stated(raw: Mapping[str, Any]) -> HeadConvention | None:
         return convention._replace(tap_layers=tuple(int(layer) for layer in convention.tap_layers))
     except TypeError as error:
         raise ValueError(
-            f"{STATED}={fields!r} is no convention: {', '.join(HeadConvention._fields)} are its fields"
+            f"{STATED}={fields!r} is not a convention: {', '.join(HeadConvention._fields)} are its fields"
         ) from error
 
 

@@ -36,7 +36,7 @@ class EagleHeadConfig(DecoderHeadConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_layers < 1:
-            raise ValueError(f"num_layers={self.num_layers}: a head has a layer at least")
+            raise ValueError(f"num_layers={self.num_layers}: a head needs at least one layer")
         if self.fc_norm and self.norm_before_fc:
             raise ValueError("fc_norm and norm_before_fc exclude each other")
 

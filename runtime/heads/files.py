@@ -77,7 +77,7 @@ def object_field(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """
     value = fields.get(name)
     if value is not None and not isinstance(value, Mapping):
-        raise CheckpointError(f"config.json: {name}={value!r} is no object")
+        raise CheckpointError(f"config.json: {name}={value!r} is not an object")
     return value or {}
 
 
@@ -151,9 +151,9 @@ def _guarded(read: Callable[[Path], dict[str, Value]], file: Path) -> dict[str, 
         # Only PyTorch's message distinguishes a pickle with code from a truncated one.
         if any(sign in str(error) for sign in _SIGNS_OF_CODE):
             raise UnsafeCheckpointError(
-                f"{file} holds code beside weights, which is never run: convert it to safetensors where it is trusted"
+                f"{file} holds code beside weights, which is never run: convert the file to safetensors if you trust it"
             ) from error
-        # PyTorch's own message suggests executing the file's content, so it is not passed on.
+        # PyTorch's own message suggests executing the file's content, so the message is not passed on.
         raise _damaged(file, ValueError("PyTorch finds no weights in it")) from error
     except (SafetensorError, EOFError, RuntimeError, OSError) as error:
         raise _damaged(file, error) from error

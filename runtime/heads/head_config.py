@@ -53,7 +53,7 @@ def head_config(
         fields, kind = _decoder_fields(raw, body, layout, shapes, target_hidden_size), EagleHeadConfig
         if body.get("kv_lora_rank") is not None or f"{layout.layer}self_attn.kv_b_proj.weight" in shapes:
             if (compressed := first("compressed_head", body, layout, shapes)) is None:
-                raise CheckpointError("a head of compressed attention (MLA) is not supported")
+                raise CheckpointError("a head with compressed attention (MLA) is not supported")
             kind, fields = compressed[0], fields | compressed[1]
         return kind(
             **fields,
@@ -119,7 +119,7 @@ def aux_layer_ids(raw: Mapping[str, Any]) -> tuple[list[int] | None, bool]:
     nested = object_field(raw, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
     ids = raw.get("eagle_aux_hidden_state_layer_ids") if nested is None else nested
     if ids is not None and not (isinstance(ids, list) and all(type(one) is int for one in ids)):
-        raise CheckpointError(f"config.json: eagle_aux_hidden_state_layer_ids={ids!r} is no list of whole numbers")
+        raise CheckpointError(f"config.json: eagle_aux_hidden_state_layer_ids={ids!r} is not a list of integers")
     return ids, nested is not None
 
 
@@ -244,7 +244,7 @@ def _of_grids(body: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]
         raise CheckpointError(f"config.json: embeds_media={embeds!r} is neither true nor false")
     sections = rope.get("mrope_section") or []
     if not isinstance(sections, list) or not all(type(count) is int for count in sections):
-        raise CheckpointError(f"config.json: mrope_section={sections!r} is no list of whole numbers")
+        raise CheckpointError(f"config.json: mrope_section={sections!r} is not a list of integers")
     interleaved = bool(rope.get("mrope_interleaved"))
     return {"mrope_section": tuple(sections), "mrope_interleaved": interleaved, "embeds_media": embeds}
 
@@ -259,7 +259,7 @@ def size_field(body: Mapping[str, Any], field: str) -> int:
     if value is None:
         raise CheckpointError(f"config.json has no field {field!r}")
     if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config.json: {field}={value!r} is no positive number")
+        raise CheckpointError(f"config.json: {field}={value!r} is not a positive integer")
     return value
 
 

@@ -69,7 +69,7 @@ class DecoderHeadConfig:
         sections = self.mrope_section
         if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.num_frequencies):
             raise ValueError(
-                f"mrope_section={list(sections)} are not three parts of {self.num_frequencies} frequencies"
+                f"mrope_section={list(sections)} is not three counts that add up to {self.num_frequencies} frequencies"
             )
 
     @property
@@ -101,11 +101,11 @@ def check_attention(config: Any) -> None:
     """
     for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
         if getattr(config, name) < 1:
-            raise ValueError(f"{name}={getattr(config, name)} is no positive number")
+            raise ValueError(f"{name}={getattr(config, name)} is not a positive integer")
     if config.head_dim % 2:
-        raise ValueError(f"head_dim={config.head_dim} is odd: rotary position embeddings turn halves")
+        raise ValueError(f"head_dim={config.head_dim} is odd: rotary position embeddings rotate two halves")
     if config.rotary_dim is not None and not (0 < config.rotary_dim <= config.head_dim and config.rotary_dim % 2 == 0):
-        raise ValueError(f"rotary_dim={config.rotary_dim} is no even number in 2..{config.head_dim}")
+        raise ValueError(f"rotary_dim={config.rotary_dim} is not an even number in 2..{config.head_dim}")
     if config.num_attention_heads % config.num_key_value_heads:
         raise ValueError(
             f"num_attention_heads={config.num_attention_heads} is not a multiple of "

@@ -75,7 +75,7 @@ class HeadCheckpoint:
 
     @contextmanager
     def says_whose(self, target: Sizes) -> Iterator[None]:
-        """Prefix errors with the name of the verifier that the head was made for, if it is another one."""
+        """Prefix errors with the verifier that the head was made for, if that is not the given verifier."""
         try:
             yield
         except CheckpointError as error:
@@ -228,14 +228,14 @@ def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:
     check_shape("d2t", offsets, (size,))
     token_ids = offsets.long() + torch.arange(size)
     if bool(((token_ids < 0) | (token_ids >= config.vocab_size)).any()):
-        raise CheckpointError(f"d2t leads outside the target's vocabulary of {config.vocab_size}")
+        raise CheckpointError(f"d2t points outside the target's vocabulary of {config.vocab_size}")
     if len(token_ids.unique()) != size:
-        raise CheckpointError("d2t leads two draft ids to the same target id")
+        raise CheckpointError("d2t maps two draft ids to the same target id")
     # Some tools leave t2d unset if the draft vocabulary is the whole vocabulary.
     if mask is not None and size != config.vocab_size:
         check_shape("t2d", mask, (config.vocab_size,))
         if not torch.equal(mask.bool().nonzero().flatten(), token_ids.sort().values):
-            raise CheckpointError("t2d marks other target ids than d2t leads to")
+            raise CheckpointError("t2d marks other target ids than those that d2t maps to")
     return token_ids
 
 

@@ -51,5 +51,7 @@ def _quantised(raw: Mapping[str, Any], names: Iterable[str]) -> Any:
         return None
     if (reader := first("quantised_head", settings)) is None:
         way = f"quant_method={settings.get('quant_method')!r}" if settings else name
-        raise UnsupportedCheckpointError(f"a head quantised by {way} is not supported: no weights are unpacked")
+        raise UnsupportedCheckpointError(
+            f"a head quantised by {way} is not supported: no installed part reads quantised weights"
+        )
     return reader

@@ -92,7 +92,7 @@ def check_turning(config: DecoderHeadConfig) -> None:
     """
     for field in ("rotary_dim", "rope_interleaved"):
         if getattr(config, field):
-            raise ValueError(f"{field}={getattr(config, field)}: such heads are read and not written")
+            raise ValueError(f"{field}={getattr(config, field)}: heads with this setting can be loaded, but not saved")
 
 
 def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[str, Tensor]:

@@ -89,7 +89,7 @@ class TargetDescription:
         return sorted((name for name in names if name.endswith(suffix)), key=len)
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor of the checkpoint.
+        """Read a single tensor of the checkpoint.
 
         Raises:
             KeyError: no tensor has this name.
@@ -115,9 +115,9 @@ class TargetDescription:
         if lent is None:
             return self.tensor(names[0])
         if self._is_of_file(lent, names[0]):
-            logger.info("the verifier's %s is used where it lies (%.2f GB)", suffix, lent.nbytes / 1e9)
+            logger.info("the drafter shares the verifier's %s (%.2f GB)", suffix, lent.nbytes / 1e9)
             return lent
-        logger.warning("the drafter loads a copy of its own of %s: what the verifier lends is not the file's", names[0])
+        logger.warning("the drafter loads a copy of its own of %s: the verifier's differs from the file's", names[0])
         return self.tensor(names[0])
 
     def _is_of_file(self, lent: Tensor, name: str) -> bool:

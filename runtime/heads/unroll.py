@@ -14,13 +14,13 @@ from wingbeat.runtime.heads.contract import Attend, DraftHead
 
 
 class UnrolledStep(NamedTuple):
-    """One step of all chains of a batch; N chains per sequence."""
+    """A step of all chains of a batch; N chains per sequence."""
 
     head: DraftHead
     offset: int
     """Column i of the logits predicts the token at index i + offset."""
     hidden: Tensor
-    """[batch, N, H], or [chains, H] if only some chains are followed: input of the logits. In EAGLE-1 it is the
+    """[batch, N, H], or [chains, H] if only some chains are followed: input of the logits. In EAGLE-1 this is the
     predicted feature at index i + offset - 1."""
 
     @property
@@ -68,7 +68,8 @@ class ChainAttention:
         self._keys.append(key)
         self._values.append(value)
         sequences = self._every if len(query) == self._every[-1].chains.stop else self._followed
-        # One sequence at a time: its scores stay in a CPU's cache, and shorter sequences need no padding.
+        # Sequences are processed one at a time: the scores of a sequence stay in a CPU's cache, and shorter sequences
+        # need no padding.
         return torch.cat([self._of_sequence(query, one) for one in sequences]).view(*shape[:-1], -1)
 
     def _of_sequence(self, query: Tensor, sequence: _SequenceChains) -> Tensor:

@@ -28,7 +28,7 @@ def check_same_vocabulary(draft: Path, draft_vocab_size: int, target: Path, targ
         if draft_vocab_size != target_vocab_size:
             raise VocabularyError(
                 f"the draft model {draft} has another vocabulary than the verifier {target}: {draft_vocab_size} and "
-                f"{target_vocab_size} tokens, and no {_FILE} in {without} that would show the difference to be padding"
+                f"{target_vocab_size} tokens, and no {_FILE} in {without} to show that the difference is padding"
             )
         logger.warning("no %s in %s: only the sizes of the vocabularies were compared", _FILE, without)
         return

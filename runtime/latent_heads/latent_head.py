@@ -41,16 +41,18 @@ class LatentEagleConfig(EagleHeadConfig):
         for name in ("query_rank", "kv_rank", "rope_dim", "value_dim"):
             size = getattr(self, name)
             if size is not None and size < 1:
-                raise ValueError(f"{name}={size} is no positive number")
+                raise ValueError(f"{name}={size} is not a positive integer")
         if self.rope_dim % 2 or self.rope_dim >= self.head_dim:
-            raise ValueError(f"qk_rope_head_dim={self.rope_dim} is odd, or no part of heads of {self.head_dim}")
+            raise ValueError(f"qk_rope_head_dim={self.rope_dim} is odd, or not below head_dim {self.head_dim}")
         if self.num_key_value_heads != self.num_attention_heads:
             raise ValueError(
                 f"num_key_value_heads={self.num_key_value_heads}: MLA attention has keys for each of "
                 f"{self.num_attention_heads} heads"
             )
         if self.num_layers != 1:
-            raise ValueError(f"{self.num_layers} decoder layers of MLA attention: heads of one are supported")
+            raise ValueError(
+                f"{self.num_layers} decoder layers of MLA attention: only heads with one layer are supported"
+            )
 
     @property
     def num_frequencies(self) -> int:

@@ -99,7 +99,7 @@ class MtpDrafter(StagedDrafter):
         """Runs every module over decoded tokens."""
         positions, counted = rows.spread()
         last = (rows.slots, (rows.num_tokens - 1).clamp_min(0))
-        # The start of a decode is known only on the device: num_modules stands for it, so that no column is cut.
+        # The start of a decode is known only on the device. With num_modules as the host's value, no column is cut.
         start, taps = self.num_modules, rows.taps.to(self.dtype)
         tokens, turned = rows.token_ids, rows.rotated(positions)
         span = _Span(rows.positions, start, tokens, turned, taps, counted, block_tables[rows.slots], last)
@@ -152,7 +152,7 @@ class _Span(NamedTuple):
     starts: Tensor
     """int64 [num_reqs]"""
     host_start: int
-    """Lower bound of `starts` known on the host, for cutting columns; num_modules where none may be cut."""
+    """Lower bound of `starts` known on the host, for cutting columns; num_modules if no column may be cut."""
     tokens: Tensor
     """int64 [num_reqs, width]: the token after each position; or embeddings [num_reqs, width, hidden_size]."""
     rotated: Tensor

@@ -73,7 +73,7 @@ def load_mtp_modules(
 
 
 def why_no_modules(target: TargetDescription) -> str:
-    """One line that states why a checkpoint has no readable modules."""
+    """A line that states why a checkpoint has no readable modules."""
     return f"{target.path} {why_none(target.tensor_files, target.num_layers)}"
 
 
@@ -104,14 +104,15 @@ def _module_tensors(target: TargetDescription, index: int, dtype: torch.dtype) -
         found |= {name_in_module(name, prefix): weight for name, weight in _plain(target, names, dtype).items()}
     packed = sorted(name for name, tensor in found.items() if tensor.element_size() == 1 or "scale" in name)
     if packed:
-        raise CheckpointError(f"MTP module {index} is quantised in a way that is not read ({packed[0]})")
+        raise CheckpointError(f"MTP module {index} is quantised in an unsupported way ({packed[0]})")
     return _stack_experts(found)
 
 
 def _plain(target: TargetDescription, files: dict[str, Path], dtype: torch.dtype) -> dict[str, Tensor]:
     """The tensors of one layer by name, quantised weights converted to `dtype`.
 
-    One layer at a time: all experts of a large model's module in float32 would take twice the memory of the result.
+    Layers are read one at a time: all experts of a large model's module in float32 would take twice the memory of the
+    result.
     """
     tensors = {}
     for name, file in files.items():

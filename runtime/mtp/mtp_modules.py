@@ -20,7 +20,7 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
 class MtpModule(nn.Module):
-    """One module; its attention uses layer `index` of the batch's caches.
+    """A prediction module; its attention uses layer `index` of the batch's caches.
 
     Args:
         model: model of the verifier's class, for its layer and norm classes; its weights are not read and may be on the
@@ -87,7 +87,9 @@ class MtpModules(nn.Module):
         self.config = model.config.get_text_config()
         rotary = getattr(model.get_decoder(), "rotary_emb", None)
         if rotary is None:
-            raise UnsupportedModelError(f"{type(model).__name__} has no rotary embedding: its MTP modules are unknown")
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no rotary embedding: its MTP modules are not supported"
+            )
         self.items = nn.ModuleList([MtpModule(model, index) for index in range(num_modules)])
         with torch.device("cpu"):
             self.rotary = type(rotary)(self.config)
@@ -136,7 +138,7 @@ class MtpModules(nn.Module):
             tolerance = (1e-3 if self.dtype == torch.float32 else 5e-2) * max(expected.abs().max().item(), 1.0)
             if index not in recorder.layers or not error <= tolerance:
                 raise UnsupportedModelError(
-                    f"MTP module {index} ({type(module.block).__name__}) attends in a way of its own: its output "
+                    f"MTP module {index} ({type(module.block).__name__}) has an unsupported attention: its output "
                     f"differs by {error:.2e} from transformers' eager attention"
                 )
         self.layers = [recorder.layers[index] for index in range(len(self.items))]

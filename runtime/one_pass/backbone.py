@@ -123,7 +123,7 @@ class Backbone(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
         self.fc = nn.Linear(self.taps_size, hidden, bias=False)
         self.hidden_norm = StreamNorm(hidden, eps)
-        # One product computes the context's keys and values of all layers; each layer uses a view of the matrix.
+        # A single product computes the context's keys and values of all layers; each layer uses a view of the matrix.
         self.kv_size = 2 * kv_heads * config.head_dim
         self.kv_proj = nn.Linear(hidden, config.num_layers * self.kv_size, bias=config.attention_bias)
         self.key_norms = nn.Parameter(torch.empty(config.num_layers, config.head_dim)) if config.qk_norm else None

@@ -33,7 +33,7 @@ class LayerMask(NamedTuple):
 
 
 class MarkovKind(StrEnum):
-    """How a DSpark head corrects a slot's logits by the previous token."""
+    """Kind of correction of a DSpark head's logits by the previous token."""
 
     VANILLA = "vanilla"
     GATED = "gated"
@@ -113,7 +113,7 @@ class OnePassConfig:
         if not self.first_slot < self.block_size <= MOST_SLOTS:
             raise ValueError(f"block_size={self.block_size} is not in {1 + self.first_slot}..{MOST_SLOTS}")
         if not self.masks:
-            raise ValueError("num_hidden_layers=0: a head has a layer at least")
+            raise ValueError("num_hidden_layers=0: a head needs at least one layer")
         if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(
                 f"mask_token_id={self.mask_token_id} is outside the embedding of {self.vocab_size} rows, and there is "

@@ -1,4 +1,4 @@
-"""Registers the drafters that draft in one pass; the folder's head family decides whether it is one."""
+"""Registers the drafters that draft in one pass; a folder is claimed if its head belongs to one of these families."""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 

@@ -102,7 +102,7 @@ def mask_token_id(raw: Mapping[str, Any]) -> int:
     found = [_first(raw, name) for name in names]
     given = next((value for value in found if value is not None), None)
     if given is None:
-        raise CheckpointError(f"config.json names no token of masked slots: {', '.join(names)}")
+        raise CheckpointError(f"config.json states no mask token, in none of the fields {', '.join(names)}")
     return _whole(given, "mask_token_id", least=0)
 
 
@@ -119,7 +119,7 @@ def tap_layers(
         field, shift = "the default target_layer_ids", 1
         ids = _default_outputs(num_draft_layers, target_num_layers)
     if not (isinstance(ids, list) and all(type(one) is int for one in ids)):
-        raise CheckpointError(f"config.json: {field}={ids!r} is no list of whole numbers")
+        raise CheckpointError(f"config.json: {field}={ids!r} is not a list of integers")
     taps = tuple(one + shift for one in ids)
     if taps and taps[-1] == target_num_layers:
         raise UnsupportedCheckpointError(f"{field}={ids}: the last layer's output before its norm cannot be tapped")
@@ -217,7 +217,7 @@ def _first(raw: Mapping[str, Any], name: str) -> Any:
 
 def _whole(value: Any, name: str, least: int = 1) -> int:
     if type(value) is not int or value < least:
-        raise CheckpointError(f"config.json: {name}={value!r} is no whole number of {least} or more")
+        raise CheckpointError(f"config.json: {name}={value!r} is not an integer of {least} or more")
     return value
 
 
@@ -255,7 +255,7 @@ def _masks(
         slides = everywhere or kind == _SLIDING
         if slides and not size:
             raise CheckpointError(
-                "config.json: a layer slides, and neither swa_window_size nor sliding_window is given"
+                "config.json: a layer has sliding attention, but neither swa_window_size nor sliding_window is given"
             )
         causal = kind == _SLIDING and by_type if stated is None else bool(stated)
         masks.append(LayerMask(causal, _whole(size, "sliding_window") if slides else None))

@@ -88,7 +88,9 @@ def _check_writable(config: OnePassConfig) -> None:
     }
     wrong = [name for name, seen in lacking.items() if seen]
     if wrong:
-        raise ValueError(f"{config.family}'s layout has no such {', '.join(wrong)}: other engines would read it wrong")
+        raise ValueError(
+            f"{config.family}'s layout cannot express this {', '.join(wrong)}: other engines would read the head wrong"
+        )
 
 
 def _raw_config(config: OnePassConfig, target_num_layers: int) -> dict[str, Any]:

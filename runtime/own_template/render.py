@@ -39,7 +39,7 @@ def render_apart(
     """
     asked = {"template": template, "messages": list(messages), "variables": {**special_tokens, **variables}}
     if not _turns.acquire(timeout=MOST_WALL_S):
-        raise ValueError(f"other requests' chat templates have kept the server busy for {MOST_WALL_S:g} s")
+        raise ValueError(f"other requests' chat templates kept the server busy for {MOST_WALL_S:g} s")
     try:
         done = subprocess.run(
             module_command("wingbeat.runtime.own_template.render"),

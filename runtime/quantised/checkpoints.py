@@ -56,7 +56,7 @@ def check_quantiser(config: ConfigFile) -> None:
     method = config.quantiser
     if method not in _QUANTISERS:
         raise ModelCheckpointError(
-            f"{config.name} is quantised by {method!r}, which is not served: {', '.join(_QUANTISERS)} are"
+            f"{config.name} is quantised by {method!r}, which is not supported: {', '.join(_QUANTISERS)} are"
         )
     package = _QUANTISERS[method].package
     is_read = config.quantization.get("format") in _OWN_FORMATS
@@ -178,7 +178,9 @@ def _stored_tensors(config: ConfigFile) -> "dict[str, Callable[[], Tensor]]":
 
     files, found = weight_files(config.folder), {}
     if files[0].suffix != ".safetensors":
-        raise ModelCheckpointError(f"{files[0]}: {config.quantiser} is read from safetensors files; convert it to one")
+        raise ModelCheckpointError(
+            f"{files[0]}: {config.quantiser} is read only from safetensors files; convert the checkpoint"
+        )
     for file in files:
         with safe_open(file, framework="pt") as opened:
             found |= {name: partial(_stored, file, name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
@@ -220,9 +222,7 @@ def _packed(
                 torch.float16,
                 torch.float64,
             ):
-                raise ModelCheckpointError(
-                    f"{config.folder}: tensor {name} is {plain[name].dtype}, and no scale is beside it"
-                )
+                raise ModelCheckpointError(f"{config.folder}: tensor {name} is {plain[name].dtype}, but has no scale")
 
     def weight_of(layer: str) -> "GroupedWeight | Tensor":
         return read(layer, {part: stored() for part, stored in layers[layer].items()}, config.quantization)

@@ -75,7 +75,7 @@ def _biases(head: Contents) -> dict[str, Any]:
 def _granite(head: Contents) -> dict[str, Any]:
     # llama.cpp gives this meaning to the field in this family only
     if head.fields.get("rope.scaling.finetuned", True) is False:
-        raise ValueError("rope.scaling.finetuned is False: positions without rotary angles are not read")
+        raise ValueError("rope.scaling.finetuned is False: layers without RoPE are not supported")
     return _biases(head)
 
 
@@ -191,7 +191,7 @@ def config_of(file: GgufFile, name: str) -> dict[str, Any]:
     """
     architecture = file.fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise ModelCheckpointError(f"{name} is of an architecture that is not read: {', '.join(ARCHITECTURES)} are")
+        raise ModelCheckpointError(f"{name} has an unsupported architecture: {', '.join(ARCHITECTURES)} are supported")
     known = ARCHITECTURES[architecture]
     fields, _ = fields_of(file, name, known.fields)
     head = Contents(fields, {tensor.name: tensor for tensor in file.tensors})
@@ -232,7 +232,7 @@ def _config(known: _Architecture, head: Contents, file: GgufFile) -> dict[str, A
     config |= {own: fields[key] for key, own in known.fields.items() if key in fields}
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     if fields.get("attention.value_length", head.head_dim()) != head.head_dim():
-        raise ValueError("keys and values are of unlike lengths")
+        raise ValueError("keys and values of different width are not supported")
     embedding = head.tensors["token_embd.weight"]
     config |= {
         "model_type": known.model_type,
@@ -243,7 +243,7 @@ def _config(known: _Architecture, head: Contents, file: GgufFile) -> dict[str, A
     if known.has_head_dim:
         config["head_dim"] = head.head_dim()
     elif head.head_dim() * config["num_attention_heads"] != config["hidden_size"]:
-        raise ValueError(f"heads of {head.head_dim()} numbers do not divide {config['hidden_size']}")
+        raise ValueError(f"heads of width {head.head_dim()} do not add up to {config['hidden_size']}")
     more = known.more(head)
     if "rope_parameters" not in more:
         config["rope_parameters"] = angles_of(head)
@@ -255,7 +255,7 @@ def angles_of(head: Contents) -> dict[str, Any]:
     fields = head.fields
     angles = {"rope_theta": fields.get("rope.freq_base", 10_000.0), "rope_type": "default"}
     if fields.get("rope.dimension_count", head.head_dim()) != head.head_dim():
-        raise ValueError("rotary angles of a part of each head are not read")
+        raise ValueError("RoPE over a part of each head is not supported")
     kind, factor = fields.get("rope.scaling.type", "none"), fields.get("rope.scaling.factor", 1.0)
     if kind == "yarn":
         original = fields["rope.scaling.original_context_length"]
@@ -266,7 +266,7 @@ def angles_of(head: Contents) -> dict[str, Any]:
     elif kind == "linear" and factor != 1:
         angles |= {"rope_type": "linear", "factor": factor}
     elif kind not in ("none", "linear"):
-        raise ValueError(f"rotary positions scaled as {kind!r} are not read")
+        raise ValueError(f"RoPE scaling {kind!r} is not supported")
     if (factors := head.tensors.get("rope_freqs.weight")) is not None:
         angles |= _by_factors(factors.data, head.head_dim(), angles["rope_theta"])
     return angles
@@ -282,5 +282,5 @@ def _by_factors(factors: np.ndarray, head_dim: int, base: float) -> dict[str, An
     smooth = np.clip((original / periods - low) / (high - low), 0, 1)
     expected = 1 / ((1 - smooth) / rule["factor"] + smooth)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
-        raise ValueError("rope_freqs.weight follows another rule than Llama 3.1's")
+        raise ValueError("rope_freqs.weight does not match Llama 3.1's RoPE scaling")
     return rule

@@ -111,11 +111,13 @@ def read_gguf(file: Path) -> GgufFile:
     parts = parts_of(file.resolve())
     if not parts or first.fields.get("split.no", 0) != 0:
         raise ModelCheckpointError(
-            f"{file} is a part of a model: give the first, whose name ends by -00001-of-0000N.gguf"
+            f"{file} is a part of a split model: give the first part, whose name ends in -00001-of-0000N.gguf"
         )
     absent = [part for part in parts if not part.is_file()]
     if absent:
-        raise ModelCheckpointError(f"{file} is the first of {len(parts)} parts, and {absent[0].name} is not beside it")
+        raise ModelCheckpointError(
+            f"{file} is the first of {len(parts)} parts, but {absent[0].name} is missing in its folder"
+        )
     return GgufFile(first.fields, [*first.tensors, *(one for part in parts[1:] for one in _read_part(part).tensors)])
 
 
@@ -138,7 +140,7 @@ def _read_part(file: Path) -> GgufFile:
 def _read(file: Path, data: np.ndarray) -> GgufFile:
     head = _Head(memoryview(data))
     if bytes(data[:4]) != _MAGIC:
-        raise ValueError("it does not begin by GGUF")
+        raise ValueError("the file does not start with the bytes GGUF")
     head.at = 4
     if (version := head.number("I")) not in _VERSIONS:
         raise ValueError(f"version {version}")
@@ -169,8 +171,10 @@ def _tensor(file: Path, size: int, begin: int, name: str, shape: tuple[int, ...]
     if not count:
         raise ValueError(f"tensor {name} is empty: its shape is {list(reversed(shape))}")
     if count % block or (shape and shape[0] % block):
-        raise ValueError(f"tensor {name} of {form.name} has rows of {shape[0]} numbers, which are no whole blocks")
+        raise ValueError(
+            f"tensor {name} of {form.name} has rows of {shape[0]} numbers, not a multiple of the block size"
+        )
     num_bytes = count // block * block_bytes
     if (behind := begin + offset + num_bytes - size) > 0:
-        raise ValueError(f"tensor {name} ends {behind} bytes behind the file")
+        raise ValueError(f"tensor {name} ends {behind} bytes after the end of the file")
     return GgufTensor(name, form, shape, file, begin + offset, num_bytes)

@@ -58,9 +58,11 @@ def head_fields(file: GgufFile, name: str) -> dict[str, Any]:
     tensors = {tensor.name: tensor for tensor in file.tensors}
     taps = next((fields[one] for one in _TAPS if one in fields), None)
     if not isinstance(taps, list) or not all(type(layer) is int for layer in taps):
-        raise ModelCheckpointError(f"{name} says {HEAD}.{_TAPS[0]} = {taps!r}, which are no layers to tap")
+        raise ModelCheckpointError(f"{name}: {HEAD}.{_TAPS[0]} = {taps!r}, not a list of layers")
     if fields["block_count"] != 1:
-        raise ModelCheckpointError(f"{name} says {HEAD}.block_count = {fields['block_count']}: heads of one are read")
+        raise ModelCheckpointError(
+            f"{name}: {HEAD}.block_count = {fields['block_count']}: only heads with one block are supported"
+        )
     contents = Contents(fields, tensors)
     angles = angles_of(contents)
     vocab_size = fields.get("vocab_size") or len(file.fields.get("tokenizer.ggml.tokens") or ())

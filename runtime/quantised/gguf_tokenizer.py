@@ -33,7 +33,7 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path, name: str) -> Non
         load_files(AutoTokenizer, folder, gguf_file=GGUF_FILE).save_pretrained(folder)
     else:
         raise ModelCheckpointError(
-            f"{name} has a tokenizer of the kind {kind!r}, which is not read: gpt2 and llama are"
+            f"{name} has a tokenizer of the kind {kind!r}, which is not supported: gpt2 and llama are"
         )
     template = _field(metadata, "chat_template")
     if template:
@@ -52,7 +52,7 @@ def _write_pairs(metadata: Mapping[str, Any], folder: Path, name: str) -> None:
     pre = _field(metadata, "pre")
     if pre not in PRE_TOKENIZERS:
         raise ModelCheckpointError(
-            f"{name} splits texts as {pre!r} does, which is not read: {', '.join(PRE_TOKENIZERS)} are"
+            f"{name} has tokenizer.ggml.pre = {pre!r}, which is not supported: {', '.join(PRE_TOKENIZERS)} are"
         )
     splits = PRE_TOKENIZERS[pre]
     tokens, types = _field(metadata, "tokens"), _field(metadata, "token_type") or []

@@ -58,7 +58,7 @@ def read_weight(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, 
     if weight is None:
         raise ModelCheckpointError(f"missing tensor {layer}.weight beside its scale")
     if zeros is not None and bool(zeros.any()):
-        raise ModelCheckpointError(f"tensor {layer}.weight_zero_point: weights of eight bits have none here")
+        raise ModelCheckpointError(f"tensor {layer}.weight_zero_point: zero points of 8-bit weights are not supported")
     form = {torch.int8: INT8, torch.float8_e4m3fn: E4M3}.get(weight.dtype)
     if scale.ndim == 1 and len(scale) > 1:
         scale = scale[:, None]

@@ -86,7 +86,8 @@ class KnownText:
 class _SharedTexts:
     """Outputs of all requests, including running ones; the oldest are dropped.
 
-    An automaton cannot forget. Tokens are added to the younger of two; when it is full, it replaces the older.
+    An automaton cannot forget. Tokens are added to the younger of two automata; a full younger automaton replaces the
+    older.
     """
 
     def __init__(self, max_tokens: int, max_requests: int | None) -> None:

@@ -153,7 +153,7 @@ class SuffixBeside(TextDrafts):
         return False
 
     def _trees(self, seqs: list[Sequence], flight: RoundInFlight) -> list[Made]:
-        """One tree per sequence; without nodes if no known text continues the sequence's."""
+        """A tree for each sequence; without nodes if no known text continues the sequence's."""
         budget, new, table = MAX_TOKENS_PER_ROUND, flight.tokens_by_slot(), self._speculation.text_table()
         made, price = [], self._speculation.node_price(flight.plan.decodes or seqs)
         for seq in seqs:

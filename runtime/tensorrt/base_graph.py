@@ -155,12 +155,14 @@ def check_exportable(loaded: LoadedModel) -> None:
         UnsupportedModelError: one line that names the feature.
     """
     if loaded.keeps_states:
-        raise UnsupportedModelError(f"{loaded.name} keeps recurrent states: TensorRT engines are of attention alone")
+        raise UnsupportedModelError(
+            f"{loaded.name} has recurrent states: TensorRT engines support attention layers only"
+        )
     config = loaded.model.config.get_text_config()
     for name in _EXPERT_FIELDS:
         if (getattr(config, name, None) or 0) > 1:
             raise UnsupportedModelError(
-                f"{loaded.name} is a mixture of experts ({name}): TensorRT engines are of dense models"
+                f"{loaded.name} is a mixture of experts ({name}): TensorRT engines support dense models only"
             )
 
 
@@ -182,7 +184,7 @@ def graph_attention(
         UnsupportedModelError: the layer has attention sinks.
     """
     if s_aux is not None:
-        raise UnsupportedModelError("attention sinks: the Attention operator has none")
+        raise UnsupportedModelError("attention sinks are not supported: the ONNX operator Attention has none")
     now: _GraphPass = kwargs[_KEYWORD]
     layer = module.layer_idx
     window = module.__dict__.get(WINDOW_ATTRIBUTE, sliding_window) or 0

@@ -33,7 +33,7 @@ class BlockGraph(nn.Module):
     def __init__(self, head: OnePassHead, ops: GraphOps) -> None:
         super().__init__()
         if head.config.sinks:
-            raise ValueError("this head has attention sinks: the operator Attention has none")
+            raise ValueError("this head has attention sinks, which the ONNX operator Attention does not support")
         self.head = head
         self.ops = ops
 

@@ -73,9 +73,11 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
         ExportError: torch or onnx cannot export a graph.
     """
     if plan.drafter is not None and (kind := kind_of(plan.drafter, plan.model)) not in ("eagle", "one_pass"):
-        raise ValueError(f"drafter {plan.drafter} is of kind {kind}: engines are built of EAGLE and one-pass heads")
+        raise ValueError(
+            f"drafter {plan.drafter} is of kind {kind}: engines can be built from EAGLE and one-pass heads"
+        )
     if (plan.out / "config.json").is_file() and not (plan.out / layout.BASE_CONFIG).is_file():
-        raise ValueError(f"out is {plan.out}, where a checkpoint lies: give the engines a folder of their own")
+        raise ValueError(f"out is {plan.out}, which is a checkpoint folder: choose another folder for the engines")
     plan.out.mkdir(parents=True, exist_ok=True)
     layout.clear(plan.out)
     progress("loading the verifier")
@@ -154,7 +156,9 @@ def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead | OnePassHea
 def _one_pass_head(plan: BuildPlan, target: TargetDescription) -> OnePassHead:
     checkpoint = read_one_pass_checkpoint(plan.drafter)
     if checkpoint.family is OnePassFamily.PEAGLE:
-        raise ValueError(f"drafter {plan.drafter} is a P-EAGLE head: engines are built of the other one-pass heads")
+        raise ValueError(
+            f"drafter {plan.drafter} is a P-EAGLE head: engines can be built from the other one-pass heads"
+        )
     head = load_one_pass_head(checkpoint, target, plan.dtype, "cpu")
     if head.config.block_size > plan.limits.max_draft_tree_size:
         raise ValueError(

@@ -30,7 +30,7 @@ class EngineBuilder(NamedTuple):
     """An installed builder."""
 
     name: str
-    """One of BUILDERS."""
+    """A member of BUILDERS."""
     module: ModuleType
     version: str
 
@@ -80,7 +80,9 @@ class EngineBuilder(NamedTuple):
         if not names:
             return
         if kinds is None:
-            raise BuildError(f"compute_capability {', '.join(names)}: {self} builds for this machine's GPU alone")
+            raise BuildError(
+                f"compute_capability {', '.join(names)}: {self} can only build for the GPU of this machine"
+            )
         known = [name for name in dir(kinds) if name.startswith("SM")]
         config.num_compute_capabilities = len(names)
         for index, name in enumerate(names):

@@ -69,12 +69,12 @@ class EngineLayer(BaseModel):
     sliding_window: int | None = Field(None, ge=0)
 
     def attention(self) -> LayerAttention:
-        """The same shape as the runtime's `LayerAttention`."""
+        """The layer as the runtime's `LayerAttention`."""
         return LayerAttention(**self.model_dump())
 
 
 class EngineInterpolation(BaseModel):
-    """How an encoder interpolates position embeddings of an image grid from a table."""
+    """Settings by which an encoder interpolates position embeddings of an image grid from a table."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

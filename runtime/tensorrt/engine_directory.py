@@ -88,13 +88,13 @@ class EngineDirectory:
         file = self.graph(name, ".engine")
         if config.opset < SCATTER_OPSET:
             raise EngineLoadError(
-                f"{file}: opset is {config.opset}: only from {SCATTER_OPSET} on is KV written in place"
+                f"{file}: opset is {config.opset}: engines need opset {SCATTER_OPSET} to write KV in place"
             )
         library = find_builder(config.builder or "auto")
         if config.tools.get(library.name, library.version) != library.version:
             raise EngineLoadError(
                 f"{file}: {library.name} {config.tools[library.name]} built it, and {library.version} is installed: "
-                "install that version or build it anew"
+                "install that version or rebuild the engine"
             )
         return TensorRTSession(file, library, stages, device)
 
@@ -111,7 +111,7 @@ class EngineDirectory:
         if found != self.base.weights_fingerprint:
             raise EngineDirectoryError(
                 f"{self.folder}: weights_fingerprint is {self.base.weights_fingerprint}, that of {model} is {found}: "
-                "it was built of another checkpoint"
+                "the engine was built from another checkpoint"
             )
 
     def check_files(self, *names: str) -> None:

@@ -73,7 +73,7 @@ class EngineModel:
             )
         if tap_layers and tap_layers != config.tap_layers:
             raise EngineDirectoryError(
-                f"{folder}: tap_layers is {config.tap_layers}: the drafter needs {tap_layers}; build it anew with "
+                f"{folder}: tap_layers is {config.tap_layers}: the drafter needs {tap_layers}; rebuild the engine with "
                 "this drafter"
             )
         self.runner, self.cache = runner, cache

@@ -32,12 +32,14 @@ def open_drafter(
     directory = EngineDirectory(folder)
     config = directory.draft
     if config is None:
-        raise EngineDirectoryError(f"{folder / BASE_CONFIG}: has_draft_model is false: build it with this drafter")
+        raise EngineDirectoryError(
+            f"{folder / BASE_CONFIG}: has_draft_model is false: rebuild the directory with this drafter"
+        )
     found = checkpoint_fingerprint(Path(head))
     if found != config.weights_fingerprint:
         raise EngineDirectoryError(
             f"{folder / DRAFT_CONFIG}: weights_fingerprint is {config.weights_fingerprint}, that of {head} is {found}: "
-            "build it anew with this drafter"
+            "rebuild the directory with this drafter"
         )
     directory.check_files(DRAFT)
     session = directory.open_session(DRAFT, device)

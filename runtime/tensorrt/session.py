@@ -19,7 +19,7 @@ class EngineStage(StrEnum):
     VERIFY = "verify"
     """Token trees."""
     PLAIN = "plain"
-    """One token per sequence."""
+    """A single token per sequence."""
     PROPOSAL = "proposal"
     """The tree drafted so far."""
     ACCEPT = "accept"

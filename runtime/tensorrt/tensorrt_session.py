@@ -28,7 +28,7 @@ class TensorRTSession:
         # Without a device, deserializing would abort the process.
         if device.type != "cuda" or not torch.cuda.is_available():
             raise EngineLoadError(
-                f"{file}: an engine runs on a CUDA device, and {device} is what there is; use --device cpu"
+                f"{file}: an engine needs a CUDA device, but the device is {device}; use --device cpu"
             )
         trt = library.module
         self.device = device
@@ -38,7 +38,7 @@ class TensorRTSession:
         self._engine = self._runtime.deserialize_cuda_engine(file.read_bytes())
         if self._engine is None:
             raise EngineLoadError(
-                f"{file}: {library} cannot read it on {torch.cuda.get_device_name(device)}: build it anew"
+                f"{file}: {library} cannot read it on {torch.cuda.get_device_name(device)}: rebuild it"
             )
         if self._engine.num_optimization_profiles != len(stages):
             raise EngineLoadError(

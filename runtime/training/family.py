@@ -41,7 +41,9 @@ class Family(ABC):
         recorded = RecordingReader(config.recordings).spec.tap_layers
         taps = tuple(layer for layer in recorded if layer < target.num_layers)
         if not taps:
-            raise ValueError(f"the recording has taps {recorded}: family={config.family!r} reads the input of layers")
+            raise ValueError(
+                f"the recording has taps {recorded}: family={config.family!r} needs inputs of layers, and it has none"
+            )
         return taps
 
     @abstractmethod

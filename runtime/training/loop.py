@@ -167,7 +167,7 @@ class _Run:
             self.curves.draw(state)
 
     def _step(self, step: int, rate: float) -> tuple[int, float]:
-        """One optimizer step -> number of tokens over all processes, and their mean loss."""
+        """An optimizer step -> number of tokens over all processes, and their mean loss."""
         rounds = self.config.accumulation_steps
         num_tokens, total = 0, torch.zeros((), device=self.ranks.device)
         times = self.times

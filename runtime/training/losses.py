@@ -43,11 +43,11 @@ class Wanted(NamedTuple):
     """int64 [batch, length, K]: draft id of each probability; None if K is the whole draft vocabulary."""
 
     def rows(self, rows: slice) -> "Wanted":
-        """The same distributions at a range of positions of every sequence."""
+        """These distributions at a range of positions of every sequence."""
         return Wanted(*(None if part is None else part[:, rows] for part in self))
 
     def at(self, rows: Tensor) -> "Wanted":
-        """The same distributions at positions int64 [batch, N] of each sequence."""
+        """These distributions at positions int64 [batch, N] of each sequence."""
         batch = torch.arange(len(rows), device=rows.device)[:, None]
         return Wanted(*(None if part is None else part[batch, rows] for part in self))
 
@@ -66,7 +66,7 @@ class Wanted(NamedTuple):
         return _Totals.apply(logits, *self)
 
     def where(self, chosen: Tensor) -> "Wanted":
-        """The same distributions at positions selected by a mask bool [batch, length].
+        """These distributions at positions selected by a mask bool [batch, length].
 
         Leading dimensions are flattened.
         """

@@ -18,7 +18,7 @@ _PATIENCE = timedelta(hours=12)
 
 
 class Part(NamedTuple):
-    """One of `count` equal parts of a batch."""
+    """A part of a batch, out of `count` equal parts."""
 
     index: int
     count: int

@@ -187,7 +187,9 @@ def tap_columns(reader: RecordingReader, tap_layers: tuple[int, ...]) -> Tensor 
     recorded, width = reader.spec.tap_layers, reader.spec.hidden_size
     missing = [layer for layer in tap_layers if layer not in recorded]
     if missing:
-        raise ValueError(f"the recording has taps {recorded}, not {', '.join(map(str, missing))} of {tap_layers}")
+        raise ValueError(
+            f"the recording has taps {recorded} and lacks {', '.join(map(str, missing))} of tap_layers={tap_layers}"
+        )
     if tap_layers == recorded:
         return None
     return torch.cat([torch.arange(width) + recorded.index(layer) * width for layer in tap_layers])

@@ -60,7 +60,7 @@ class TrainingState:
         state = torch.load(path, map_location=device, weights_only=True)
         changed = sorted(k for k, v in config.resume_settings().items() if state["settings"].get(k) != v)
         if changed:
-            raise ValueError(f"{path} was made with another {', '.join(changed)}; use resume=False to start anew")
+            raise ValueError(f"{path} was made with another {', '.join(changed)}; use resume=False to start over")
         self._model.load_state_dict(state["model"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -44,9 +44,9 @@ def find_class(path: str) -> type[Drafter]:
     if found is None:
         raise UserDrafterError(f"drafter {path}: module {module_name} has no {class_name}")
     if not inspect.isclass(found):
-        raise UserDrafterError(f"drafter {path} is no class but a {type(found).__name__}")
+        raise UserDrafterError(f"drafter {path} is not a class but a {type(found).__name__}")
     if not issubclass(found, Drafter):
-        raise UserDrafterError(f"drafter {path} is no subclass of wingbeat.runtime.drafters.base.Drafter")
+        raise UserDrafterError(f"drafter {path} is not a subclass of wingbeat.runtime.drafters.base.Drafter")
     missing = sorted(found.__abstractmethods__)
     if missing:
         raise UserDrafterError(f"drafter {path} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}")

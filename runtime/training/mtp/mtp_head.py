@@ -94,7 +94,7 @@ class MtpHead(DraftHead):
             ValueError: `rows` is given; training needs every row.
         """
         if rows is not None:
-            raise ValueError("rows: a head in training gives the states of every row")
+            raise ValueError("rows must be None: a head in training computes every row")
         batch, length = token_ids.shape
         positions = torch.arange(1, length + 1, device=token_ids.device).repeat(batch)
         flat = self.module(

@@ -127,7 +127,7 @@ def test_what_the_engine_was_not_built_for_is_refused(llama, limits, message):
     ("fields", "message"),
     [
         ({"opset": 24}, r"eagle_base\.engine: tensorrt-rtx 1\.7 built it, and 1\.8 is installed"),
-        ({"opset": 18}, r"eagle_base\.engine: opset is 18: only from 24 on is KV written in place"),
+        ({"opset": 18}, r"eagle_base\.engine: opset is 18: engines need opset 24 to write KV"),
     ],
 )
 def test_an_engine_that_cannot_run_here_is_refused_before_it_is_read(folder, monkeypatch, fields, message):
