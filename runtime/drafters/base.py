@@ -207,7 +207,7 @@ class Drafter(ABC):
     def warn_of_long_context(self, max_model_len: int) -> None:
         """Log a warning if max_model_len exceeds the trained context length.
 
-        Acceptance falls beyond it: EAGLE-3 heads trained on 2k tokens drop from 2.3 to 1.1 accepted tokens at 20k.
+        The acceptance length falls beyond it: for EAGLE-3 heads trained on 2k tokens, from 2.3 to 1.1 at 20k.
         """
         if self.trained_positions is not None and max_model_len > self.trained_positions:
             logger.warning(

@@ -28,7 +28,7 @@ class DrafterKind(NamedTuple):
     """Function (config.json, tensor shapes) -> whether a folder holds this kind; None accepts any folder that no kind
     claims."""
     readings: str | None = None
-    """For heads: function (folder, verifier, token ids that each convention must be able to draft) -> the
+    """For heads: function (folder, verifier, number of tokens that each convention must be able to draft) -> the
     `HeadConvention`s that the files allow, most likely first."""
     matches: str | None = None
     """For kinds with `readings`: function (head, tokens int64 [batch, length], taps [batch, length, taps_size], steps)

@@ -16,7 +16,7 @@ class Splits(NamedTuple):
     keeps_words: bool = False
     """Whether a piece that is itself a token bypasses the merges."""
     begins: bool = False
-    """Whether the first token is prepended to texts if the file leaves that open."""
+    """Whether the BOS token is prepended to texts if the file does not state it."""
 
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

@@ -49,7 +49,7 @@ class EngineDrafter(Drafter):
         self.tree_size = self._rows_behind()
         if self.tree_size > config.limits.max_draft_tree_size:
             raise ValueError(
-                f"a draft has {self.tree_size} nodes besides its root: the engine was built with "
+                f"a draft has {self.tree_size} nodes after its context: the engine was built with "
                 f"max_draft_tree_size {config.limits.max_draft_tree_size}"
             )
         token_bytes = sum(layer.kv_size for layer in config.layers) * self.dtype.itemsize
