@@ -1,1 +1,1 @@
-"""Heads that read the verifier's keys and values: Gemma 4's assistants."""
+"""Drafting with heads that read the verifier's keys and values (Gemma 4's assistants)."""

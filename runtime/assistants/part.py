@@ -1,4 +1,4 @@
-"""Assistants of Gemma 4."""
+"""Registers Gemma 4's assistants."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,9 +14,9 @@ drafter_kinds = (
     ),
 )
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
-"""Types of models that are assistants."""
+"""Values of `model_type` that identify assistants."""
 
 
 def is_assistant(raw: Mapping[str, Any], names: Iterable[str]) -> bool:
-    """Whether a folder's config.json is an assistant's."""
+    """Whether a folder's config.json is that of an assistant."""
     return raw.get("model_type") in MODEL_TYPES

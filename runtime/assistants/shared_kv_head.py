@@ -1,8 +1,9 @@
-"""A head without keys and values of its own, as Gemma 4's assistants are: its layers, its output, its checkpoint.
+"""A head without keys and values of its own (Gemma 4's assistants): layers, output and checkpoint.
 
-One step: pre_projection(cat[embedding of the latest token, hidden state]), the layers, a norm; the output matrix reads
-that, and post_projection of it is the hidden state of the next token. The embedding is the verifier's, scaled as there.
-Each layer's queries read the keys and values of the verifier's last own layer of the same type, full or sliding.
+One step: pre_projection(cat[embedding of the latest token, hidden state]), the layers, a norm. The output matrix reads
+the result, and its post_projection is the hidden state of the next step. The embedding is the verifier's, with the same
+scale. Each layer's queries read the keys and values of the verifier's last layer of the same type (full or sliding)
+that computes its own.
 """
 
 from collections.abc import Mapping
@@ -23,10 +24,10 @@ ATTENTION_NAME = "wingbeat_shared_kv"
 
 
 class SharedMetadata(NamedTuple):
-    """What the attention function needs beside the queries."""
+    """Inputs of the attention function besides the queries."""
 
     caches: dict[str, tuple[Tensor, Tensor]]
-    """By type of layer."""
+    """Key and value cache by layer type."""
     segment: Segment
 
 
@@ -41,7 +42,7 @@ def _shared_attention(
     softcap: float | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Queries [num_tokens, num_heads, 1, dim], each token a batch of its own, over the verifier's keys and values."""
+    """Attention of queries [num_tokens, num_heads, 1, dim], one token per batch entry, over the verifier's KV."""
     metadata: SharedMetadata = kwargs[ROWS_KEYWORD]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attend_segments(
@@ -59,21 +60,21 @@ AttentionInterface.register(ATTENTION_NAME, _shared_attention)
 
 
 def reach(sliding_window: int | None) -> int:
-    """A sliding layer's window in our attention, which ends before its size; 0 for none.
+    """A sliding layer's window for `attend_segments`, whose windows exclude their end; 0 for no window.
 
-    transformers lets these heads see the keys up to and including sliding_window behind the last one.
+    In transformers these heads see keys up to and including sliding_window before the last position.
     """
     return sliding_window + 1 if sliding_window else 0
 
 
 class SharedKvHead(nn.Module):
-    """An assistant's layers and projections, and the verifier's embedding.
+    """An assistant's layers and projections, with the verifier's embedding.
 
     Args:
-        config: of the assistant's text model.
-        backbone_hidden_size: the verifier's hidden size.
-        num_clusters: of the tokens, where the output is computed for the likeliest clusters alone; 0 elsewhere.
-        num_chosen: clusters chosen.
+        config: config of the assistant's text model.
+        backbone_hidden_size: hidden size of the verifier.
+        num_clusters: number of token clusters, if logits are computed only for the likeliest clusters; else 0.
+        num_chosen: number of clusters whose logits are computed.
     """
 
     embedding: Tensor
@@ -100,20 +101,21 @@ class SharedKvHead(nn.Module):
     def forward(
         self, token_ids: Tensor, hidden: Tensor, positions: Tensor, metadata: SharedMetadata
     ) -> tuple[Tensor, Tensor]:
-        """One step of a flattened batch.
+        """Run a step over a flattened batch.
 
         Args:
-            token_ids: int64 [num_tokens]; `positions` likewise.
+            token_ids, positions: int64 [num_tokens].
             hidden: [num_tokens, backbone_hidden_size].
+            metadata: caches and segment for the attention function.
 
         Returns:
-            logits [num_tokens, vocab_size], and the hidden states for the tokens that follow.
+            logits [num_tokens, vocab_size], and the hidden states for the next step.
         """
         embedded = F.embedding(token_ids, self.embedding) * self.embedding_scale
         out = self.pre_projection(torch.cat([embedded, hidden], dim=-1))[:, None]
         positions = positions[:, None]
         rotary = {kind: self.rotary(out, positions, kind) for kind in self.types}
-        # The attention function has the keys and values; the layers only want to find some.
+        # The attention function reads the caches itself; the layers only require some value.
         unused = dict.fromkeys(self.types, (out[:, None], out[:, None]))
         for layer in self.layers:
             out = layer(
@@ -131,7 +133,7 @@ class SharedKvHead(nn.Module):
     def _logits(self, hidden: Tensor) -> Tensor:
         if self.centroids is None:
             return self.lm_head(hidden)
-        # Only the tokens of the likeliest clusters have logits of their own, all others one below the least of them.
+        # Only tokens of the likeliest clusters get their logits; all others get the minimum of these minus 1.
         chosen = self.centroids(hidden).topk(self.num_chosen, dim=-1).indices
         token_ids = self.token_ordering.view(self.centroids.out_features, -1)[chosen].flatten(1)
         logits = (self.lm_head.weight[token_ids] @ hidden[..., None])[..., 0]
@@ -139,10 +141,10 @@ class SharedKvHead(nn.Module):
         return rest.repeat(1, self.lm_head.out_features).scatter_(1, token_ids, logits)
 
     def load(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> "SharedKvHead":
-        """Take the tensors of an assistant's checkpoint, by its own names.
+        """Assign the tensors of an assistant's checkpoint.
 
         Raises:
-            CheckpointError: one is missing, unexpected or mis-shaped.
+            CheckpointError: a tensor is missing, unexpected or mis-shaped.
         """
         found = {_canonical(name): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
         expected = {name: tensor.shape for name, tensor in self.state_dict().items()}
@@ -160,7 +162,7 @@ class SharedKvHead(nn.Module):
         return self.to(device).eval().requires_grad_(False)
 
     def lend(self, embedding: Tensor, scale: float) -> None:
-        """Use the verifier's embedding [vocab_size, backbone_hidden_size], already where it is needed."""
+        """Use the verifier's embedding [vocab_size, backbone_hidden_size], which is already on the head's device."""
         self.embedding = embedding
         self.embedding_scale = torch.tensor(scale, dtype=embedding.dtype, device=embedding.device)
 
@@ -171,9 +173,9 @@ def _canonical(name: str) -> str:
 
 
 def _text_model(config: PretrainedConfig) -> PreTrainedModel:
-    """transformers' text model of these layers behind one layer of each type, whose keys they count as sharing.
+    """transformers' text model with these layers after one layer of each type, so that they count as sharing its keys.
 
-    A model of sharing layers alone cannot be built by every version; the layers in front are not used.
+    Not every version can build a model of sharing layers only; the added layers are not used.
     """
     fields = config.to_dict()
     types, count = fields["layer_types"], fields["num_hidden_layers"]
@@ -195,7 +197,7 @@ def _text_model(config: PretrainedConfig) -> PreTrainedModel:
 def shared_attention_of(
     head: SharedKvHead, config: PretrainedConfig, target: PretrainedConfig, kv_layers: dict[str, int]
 ) -> list[LayerAttention]:
-    """Shapes of the verifier's keys and values that a head shares, by `kv_layers`.
+    """Shapes of the verifier's keys and values that a head shares, in the order of `kv_layers`.
 
     Raises:
         CheckpointError: the head's queries do not fit them.
@@ -219,10 +221,10 @@ def shared_attention_of(
 
 
 def shared_layers(config: PretrainedConfig, target: PretrainedConfig) -> dict[str, int]:
-    """The verifier's last layer with keys of its own, by type of layer; ascending.
+    """The verifier's last layer with its own keys, by layer type; ascending.
 
     Raises:
-        CheckpointError: a type of the head's layers is none of the verifier's.
+        CheckpointError: a layer type of the head does not occur in the verifier.
     """
     own = target.layer_types[: target.num_hidden_layers - (target.num_kv_shared_layers or 0)]
     missing = sorted(set(config.layer_types) - set(own))

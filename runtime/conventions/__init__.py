@@ -1,1 +1,1 @@
-"""Which of several readings of a head is right: measured."""
+"""Decides by measurement which of a head's possible conventions is right."""

@@ -1,3 +1,3 @@
-"""Measured readings of heads; imports what measures when it is asked."""
+"""Registers measured conventions; imports the measurement on use."""
 
 choose_convention = "wingbeat.runtime.conventions.readings:choose_convention"

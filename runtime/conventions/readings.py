@@ -1,7 +1,8 @@
-"""Which of several readings of a head is the right one: each is tried offline on the verifier's own text.
+"""Chooses among the conventions that a head's files allow: each is tried offline on the verifier's own text.
 
-Needs the verifier in this process and no drafter. A head read the wrong way drafts badly without an error, so the
-reading whose chains are accepted longest is the right one. What was found is kept on disk per pair of checkpoints.
+Needs the verifier in this process, and no running drafter. A head read under the wrong convention drafts badly without
+an error; the convention with the longest accepted chains is the right one. Results are cached on disk per pair of
+checkpoints.
 """
 
 import hashlib
@@ -31,51 +32,51 @@ logger = logging.getLogger(__name__)
 
 _NUM_TEXTS = 32
 _NUM_TOKENS = 32
-"""Per text, its prompt not counted."""
+"""Tokens generated per text, without the prompt."""
 _LONGEST_PROMPT = 64
 _CHAIN = 4
-"""Drafted tokens: taps show at the first, what is fed back from the second on."""
+"""Drafted tokens per chain: wrong taps show at the first token, wrong feedback from the second on."""
 _ROWS = 4
-"""Texts per pass of a head: bounds the memory of its logits."""
+"""Texts per pass of a head, which bounds the memory of its logits."""
 _CLEAR = 2.0
-"""Standard errors by which another reading must be better than the likeliest."""
+"""Standard errors by which another convention must beat the likeliest."""
 _VERSION = 2
 Matches = Callable[[Any, Tensor, Tensor, int], Tensor]
-"""As `DrafterKind.matches`."""
+"""See `DrafterKind.matches`."""
 
 
 class Reading(NamedTuple):
-    """One way to read a head, and how it did."""
+    """A convention and its measured result."""
 
     convention: HeadConvention
     length: float
-    """Tokens per chain of `_CHAIN`, the bonus token included."""
+    """Tokens per chain of `_CHAIN` drafts, including the bonus token."""
     by_depth: tuple[float, ...]
-    """Share of right drafts at each depth, given that all before them were."""
+    """By depth, share of right drafts, given that all previous drafts of the chain were right."""
     gain: float
-    """Its length less that of the likeliest reading."""
+    """Difference of `length` to that of the likeliest convention."""
     gain_error: float
-    """Standard error of the gain, over the texts."""
+    """Standard error of the gain over the texts."""
 
 
 class ConventionChoice(NamedTuple):
-    """The measured readings, the likeliest by the files first."""
+    """The measured conventions; the likeliest according to the files comes first."""
 
     readings: tuple[Reading, ...]
 
     @property
     def best(self) -> Reading:
-        """The longest of those that beat the likeliest reading beyond doubt, else that one."""
+        """The convention with the largest significant gain; the likeliest if no gain is significant."""
         clear = [reading for reading in self.readings if reading.gain > _CLEAR * reading.gain_error]
         return max(clear, key=lambda reading: reading.gain, default=self.readings[0])
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs, and for `from_dict`."""
+        """JSON-serialisable form, readable by `from_dict`."""
         return {"readings": [{**one._asdict(), "convention": one.convention._asdict()} for one in self.readings]}
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "ConventionChoice":
-        """Raises KeyError or TypeError: it is not what `as_dict` made."""
+        """Read the result of `as_dict`; raises KeyError or TypeError for anything else."""
         return cls(tuple(_reading(one) for one in raw["readings"]))
 
 
@@ -87,17 +88,18 @@ def _reading(raw: dict[str, Any]) -> Reading:
 def choose_convention(
     source: str | Path, target: TargetDescription, loaded: LoadedModel, tokenizer: Tokenizer | None
 ) -> ConventionChoice | None:
-    """Measure the readings of a head, or recall what was measured for these two checkpoints before.
+    """Measure the conventions of a head, or recall an earlier measurement of the same two checkpoints.
 
     Args:
-        source: what a user names as drafter.
+        source: the drafter setting.
         target, loaded: the verifier.
+        tokenizer: the verifier's tokenizer, if there is one.
 
     Returns:
-        None where there is nothing to choose: another kind of drafter, or a head whose files settle how it is read.
+        None if there is nothing to choose: another kind of drafter, or a head whose files leave a single convention.
 
     Raises:
-        CheckpointError: the head cannot be read at all.
+        CheckpointError: the head cannot be read under any convention.
     """
     kind = KINDS.get(kind_of(source, target.path))
     if kind is None or kind.readings is None:
@@ -119,7 +121,7 @@ def choose_convention(
 
 
 def describe(choice: ConventionChoice, how: str = "measured") -> str:
-    """One line: what was chosen, and every figure."""
+    """A line with the chosen convention and all results."""
     best = choice.best
     others = [f"{_words(one.convention)}: {one.length:.2f}" for one in choice.readings if one is not best]
     return (
@@ -141,13 +143,18 @@ def measure_readings(
     loaded: LoadedModel,
     tokenizer: Tokenizer | None,
 ) -> ConventionChoice:
-    """Greedy chains of every reading over texts that the verifier wrote, all from one pass of the verifier over them.
+    """Run greedy chains of every convention over texts that the verifier generated.
 
-    A draft counts only while all before it equal the text, and there the head has read that same text, so this is
-    what the engine would accept, up to rounding.
+    All of them use the taps of one verifier pass over the texts.
+    A draft counts only while all previous drafts equal the text, and then the head has read that same text. The result
+    is therefore what the engine would accept, up to rounding.
 
     Args:
-        head: with a `dtype`, and `with_convention(convention)`.
+        head: the head, with `dtype` and `with_convention(convention)`.
+        matches: compares drafts with the text.
+        candidates: the conventions.
+        loaded: the verifier.
+        tokenizer: the verifier's tokenizer, if there is one.
     """
     layers = tuple(sorted({layer for convention in candidates for layer in convention.tap_layers}))
     engine = Engine(loaded, _engine_config(loaded), DrafterNeeds(layers, keeps_context=True))
@@ -157,7 +164,7 @@ def measure_readings(
         for row, token_ids in enumerate(texts.token_ids):
             tokens[row, : len(token_ids)] = torch.tensor(token_ids)
         tokens = tokens.to(loaded.device)
-        # Causal attention: what pads a text behind its end changes none of its taps.
+        # Attention is causal: padding after the end of a text changes none of its taps.
         taps = engine.model.observe(tokens).unflatten(-1, (len(layers), -1))
     finally:
         engine.model.remove_taps()
@@ -175,7 +182,7 @@ def measure_readings(
 
 
 def _accepted(head: Any, matches: Matches, tokens: Tensor, taps: Tensor, chains: Tensor) -> Tensor:
-    """int64 [num_texts, num_chains, _CHAIN] on the CPU: 1 where a draft and all before it are right."""
+    """int64 [num_texts, num_chains, _CHAIN] on the CPU: 1 where a draft and all previous drafts are right."""
     parts = zip(tokens.split(_ROWS), taps.split(_ROWS), strict=True)
     hits = torch.cat([matches(head, part, part_taps, _CHAIN) for part, part_taps in parts])
     return (hits.long().cumprod(-1) * chains[:, :, None]).cpu()
@@ -185,16 +192,18 @@ def _summary(convention: HeadConvention, accepted: Tensor, likeliest: Tensor, ch
     right = accepted.sum((0, 1)).tolist()
     tried = [int(chains.sum()), *right[:-1]]
     by_depth = tuple(round(now / max(before, 1), 4) for now, before in zip(right, tried, strict=True))
-    # Chains of one text depend on each other, texts do not.
+    # Chains of a text are correlated; texts are independent.
     gains = (accepted - likeliest).sum((1, 2)) / chains.sum(1).cpu()
     error = float(gains.std()) / len(gains) ** 0.5
     return Reading(convention, 1 + sum(right) / tried[0], by_depth, float(gains.mean()), error)
 
 
 def _chains(texts: "_Texts", tokens: Tensor) -> Tensor:
-    """bool [num_texts, num_chains]: chain i reads token i + 1 and drafts the next `_CHAIN`; all must be the verifier's.
+    """bool [num_texts, num_chains]: chains within the generated text.
 
-    The first one starts with the text's first own token, as the engine's first round does.
+    Chain i reads token i + 1 and drafts `_CHAIN` more.
+
+    The first chain reads the first generated token, as in the engine's first round.
     """
     first = torch.tensor(texts.prompt_lens, device=tokens.device)[:, None] - 1
     ends = torch.tensor([len(token_ids) for token_ids in texts.token_ids], device=tokens.device)[:, None]
@@ -204,7 +213,7 @@ def _chains(texts: "_Texts", tokens: Tensor) -> Tensor:
 
 class _Texts(NamedTuple):
     token_ids: list[list[int]]
-    """With their prompts."""
+    """Token ids of each text, including the prompt."""
     prompt_lens: list[int]
 
 
@@ -221,7 +230,7 @@ def _engine_config(loaded: LoadedModel) -> EngineConfig:
 
 
 def _write_texts(engine: Engine, tokenizer: Tokenizer | None) -> _Texts:
-    """Half of them greedy, half sampled with seeds of their own."""
+    """Generates the texts: half greedy, half sampled with different seeds."""
     requests = trial_requests(engine.loaded, tokenizer, _NUM_TEXTS, _NUM_TOKENS, engine.config.max_model_len)
     texts = {request.request_id: list(request.prompt_token_ids) for request in requests}
     for request in requests:

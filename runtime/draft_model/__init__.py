@@ -1,1 +1,1 @@
-"""Small language models as drafters."""
+"""Drafting with small language models."""

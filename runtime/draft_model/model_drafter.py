@@ -1,11 +1,11 @@
-"""Drafting with an independent model: any causal LM of the verifier's vocabulary, run over its own paged KV.
+"""Drafts with an independent model: any causal LM with the verifier's vocabulary, over its own paged KV.
 
-The KV of token j is stored at index j of the sequence's block table. A pair (position i, token i + 1) of the verifier
-tells the drafter that token i is settled: tokens up to the last but one are committed, and the last one, the root, is
-run at the head of each draft, because its block need not exist yet. So a chunk begins with the token at its own first
-position: where a shared prefix ends, nobody else has run it.
+The KV of token j is stored at index j of the sequence's block table. A pair (position i, token i + 1) from the verifier
+means that token i is committed. Tokens up to the last but one are stored; the last one, the root, is run at the start
+of each draft, because its block need not exist yet. Therefore a chunk starts with the token at its own first position:
+where a shared prefix ends, no other sequence has run that token.
 
-Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; trees as EAGLE-2 grows them.
+Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; trees as in EAGLE-2.
 """
 
 import logging
@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 
 
 class ModelDrafter(StagedDrafter):
-    """A draft model and its KV.
+    """Drafter with a draft model and its KV.
 
     Args:
         loaded: the model, on the device to draft on.
         speculation: shape of the trees.
-        vocab_size: of the verifier; rows of the model's output beyond it are padding and never drafted.
+        vocab_size: vocabulary size of the verifier; output rows beyond it are padding and never drafted.
         graph_device: see `StagedDrafter`.
     """
 
@@ -58,13 +58,13 @@ class ModelDrafter(StagedDrafter):
         if loaded.keeps_states:
             raise UnsupportedModelError(
                 f"{type(loaded.model).__name__}: draft model {loaded.name} has layers with recurrent state, which "
-                "drafts would change for good: give one without, or another kind of drafter"
+                "drafts would overwrite: use a model without such layers, or another kind of drafter"
             )
         self.model = VerifierModel(loaded)
         self.max_position = loaded.max_position_embeddings - 1
         self.name = loaded.name
         size = min(loaded.vocab_size, vocab_size or loaded.vocab_size)
-        # The root, and every expanded node.
+        # Rows for the root and every expanded node.
         num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
         pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, loaded.device)
         growth = Growth(speculation, torch.arange(size, device=loaded.device), packed=True)
@@ -80,7 +80,7 @@ class ModelDrafter(StagedDrafter):
         super().resize(spec, num_slots, num_blocks)
         if spec.max_model_len > self.max_position + 1:
             logger.warning(
-                "draft model %s knows %d positions and the verifier's sequences have up to %d: acceptance falls there",
+                "draft model %s supports %d positions, the verifier's sequences have up to %d: acceptance falls beyond",
                 self.name,
                 self.max_position + 1,
                 spec.max_model_len,
@@ -94,7 +94,7 @@ class ModelDrafter(StagedDrafter):
             self._advance(batch, batch.decode_slots.tolist(), [])
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
-        """Decided tokens and roots in one pass, then the levels; see `Drafter.draft`."""
+        """Run decided tokens and roots in one pass, then the levels; see `Drafter.draft`."""
         proposals = batch.proposal_slots.tolist()
         if self._stages is not None or not proposals:
             return super().draft(batch)
@@ -104,24 +104,24 @@ class ModelDrafter(StagedDrafter):
         return self._grow_from(roots, logits, tables, batch.growth_rules)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Run the chunks alone."""
+        """Runs the chunks."""
         self._advance(batch, [], [])
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Run the tokens that decodes settle: the one before theirs, and all of theirs but the newest."""
+        """Runs the tokens that decodes make storable: the token before theirs, and all of theirs but the newest."""
         token_ids = torch.cat([rows.first_token_ids[:, None], rows.token_ids[:, :-1]], dim=1)
         part = self._pass_rows(token_ids, rows.positions, rows.num_tokens, block_tables[rows.slots])
         self._forward([part], part.slot_mapping[:0])
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """Run the roots, and grow a tree from each."""
+        """Runs the roots, then grows a tree from each."""
         context = roots.positions[0] - 1
         tables = self.pool.tables(block_tables[roots.slots], context)
         part = self._pass_rows(roots.token_ids[:, None], context, torch.ones_like(context), tables)
         return self._grow_from(roots, self._forward([part], None)[:, None], tables, rules)
 
     def _draft(self, rows: DecidedRows, roots: Roots, block_tables: Tensor) -> TokenTree:
-        """Decided tokens and roots in one pass: each root behind its sequence's decode, if there is one."""
+        """Runs decided tokens and roots in one pass: each root follows its sequence's decode, if there is one."""
         same = roots.slots[:, None] == rows.slots
         decode = same.to(torch.int64).argmax(dim=1)
         num_settled = rows.num_tokens[decode] * same.any(dim=1)
@@ -134,14 +134,15 @@ class ModelDrafter(StagedDrafter):
         return self._grow_from(roots, self._forward([part], wanted)[:, None], tables)
 
     def _advance(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> Tensor:
-        """One pass of the model over chunks, decodes and roots; every layer stores all keys before it reads any.
+        """Runs the model once over chunks, decodes and roots; every layer stores all keys before it reads any.
 
         Args:
+            batch: the batch.
             decodes: slots whose accepted tokens are run.
-            proposals: slots whose roots are run, with the accepted tokens before them where there are such.
+            proposals: slots whose roots are run, after their accepted tokens if there are any.
 
         Returns:
-            Logits [num_proposals, 1, vocab_size] of what follows the roots.
+            Logits [num_proposals, 1, vocab_size] that follow the roots.
         """
         rows = self._rows(batch, decodes, proposals) if decodes or proposals else None
         begin = 0 if rows is None else len(rows.pass_rows.slot_mapping)
@@ -151,10 +152,10 @@ class ModelDrafter(StagedDrafter):
         return self._forward(parts, wanted)[:, None]
 
     def _rows(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> "_Rows":
-        """One row of tokens per slot: proposals in their order, then decodes that nobody proposes for."""
+        """A row of tokens for each slot: proposals in order, then decodes without a proposal."""
         proposed, decode_of = set(proposals), {slot: index for index, slot in enumerate(decodes)}
         slots = proposals + [slot for slot in decodes if slot not in proposed]
-        # Slots without a decode borrow the row of any: its tokens do not count there.
+        # Slots without a decode point to the first decode's row, whose tokens are not counted there.
         slot_ids, decode, decoding, rooted = upload(
             [
                 slots,
@@ -171,7 +172,8 @@ class ModelDrafter(StagedDrafter):
             num_accepted = batch.decode_num_tokens[decode] * decoding
             width += batch.decode_token_ids.shape[1]
         starts = lens - 1 - num_accepted
-        # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
+        # A round may have moved a sequence past its history when the round ended it and its host is not yet aware of
+        # that.
         known = starts[:, None] + torch.arange(width, device=self.device)
         token_ids = batch.token_ids[slot_ids[:, None], known.clamp(0, batch.token_ids.shape[1] - 1)]
         tables = self.pool.tables(self._tables(batch)[slot_ids], lens - 1)
@@ -179,7 +181,10 @@ class ModelDrafter(StagedDrafter):
         return _Rows(self._pass_rows(token_ids, starts, num_accepted + rooted, tables), last)
 
     def _pass_rows(self, token_ids: Tensor, starts: Tensor, num_counted: Tensor, tables: Tensor) -> Rows:
-        """Tokens int64 [num_reqs, width] from positions int64 [num_reqs] on, of which the first ones count."""
+        """Rows of tokens int64 [num_reqs, width] from positions int64 [num_reqs] on.
+
+        The first num_counted are valid.
+        """
         steps = torch.arange(token_ids.shape[1], device=self.device)
         storage, counted = starts[:, None] + steps, steps < num_counted[:, None]
         segment = self.pool.causal_segment(0, storage, starts, tables)
@@ -188,17 +193,17 @@ class ModelDrafter(StagedDrafter):
         return self._flat(token_ids, storage, mapping, segment)
 
     def _flat(self, token_ids: Tensor, positions: Tensor, mapping: Tensor, segment: Segment) -> Rows:
-        """Rows [num_reqs, width] of one segment."""
-        # Learned positions end somewhere; a draft beyond them is a bad guess, and must not be a crash.
+        """Flattened rows [num_reqs, width] of one segment."""
+        # Learned position embeddings are finite: a draft beyond them is a bad guess, but must not crash.
         positions = positions.reshape(1, -1).clamp(0, self.max_position)
         return Rows(token_ids.reshape(1, -1), positions, mapping.flatten(), [segment], self.pool.caches)
 
     def _tables(self, batch: DraftBatch) -> Tensor:
-        """Block tables of all slots, as far as settled tokens reach."""
+        """Block tables of all slots, cut to the blocks of committed tokens."""
         return self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
 
     def _chunks(self, batch: DraftBatch, begin: int) -> list[Rows]:
-        """One segment per chunk."""
+        """A segment for each chunk."""
         return [
             self._flat(
                 batch.token_ids[chunk.slot, chunk.positions],
@@ -210,16 +215,18 @@ class ModelDrafter(StagedDrafter):
         ]
 
     def _forward(self, parts: list[Rows], wanted: Tensor | None) -> Tensor:
-        """Logits [num_wanted, vocab_size] of a flattened batch; None wants those of all rows."""
+        """Logits [num_wanted, vocab_size] of a flattened batch; None returns those of all rows."""
         logits = self.model(joined(parts)._replace(logits_rows=wanted)).logits
         return logits[:, : len(self.growth.draft_token_ids)]
 
     def _grow_from(self, roots: Roots, logits: Tensor, tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """A tree per root that has been run, as the first of the rows drafted.
+        """Grows a tree per root; the root has been run as the first drafted row.
 
         Args:
+            roots: the roots.
             logits: [num_proposals, 1, vocab_size].
-            tables: int64 [num_proposals, num_blocks], with private blocks.
+            tables: int64 [num_proposals, num_blocks], private blocks included.
+            rules: rules that stop growth early.
         """
         lens, num_levels = roots.positions[0], len(roots.positions) - 1
         drafted = DraftedRows(self.pool, tables, lens.contiguous(), num_levels, self.growth.top_k)
@@ -233,11 +240,11 @@ class ModelDrafter(StagedDrafter):
 
 
 class _Rows(NamedTuple):
-    """Decodes and roots of a pass, by slot; proposals first."""
+    """Decodes and roots of a pass by slot; proposals come first."""
 
     pass_rows: Rows
     roots: Tensor
-    """int64 [num_proposals]: flattened rows of the roots."""
+    """int64 [num_proposals]: flattened row of each root."""
 
 
 def build_draft_model(
@@ -247,11 +254,14 @@ def build_draft_model(
 
     Args:
         source: folder or GGUF file of the draft model.
+        target: the verifier.
+        speculation: shape of the trees.
+        options: options of the drafter.
 
     Raises:
-        FileNotFoundError: it is no checkpoint folder.
-        VocabularyError: it numbers its tokens otherwise than the verifier.
-        UnsupportedModelError: its architecture cannot be run over a paged cache.
+        FileNotFoundError: the source is not a checkpoint folder.
+        VocabularyError: the draft model numbers its tokens differently.
+        UnsupportedModelError: the architecture cannot be run over a paged cache.
     """
     folder = checkpoint_folder(source)
     if not (folder / "config.json").is_file():

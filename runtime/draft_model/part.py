@@ -1,4 +1,4 @@
-"""Draft models: a whole model's folder has no sign of its own."""
+"""Registers draft models, the kind of every folder that no other kind claims."""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 

@@ -1,1 +1,1 @@
-"""Ways of drafting."""
+"""Drafters: the `Drafter` interface, EAGLE drafting, and the worker that serves verifiers."""

@@ -1,4 +1,4 @@
-"""What a drafter is: it learns what was decided, and proposes what may come next."""
+"""`Drafter`, the interface of every kind of drafter: takes in committed tokens, proposes draft trees."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -20,47 +20,50 @@ logger = logging.getLogger(__name__)
 
 
 class DrafterNeeds(NamedTuple):
-    """What a drafter must be given by the verifier it drafts for; the verifier is built to it."""
+    """A drafter's requirements on its verifier; the verifier and the channel are built accordingly."""
 
     tap_layers: tuple[int, ...] = ()
-    """Layers whose *input* is tapped, ascending; the number of layers stands for the output of the final norm."""
+    """Layers whose *input* hidden states are tapped, ascending; index num_layers means the output of the final norm."""
     keeps_context: bool = False
-    """It keeps state per committed position: chunks and decodes are sent, and what it lacks is replayed. Without taps
-    their taps have width 0. Otherwise the token history in the channel is all it reads."""
+    """Whether the drafter keeps state per committed position. If True, the verifier sends prompt chunks and decodes,
+    and replays positions that the drafter lacks; without `tap_layers`, their taps have width 0. If False, the drafter
+    reads only the token history in the channel."""
     kv_layers: tuple[int, ...] = ()
-    """Layers, ascending, whose key and value at each position follow the tapped hidden states: each layer's key, flat
-    over its heads, then its value."""
+    """Layers, ascending, whose keys and values follow the tapped hidden states at each position: per layer the key,
+    flattened over its heads, then the value."""
     token_bytes: int = 0
-    """Of its own KV per position, kept under the verifier's blocks."""
+    """Bytes of the drafter's own KV cache per position, stored under the verifier's block ids."""
     embedding_width: int = 0
-    """Width of the embeddings of prompts' spans that it reads in the place of their tokens' own, where the verifier's
-    are as wide; 0 reads the tokens' own."""
+    """Width of the media embeddings that the drafter reads instead of token embeddings at positions of prompt spans;
+    used only if the verifier's embeddings have this width. 0: the drafter embeds the token ids."""
     held_bytes: int = 0
-    """Of its GPU, where it has a process of its own there: its weights, and whatever else it holds once loaded."""
+    """GPU memory in bytes that the drafter holds once loaded (weights and all else), if it runs there in its own
+    process."""
 
 
 class NextHead(NamedTuple):
-    """Weights that are read and checked, to be taken between two rounds."""
+    """Weights of another head, loaded and checked, ready to be swapped in between two rounds."""
 
     head: Any
-    """On the drafter's device."""
+    """The head module, on the drafter's device."""
     prepared: Any = None
-    """The same as `HeadDrafter.passes` read it; None where torch drafts."""
+    """The weights converted by `HeadPasses.prepare`; None if the drafter runs torch operations."""
 
 
 class DraftBatch(NamedTuple):
-    """One pass over every attached verifier: their outcomes side by side, slots and blocks made unique.
+    """Input of one drafting pass over all attached verifiers.
 
-    Decode rows and chunks are pairs (taps at position i, token i + 1), as in `protocol.messages.Outcome`.
-    The slots of decodes and proposals lie on the host, all other tensors on the drafter's device.
+    The verifiers' outcomes are concatenated, and slots and block ids are offset per verifier.
+    Rows of decodes and chunks are pairs (taps at position i, token i + 1), as in `protocol.messages.Outcome`. The slots
+    of decodes and proposals are in host memory, all other tensors on the drafter's device.
     """
 
     decode_slots: Tensor
-    """int64 [num_decodes], on the host"""
+    """int64 [num_decodes], in host memory"""
     decode_positions: Tensor
     """int64 [num_decodes]: first position computed."""
     decode_num_tokens: Tensor
-    """int64 [num_decodes]: pairs that count, 1..max_path."""
+    """int64 [num_decodes]: number of valid pairs in each row, 1..max_path."""
     decode_token_ids: Tensor
     """int64 [num_decodes, max_path]"""
     decode_taps: Tensor
@@ -69,13 +72,14 @@ class DraftBatch(NamedTuple):
     chunk_positions: list[int]
     chunk_lens: list[int]
     chunk_next_token_ids: Tensor
-    """int64 [num_chunk_tokens], chunks back to back."""
+    """int64 [num_chunk_tokens], chunks concatenated."""
     chunk_taps: Tensor
     """[num_chunk_tokens, taps_size]"""
     proposal_slots: Tensor
-    """int64 [num_proposals], on the host: sequences that want a tree."""
+    """int64 [num_proposals], in host memory: slots of the sequences that request a tree."""
     epochs: Tensor
-    """int64 [num_slots] by slot, as the next five: changes whenever a slot gets another sequence or loses its state."""
+    """int64 [num_slots], indexed by slot like the next five fields: changes whenever a slot is given to another
+    sequence or loses its state."""
     committed_lens: Tensor
     """int64 [num_slots]"""
     block_tables: Tensor
@@ -85,39 +89,47 @@ class DraftBatch(NamedTuple):
     seeds: Tensor
     """int64 [num_slots]"""
     token_ids: Tensor
-    """int64 [num_slots, max_committed_len or more]: token history; committed_lens entries count."""
+    """int64 [num_slots, max_committed_len or more]: token history; the first committed_lens entries of a row are valid.
+    """
     max_committed_len: int
-    """Longest sequence among decodes, chunks and proposals, or a bound of it: bounds the context to gather."""
+    """Length of the longest sequence among decodes, chunks and proposals, or an upper bound; limits the context
+    gathered."""
     max_levels: int | None = None
-    """Most levels to grow this time; None is the configured depth. Kinds whose levels cost nothing grow them all."""
+    """Maximum number of levels to grow in this pass; None means the configured depth. Drafters whose levels cost
+    nothing ignore it and grow all levels."""
     last_token_ids: Tensor | None = None
-    """int64 [num_slots] by slot: the last decided tokens; None where only the history has them."""
+    """int64 [num_slots] by slot: last committed token of each sequence; None if only `token_ids` holds it."""
     growth_rules: tuple[tuple[slice, GrowthRule], ...] = ()
-    """Rows of the proposals by verifier, and the rule that ends their growth; none grows every level."""
+    """Per verifier, its range of proposal rows and the rule that stops growth early; empty means every level is grown.
+    """
 
     allowed_tokens: Tensor | None = None
-    """int32 [num_proposals, ceil(vocab_size / 32)]: tokens that may follow each root, as `Outcome.allowed_tokens`; None
-    where all may, or nobody can say it in time."""
+    """int32 [num_proposals, ceil(vocab_size / 32)]: bit mask of the tokens allowed after each root, as in
+    `Outcome.allowed_tokens`; None if nothing is masked or the masks are not ready in time."""
 
     sampling_rules: SamplingRules | None = None
-    """By slot, the requests' own rules of sampling; None where nobody that wants a tree has any."""
+    """Sampling rules by slot; None if no sequence that requests a tree has any."""
     rule_kinds: int = RuleKinds.every()
-    """`RuleKinds`: what of these rules says anything."""
+    """`RuleKinds` flags: the kinds of rules that occur in `sampling_rules`."""
 
     position_deltas: Tensor | None = None
-    """int64 [num_slots] by slot, as `Outcome.position_deltas`; None where nobody's are moved."""
+    """int64 [num_slots] by slot: offset between RoPE position and position, as in `Outcome.position_deltas`; None if
+    all offsets are 0."""
     chunk_inputs: ChunkInputs | None = None
-    """Inputs of the chunks; None where all of them are text behind their sequences' spans, or have none."""
+    """Inputs of the chunks; None if no chunk contains or precedes tokens of media spans."""
 
     def chunk_tokens(self, head: DraftHead) -> Tensor:
-        """The chunks' tokens int64 [num_chunk_tokens], or their embeddings where some are of spans."""
+        """Token ids of the chunks, int64 [num_chunk_tokens], or embeddings if some positions belong to media spans."""
         if self.chunk_inputs is None or not head.embedding_width:
             return self.chunk_next_token_ids
         return self.chunk_inputs.embedded(head.embed(self.chunk_next_token_ids))
 
     def chunk_rotations(self, positions: list[Tensor]) -> Tensor:
-        """By what the chunks' pairs at these positions, chunk by chunk, are rotated: int64 [num_chunk_tokens], or
-        [3, num_chunk_tokens] where they lie in grids."""
+        """RoPE positions of the chunks' pairs: int64 [num_chunk_tokens], or [3, num_chunk_tokens] for multi-axis RoPE.
+
+        Args:
+            positions: int64 position of every pair, one tensor per chunk.
+        """
         if self.chunk_inputs is None and self.position_deltas is not None:
             slots = zip(self.chunk_slots, positions, strict=True)
             return torch.cat([of_chunk + self.position_deltas[slot] for slot, of_chunk in slots])
@@ -125,88 +137,98 @@ class DraftBatch(NamedTuple):
         return plain if self.chunk_inputs is None else self.chunk_inputs.positions(plain)
 
     def without_commits(self) -> "DraftBatch":
-        """The proposals alone."""
+        """Returns this batch with its proposals only: no decodes, no chunks."""
         empty = {name: part[:0] for name, part in self._asdict().items() if name.startswith("decode_")}
         return self.without_chunks()._replace(**empty)
 
     def without_chunks(self) -> "DraftBatch":
-        """The decodes and the proposals."""
+        """Returns this batch without its chunks."""
         return self._replace(chunk_slots=[], chunk_positions=[], chunk_lens=[], chunk_inputs=None)
 
 
 @dataclass(frozen=True)
 class DrafterOptions:
-    """How a drafter's weights are held and run."""
+    """Data type, device and execution options of a drafter's weights."""
 
     dtype: torch.dtype = torch.float32
     device: str | torch.device = "cpu"
     cuda_graphs: bool = True
-    """On CUDA, capture the passes of kinds with weights."""
+    """On CUDA, capture the passes of drafters with weights as CUDA graphs."""
     fp8_weights: bool = False
-    """Round the weights of an EAGLE head's products to eight bits."""
+    """Quantise the linear weights of an EAGLE head to FP8."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the kind, `DrafterKind.settings`, that are given."""
+    """Settings that the user gave for this kind of drafter, by name; see `DrafterKind.settings`."""
 
 
 class Drafter(ABC):
-    """A way of drafting. Knows slots and blocks, not channels or verifiers.
+    """Base class of all drafters; works on slots and block ids and does not access channels or verifiers.
 
-    `draft` is called once per pass. `propose` never commits draft KV; `commit` does. A prompt is
-    committed like any accepted token: in chunks.
+    `draft` is called once per pass. Only `commit` writes committed draft KV; `propose` never does. Prompts are
+    committed in chunks, like accepted tokens.
     """
 
     device: torch.device = torch.device("cpu")
-    """Where it drafts; batches are moved there."""
+    """Device on which the drafter runs; batches are moved there."""
     needs: DrafterNeeds = DrafterNeeds()
-    """Of its verifier; tokens suffice by default."""
+    """Requirements on the verifier; by default only tokens."""
     trained_positions: int | None = None
-    """Longest context its weights were trained for, in tokens; None where there is no such limit."""
+    """Longest context that the weights were trained for, in tokens; None if there is no such limit."""
 
     def read_as(self, convention: HeadConvention) -> None:
-        """Read the weights another way, before the first `resize`; for kinds whose checkpoints leave that open.
+        """Reinterpret the weights under another convention, before the first `resize`.
+
+        For kinds whose checkpoint files leave the convention open.
 
         Raises:
-            ValueError: there is nothing to choose, or these weights cannot be read so.
+            ValueError: this kind has a single convention, or these weights cannot be read in the given one.
         """
         raise ValueError(f"{type(self).__name__} has no conventions to choose from")
 
     def prepare_head(self, source: str) -> NextHead:
-        """Read and check another head of the same shape, for `take_head`; in any thread, while this drafter drafts.
+        """Load and check another head of the same shape for `take_head`; thread-safe while this drafter drafts.
 
         Args:
             source: folder of the head.
 
         Raises:
-            ValueError: it does not fit, has numbers that are none, or this kind has no head; one line that says why.
+            ValueError: the head has other tensors or shapes, contains non-finite values, or this kind has no head; one
+                line.
         """
-        raise ValueError(f"{type(self).__name__} drafts with no head that could be swapped: only EAGLE and one-pass do")
+        raise ValueError(
+            f"{type(self).__name__} has no head that can be swapped: only EAGLE and one-pass drafters have"
+        )
 
     def take_head(self, head: NextHead) -> None:
-        """Draft with other weights from now on; only between two rounds. What is kept of contexts stays as it is."""
-        raise ValueError(f"{type(self).__name__} drafts with no head that could be swapped: only EAGLE and one-pass do")
+        """Replace the head's weights; call only between two rounds. Draft KV of existing contexts is kept."""
+        raise ValueError(
+            f"{type(self).__name__} has no head that can be swapped: only EAGLE and one-pass drafters have"
+        )
 
     def warn_of_long_context(self, max_model_len: int) -> None:
-        """Log what contexts beyond the trained ones cost: EAGLE-3 heads trained on 2k fall from 2.3 to 1.1 at 20k."""
+        """Log a warning if max_model_len exceeds the trained context length.
+
+        The acceptance length falls beyond it: for EAGLE-3 heads trained on 2k tokens, from 2.3 to 1.1 at 20k.
+        """
         if self.trained_positions is not None and max_model_len > self.trained_positions:
             logger.warning(
-                "max_model_len is %d: the drafter was trained for %d positions, and few drafts beyond them are right",
+                "max_model_len is %d: the drafter was trained for %d positions; few drafts beyond them are accepted",
                 max_model_len,
                 self.trained_positions,
             )
 
     def try_threads(self, most: int) -> None:
-        """Draft with as many threads as pay on this machine, as it is now; once, after a first `resize`.
+        """Measure and set the number of threads that drafts fastest on this machine.
 
-        Kinds that have no threads of their own leave it at torch's number.
+        Called once, after the first `resize`. Kinds without threads of their own keep torch's number.
 
         Args:
-            most: cores that the process may have.
+            most: number of cores that the process may use.
         """
         return
 
     @abstractmethod
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """Make room for `num_slots` sequences over `num_blocks` KV blocks, keeping what is stored.
+        """Allocate state for `num_slots` sequences over `num_blocks` KV blocks, keeping what is stored.
 
         Raises:
             ValueError: the channel's shapes do not fit this drafter.
@@ -214,35 +236,40 @@ class Drafter(ABC):
 
     @abstractmethod
     def commit(self, batch: DraftBatch) -> None:
-        """Take in the decided tokens and their hidden states."""
+        """Store the state of the newly committed tokens, computed from their hidden states (taps)."""
 
     @abstractmethod
     def propose(self, batch: DraftBatch) -> TokenTree:
-        """One tree per proposal slot, each rooted at the sequence's last committed token."""
+        """Return one draft tree per proposal slot, rooted at the sequence's last committed token."""
 
     @property
     def trees_by_slot(self) -> TokenTree | None:
-        """The latest trees by slot, until the next pass, where the drafter keeps them so: a reply is then one copy."""
+        """Trees of the latest pass indexed by slot, valid until the next pass; None unless the drafter stores them so.
+
+        A reply is then a single copy.
+        """
         return None
 
     def answer(self, end: DrafterEnd, outcome: Outcome) -> bool:
-        """Draft the round last polled of the only verifier there is straight into its reply, which is not published.
+        """Draft the last polled round of the only attached verifier directly into the reply buffer.
+
+        The caller publishes the reply.
 
         Returns:
-            False where it has done nothing, and `draft` has to.
+            False if nothing was done and the caller has to use `draft`.
         """
         return False
 
     @property
     def stage_counts(self) -> dict[str, int]:
-        """As `GraphStats.counts`; empty where nothing is captured."""
+        """Replay counts per stage, as in `GraphStats.counts`; empty if nothing is captured."""
         return {}
 
     on_committed: Callable[[], object] = staticmethod(lambda: None)
-    """Called within a pass, between taking in and proposing."""
+    """Called during each pass between commit and propose."""
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
-        """One pass: commit, then a tree per proposal slot; None where there is no proposal."""
+        """Run one pass: commit, then one tree per proposal slot; None if there are no proposals."""
         self.commit(batch)
         self.on_committed()
         return self.propose(batch) if batch.proposal_slots.numel() else None

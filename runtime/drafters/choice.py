@@ -1,4 +1,4 @@
-"""What the word a user gives for a drafter means: the one place that decides it. Loads no model and no torch."""
+"""Resolves the user's `drafter` setting to a `DrafterChoice`; loads no model and does not import torch."""
 
 import re
 from collections.abc import Mapping
@@ -23,94 +23,97 @@ EAGLE = DrafterKind(
     matches="wingbeat.runtime.heads.unroll:matches",
 )
 KINDS = {kind.name: kind for kind in (EAGLE, *chain(*hooks("drafter_kinds")))}
-"""Kinds of drafters, by name."""
+"""Kinds of drafters by name."""
 _FOLDERS = " or of ".join(", of ".join(kind.folder for kind in KINDS.values() if kind.folder).rsplit(", of ", 1))
 _CLASS = next((kind for kind in KINDS.values() if kind.find_problem is not None), None)
 TEXT_DRAFTERS = tuple(kind.name for kind in KINDS.values() if kind.copies_text)
-"""Names of drafters that continue earlier text."""
+"""Names of the drafters that copy earlier text."""
 NAMES = ("auto", "none", *(kind.name for kind in KINDS.values() if kind.folder is None and kind is not _CLASS))
 _HUB = "its name on the Hugging Face hub as 'org/name[@revision]'"
 _OTHERS = f"or {_HUB}" if _CLASS is None else f"{_HUB}, or your own class as 'module.path.ClassName'"
 ALLOWED = f"{', '.join(map(repr, NAMES))}, the folder of {_FOLDERS}, {_OTHERS}"
 CHECKPOINT = "checkpoint"
-"""The kind of a folder, whose content tells heads from a draft model."""
+"""Kind of a choice that is a folder; its files decide later whether it holds a head or a draft model."""
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 KIND_OF_SETTING = {setting.name: kind.name for kind in KINDS.values() for setting in kind.settings}
-"""By the name of a setting, the one kind of drafter that has it."""
+"""Maps the name of a setting to the only kind of drafter that has it."""
 
 
 def check_settings(choice: "DrafterChoice", given: Mapping[str, Any]) -> None:
-    """Raises ValueError, one line, where settings are of another kind of drafter, or contradict one another."""
+    """Raises ValueError (one line) if a setting belongs to another kind of drafter or contradicts another setting."""
     for name, value in given.items():
         if (of := KIND_OF_SETTING[name]) != choice.kind:
-            raise ValueError(f"{name} is {value} and drafter is {choice.label}: only {of} has that; leave one out")
+            raise ValueError(
+                f"{name} is {value} and drafter is {choice.label}: only drafter {of} has this setting; leave one out"
+            )
     kind = KINDS.get(choice.kind)
     if given and kind is not None and kind.check_settings is not None:
         load_function(kind.check_settings)(given)
 
 
 class DrafterChoice(NamedTuple):
-    """A drafter as it was asked for, `auto` resolved."""
+    """The drafter that the user chose, with `auto` resolved."""
 
     kind: str
-    """CHECKPOINT, "none", or a name of KINDS."""
+    """CHECKPOINT, "none", or a key of KINDS."""
     source: str | Path
-    """What `wingbeat.runtime.drafters.registry.load_drafter` takes."""
+    """Argument `source` of `wingbeat.runtime.drafters.registry.load_drafter`."""
     label: str
-    """One word for people to read."""
+    """Short name for display."""
     automatic: bool = False
-    """Whether nobody has named it, so that another drafter takes its place where it cannot be loaded."""
+    """Whether `auto` chose the drafter, so that another one replaces it if it cannot be loaded."""
 
     @property
     def asked(self) -> str | Path:
-        """As `parse_drafter` takes it, beside the model's folder."""
+        """The value to pass to `parse_drafter`, together with the model's folder, for this choice."""
         return "auto" if self.automatic else self.source
 
     @property
     def drafts(self) -> bool:
-        """False where everything is decoded plainly."""
+        """False if the drafter is "none": plain decoding."""
         return self.kind != "none"
 
     @property
     def has_weights(self) -> bool:
-        """Whether it runs a model, whose weights may be another verifier's."""
+        """Whether the drafter runs a model, so that its weights may belong to another verifier."""
         return self.kind == CHECKPOINT or (self.drafts and KINDS[self.kind].modules is not None)
 
     @property
     def remembers(self) -> bool:
-        """Whether its drafts may come from other requests' texts."""
+        """Whether drafts may come from the texts of other requests."""
         return self.kind in KINDS and KINDS[self.kind].remembers
 
     @property
     def can_use_gpu(self) -> bool:
-        """Whether a GPU is of use: what looks tokens up stays on the CPU whatever share of a GPU it has."""
+        """Whether a GPU speeds this drafter up; token look-up always runs on the CPU."""
         return self.has_weights or self.is_class
 
     @property
     def is_class(self) -> bool:
-        """Whether it is a user's class, which only the machine that drafts need have."""
+        """Whether the drafter is a user's class, which must be importable only on the machine that drafts."""
         return _CLASS is not None and self.kind == _CLASS.name
 
 
 _FALLBACK = next((kind.name for kind in KINDS.values() if kind.is_fallback), "none")
 FALLBACK = DrafterChoice(_FALLBACK, _FALLBACK, _FALLBACK)
-"""The drafter of a model for which nothing better is known."""
+"""The drafter of models for which `auto` finds nothing better."""
 
 
 def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
-    """Tell which drafter is meant.
+    """Resolve a drafter setting.
 
     Args:
-        drafter: one of NAMES, a folder, a GGUF file, a name of the hub, or the import path of a class. `auto` is the
-            demo pair's head where no model is given, the head that comes with Wingbeat for a named model, a kind that
-            drafts by modules of the model's own checkpoint where it has them, and FALLBACK for all others.
-        model: the verifier's folder or its name, as `checkpoint_folder` takes it; None is the demo pair's.
+        drafter: one of NAMES, a folder, a GGUF file, a repository name on the Hugging Face hub, or the import path of a
+            class. `auto` means: without a model, the demo pair's head; for a named model, the head that comes with
+            Wingbeat; for a checkpoint with draft modules of its own, the kind that drafts with them; otherwise
+            FALLBACK.
+        model: the verifier's folder or name, as accepted by `checkpoint_folder`; None means the demo pair's verifier.
 
     Raises:
-        ValueError: it is nothing of the kind; says what is allowed.
-        HubError: it is of the hub, and not to be had.
+        ValueError: the setting matches none of these; the message lists what is allowed.
+        HubError: the repository cannot be downloaded.
     """
     text = str(drafter)
     if text == "auto":
@@ -123,7 +126,7 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
         return FALLBACK if own is None else DrafterChoice(own, own, own, automatic=True)
     if text in NAMES:
         return DrafterChoice(text, text, text)
-    # As a path, ./org/name is org/name, which may be of the hub.
+    # Path("./org/name") equals Path("org/name"), which could be a hub name: the text decides.
     name = None if text.startswith((".", "~")) else HubName.parse(text)
     folder = checkpoint_folder(text) if name is not None else Path(text)
     if name is not None:
@@ -139,7 +142,7 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
 
 
 def holds_modules(kind: DrafterKind, model: Path) -> bool:
-    """Whether a verifier's checkpoint has modules of this kind that can be read.
+    """Whether a verifier's checkpoint contains readable draft modules of this kind.
 
     Raises:
         ValueError: its config.json or a weight file cannot be read.

@@ -1,8 +1,8 @@
-"""The paged KV of a drafter: committed rows under the verifier's blocks, drafted ones behind them.
+"""Paged KV cache of a drafter: committed rows under the verifier's block ids, drafted rows behind them.
 
-Drafted row n of a sequence is stored at index num_context + n of its table: what does not fit behind the committed rows
-of its last block lies in private blocks, which one pass alone writes and reads. So nothing that another sequence may
-share, and nothing that the verifier reserves, is ever touched by a draft.
+Drafted row n of a sequence is stored at index num_context + n of its block table. Rows beyond the last committed block
+go into private blocks, which only the current pass writes and reads. A draft therefore never touches a block that
+another sequence may share or that the verifier reserves.
 """
 
 from typing import NamedTuple
@@ -23,25 +23,25 @@ from wingbeat.runtime.round.rows import Segment
 
 
 class Chunk(NamedTuple):
-    """Piece of a prompt, and where its rows are stored."""
+    """A piece of a prompt and the places where its rows are stored."""
 
     slot: int
     rows: slice
-    """Among the rows of all chunks."""
+    """Range of the chunk's rows among the rows of all chunks."""
     positions: Tensor
     """int64 [length]"""
     tables: Tensor
-    """int64 [1, num_blocks], which hold the chunk and what is before it."""
+    """int64 [1, num_blocks]: blocks that hold the chunk and all rows before it."""
     slot_mapping: Tensor
     """int64 [length]"""
 
 
 class DraftPool:
-    """Keys and values by layer, and whatever else is kept per row.
+    """Key and value caches by layer, and further per-row tensors.
 
     Args:
         layers: attention shapes of the drafter's layers.
-        num_drafted: most rows a sequence drafts in one pass.
+        num_drafted: maximum number of rows that a sequence drafts in one pass.
         extra_sizes: widths of further tensors [num_blocks, block_size, size] under the same addresses.
     """
 
@@ -67,15 +67,15 @@ class DraftPool:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a position in all tensors of the pool."""
+        """Bytes per position over all tensors of the pool."""
         sizes = [layer.kv_size for layer in self.layers]
         return (sum(sizes) + sum(self._extra_sizes)) * self.dtype.itemsize
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> bool:
-        """Make room, keeping what is stored; room is never given back: a later verifier may fit into it.
+        """Grow the pool, keeping what is stored; it never shrinks, since a later verifier may use the room.
 
         Returns:
-            False where there was room, and no address has changed.
+            False if the pool was large enough and no address has changed.
         """
         known = self.num_blocks if spec.block_size == self.block_size else 0
         room = (spec.block_size, max(num_slots, self.num_slots), max(num_blocks, known))
@@ -100,18 +100,18 @@ class DraftPool:
         return True
 
     def reaching(self, block_tables: Tensor, longest: int) -> Tensor:
-        """The columns of block tables [n, max_blocks_per_seq] that sequences of `longest` rows at most have."""
+        """The columns of block tables [n, max_blocks_per_seq] needed by sequences of at most `longest` rows."""
         return block_tables[:, : max(-(-longest // self.block_size), 1)]
 
     def tables(self, block_tables: Tensor, num_context: Tensor) -> Tensor:
-        """Block tables with private blocks behind each context.
+        """Block tables with each sequence's private blocks inserted behind its context.
 
         Args:
-            block_tables: int64 [num_reqs, num_blocks] that hold all contexts, num_reqs at most num_slots.
-            num_context: int64 [num_reqs]: rows that are committed.
+            block_tables: int64 [num_reqs, num_blocks], covering all contexts; num_reqs is at most num_slots.
+            num_context: int64 [num_reqs]: number of committed rows.
 
         Returns:
-            int64 [num_reqs, num_blocks and the private ones].
+            int64 [num_reqs, num_blocks + num_private].
         """
         num_blocks = block_tables.shape[1]
         tables = F.pad(block_tables, (0, self.num_private))
@@ -120,7 +120,7 @@ class DraftPool:
         return tables.scatter_(1, columns, self._private[: len(tables)])
 
     def chunks(self, batch: DraftBatch) -> list[Chunk]:
-        """Chunks of a batch."""
+        """The chunks of a batch with their positions, block tables and slot mappings."""
         chunks, begin = [], 0
         for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
             positions = torch.arange(start, start + length, device=self.device)
@@ -131,36 +131,39 @@ class DraftPool:
         return chunks
 
     def chunk_segment(self, chunk: Chunk, begin: int = 0) -> Segment:
-        """Rows of a chunk, where those of all chunks begin at `begin`, with all rows before each."""
+        """Causal attention segment of a chunk; the batch's chunk rows start at row `begin`."""
         return self.causal_segment(begin + chunk.rows.start, chunk.positions[None], chunk.positions[:1], chunk.tables)
 
     def causal_segment(self, start: int, rows: Tensor, num_context: Tensor, tables: Tensor) -> Segment:
-        """New rows int64 [num_reqs, num_rows], stored behind the context, of which each sees those before it."""
+        """Causal segment of new rows at logical positions int64 [num_reqs, num_rows], stored behind the context."""
         return Segment(start, *rows.shape, tables, num_context, rows)
 
     def tree_segment(self, rows: Tensor, visible: Tensor, num_context: Tensor, tables: Tensor) -> Segment:
-        """Nodes of a tree that are the last of its nodes so far.
+        """Segment of the latest nodes of a growing tree.
 
         Args:
-            rows: int64 [num_reqs, num_nodes], logical positions (context + depth) of all nodes so far, as stored.
-            visible: bool [num_reqs, num_query, num_nodes], nodes that each of the last num_query sees; or packed.
+            rows: int64 [num_reqs, num_nodes], logical positions (context + depth) of all nodes so far, in storage
+                order.
+            visible: bool [num_reqs, num_query, num_nodes], the nodes that each of the last num_query nodes sees; or the
+                mask packed into words.
         """
         words = pack_mask(visible) if visible.dtype == torch.bool else visible
         return Segment(0, *visible.shape[:2], tables, num_context, rows, words)
 
     def attends(self, slot_mapping: Tensor, segments: list[Segment], scaling: float) -> list[Attend]:
-        """Storage and attention of the same rows in every layer, by layer; arguments as `PagedAttend`'s."""
+        """Store-and-attend callables of the same rows, one per layer; for the arguments see `PagedAttend`."""
         return [PagedAttend(cache, slot_mapping, segments, scaling) for cache in self.caches]
 
 
 class DraftedRows:
-    """The rows of one growth, level by level: where they go, and what they see.
+    """Storage addresses and masks of the rows of one growth, level by level.
 
     Args:
-        tables: int64 [num_reqs, num_blocks], with private blocks.
-        num_context: int64 [num_reqs], contiguous: rows that all of these see, and behind which they are stored.
-        num_levels: levels that are run.
-        width: rows of a level.
+        tables: int64 [num_reqs, num_blocks], private blocks included.
+        num_context: int64 [num_reqs], contiguous: committed rows, which all drafted rows see and behind which they are
+            stored.
+        num_levels: number of levels that are run.
+        width: rows per level.
     """
 
     def __init__(self, pool: DraftPool, tables: Tensor, num_context: Tensor, num_levels: int, width: int) -> None:
@@ -172,12 +175,12 @@ class DraftedRows:
         mapping = slot_mapping(tables, num_context[:, None] + index, pool.block_size)
         by_level = mapping.unflatten(1, (num_levels, width)).transpose(0, 1)
         self._slot_mapping = by_level.reshape(num_levels, len(mapping) * width).contiguous()
-        # A chain is causal: what was drafted before is context of what comes next.
+        # A chain is causal: rows drafted at earlier levels count as context of later levels.
         ahead = torch.arange(num_levels, device=num_context.device)[:, None] if width == 1 else 0
         self._num_context = (num_context + ahead).expand(num_levels, -1)
 
     def slot_mapping(self, level: Level) -> Tensor:
-        """int64 [num_reqs * width]: where the level's rows are stored."""
+        """int64 [num_reqs * width]: addresses at which the level's rows are stored."""
         return self._slot_mapping[level.depth - 1]
 
     def positions(self, level: Level) -> Tensor:
@@ -185,7 +188,7 @@ class DraftedRows:
         return self._positions[:, (level.depth - 1) * self.width : level.depth * self.width]
 
     def segment(self, level: Level) -> Segment:
-        """Keys that the level's rows attend to, once the rows are stored."""
+        """Attention segment of the level's rows; valid after the rows are stored."""
         num_context = self._num_context[level.depth - 1]
         if level.visible is None:
             return self.pool.causal_segment(0, self.positions(level), num_context, self.tables)
@@ -194,12 +197,12 @@ class DraftedRows:
         )
 
     def attends(self, level: Level, scaling: float) -> list[Attend]:
-        """Storage and attention of one level, by layer of the pool."""
+        """Store-and-attend callables of one level, one per layer of the pool."""
         return self.pool.attends(self.slot_mapping(level), [self.segment(level)], scaling)
 
 
 def grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zero tensor of `shape` beginning with the rows of `old`, where they are alike; `old` itself if large enough."""
+    """A zero tensor of `shape` that starts with the rows of `old` if row shapes match; `old` itself if large enough."""
     same_rows = old.shape[1:] == shape[1:]
     if same_rows and old.shape[0] >= shape[0]:
         return old
@@ -210,13 +213,13 @@ def grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch
 
 
 def check_tree_shape(spec: ChannelSpec, num_nodes: int, max_path: int) -> None:
-    """Refuse a channel made for other trees.
+    """Check that a channel carries trees of the drafter's shape.
 
     Raises:
-        ValueError: its nodes or paths are not those that this drafter grows.
+        ValueError: the channel's number of nodes or maximum path length differs.
     """
     if (spec.num_nodes, spec.max_path) != (num_nodes, max_path):
         raise ValueError(
             f"the channel carries trees of {spec.num_nodes} nodes and paths of {spec.max_path}: this drafter grows "
-            f"{num_nodes} and {max_path}"
+            f"{num_nodes} nodes and paths of {max_path}"
         )

@@ -1,4 +1,4 @@
-"""What the verifiers of a shared drafter may take of it together: slots, and memory for its own KV."""
+"""Limits on what the verifiers of a shared drafter may use together: slots, and memory for draft KV."""
 
 from dataclasses import dataclass
 
@@ -6,41 +6,42 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 
 MIB = 1 << 20
 CACHED_TIMES = 4
-"""Blocks beyond this many times what all slots can hold at once would only cost memory; an engine's pool has the same
-bound (`runtime.kv.capacity.fit`)."""
+"""Limit on blocks, as a multiple of what all slots can hold at once: more blocks would only cost memory. An engine's KV
+pool has the same limit (`runtime.kv.capacity.fit`)."""
 
 
 class NoRoomError(ValueError):
-    """A verifier does not fit beside those that are attached; one line that says what it takes and what is left."""
+    """A verifier does not fit beside the attached ones; the message states what it needs and what is left."""
 
 
 @dataclass(frozen=True)
 class DraftRoom:
-    """Bounds of one drafter."""
+    """Upper limits of one drafter."""
 
     num_slots: int
-    """Sequences."""
+    """Maximum number of sequences."""
     num_bytes: int
-    """Of the KV that the drafter keeps under its verifiers' blocks."""
+    """Maximum bytes of the draft KV stored under the verifiers' block ids."""
 
     def num_blocks(self, spec: ChannelSpec, token_bytes: int) -> int:
-        """Blocks worth having at all.
+        """Maximum useful number of blocks, limited by memory and by CACHED_TIMES.
 
         Args:
-            token_bytes: of the drafter's own KV per position; 0 where it keeps none.
+            token_bytes: bytes of draft KV per position; 0 if the drafter keeps none.
         """
         most = 1 + CACHED_TIMES * self.num_slots * spec.max_blocks_per_seq
         return min(self.num_bytes // (token_bytes * spec.block_size), most) if token_bytes else 0
 
     def check(self, spec: ChannelSpec, num_slots: int, num_blocks: int, token_bytes: int) -> None:
-        """Refuse a verifier that would make the drafter larger than this.
+        """Check that the drafter stays within these limits after a verifier is attached.
 
         Args:
-            spec: of its channel.
-            num_slots, num_blocks: what the drafter would have then, gaps between its verifiers included.
+            spec: shape of the new verifier's channel.
+            num_slots, num_blocks: totals of the drafter afterwards, including gaps between the verifiers' ranges.
+            token_bytes: bytes of draft KV per position.
 
         Raises:
-            NoRoomError: it does not fit.
+            NoRoomError: a limit would be exceeded.
         """
         if num_slots > self.num_slots:
             left = self.num_slots - num_slots + spec.num_slots
@@ -49,6 +50,6 @@ class DraftRoom:
         if num_blocks * block > self.num_bytes:
             left = self.num_bytes - (num_blocks - spec.num_blocks) * block
             raise NoRoomError(
-                f"the verifier's blocks take {spec.num_blocks * block / MIB:.0f} MiB of the drafter's KV, and "
+                f"the verifier's blocks take {spec.num_blocks * block / MIB:.0f} MiB of the drafter's KV memory, but "
                 f"{max(left, 0) / MIB:.0f} MiB are left"
             )

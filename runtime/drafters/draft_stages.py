@@ -1,6 +1,6 @@
-"""A drafter's pass as CUDA graphs: one for every batch size and depth, fed through fixed addresses.
+"""A drafter's pass captured as CUDA graphs: one graph per batch size and depth, with inputs at fixed addresses.
 
-Knows no kind of drafter: what it captures are two functions of tensors that a drafter hands it.
+Independent of the kind of drafter: the graphs capture two functions over tensors that the drafter passes in.
 """
 
 from collections.abc import Callable
@@ -27,73 +27,74 @@ from wingbeat.runtime.protocol.transfer import copy_all, upload_into
 
 
 class DecidedRows(NamedTuple):
-    """Decided tokens, one sequence a row; without tokens a row is padding. Inputs of `draft_accept`."""
+    """Committed tokens of decodes, one sequence per row: input of `draft_accept`. Padding rows have num_tokens 0."""
 
     slots: Tensor
     """int64 [num_reqs]"""
     positions: Tensor
     """int64 [num_reqs]: first position computed."""
     num_tokens: Tensor
-    """int64 [num_reqs]: pairs that count, 0..max_path."""
+    """int64 [num_reqs]: number of valid pairs, 0..max_path."""
     token_ids: Tensor
     """int64 [num_reqs, max_path]"""
     taps: Tensor
     """[num_reqs, max_path, taps_size]"""
     first_token_ids: Tensor | None = None
-    """int64 [num_reqs]: the token at the first position; None where nobody asked for it."""
+    """int64 [num_reqs]: token at the first position; None unless `reads_history` is set."""
     position_deltas: Tensor | None = None
-    """int64 [num_reqs]: as `Roots.position_deltas`."""
+    """int64 [num_reqs]: see `Roots.position_deltas`."""
 
     def rotated(self, positions: Tensor) -> Tensor:
-        """Positions that pairs at int64 [num_reqs, width] are rotated by."""
+        """RoPE positions of pairs at positions int64 [num_reqs, width]."""
         return positions if self.position_deltas is None else positions + self.position_deltas[:, None]
 
     def spread(self) -> tuple[Tensor, Tensor]:
-        """Positions int64 [num_reqs, width] of the columns, and bool [num_reqs, width] which of them count."""
+        """Position of each column, int64 [num_reqs, width], and a mask of the valid columns, bool [num_reqs, width]."""
         steps = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
         return self.positions[:, None] + steps, steps < self.num_tokens[:, None]
 
     def trimmed(self) -> "DecidedRows":
-        """Without the columns that count for no sequence; numbers of the rows must lie on the host."""
+        """Drops the columns that no sequence uses; `num_tokens` must be in host memory."""
         width = max(int(self.num_tokens.max()), 1)
         return self._replace(token_ids=self.token_ids[:, :width], taps=self.taps[:, :width])
 
 
 class PassRows(NamedTuple):
-    """Inputs of both stages: `DecidedRows`, and beside them who wants a tree, which need not be the same slots."""
+    """Inputs of both stages: the fields of `DecidedRows`, and the slots that request a tree, which may differ."""
 
     slots: Tensor
-    """int64 [num_reqs, 2]: of the decode, and of the tree; rows of either that pad have nobody's."""
+    """int64 [num_reqs, 2]: slot of the decode and slot of the tree; padding has the spare slot."""
     positions: Tensor
     num_tokens: Tensor
     token_ids: Tensor
     taps: Tensor
     first_token_ids: Tensor
     levels: Tensor
-    """int64 [num_reqs, depth]: as many columns as the trees have levels; what is in them is not read."""
+    """int64 [num_reqs, depth]: only its shape is used, which gives the number of levels; the values are not read."""
 
 
 class Committed(NamedTuple):
-    """`draft_accept` has no outputs: the drafter keeps what it computes."""
+    """Output of `draft_accept`: empty, since the drafter stores what it computes."""
 
 
 CommitFunction = Callable[[DecidedRows, Tensor], None]
-"""(decodes, block tables by slot): takes decided tokens in."""
+"""(decodes, block tables by slot): commits the decoded tokens."""
 DraftFunction = Callable[[DecidedRows, Roots, Tensor], TokenTree]
-"""(decodes, roots, block tables by slot) -> trees: takes decided tokens in, then grows a tree from each root. Each slot
-of a decode that counts is a root's, too."""
+"""(decodes, roots, block tables by slot) -> trees: commits the decoded tokens, then grows a tree from each root. The
+slot of every non-padding decode is also the slot of a root."""
 
 
 class DraftStages:
-    """The stages of a drafter at every batch bucket and depth.
+    """The captured stages of a drafter for every batch bucket and depth.
 
     Args:
-        commit, draft: rows of slot num_slots of the pool, which pad, must change nothing of anybody's.
-        growth: used by `draft`.
-        pool: the drafter's; its addresses must not change.
+        commit, draft: functions to capture. Rows of slot num_slots of the pool are padding and must not change any
+            sequence's state.
+        growth: the growth that `draft` uses.
+        pool: the drafter's KV pool; its addresses must not change.
         graph_device: captures the stages.
-        reads_history: decodes come with the token at their first position.
-        moves: sequences may be rotated by other positions than theirs.
+        reads_history: whether decodes need the token at their first position.
+        moves: whether RoPE positions of a sequence may differ from its positions.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class DraftStages:
         proposals = [Bucket(n, depth) for n in self.buckets for depth in growth.depths]
         self._accept = GraphRunner(Stage.DRAFT_ACCEPT, self._commit, self._padding, accepts, self._pool)
         self._proposal = GraphRunner(Stage.DRAFT_PROPOSAL, self._draft, self._padding, proposals, self._pool)
-        # Beside it, because rules cost a level six launches and more, of which nobody else should know.
+        # Rules have graphs of their own: they add six or more launches per level, which other rounds would pay for.
         self._ruled = GraphRunner(Stage.DRAFT_RULED, self._draft_ruled, self._padding, proposals, self._pool)
         runners = (self._accept, self._proposal, self._ruled)
         for runner in runners:
@@ -131,26 +132,26 @@ class DraftStages:
 
     @property
     def stats(self) -> GraphStats:
-        """Captured and failed graphs, and how often each stage ran."""
+        """Captured and failed graphs, and replays per stage."""
         return self._pool.stats
 
     def fit(self, spec: ChannelSpec) -> bool:
-        """Whether the stages serve a channel of this shape too, as far as its slots and blocks have room."""
+        """Whether the stages also serve a channel of this shape, provided that its slots and blocks fit."""
         mine = self.spec
         return (spec.block_size, spec.max_blocks_per_seq) == (mine.block_size, mine.max_blocks_per_seq)
 
     def commit(self, batch: DraftBatch) -> None:
-        """Take in the decodes, of which there is one at least."""
+        """Commit the decodes of a batch, of which there must be at least one."""
         count = len(batch.decode_slots)
         bucket = Bucket(bucket_for(count, self.buckets), self.spec.max_path)
         self._load(self._accept.inputs(bucket), batch, [])
         self._accept.replay(bucket, count)
 
     def propose(self, batch: DraftBatch) -> TokenTree:
-        """Take in the decodes and grow a tree per proposal slot, also into `trees`; valid until the next pass.
+        """Commit the decodes and grow one tree per proposal slot, also written into `trees`; valid until the next pass.
 
-        Decodes that nobody proposes for have trees too, so that a sequence's decided tokens and its root can be run
-        together; nobody reads those.
+        Decodes without a proposal get a tree too, so that a sequence's committed tokens and its root run in one graph;
+        those trees are not read.
         """
         proposals = batch.proposal_slots.tolist()
         asked = set(proposals)
@@ -165,7 +166,7 @@ class DraftStages:
         return runner.replay(bucket, len(proposals))
 
     def _by_slot(self, num_slots: int) -> tuple[SlotTables, TokenTree]:
-        """Tables of everybody and nobody, whose sequence has one token, and room for the trees."""
+        """Slot tables filled with one-token padding sequences, and buffers for the trees; the last row is spare."""
         ones = torch.ones(num_slots, dtype=torch.int64, device=self.device)
         last_token_ids, seeds = torch.zeros_like(ones), torch.zeros_like(ones)
         blocks = ones.new_zeros(num_slots, self.spec.max_blocks_per_seq)
@@ -175,9 +176,9 @@ class DraftStages:
         return tables, TokenTree(ids, parents, depths, ids.to(torch.float32), torch.ones_like(ones))
 
     def _load(self, rows: PassRows, batch: DraftBatch, tree_slots: list[int]) -> None:
-        """Everything a pass reads, in two launches where it lies on the GPU: rows past those of the batch are nobody's.
+        """Copies all inputs of a pass, in two launches if they are on the GPU; rows past the batch get the spare slot.
 
-        What else is in those stays what it was: tokens that exist, of a decode that does not count.
+        Other fields of those rows keep old values: valid token ids of a decode that is not counted.
         """
         num_reqs, nobody = len(rows.slots), self.spare_slot
         columns = [[*slots, *[nobody] * (num_reqs - len(slots))] for slots in (batch.decode_slots.tolist(), tree_slots)]
@@ -190,7 +191,8 @@ class DraftStages:
             last_token_ids = batch.token_ids.gather(1, last[:, None])[:, 0]
         copies = [(rows.taps[:count, :width], batch.decode_taps)] if self.spec.taps_size else []
         if self.reads_history and count:
-            # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
+            # A round may have moved a sequence past its history when the round ended it and its host is not yet aware
+            # of that.
             positions = batch.decode_positions.clamp(0, batch.token_ids.shape[1] - 1)
             copies.append((rows.first_token_ids[:count], batch.token_ids[rows.slots[:count, 0], positions]))
         if self.moves and batch.position_deltas is not None:
@@ -210,7 +212,7 @@ class DraftStages:
         )
 
     def _padding(self, depth: int) -> PassRows:
-        """A decode without tokens, whose KV is dropped, and a tree over no context, in the row's private blocks."""
+        """A padding row: a decode without tokens, whose KV is dropped, and a tree over an empty context."""
         none = torch.zeros(1, dtype=torch.int64, device=self.device)
         width = self.spec.max_path
         taps = torch.zeros(1, width, self.spec.taps_size, dtype=self.dtype, device=self.device)
@@ -225,16 +227,16 @@ class DraftStages:
         return DecidedRows(slots, positions, num_tokens, rows.token_ids, rows.taps, rows.first_token_ids, deltas)
 
     def _commit(self, rows: PassRows) -> Committed:
-        """`draft_accept`."""
+        """The `draft_accept` stage."""
         self.commit_decodes(self._decodes(rows), self.tables.block_tables)
         return Committed()
 
     def _draft(self, rows: PassRows) -> TokenTree:
-        """`draft_proposal`: all levels of a tree after its sequence's decode."""
+        """The `draft_proposal` stage: commits the decodes, then grows all levels of the trees."""
         return self._grow(rows, self._roots(rows))
 
     def _draft_ruled(self, rows: PassRows) -> TokenTree:
-        """`draft_ruled`: likewise."""
+        """The `draft_ruled` stage: `draft_proposal` under the requests' sampling rules."""
         return self._grow(rows, self._rules.attach(self._roots(rows)))
 
     def _roots(self, rows: PassRows) -> Roots:
@@ -249,7 +251,7 @@ class DraftStages:
 
 @torch.inference_mode()
 def _fill(runner: GraphRunner, padding_row: Callable[[int], tuple]) -> None:
-    """Put padding into the static inputs, whose fresh memory may hold tokens that do not exist."""
+    """Fills the static inputs with padding: uninitialised memory may hold invalid token ids."""
     for bucket in runner.buckets:
         for view, row in zip(runner.inputs(bucket), padding_row(bucket.size), strict=True):
             view.copy_(row)

@@ -1,10 +1,10 @@
-"""Row of a kind of drafter in the table of kinds; loads no torch."""
+"""`DrafterKind`, the descriptor with which each kind of drafter registers itself; does not import torch."""
 
 from typing import NamedTuple
 
 
 class DrafterSetting(NamedTuple):
-    """A setting of one kind of drafter, by vLLM's name; not given, the kind is as it is best."""
+    """A setting of one kind of drafter, under vLLM's name; if absent, the kind's default applies."""
 
     name: str
     number: type[int] | type[float]
@@ -14,37 +14,38 @@ class DrafterSetting(NamedTuple):
 
 
 class DrafterKind(NamedTuple):
-    """A kind of drafter. Functions are paths, `module:function`, imported where they are called.
+    """Descriptor of a kind of drafter. Functions are given as `module:function` and imported when called.
 
-    Users name a kind by its name, unless it is a folder's content or a class.
+    Users select a kind by name, except kinds recognised by a folder's content and classes.
     """
 
     name: str
     build: str
-    """The function (what the user gave, verifier, shape of the trees, options) -> drafter."""
+    """Function (user's source, verifier description, tree shape, options) -> drafter."""
     folder: str | None = None
-    """A folder's content, as errors list it; empty for a special case of another kind's."""
+    """Description of the folder's content for error messages; empty if the kind is a special case of another kind."""
     claims: str | None = None
-    """The function (config.json, shapes of tensors) -> whether a folder holds this kind; None takes what is left."""
+    """Function (config.json, tensor shapes) -> whether a folder holds this kind; None accepts any folder that no kind
+    claims."""
     readings: str | None = None
-    """For heads, the function (folder, verifier, tokens that each reading must draft) -> the `HeadConvention`s that the
-    files leave open, the likeliest first."""
+    """For heads: function (folder, verifier, number of tokens that each convention must be able to draft) -> the
+    `HeadConvention`s that the files allow, most likely first."""
     matches: str | None = None
-    """For these, the function (head, tokens int64 [batch, length], taps [batch, length, taps_size], steps) -> bool
-    [batch, N, steps]: whether the greedy draft of each step is the text's token."""
+    """For kinds with `readings`: function (head, tokens int64 [batch, length], taps [batch, length, taps_size], steps)
+    -> bool [batch, N, steps]: whether the greedy draft of each step equals the text's token."""
     find_problem: str | None = None
-    """For a class, the function (its import path) -> one line about what is missing on this machine, or None."""
+    """For classes: function (import path) -> one line naming what is missing on this machine, or None."""
     modules: str | None = None
-    """The function (names of a verifier's tensors, its layers) -> names of tensors in each drafting module among them:
-    the kind then drafts by the verifier's own checkpoint, and `auto` is this kind where there are modules."""
+    """Function (tensor names of a verifier's checkpoint, its number of layers) -> tensor names of each draft module in
+    it. The kind drafts with the verifier's own checkpoint, and `auto` selects it if there are such modules."""
     modules_title: str = ""
-    """Name of these modules, for people."""
+    """Name of these modules for users."""
     copies_text: bool = False
-    """Whether it continues earlier text, and so ranks no candidates."""
+    """Whether the drafter copies earlier text and therefore ranks no candidates."""
     remembers: bool = False
-    """Whether its drafts may come from other requests' texts."""
+    """Whether drafts may come from the texts of other requests."""
     settings: tuple[DrafterSetting, ...] = ()
     check_settings: str | None = None
-    """The function (settings that are given, by name), which raises ValueError where they contradict one another."""
+    """Function (given settings by name) that raises ValueError if they contradict one another."""
     is_fallback: bool = False
-    """Whether `auto` is this kind where nothing better is known; it drafts for any model."""
+    """Whether `auto` selects this kind if nothing better is available; it must draft for any model."""

@@ -1,8 +1,8 @@
 """Drafting with an EAGLE head: chains and EAGLE-2 dynamic trees, draft KV paged under the verifier's block ids.
 
-Pair i = (features at position i, token i + 1) has RoPE position i. Committed pairs 0..L-2 of a sequence of L tokens
-come from the verifier's taps only, and are stored in every layer; drafted pairs lie behind them and are overwritten by
-the next tree's. The last layer's output at pair L-2 predicts what follows the last committed token.
+Pair i = (features at position i, token i + 1) has RoPE position i. Committed pairs 0..L-2 of a sequence of L tokens are
+computed from the verifier's taps only and are stored in every layer. Drafted pairs are stored behind them and
+overwritten by the next tree. The last layer's output at pair L-2 predicts the token after the last committed one.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 
 
 class EagleDrafter(HeadDrafter):
-    """A draft head of any number of layers, and the KV of each.
+    """Drafter with a draft head of any number of layers and one KV cache per layer.
 
     Args:
         head: weights, on the device to draft on.
@@ -42,7 +42,7 @@ class EagleDrafter(HeadDrafter):
 
     head: DraftHead
     in_one_pass = False
-    """Whether one pass drafts all levels of a tree, with one row for a level."""
+    """Whether one pass drafts all levels of a tree, with one row per level."""
 
     def __init__(
         self, head: DraftHead, speculation: SpeculationConfig, graph_device: GraphDevice | None = None
@@ -50,7 +50,7 @@ class EagleDrafter(HeadDrafter):
         self.head = head.eval().requires_grad_(False)
         lay_out_linears(self.head)
         self.trained_positions = head.max_position_embeddings
-        # Queries share keys however many they are: their number is nothing to a pool.
+        # The pool stores keys and values only: num_heads, which it does not use, is set to the number of KV heads.
         heads = head.num_key_value_heads
         layers = [LayerAttention(heads, heads, head.head_dim, head.value_dim, None)] * head.num_layers
         num_drafted = (speculation.max_path - 2) * (1 if self.in_one_pass else speculation.draft_top_k)
@@ -67,11 +67,11 @@ class EagleDrafter(HeadDrafter):
         self.needs = self.needs._replace(tap_layers=convention.tap_layers)
 
     def _resize_state(self, num_rows: int) -> None:
-        """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
+        """Grows `hidden` [num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
         self.hidden = grown(self.hidden, (num_rows, self.head.hidden_size), self.dtype, self.device)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Chunks of prompts, in shapes that follow the data."""
+        """Commits the chunks of a batch, in shapes that depend on the data."""
         chunks = self.pool.chunks(batch)
         positions = [chunk.positions for chunk in chunks]
         slots, last_row = upload([batch.chunk_slots, [chunk.rows.stop - 1 for chunk in chunks]], self.device)
@@ -89,7 +89,7 @@ class EagleDrafter(HeadDrafter):
         self._run_committed(pairs, tables)
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Decided pairs, one sequence a row."""
+        """Commits decoded pairs, one sequence per row."""
         if not self.fixed_shapes:
             rows = rows.trimmed()
         num_reqs, width = rows.token_ids.shape
@@ -97,7 +97,7 @@ class EagleDrafter(HeadDrafter):
         last = (rows.num_tokens - 1).clamp_min(0)
         pairs = _Pairs(
             tokens=rows.token_ids.flatten(),
-            # Rows that do not count must be finite: their keys are stored in block 0, which masked queries read.
+            # Invalid rows must be finite: their keys are stored in block 0, which masked queries read.
             taps=torch.where(counted[..., None], rows.taps, 0).flatten(0, 1),
             rotated=rows.rotated(positions).flatten(),
             slot_mapping=slot_mapping(tables, positions, self.pool.block_size, counted).flatten(),
@@ -109,13 +109,13 @@ class EagleDrafter(HeadDrafter):
         self._run_committed(pairs, tables)
 
     def _run_committed(self, pairs: "_Pairs", tables: Tensor) -> None:
-        """Keys and values of known pairs in every layer, and the hidden state of each sequence's last pair.
+        """Stores keys and values of committed pairs in every layer, and the hidden state of each sequence's last pair.
 
-        A layer reads what the layer before makes of every pair; of the last layer's outputs only the last pair's are
-        read.
+        Each layer reads the previous layer's output at every pair; of the last layer only the last pair's output is
+        needed.
 
         Args:
-            tables: int64 [num_reqs, num_blocks], which hold all pairs.
+            tables: int64 [num_reqs, num_blocks], covering all pairs.
         """
         last = pairs.last_positions
         ends = self.pool.causal_segment(0, last[:, None], last, tables)
@@ -129,7 +129,7 @@ class EagleDrafter(HeadDrafter):
         self.hidden[pairs.slots] = hidden.to(self.hidden.dtype)
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """A tree per root, its levels run one by one from the last committed pair."""
+        """Grows a tree per root, level by level, from the hidden state of the last committed pair."""
         num_context, num_levels = roots.positions[0] - 1, len(roots.positions) - 1
         tables, width = block_tables[roots.slots], self.growth.top_k
         drafted = DraftedRows(self.pool, self.pool.tables(tables, num_context), num_context, num_levels, width)
@@ -148,30 +148,30 @@ class EagleDrafter(HeadDrafter):
 
 
 class _Pairs(NamedTuple):
-    """Known pairs of some sequences, side by side."""
+    """Committed pairs of several sequences, concatenated."""
 
     tokens: Tensor
-    """int64 [num_pairs], or their embeddings [num_pairs, hidden_size]."""
+    """Token ids int64 [num_pairs], or embeddings [num_pairs, hidden_size]."""
     taps: Tensor
     """[num_pairs, taps_size]"""
     rotated: Tensor
-    """int64 [num_pairs] or [3, num_pairs]: by what they are rotated."""
+    """int64 [num_pairs] or [3, num_pairs]: RoPE positions."""
     slot_mapping: Tensor
     """int64 [num_pairs]"""
     segments: list[Segment]
-    """Every pair with all pairs before it."""
+    """Segments in which every pair attends to all pairs up to itself."""
     slots: Tensor
     """int64 [num_reqs]"""
     last_rows: Tensor
-    """int64 [num_reqs]: each sequence's last pair."""
+    """int64 [num_reqs]: row of each sequence's last pair."""
     last_positions: Tensor
-    """int64 [num_reqs]: where that pair stands."""
+    """int64 [num_reqs]: position of that pair."""
 
 
 def build_eagle(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> EagleDrafter:
-    """Load a head as the drafter of a verifier; raises as `load_eagle_head`.
+    """Load a head as the drafter of a verifier; raises the errors of `load_eagle_head`.
 
     Args:
         source: folder of the head.

@@ -1,7 +1,7 @@
-"""Chains and EAGLE-2 dynamic trees over any model that says what may follow each node (arXiv:2406.16858, section 4).
+"""Grows chains and EAGLE-2 dynamic trees over any model that scores continuations (arXiv:2406.16858, section 4).
 
-Knows nothing of the model: it hands it the nodes of one level and gets their logits. Shapes follow from the roots'
-alone; on a device that is not the host nothing is waited for, so that a whole growth can be captured in a CUDA graph.
+The model is a callback: it receives the nodes of one level and returns their logits. Shapes depend only on the shapes
+of the roots, and nothing synchronises with a GPU, so that a whole growth can be captured in a CUDA graph.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,47 +25,48 @@ from wingbeat.runtime.protocol.sampling_rules import RuleKinds, prompt_lens
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
 
 Rules = tuple[tuple[slice, GrowthRule], ...]
-"""As `DraftBatch.growth_rules`."""
+"""See `DraftBatch.growth_rules`."""
 
 _WORD_BITS = 64
 
 
 class Roots(NamedTuple):
-    """The last committed tokens of some sequences, from each of which a tree grows."""
+    """The last committed tokens of several sequences; a tree grows from each."""
 
     slots: Tensor
     """int64 [num_reqs]"""
     token_ids: Tensor
     """int64 [num_reqs]"""
     positions: Tensor
-    """int64 [depth, num_reqs]: positions of the tokens to draft, those of a level together; the first are the committed
+    """int64 [depth, num_reqs]: positions of the tokens to draft, one row per level; the first row is the committed
     lengths."""
     temperatures: Tensor
     """float32 [num_reqs]"""
     seeds: Tensor
     """int64 [num_reqs]"""
     allowed_tokens: Tensor | None = None
-    """As `DraftBatch.allowed_tokens`."""
+    """See `DraftBatch.allowed_tokens`."""
     rules: RequestRules | None = None
-    """Rules of sampling that the requests bring; None where no request has any."""
+    """Sampling rules of the requests; None if no request has any."""
     position_deltas: Tensor | None = None
-    """int64 [num_reqs]: by how much more each sequence's tokens are rotated; None where all are by their positions."""
+    """int64 [num_reqs]: offset added to each sequence's positions for RoPE; None if all offsets are 0."""
 
     def rotated(self, positions: Tensor, by_request: bool = False) -> Tensor:
-        """Positions that rows are rotated by.
+        """RoPE positions of rows.
 
         Args:
-            positions: where the rows stand, int64 [..., num_reqs], or [num_reqs, width] where they lie by request.
+            positions: positions of the rows, int64 [..., num_reqs], or [num_reqs, width] if `by_request`.
+            by_request: whether the first dimension is the request.
         """
         deltas = self.position_deltas
         return positions if deltas is None else positions + (deltas[:, None] if by_request else deltas)
 
 
 class SlotTables(NamedTuple):
-    """Columns by slot that a growth reads, at addresses that do not change."""
+    """Per-slot inputs of a growth, at fixed addresses."""
 
     committed_lens: Tensor
-    """int64 [num_slots], as the next two."""
+    """int64 [num_slots], like the next two fields."""
     last_token_ids: Tensor
     seeds: Tensor
     temperatures: Tensor
@@ -73,35 +74,36 @@ class SlotTables(NamedTuple):
     block_tables: Tensor
     """int64 [num_slots, max_blocks_per_seq]"""
     position_deltas: Tensor | None = None
-    """int64 [num_slots], as `DraftBatch.position_deltas`."""
+    """int64 [num_slots]: see `DraftBatch.position_deltas`."""
 
 
 class Level(NamedTuple):
-    """The nodes of one depth that are expanded; `width` is the top_k of the trees."""
+    """The nodes of one depth that are expanded; `width` is the tree's top_k."""
 
     depth: int
-    """From 1: children of the root."""
+    """Depth of the nodes, 1 for children of the root."""
     token_ids: Tensor
     """int64 [num_reqs, width]"""
     parents: Tensor
-    """int64 [num_reqs, width]: index of each node's parent among the nodes of the level before; 0 at depth 1."""
+    """int64 [num_reqs, width]: index of each node's parent among the nodes of the previous level; 0 at depth 1."""
     visible: Tensor | None
-    """bool [num_reqs, width, depth * width]: nodes of all levels so far, in their order, that each node sees:
-    itself and its ancestors. Where masks are packed, int64 words of them, as `kernels.tree.reference.pack_mask`.
-    None in a chain, where it is all of them."""
+    """bool [num_reqs, width, depth * width]: for each node, the nodes of all levels so far that it sees: itself and its
+    ancestors. Packed masks are int64 words, see `kernels.tree.reference.pack_mask`. None in a chain, where each node
+    sees all nodes so far."""
 
 
 Expand = Callable[[Level], Tensor | Continuations]
-"""From a level to the logits [num_reqs, width, vocab_size] of what follows its nodes, or to `Continuations`."""
+"""Maps a level to the logits [num_reqs, width, vocab_size] that follow its nodes, or to `Continuations`."""
 
 
 class Growth:
     """Grows the trees of one drafter.
 
     Args:
-        draft_token_ids: int64 [vocab_size], the target's id of each column of the logits; on the drafter's device.
-        packed: masks are words, as kernels read them.
-        whole: a level costs next to nothing, so that all are grown whatever is asked for, and one depth is captured.
+        speculation: shape of the trees.
+        draft_token_ids: int64 [vocab_size], target token id of each logits column, on the drafter's device.
+        packed: whether masks are packed into words for the kernels.
+        whole: whether levels cost next to nothing: all levels are then always grown, and a single depth is captured.
     """
 
     def __init__(
@@ -112,23 +114,23 @@ class Growth:
         self.top_k = speculation.draft_top_k
         self.max_depth = speculation.max_path - 1
         self.depths = range(self.max_depth if whole else 1, self.max_depth + 1)
-        """Depths that trees may have."""
+        """Depths that a tree may have."""
         num_levels, num_nodes = self.max_depth - 1, (self.max_depth - 1) * self.top_k
         itself = torch.eye(num_nodes, dtype=torch.bool, device=draft_token_ids.device)
         itself = itself.view(num_levels, self.top_k, num_nodes)
-        # Masks in which each node of a level sees itself alone.
+        # Masks in which each node of a level sees only itself.
         self._itself = pack_mask(itself) if packed else itself
         self._nodes_per_column = _WORD_BITS if packed else 1
         self._steps = torch.arange(self.max_depth, device=draft_token_ids.device)
         self._tables: dict[int, TreeTable] = {}
 
     def depth(self, batch: DraftBatch) -> int:
-        """Levels to grow at most."""
+        """Number of levels to grow for a batch, at most."""
         levels = self.max_depth if batch.max_levels is None else batch.max_levels
         return min(max(levels, self.depths[0]), self.max_depth)
 
     def prepare(self, batch_sizes: Iterable[int]) -> None:
-        """Make what growths of these sizes write into, so that none of them has to when it is captured."""
+        """Allocate the tables of growths of these batch sizes, so that capturing a growth allocates none."""
         for num_reqs in batch_sizes if self.top_k > 1 else ():
             self._table(num_reqs)
 
@@ -136,10 +138,11 @@ class Growth:
         """The roots of a batch's proposals.
 
         Args:
-            slots: int64 [num_reqs], the proposals' on the drafter's device.
+            slots: int64 [num_reqs], the proposals' slots on the drafter's device.
         """
         lens = batch.committed_lens[slots]
-        # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
+        # A round may have moved a sequence past its history when the round ended it and its host is not yet aware of
+        # that.
         last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
         positions = lens + self._steps[: self.depth(batch), None]
         rules, sampling_rules = None, batch.sampling_rules
@@ -159,17 +162,19 @@ class Growth:
         )
 
     def roots_of(self, tables: SlotTables, slots: Tensor, depth: int) -> Roots:
-        """Roots for trees of `depth` levels of sequences in slots int64 [num_reqs], whose tables lie on the device."""
+        """Roots of the sequences in slots int64 [num_reqs], for trees of `depth` levels; `tables` are on the device."""
         positions = tables.committed_lens[slots] + self._steps[:depth, None]
         deltas = None if tables.position_deltas is None else tables.position_deltas[slots]
         last, temperatures, seeds = tables.last_token_ids[slots], tables.temperatures[slots], tables.seeds[slots]
         return Roots(slots, last, positions, temperatures, seeds, position_deltas=deltas)
 
     def grow(self, roots: Roots, logits: Tensor | Continuations, expand: Expand, rules: Rules = ()) -> TokenTree:
-        """One tree per root.
+        """Grow one tree per root.
 
         Args:
-            logits: [num_reqs, 1, vocab_size] of what follows the roots, or `Continuations`.
+            logits: [num_reqs, 1, vocab_size], logits that follow the roots, or `Continuations`.
+            expand: returns the logits that follow a level's nodes.
+            rules: rules that stop growth early, CPU only.
         """
         couplings = couplings_of(roots)
         if roots.allowed_tokens is not None:
@@ -188,7 +193,7 @@ class Growth:
         couplings: list[Coupling | None],
         rules: Rules,
     ) -> TokenTree:
-        """The likeliest token after each token: what `_grow_tree` does with top_k 1, in fewer operations."""
+        """Drafts the likeliest token after each token: equals `_grow_tree` with top_k 1, in fewer operations."""
         token_ids, log_probs = self._candidates(logits, couplings[0])
         drafted, scores = [token_ids[:, 0]], [log_probs[:, 0]]
         only = torch.zeros(len(roots), 1, dtype=torch.int64, device=roots.device)
@@ -216,7 +221,7 @@ class Growth:
         couplings: list[Coupling | None],
         rules: Rules,
     ) -> TokenTree:
-        """Each level expands the top_k best nodes of the level before, or those that are drawn."""
+        """Expands at each level the top_k best nodes of the previous level, or the nodes that a drawn tree selects."""
         table = self._table(len(roots))
         token_ids, log_probs = self._candidates(logits, couplings[0])
         frontier = table.add_level(0, token_ids, log_probs)
@@ -238,8 +243,10 @@ class Growth:
         return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
 
     def ruled(self, roots: Roots, logits: Tensor) -> Continuations:
-        """Logits [num_reqs, num_levels, draft_vocab_size] of trees' levels, the roots' children first, under the
-        requests' rules."""
+        """Apply the requests' rules to logits [num_reqs, num_levels, draft_vocab_size] of all levels at once.
+
+        Level 0 holds the logits that follow the roots.
+        """
         if roots.allowed_tokens is not None:
             first = self._allowed_only(logits[:, :1], roots.allowed_tokens).logits
             logits = torch.cat([first, logits[:, 1:]], dim=1)
@@ -252,7 +259,7 @@ class Growth:
         return first._replace(logits=torch.cat([first.logits, rest.logits], dim=1))
 
     def _allowed_only(self, given: Tensor | Continuations, allowed: Tensor) -> Continuations:
-        """The logits behind the roots without what may not follow; all of it where the drafter knows nothing else."""
+        """Masks disallowed tokens after the roots; nothing is masked in a row where no candidate is allowed."""
         given = _continuations(given)
         token_ids = self.draft_token_ids if given.token_ids is None else given.token_ids
         words, bits = token_ids // 32, (token_ids % 32).to(torch.int32)
@@ -264,13 +271,13 @@ class Growth:
     def _ruled(
         self, rules: RequestRules, given: Tensor | Continuations, expand: Expand
     ) -> tuple[Continuations, Expand]:
-        """Continuations of the roots, and of every level, under the requests' rules."""
+        """Applies the requests' rules to the roots' logits, and returns an `expand` that does so at every level."""
 
         first = rules.apply(_continuations(given), is_root=True)
         return first, lambda level: rules.apply(_continuations(expand(level)))
 
     def _candidates(self, given: Tensor | Continuations, coupling: Coupling | None, width: int = 1) -> Candidates:
-        """The top_k best tokens behind each of `width` nodes."""
+        """The top_k best tokens after each of `width` nodes."""
         logits, few_token_ids, confidence, is_tempered = _continuations(given)
         if is_tempered and coupling is not None:
             coupling = coupling.tempered()
@@ -283,7 +290,7 @@ class Growth:
         return Candidates(token_ids, log_probs if confidence is None else _sure_of(log_probs, confidence))
 
     def _table(self, num_reqs: int) -> TreeTable:
-        # Kept for good: a captured growth goes on writing into its table.
+        # Tables are never freed: a captured growth keeps writing into its table.
         if num_reqs not in self._tables:
             device, drawn = self.draft_token_ids.device, self.speculation.draft_tree
             if drawn is None:
@@ -295,7 +302,7 @@ class Growth:
 
 
 def of_parents(hidden: Tensor, level: Level) -> Tensor:
-    """[num_reqs, nodes of the level before, size] -> [num_reqs, width, size]: each node's parent's."""
+    """[num_reqs, nodes of the previous level, size] -> [num_reqs, width, size]: each node's parent row."""
     return hidden.gather(1, level.parents[..., None].expand(-1, -1, hidden.shape[2]))
 
 
@@ -304,9 +311,9 @@ def _continuations(given: Tensor | Continuations) -> Continuations:
 
 
 def _sure_of(log_probs: Tensor, confidence: Tensor) -> Tensor:
-    """Log-probabilities [num_reqs, width, top_k], best first, whose best are as likely as the head says.
+    """Log-probabilities [num_reqs, width, top_k], best first, with the best one replaced by the head's own confidence.
 
-    The others share what is left in their proportion, and none passes the best.
+    The other tokens share the rest in their proportion, and none exceeds the best.
     """
     sure, probs = confidence.clamp(1e-6, 1 - 1e-6)[..., None], log_probs.exp()
     others = probs[..., 1:] * (1 - sure) / (1 - probs[..., :1]).clamp_min(1e-6)
@@ -314,14 +321,14 @@ def _sure_of(log_probs: Tensor, confidence: Tensor) -> Tensor:
 
 
 def couplings_of(roots: Roots) -> list[Coupling | None]:
-    """By depth of the expanded nodes; None where all requests are known to be greedy."""
+    """Couplings by depth of the expanded nodes; all None if every request is known to be greedy."""
     if roots.temperatures.device.type == "cpu" and not bool((roots.temperatures > 0).any()):
         return [None] * len(roots.positions)
     return [Coupling(roots.temperatures, roots.seeds, positions) for positions in roots.positions]
 
 
 def _another_level_pays(rules: Rules, log_probs: Tensor, chosen: Tensor) -> bool:
-    """Whether any verifier's rule wants another level; rules are there on the CPU alone."""
+    """Whether any verifier's rule requires another level. Rules exist on the CPU only."""
     given, expanded = log_probs.numpy(), chosen.numpy()
-    # Every rule is asked: each keeps the path probabilities of its rows.
+    # A list, not a generator: every rule must be evaluated, since each updates the path probabilities of its rows.
     return any([rule.pays(given[rows], expanded[rows]) for rows, rule in rules])

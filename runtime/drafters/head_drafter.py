@@ -1,4 +1,4 @@
-"""A drafter by a head over taps: its passes, and the swap of its head for another one."""
+"""`HeadDrafter`: a drafter with a head over taps, which can be swapped for another head of the same shape."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,16 +16,16 @@ from wingbeat.runtime.verifier.layers.linears import Packable, lay_out_linears
 
 
 class HeadDrafter(StagedDrafter):
-    """Subclasses set `head` before the first `resize`."""
+    """Base of drafters with a head. Subclasses set `head` before the first `resize`."""
 
     head: Any
-    """Weights, on the device to draft on."""
+    """The head's weights, on the drafter's device."""
     load_head: Callable[[str], Any] | None = None
-    """From a folder to a head as this one was loaded; None where nobody has said how."""
+    """Loads another head from a folder with this head's options; None if swapping is not supported."""
     hidden: Tensor = torch.zeros(0)
-    """State by slot, for kinds that keep some; in whatever float type its passes write it."""
+    """State by slot, for kinds that keep some; its float type is set by the code that writes it."""
     passes: HeadPasses | None = None
-    """Run its passes in the place of torch's operations."""
+    """Compiled passes that replace torch operations; None if torch runs them."""
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
@@ -45,23 +45,24 @@ class HeadDrafter(StagedDrafter):
         return NextHead(head, None if self.passes is None else self.passes.prepare(head))
 
     def take_head(self, head: NextHead) -> None:
-        """See `Drafter.take_head`.
+        """Replace the head; see `Drafter.take_head`.
 
-        Captured graphs hold the addresses of the weights, into which the others are then copied; elsewhere the head
-        itself is replaced, which takes no time.
+        Captured graphs hold the addresses of the weights, so the new weights are copied into the old tensors; otherwise
+        the head object is replaced, which costs nothing.
         """
         if self.graph_stats is not None and self.device.type != "cpu":
             others = tensors_of(head.head)
             for name, tensor in tensors_of(self.head).items():
-                if tensor.data_ptr() != others[name].data_ptr():  # both borrow the same tensors from the verifier
+                # equal pointers: both heads borrow this tensor from the verifier
+                if tensor.data_ptr() != others[name].data_ptr():
                     tensor.copy_(others[name])
             return
-        if self.passes is not None:  # there were none where the head was prepared before the first verifier came
+        if self.passes is not None:  # `prepared` is None if the head was prepared before the first verifier attached
             self.passes.take(self.passes.prepare(head.head) if head.prepared is None else head.prepared)
         self.head = head.head
 
     def _read_alike(self, head: Any) -> Any:
-        """A head just loaded, read as this one is."""
+        """Returns a newly loaded head in the convention of the current one."""
         convention = self.head.convention
         return head if head.convention == convention else head.with_convention(convention)
 
@@ -75,7 +76,7 @@ class HeadDrafter(StagedDrafter):
         if self.passes is None:
             super().commit(batch)
             return
-        if batch.chunk_inputs is not None:  # passes take in text alone
+        if batch.chunk_inputs is not None:  # passes accept text chunks only
             self._commit_chunks(batch)
             batch = batch.without_chunks()
         self.passes.commit(batch)
@@ -96,7 +97,7 @@ class HeadDrafter(StagedDrafter):
 
 
 def tensors_of(head: nn.Module) -> dict[str, Tensor]:
-    """Weights and buffers by name; those of packed layers have shapes alone, or are what kernels read."""
+    """Weights and buffers by name; a packed layer's weight is replaced by the tensors its kernel reads."""
     found = {**dict(head.named_parameters()), **dict(head.named_buffers())}
     for name, module in head.named_modules():
         packed = module.packed_tensors() if isinstance(module, Packable) else []
@@ -107,21 +108,23 @@ def tensors_of(head: nn.Module) -> dict[str, Tensor]:
 
 
 def check_alike(head: nn.Module, served: nn.Module, source: str) -> None:
-    """Refuse weights that could not draft in the place of others.
+    """Check that a head can replace the served one.
 
     Raises:
-        ValueError: names the folder, the tensor, and what is wrong with it.
+        ValueError: names the folder, the tensor and the difference.
     """
     if type(head) is not type(served):
-        raise ValueError(f"{source} holds a {type(head).__name__}, and a {type(served).__name__} is served")
+        raise ValueError(f"{source} holds a {type(head).__name__}, but a {type(served).__name__} is served")
     tensors, others = tensors_of(head), tensors_of(served)
     if tensors.keys() != others.keys():
-        raise ValueError(f"{source} has other tensors: {', '.join(sorted(tensors.keys() ^ others.keys()))}")
+        raise ValueError(
+            f"{source} has other tensors than the served head: {', '.join(sorted(tensors.keys() ^ others.keys()))}"
+        )
     for name, tensor in tensors.items():
         if tensor.shape != others[name].shape or tensor.dtype != others[name].dtype:
             have, want = (f"{one.dtype} {list(one.shape)}" for one in (tensor, others[name]))
-            raise ValueError(f"{name} of {source} is {have}: {want} is served")
+            raise ValueError(f"{name} of {source} is {have}, but {want} in the served head")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
-            raise ValueError(f"{name} of {source} has numbers that are not finite")
+            raise ValueError(f"{name} of {source} has values that are not finite")
     if not torch.equal(head.draft_token_ids, served.draft_token_ids):
-        raise ValueError(f"{source} drafts other tokens than the head that is served: its draft vocabulary differs")
+        raise ValueError(f"{source} has another draft vocabulary than the served head")

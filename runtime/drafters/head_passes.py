@@ -1,4 +1,4 @@
-"""Passes of a drafter's head by other code than torch's operations, as the hook `draft_passes` may give them."""
+"""Interface of compiled passes that replace a drafter's torch operations; the hook `draft_passes` supplies them."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -9,22 +9,23 @@ from wingbeat.runtime.protocol.messages import Outcome, TokenTree
 
 
 class HeadPasses(ABC):
-    """Passes of one drafter over its pool."""
+    """Commit and propose passes of one drafter over its pool."""
 
     @abstractmethod
     def resized(self) -> None:
-        """The drafter's keys, values and states have moved."""
+        """Reread addresses: the drafter's key, value and state tensors have been reallocated."""
 
     @abstractmethod
     def commit(self, batch: DraftBatch) -> None:
-        """See `Drafter.commit`; chunks are text."""
+        """See `Drafter.commit`; the batch has text chunks only."""
 
     @abstractmethod
     def propose(self, batch: DraftBatch, depth: int) -> TokenTree:
         """See `Drafter.propose`.
 
         Args:
-            depth: most levels to grow.
+            batch: the batch of this pass.
+            depth: maximum number of levels to grow.
         """
 
     @abstractmethod
@@ -37,8 +38,8 @@ class HeadPasses(ABC):
 
     @abstractmethod
     def prepare(self, head: Any) -> Any:
-        """Weights of another head of the same shape as these passes read them; in any thread, while they draft."""
+        """Convert another head of the same shape to these passes' weight format; thread-safe while they draft."""
 
     @abstractmethod
     def take(self, prepared: Any) -> None:
-        """Draft with these weights from now on; where this raises, with those before."""
+        """Use prepared weights from now on; if this raises, the previous weights stay in use."""

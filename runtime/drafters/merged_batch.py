@@ -1,4 +1,4 @@
-"""What several verifiers ask for, as one pass: their outcomes side by side, slots and blocks made unique."""
+"""Merges the rounds of several verifiers into one `DraftBatch`, with slots and block ids offset per verifier."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from wingbeat.runtime.speculation.growth_rule import GrowthRule
 from wingbeat.runtime.speculation.policy import GrowthLimits
 
 HOST_COLUMNS = ("decode_slots", "proposal_slots")
-"""Fields of a `DraftBatch` that stay on the host."""
+"""Fields of a `DraftBatch` that stay in host memory."""
 
 SLOT_COLUMNS = (
     "epochs",
@@ -26,12 +26,12 @@ SLOT_COLUMNS = (
     "last_token_ids",
     "position_deltas",
 )
-"""Fields of a `DraftBatch` that an outcome has by slot."""
+"""Fields of a `DraftBatch` that an outcome holds by slot."""
 
 
 @dataclass
 class Attachment:
-    """A verifier that is served, and where its ranges of slots and blocks begin."""
+    """An attached verifier and the start of its slot range and block range."""
 
     end: DrafterEnd
     slot_offset: int
@@ -39,7 +39,7 @@ class Attachment:
 
 
 def growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule | None:
-    """Rule for the trees asked for, of an outcome in host memory; None grows every level."""
+    """Growth rule of the requested trees, from an outcome in host memory; None if every level is to be grown."""
     if not RoundHeader.read(outcome.header).has_rule:
         return None
     sampled = outcome.temperatures[outcome.proposal_slots[:num_proposals]] > 0
@@ -48,20 +48,23 @@ def growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule | None:
 
 
 def _moved(columns: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Columns on the drafter's device, where they are not yet; those that hosts read stay."""
-    # Towards the host a copy has to be waited for: what follows reads it at once.
+    """Moves columns to the drafter's device; HOST_COLUMNS stay where they are."""
+    # Copies to the host must be synchronous: the next operation reads them.
     no_wait = device.type != "cpu"
     return {k: v if k in HOST_COLUMNS else v.to(device, non_blocking=no_wait) for k, v in columns.items()}
 
 
 def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment], device: torch.device) -> DraftBatch:
-    """Put the outcomes of several verifiers side by side; with a single one on the drafter's device nothing is copied.
+    """Concatenate the outcomes of several verifiers; copies nothing if there is one, on the drafter's device.
 
-    For a drafter on the CPU the decode columns are cut to those that a path of this round reaches, and growth rules are
-    passed on: elsewhere shapes stay fixed, and nothing waits to be asked. Rules of sampling reach every drafter.
+    For a drafter on the CPU, decode columns are cut to the longest path of this round and growth rules are passed on.
+    On other devices shapes stay fixed and no rule is evaluated, since that would synchronise. Sampling rules reach
+    every drafter.
 
     Args:
-        device: the drafter's.
+        pending: verifiers with a round to answer, and their outcomes.
+        attached: all attached verifiers.
+        device: the drafter's device.
     """
     on_cpu = device.type == "cpu"
     rounds = [_Asked(a, _on_host(o) if on_cpu else o, RoundHeader.read(o.header)) for a, o in pending]
@@ -102,7 +105,7 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
 
 
 class _Asked(NamedTuple):
-    """One verifier's part of a pass."""
+    """The part of a pass that belongs to a single verifier."""
 
     attachment: Attachment
     outcome: Outcome
@@ -122,12 +125,12 @@ class _Asked(NamedTuple):
         return self.outcome.chunk_lens[: self.header.num_chunks].tolist()
 
     def inputs(self, device: torch.device) -> ChunkInputs | None:
-        """Inputs of its chunks."""
+        """Inputs of the chunks on `device`; None if the verifier sent none."""
         told = self.outcome.inputs(sum(self.chunk_lens())) if self.header.has_inputs else None
         return None if told is None else told.to(device, non_blocking=device.type != "cpu")
 
     def rotations(self, device: torch.device) -> Tensor:
-        """By what its chunks' pairs are rotated where they are text behind all spans, int64 [num_chunk_tokens]."""
+        """RoPE positions of the chunks' pairs, treated as text after all media spans, int64 [num_chunk_tokens]."""
         slots = self.outcome.chunk_slots[: self.header.num_chunks].tolist()
         chunks = zip(slots, self.chunk_positions(), self.chunk_lens(), strict=True)
         deltas = self.outcome.position_deltas.to(device)
@@ -137,10 +140,11 @@ class _Asked(NamedTuple):
         )
 
     def rows(self, width: int | None, device: torch.device) -> dict[str, Tensor]:
-        """What counts of the columns by decode, by chunk token and by proposal; slots are the drafter's.
+        """The used rows of the decode, chunk-token and proposal columns, with slots offset to the drafter's.
 
         Args:
-            width: columns to take of the decodes' paths; None takes all.
+            width: number of columns to keep of the decodes' paths; None keeps all.
+            device: the drafter's device.
         """
         outcome, offset = self.outcome, self.attachment.slot_offset
         num_decodes, num_chunk_tokens = self.header.num_decodes, sum(self.chunk_lens())
@@ -158,7 +162,7 @@ class _Asked(NamedTuple):
 
 
 def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
-    """By verifier that asks for trees, its proposals and its rule; none at all where one wants every level."""
+    """Each verifier's range of proposals and its rule; empty if a verifier has no rule."""
     rules: list[tuple[slice, GrowthRule | None]] = []
     start = 0
     for _, outcome, header in rounds:
@@ -170,10 +174,10 @@ def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
 
 
 def _allowed_tokens(rounds: list[_Asked], device: torch.device) -> Tensor:
-    """By proposal; all tokens of the verifiers that restrict nothing."""
+    """Masks by proposal; rows of verifiers without masks allow all tokens."""
     width = max(outcome.allowed_tokens.shape[1] for _, outcome, _ in rounds)
     shape = sum(header.num_proposals for _, _, header in rounds), width
-    # Filled by hosts: a copy from pageable memory would wait for the device.
+    # The host fills the masks in pinned memory: a copy from pageable memory would synchronise with the device.
     masks = torch.full(shape, -1, dtype=torch.int32, pin_memory=device.type != "cpu")
     begin = 0
     for _, outcome, header in rounds:
@@ -184,14 +188,14 @@ def _allowed_tokens(rounds: list[_Asked], device: torch.device) -> Tensor:
 
 
 def _chunk_inputs(rounds: list[_Asked], device: torch.device) -> ChunkInputs | None:
-    """Of all chunks, on the drafter's device; None where no verifier says anything of its own."""
+    """Inputs of all chunks on the drafter's device; None if no verifier sent any."""
     if not any(each.header.has_inputs for each in rounds):
         return None
     return joined([(each.inputs(device), each.rotations(device)) for each in rounds])
 
 
 def _sampling_rules(rounds: list[_Asked], attached: list[Attachment], device: torch.device) -> SamplingRules:
-    """By slot, on the drafter's device; of verifiers whose sequences have none the rows say so."""
+    """Sampling rules by slot on the drafter's device; verifiers without rules get neutral rows."""
     if len(attached) == 1 and attached[0].slot_offset == 0:
         return SamplingRules(*(rows.to(device, non_blocking=True) for rows in rounds[0].outcome.rules))
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
@@ -205,14 +209,14 @@ def _sampling_rules(rounds: list[_Asked], attached: list[Attachment], device: to
 
 
 def _on_host(outcome: Outcome) -> Outcome:
-    """The outcome itself where its channel lies in host memory; else a copy, which has to be waited for."""
+    """The outcome itself if its channel is in host memory; otherwise a synchronous copy."""
     if outcome.committed_lens.device.type == "cpu":
         return outcome
     return Outcome(*(field.cpu() for field in outcome))
 
 
 def _longest(rounds: list[_Asked], committed_lens: Tensor, rows: dict[str, Tensor], chunk_slots: list[int]) -> int:
-    """Longest sequence of a pass; where its length is on a device, what the verifier says it is at most."""
+    """Longest sequence of a pass; if lengths are on a GPU, the verifiers' upper bounds."""
     if committed_lens.device.type != "cpu":
         return max(each.header.max_len or each.attachment.end.spec.max_model_len for each in rounds)
     busy = torch.cat([rows["decode_slots"], rows["proposal_slots"], torch.tensor(chunk_slots, dtype=torch.int64)])
@@ -220,7 +224,7 @@ def _longest(rounds: list[_Asked], committed_lens: Tensor, rows: dict[str, Tenso
 
 
 def _by_slot(rounds: list[_Asked], attached: list[Attachment], device: torch.device) -> dict[str, Tensor]:
-    """Slot tables over every verifier's range; rows of verifiers without a pending round stay zero."""
+    """Slot tables over all verifiers' ranges; rows of verifiers without a pending round are zero."""
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
     num_blocks = max(a.end.spec.max_blocks_per_seq for a in attached)
     tables: dict[str, Tensor] = {}
@@ -232,7 +236,7 @@ def _by_slot(rounds: list[_Asked], attached: list[Attachment], device: torch.dev
 
 
 def _history(rounds: list[_Asked], attached: list[Attachment], longest: int, device: torch.device) -> Tensor:
-    """Tokens of every verifier's slots, as far as a sequence of this pass reaches."""
+    """Token histories of all verifiers' slots, cut to the longest sequence of this pass."""
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
     tables: dict[str, Tensor] = {}
     for attachment, _, _ in rounds:
@@ -248,10 +252,11 @@ def _place(
     shape: tuple[int, int],
     device: torch.device,
 ) -> None:
-    """Put a verifier's rows of one table into its range of slots; sequences may be shorter there than elsewhere.
+    """Copies a verifier's rows of one table into its slot range; its rows may be shorter than the table's.
 
     Args:
-        shape: slots of all, and columns of the table where it has any.
+        tables: tables by name; a missing one is created.
+        shape: total number of slots, and number of columns if the table has columns.
     """
     if name not in tables:
         tables[name] = value.new_zeros(shape[: value.dim()], device=device)

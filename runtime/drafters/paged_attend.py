@@ -1,4 +1,4 @@
-"""Storage and attention of a drafter's rows in one layer of its pool."""
+"""`PagedAttend`: stores a drafter's rows in one layer of its KV pool and computes their attention."""
 
 from typing import NamedTuple
 
@@ -12,20 +12,20 @@ from wingbeat.runtime.verifier.layers.attention import attend_segments
 
 
 class PagedAttend(NamedTuple):
-    """An `Attend` over rows [..., heads, dim], side by side or flat."""
+    """An `Attend` over rows [..., heads, dim], batched or flat."""
 
     cache: tuple[Tensor, Tensor]
-    """The layer's keys and values in the pool."""
+    """Key and value cache of the layer."""
     slot_mapping: Tensor
-    """int64 [num_rows]: where the rows are stored."""
+    """int64 [num_rows]: addresses at which the rows are stored."""
     segments: list[Segment]
-    """Segments of all rows."""
+    """Attention segments that together cover all rows."""
     scaling: float
-    """Factor of the products of queries and keys."""
+    """Factor applied to query-key products."""
     window: int = 0
-    """0 stands for none."""
+    """Sliding window in tokens; 0 means none."""
     sinks: Tensor | None = None
-    """[num_heads], where the layer has them."""
+    """[num_heads]: attention sinks; None if the layer has none."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `Attend`."""
@@ -34,16 +34,17 @@ class PagedAttend(NamedTuple):
 
     @property
     def in_fused_steps(self) -> bool:
-        """Whether a layer rotates and stores by itself, and asks for attention alone."""
+        """Whether `fused` is available: rotation and storage happen in one kernel on CUDA."""
         return self.cache[0].is_cuda
 
     def fused(self, qkv: Tensor, rotary: Rotary, norms: tuple = (), rows: Tensor | None = None) -> Tensor:
-        """Attention of products of inputs side by side, which are rotated and stored on the way.
+        """Rotate and store the rows of a fused QKV product, then attend.
 
         Args:
             qkv: [..., num_heads + 2 * num_kv_heads, dim].
-            norms: of queries and of keys, and their epsilon, where they are normed by head.
-            rows: int64 [n]: those of the flattened inputs whose queries are wanted; None stands for all.
+            rotary: cosines and sines.
+            norms: query norm, key norm and their epsilon, if heads are normalised.
+            rows: int64 [n]: indices of the flattened rows whose queries are computed; None means all.
 
         Returns:
             [num_rows or n, num_heads, dim]
@@ -54,7 +55,7 @@ class PagedAttend(NamedTuple):
         return self.over(query if rows is None else query[rows])
 
     def over(self, query: Tensor) -> Tensor:
-        """Attention of queries [num_rows, heads, dim] over what is stored."""
+        """Attention of queries [num_rows, heads, dim] over the stored rows."""
         return attend_segments(
             query, *self.cache, self.segments, self.scaling, sliding_window=self.window, sinks=self.sinks
         )

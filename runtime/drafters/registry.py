@@ -1,4 +1,4 @@
-"""Which drafter a name or a folder means; kinds are imported only when asked for."""
+"""Builds the drafter that a name or folder means; the module of a kind is imported only when that kind is used."""
 
 from pathlib import Path
 
@@ -14,10 +14,11 @@ def kind_of(source: str | Path, model: Path | None = None) -> str:
     """The key of KINDS that a name, a folder or an import path means, or "none".
 
     Args:
-        model: as for `parse_drafter`; what `auto` means depends on it.
+        source: the drafter setting.
+        model: as for `parse_drafter`; decides the meaning of `auto`.
 
     Raises:
-        ValueError: it is nothing of the kind; says what is allowed.
+        ValueError: the source matches no kind; the message lists what is allowed.
         CheckpointError: a folder's files cannot be read.
     """
     choice = parse_drafter(source, model)
@@ -25,12 +26,13 @@ def kind_of(source: str | Path, model: Path | None = None) -> str:
 
 
 def _kind_of_folder(folder: Path) -> str:
-    """Heads and whole models are told apart by the names of their tensors; their configs can look alike."""
+    """Determines the kind from tensor names, since configs of heads and whole models can look alike."""
     from wingbeat.runtime.heads.files import read_config, read_shapes
 
     raw, shapes = read_config(folder), read_shapes(folder)
     kinds = [kind for kind in KINDS.values() if kind.folder is not None]
-    # EAGLE's signs are the widest, and what claims nothing takes what is left.
+    # EAGLE's criterion is the widest, so it comes after all others that claim folders; a kind without a claim comes
+    # last.
     for kind in sorted(kinds, key=lambda kind: (kind.claims is None, kind is EAGLE)):
         if kind.claims is None or load_function(kind.claims)(raw, shapes):
             return kind.name
@@ -46,11 +48,11 @@ def load_drafter(
     """Build the drafter that `source` means, see `parse_drafter`; None for "none".
 
     Raises:
-        ValueError: it names no drafter, or the drafter cannot be built; one line that says why.
+        ValueError: the source names no drafter, or the drafter cannot be built; one line with the reason.
     """
     kind = kind_of(source, target.path)
     if options.fp8_weights and kind != "eagle":
-        raise ValueError(f"drafter_weights is fp8 and drafter is {str(source)!r}: only EAGLE heads have such weights")
+        raise ValueError(f"drafter_weights is fp8 and drafter is {str(source)!r}: only EAGLE heads support FP8 weights")
     if kind == "none":
         return None
     return load_function(KINDS[kind].build)(

@@ -1,7 +1,8 @@
-"""The rules of sampling that captured drafts read: written between two rounds, at addresses that do not change.
+"""Sampling rules as read by captured draft graphs: tables at fixed addresses, written between two rounds.
 
-Numbers lie by slot. What is by token lies by row of a round's proposals, and is made outside the graph, in rounds that
-have any of it: biases, which tokens penalized sequences have, and which tokens grammars allow behind the roots.
+Numbers are indexed by slot. Per-token tables are indexed by row of a round's proposals and written outside the graph,
+only in rounds that need them: biases, token counts of penalised sequences, and the tokens that grammars allow after the
+roots.
 """
 
 import torch
@@ -16,27 +17,29 @@ from wingbeat.runtime.protocol.transfer import copy_into
 
 
 class RuleTables:
-    """Tables of one drafter; about 9 x draft_vocab_size bytes a slot.
+    """Rule tables of one drafter; about 9 x draft_vocab_size bytes per slot.
 
     Args:
-        draft_token_ids: int64 [draft_vocab_size]
+        num_slots: number of slots.
+        draft_token_ids: int64 [draft_vocab_size]: target token id of each column.
+        columns: the same ids, indexed for look-up.
     """
 
     def __init__(self, num_slots: int, draft_token_ids: Tensor, columns: DraftColumns) -> None:
         self._draft_token_ids, self._columns = draft_token_ids, columns
         device, shape = draft_token_ids.device, (num_slots, columns.size, draft_token_ids.device)
-        # The last row is nobody's, and stays without rules.
+        # The last row belongs to the padding slot and never has rules.
         self._numbers, self._none = (no_rules(rows, device).numbers for rows in (num_slots + 1, num_slots))
         self._biases, self._counts = Biases.empty(*shape), TokenCounts.empty(*shape)
         self._root_mask = torch.full((num_slots, -(-columns.size // 32)), -1, dtype=torch.int32, device=device)
         self._is_biased = self._is_masked = False
-        """Whether the round before has written anything of these."""
-        if device.type == "cuda":  # no round waits for a compiler
+        """Whether the previous round wrote biases, and masks."""
+        if device.type == "cuda":  # compile the counting kernel now, not in a round
             nobody = torch.zeros(1, 1, dtype=torch.int64, device=device)
             self._counts.count(Histories(nobody, nobody[0], prompt_lens(no_rules(1, device)), nobody[0]), columns)
 
     def load(self, batch: DraftBatch, slots: Tensor) -> None:
-        """Bring everything up to date for a batch's proposals, whose slots int64 [num_proposals] lie on the device."""
+        """Write the rules of a batch's proposals; `slots` int64 [num_proposals] is on the device."""
         rules, masks = batch.sampling_rules, batch.allowed_tokens
         kinds = RuleKinds(0) if rules is None else RuleKinds(batch.rule_kinds)
         numbers = self._none if rules is None else rules.numbers
@@ -56,7 +59,7 @@ class RuleTables:
             self._counts.count(histories, self._columns)
 
     def attach(self, roots: Roots) -> Roots:
-        """The roots under the rules that lie here; captured."""
+        """The roots with these tables as their rules; runs inside the captured graph."""
         numbers, mask = self._numbers[roots.slots], self._root_mask[: len(roots.slots)]
         rules = RequestRules(self._columns, numbers, roots.temperatures, self._biases, self._counts, mask)
         return roots._replace(rules=rules)

@@ -1,9 +1,9 @@
-"""The requests' rules of sampling, applied to a drafter's logits: the target chooses from no other tokens.
+"""Applies the requests' sampling rules to a drafter's logits, so that drafts are tokens that the target may sample.
 
-In the target's order: bias and bans, penalties by what is decided (a draft's own tokens are not counted: that gains
-nothing), then top-k, top-p and min-p at the request's temperature. Kernels of the CPU do the same (`sampling_rules.h`).
-Nothing is waited for and shapes are fixed, so that all of it can be captured; a filter whose edge is not among the few
-likeliest tokens is let go.
+Order as in the target: bias and bans, penalties from committed tokens (the draft's own tokens are not counted: counting
+gains nothing), then top-k, top-p and min-p at the request's temperature. The CPU kernels do the same
+(`sampling_rules.h`). Nothing synchronises and shapes are fixed, so that the rules can be captured; a filter whose
+threshold is not among the few likeliest tokens is skipped.
 """
 
 from typing import NamedTuple, Self
@@ -20,21 +20,21 @@ from wingbeat.runtime.protocol.sampling_rules import RuleColumns, RuleKinds, Sam
 
 
 class DraftColumns:
-    """Where a drafter's logits say something of the target's tokens."""
+    """Maps target token ids to columns of a drafter's logits."""
 
     def __init__(self, draft_token_ids: Tensor) -> None:
         self.size = len(draft_token_ids)
-        # Searched, because only the device knows how large a table by token would have to be.
+        # Looked up by binary search: a direct table would need its size from the device, a synchronisation.
         self.places = draft_token_ids.sort()
-        """int64 [size] each: ids, ascending, and their columns."""
+        """int64 [size] each: token ids in ascending order, and their columns."""
 
     def find(self, token_ids: Tensor) -> Tensor:
-        """int64, as many as token ids: each one's column, -1 where there is none."""
+        """Column of each token id, int64 of the same shape; -1 if the drafter cannot draft it."""
         return find_columns(token_ids, *self.places)
 
 
 class TokenCounts(NamedTuple):
-    """Which tokens requests have, by column of the drafter's logits; a row each."""
+    """Tokens that occur in each request's prompt and output, by column of the drafter's logits; one row per request."""
 
     in_prompt: Tensor
     """bool [num_reqs, draft_vocab_size]"""
@@ -43,34 +43,34 @@ class TokenCounts(NamedTuple):
 
     @classmethod
     def empty(cls, num_reqs: int, draft_vocab_size: int, device: torch.device) -> "TokenCounts":
-        """Tables of requests that have none."""
+        """Tables without any counts."""
         shape = num_reqs, draft_vocab_size
         nothing = torch.zeros(shape, dtype=torch.bool, device=device)
         return cls(nothing, torch.zeros(shape, dtype=torch.int32, device=device))
 
     def count(self, histories: Histories, columns: DraftColumns) -> None:
-        """Write the first rows."""
+        """Write the first rows of the tables."""
         count_tokens(histories, *columns.places, *(table[: len(histories.slots)] for table in self))
 
 
 class Biases(NamedTuple):
-    """Numbers that are added to the logits of requests, by column; a row each."""
+    """Logit biases by column; one row per request."""
 
     table: Tensor
     """float32 [num_reqs, draft_vocab_size]"""
     rows: Tensor
-    """int64 [num_reqs]: each one's row of the table; -1 where it adds nothing."""
+    """int64 [num_reqs]: row of the table for each request; -1 if the request has no bias."""
 
     @classmethod
     def empty(cls, num_reqs: int, draft_vocab_size: int, device: torch.device) -> "Biases":
-        """Tables of requests that have none."""
-        # One entry more, behind the rows, for what counts nowhere.
+        """Tables without any bias."""
+        # The extra entry after the rows receives writes for tokens without a column.
         flat = torch.zeros(num_reqs * draft_vocab_size + 1, device=device)
         none = torch.full((num_reqs,), -1, dtype=torch.int64, device=device)
         return cls(flat[:-1].view(num_reqs, draft_vocab_size), none)
 
     def write(self, rules: SamplingRules, columns: DraftColumns) -> None:
-        """Write the first rows: what these requests' rules list."""
+        """Write the first rows from the tokens that these requests' rules list."""
         (size, width), num_reqs = self.table.shape, len(rules.numbers)
         index = torch.arange(num_reqs, device=self.rows.device)
         only_listed = RuleColumns(*rules.numbers.T).only_listed
@@ -82,10 +82,13 @@ class Biases(NamedTuple):
 
 
 def root_words(allowed_tokens: Tensor, draft_token_ids: Tensor) -> Tensor:
-    """int32 [num_reqs, ceil(draft_vocab_size / 32)]: which columns may follow roots; all where none of them may.
+    """Bit mask int32 [num_reqs, ceil(draft_vocab_size / 32)] of the columns allowed after roots.
+
+    A row in which no column would be allowed allows all.
 
     Args:
-        allowed_tokens: as `DraftBatch.allowed_tokens`.
+        allowed_tokens: see `DraftBatch.allowed_tokens`.
+        draft_token_ids: int64 [draft_vocab_size]: target token id of each column.
     """
     words, bits = draft_token_ids // 32, (draft_token_ids % 32).to(torch.int32)
     may_follow = ((allowed_tokens[:, words] >> bits) & 1).to(torch.bool)
@@ -94,15 +97,16 @@ def root_words(allowed_tokens: Tensor, draft_token_ids: Tensor) -> Tensor:
 
 
 class RequestRules:
-    """Rules of the requests of one draft, a row each.
+    """Rules of the requests of one draft, one row per request.
 
     Args:
+        columns: columns of the drafter's logits.
         numbers: float32 [num_reqs, NUM_RULES]: `RuleColumns`.
         temperatures: float32 [num_reqs]
-        biases: of as many requests or more; None where nobody's rules list tokens.
-        counts: likewise; None where nobody has penalties.
-        root_mask: int32 [num_reqs, ceil(draft_vocab_size / 32)]: see `root_words`; None where all tokens may follow
-            the roots, or `Roots.allowed_tokens` says it.
+        biases: at least num_reqs rows; None if no rules list tokens.
+        counts: at least num_reqs rows; None if no request has penalties.
+        root_mask: int32 [num_reqs, ceil(draft_vocab_size / 32)]: see `root_words`; None if all tokens may follow the
+            roots or `Roots.allowed_tokens` holds the mask.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class RequestRules:
     def from_slots(
         cls, rules: SamplingRules, kinds: RuleKinds, temperatures: Tensor, histories: Histories, columns: DraftColumns
     ) -> Self:
-        """Rules of the requests in the slots of `histories`; all other arguments are by slot."""
+        """Rules of the requests in the slots of `histories`; all other arguments are indexed by slot."""
         slots, biases, counts = histories.slots, None, None
         chosen, shape = SamplingRules(*(column[slots] for column in rules)), (len(slots), columns.size, slots.device)
         if RuleKinds.LISTED in kinds:
@@ -134,13 +138,14 @@ class RequestRules:
         return cls(columns, chosen.numbers, temperatures[slots], biases, counts)
 
     def apply(self, given: Continuations, *, is_root: bool = False) -> Continuations:
-        """What follows nodes, under the rules: what may not be chosen has no logit, and the others are tempered.
+        """Apply the rules to continuations: excluded logits become -inf, the others are divided by temperature.
 
-        A head's own few candidates are neither filtered nor tempered: their shares are not the vocabulary's, and drafts
-        were worse. They are chosen from logits that are.
+        A head's own short candidate list is neither filtered nor tempered: its probabilities are not those of the full
+        vocabulary, and doing so made drafts worse. The list was selected from logits that were.
 
         Args:
-            is_root: the nodes are the roots.
+            given: continuations of the nodes.
+            is_root: whether the nodes are the roots.
         """
         num_reqs, width, _ = given.logits.shape
         rows, logits = self._of_rows(width), given.logits.flatten(0, 1)
@@ -176,10 +181,11 @@ class RequestRules:
         return self._by_width[width]
 
     def _processors(self, rows: "_Rows", candidates: Tensor | None = None) -> LogitProcessors:
-        """Processors of rows.
+        """Logit processors of rows.
 
         Args:
-            candidates: int64 [num_reqs, num_candidates]: columns of a head's few candidates; None stands for all.
+            rows: the rows, one per node.
+            candidates: int64 [num_reqs, num_candidates]: columns of a head's candidate list; None means all columns.
         """
 
         def among(table: Tensor) -> Tensor:
@@ -195,7 +201,7 @@ class RequestRules:
 
 
 class _Rows(NamedTuple):
-    """As many rows of every request as a level has nodes of it."""
+    """Rules repeated per node of a level: `width` rows for each request."""
 
     request: Tensor
     """int64 [num_rows]"""
@@ -204,4 +210,4 @@ class _Rows(NamedTuple):
     top_ks: Tensor
     """int64 [num_rows]"""
     biased: Tensor | None
-    """int64 [num_rows]: as `Biases.rows`."""
+    """int64 [num_rows]: see `Biases.rows`."""

@@ -1,7 +1,7 @@
-"""A drafter with weights: its pass is made of functions of tensors, called as they are or replayed as CUDA graphs.
+"""`StagedDrafter`: a drafter with weights, whose passes run eagerly or as CUDA graphs.
 
-A kind says how it takes in chunks of prompts, in shapes that follow the data, and, in fixed shapes, how it takes in
-decided tokens and how it grows trees: these are what `draft_stages` captures.
+A subclass implements committing prompt chunks, in shapes that depend on the data, and committing decodes and growing
+trees, both in fixed shapes; `draft_stages` captures the latter two.
 """
 
 import gc
@@ -22,16 +22,17 @@ from wingbeat.runtime.protocol.transfer import upload
 
 
 class StagedDrafter(Drafter):
-    """A drafter over a pool of its own.
+    """A drafter with its own KV pool.
 
     Args:
         speculation: shape of the trees.
-        pool: on the device of the weights.
+        pool: KV pool, on the device of the weights.
+        growth: grows the trees.
         graph_device: captures every batch size and depth whenever a verifier is attached; None runs eagerly.
     """
 
     reads_history = False
-    """Whether captured decodes must come with the token before theirs."""
+    """Whether captured decodes need the token before their first token."""
 
     def __init__(
         self, speculation: SpeculationConfig, pool: DraftPool, growth: Growth, graph_device: GraphDevice | None
@@ -40,15 +41,15 @@ class StagedDrafter(Drafter):
         self.pool, self.growth = pool, growth
         self.device, self.dtype = pool.device, pool.dtype
         self.fixed_shapes = graph_device is not None or pool.device.type != "cpu"
-        """Whether shapes do not follow what is decided; on CPUs it may be set before a verifier is attached."""
+        """Whether shapes are independent of the data; on CPUs it may be set before a verifier is attached."""
         self._graph_device = graph_device
         self._stages: DraftStages | None = None
         self._moves = False
-        """Whether a verifier rotates the text behind spans as if it stood elsewhere."""
+        """Whether a verifier uses RoPE positions other than positions for text after media spans."""
 
     @property
     def graph_stats(self) -> GraphStats | None:
-        """Of the captured stages; None where nothing is captured, and before the first verifier is attached."""
+        """Statistics of the captured stages; None if nothing is captured or no verifier was attached yet."""
         return None if self._stages is None else self._stages.stats
 
     @property
@@ -62,17 +63,19 @@ class StagedDrafter(Drafter):
         return None if self._stages is None else self._stages.trees
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """See `Drafter.resize`; captures where an address or a shape has changed."""
+        """See `Drafter.resize`; captures the graphs again if an address or shape has changed."""
         self._check_taps(spec)
         check_tree_shape(spec, self.speculation.num_nodes, self.speculation.max_path)
         moved = self.pool.resize(spec, num_slots, num_blocks)
-        # One row more than there are slots: padding has the last.
+        # The additional last row is for padding.
         self._resize_state(self.pool.num_slots + 1)
         stages, self._moves = self._stages, self._moves or spec.num_axes > 0
         fit = stages is not None and stages.fit(spec) and stages.moves == self._moves
         if self._graph_device is not None and (moved or not fit):
             self._stages = stages = None
-            gc.collect()  # stages and their runners name each other; now the graphs' memory is free for the next ones
+            # stages and their runners form a reference cycle; collecting it frees the old graphs' memory for the new
+            # ones
+            gc.collect()
             self._stages = DraftStages(
                 self._commit_decodes,
                 self._draft,
@@ -87,7 +90,7 @@ class StagedDrafter(Drafter):
             self._warm_up(spec)
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
-        """One pass; captured, decodes and trees are one graph; see `Drafter.draft`."""
+        """Run one pass; if captured, decodes and trees are one graph; see `Drafter.draft`."""
         if self._stages is None or not batch.proposal_slots.numel():
             return super().draft(batch)
         if batch.chunk_slots:
@@ -96,9 +99,9 @@ class StagedDrafter(Drafter):
         return self._stages.propose(batch)
 
     def commit(self, batch: DraftBatch) -> None:
-        """Take in what was decided; see `Drafter.commit`.
+        """Commit decided tokens; see `Drafter.commit`.
 
-        Chunks come first: a sequence may decode in the pass that completes its context.
+        Chunks come first: a sequence may decode in the same pass that completes its context.
         """
         if batch.chunk_slots:
             self._commit_chunks(batch)
@@ -124,23 +127,23 @@ class StagedDrafter(Drafter):
 
     @abstractmethod
     def _check_taps(self, spec: ChannelSpec) -> None:
-        """Raises ValueError where the verifier sends other taps than the weights need."""
+        """Raises ValueError if the verifier's taps are not those that the weights need."""
 
     def _resize_state(self, num_rows: int) -> None:
-        """Make room for what is kept by slot, keeping what is there."""
+        """Grows the per-slot state to num_rows rows, keeping its content."""
         return
 
     @abstractmethod
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Take in the chunks of a batch that has some."""
+        """Commits the chunks of a batch that has some."""
 
     @abstractmethod
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Take in decided tokens; block tables int64 [num_slots, num_blocks] are by slot, as for `_grow`."""
+        """Commits decoded tokens; block tables int64 [num_slots, num_blocks] are indexed by slot, as in `_grow`."""
 
     @abstractmethod
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """A tree per root."""
+        """Grows one tree per root."""
 
     def _draft(self, rows: DecidedRows, roots: Roots, block_tables: Tensor) -> TokenTree:
         """See `wingbeat.runtime.drafters.draft_stages.DraftFunction`."""
@@ -149,17 +152,17 @@ class StagedDrafter(Drafter):
 
     @torch.inference_mode()
     def _warm_up(self, spec: ChannelSpec) -> None:
-        """Run a chunk of nobody's: the time in which kernels compile must not pass for the silence of a stuck one."""
+        """Runs a padding chunk, so that kernels compile now: later, compile time would look like a stuck drafter."""
         self._commit_chunks(_nobodys_chunk(spec, self.pool.num_slots, self.device))
 
 
 def graph_device_of(options: DrafterOptions, device: torch.device) -> GraphDevice | None:
-    """What captures a drafter's passes; None where they run eagerly."""
+    """The device that captures a drafter's passes; None if they run eagerly."""
     return CudaGraphDevice(device) if options.cuda_graphs and device.type == "cuda" else None
 
 
 def _nobodys_chunk(spec: ChannelSpec, slot: int, device: torch.device) -> DraftBatch:
-    """The longest chunk there can be, in block 0, of the slot behind all others."""
+    """A batch with one chunk of maximum length, in block 0, for the spare slot behind all others."""
     length = min(spec.max_prefill_tokens, spec.max_model_len)
     by_slot = torch.zeros(slot + 1, dtype=torch.int64, device=device)
     no_slots = torch.zeros(0, dtype=torch.int64)

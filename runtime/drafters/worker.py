@@ -1,8 +1,8 @@
-"""The drafter's side of the channel: one batched pass over every attached verifier that waits.
+"""The drafter's side of the channel: one batched pass over every attached verifier that waits for trees.
 
-A channel may lie in host memory, or partly on a device: `cluster.channels.cuda.cuda_ipc` says which fields. What
-decides the shapes of a pass is read on the host and lies there in both kinds; what a device computed stays on the
-device, so that a drafter beside it enqueues its pass without waiting.
+A channel is in host memory, or partly on a device: `cluster.channels.cuda.cuda_ipc` lists the fields. Values that
+decide the shapes of a pass are always in host memory; values that a device computed stay there, so that a drafter on
+the same device enqueues its pass without synchronising.
 """
 
 import logging
@@ -22,18 +22,19 @@ from wingbeat.runtime.protocol.transfer import copy_all, upload
 
 logger = logging.getLogger(__name__)
 LONG_CHUNKS = 64
-"""Context tokens of a round that have a pass of their own, behind that of verifiers that bring fewer: a prompt of one
-is not to hold up the trees of another."""
+"""Chunk tokens per round above which a verifier is answered in a second pass, after the verifiers with fewer: a long
+prompt of one verifier must not delay the trees of the others."""
 
 MOST_FAILURES = 3
-"""Rounds in a row that raised alone: then it is the drafter that is broken, not its verifiers."""
+"""Consecutive rounds that failed in passes of their own, after which the drafter is considered broken, not the
+verifiers."""
 
 Pending = list[tuple[Attachment, Outcome]]
 HeadFailed = Callable[[Exception], object]
 
 
 class OfferedHead(NamedTuple):
-    """A head to be taken between two rounds; see `DraftWorker.offer_head`."""
+    """A head to be swapped in between two rounds; see `DraftWorker.offer_head`."""
 
     version: int
     head: NextHead
@@ -41,32 +42,33 @@ class OfferedHead(NamedTuple):
 
 
 class DraftWorker:
-    """Polls the attached channels and answers all pending rounds, those that wait at the same time in one pass.
+    """Polls the attached channels and answers all pending rounds, those pending at the same time in one pass.
 
-    Verifiers share the drafter's tensors: each owns a range of slots and a range of blocks, for as long as it is
-    attached. All attached verifiers have the same tree shape, taps and block size.
+    Verifiers share the drafter's tensors: each has a range of slots and a range of blocks while it is attached. All
+    attached verifiers have the same tree shape, taps and block size.
 
     Args:
-        room: what they may take together, a `DraftRoom`; None takes whatever they need.
+        drafter: drafts for all of them.
+        room: limits on what the verifiers use together, a `DraftRoom`; None means no limits.
     """
 
     def __init__(self, drafter: Drafter, room: Any = None) -> None:
         self.drafter = drafter
         self.room = room
         self.most_threads: int | None = None
-        """On CPUs, as many threads at most, tried once a verifier is attached; None leaves torch's number."""
+        """On CPUs, maximum number of threads to try once a verifier is attached; None keeps torch's number."""
         self._attached: dict[str, Attachment] = {}
         self._num_failed = 0
         self._watch = PassWatch(drafter)
         self._next_head: OfferedHead | None = None
         self._trial: OfferedHead | None = None
-        """The head that is being taken, or that has not answered a round yet."""
+        """The head that is being swapped in, or has not answered a round yet."""
 
     def attach(self, name: str, end: DrafterEnd) -> None:
-        """Serve the verifier behind this end from the next pass on.
+        """Serve the verifier behind this channel end from the next pass on.
 
         Raises:
-            ValueError: the name is taken, the channel's shapes differ from those already served, or the room is full.
+            ValueError: the name is in use, the channel's shapes differ from those already served, or the room is full.
         """
         self._drop_closed()
         if name in self._attached:
@@ -84,7 +86,8 @@ class DraftWorker:
             token_bytes = self.drafter.needs.token_bytes
             self.room.check(end.spec, num_slots, num_blocks, token_bytes)
             if self.drafter.device.type != "cpu":
-                # All at once: what is captured holds its addresses, and capturing it anew would hold up the others.
+                # Everything is allocated at once: captured graphs hold addresses, and capturing again would stall the
+                # others.
                 num_slots = self.room.num_slots
                 num_blocks = max(num_blocks, self.room.num_blocks(spec, token_bytes))
         self.drafter.resize(spec, num_slots, num_blocks)
@@ -95,38 +98,42 @@ class DraftWorker:
         self._watch.stage_counts = self.drafter.stage_counts
 
     def detach(self, name: str) -> None:
-        """Stop serving a verifier; its slots and blocks are free for the next one. Unknown names are ignored."""
+        """Stop serving a verifier and free its slots and blocks. Unknown names are ignored."""
         attachment = self._attached.pop(name, None)
         if attachment is not None:
             attachment.end.close()
 
     @property
     def ends(self) -> list[DrafterEnd]:
-        """The attached ends, for whoever waits on their doorbells."""
+        """The attached channel ends, for a caller that waits on their doorbells."""
         return [attachment.end for attachment in self._attached.values()]
 
     @property
     def names(self) -> list[str]:
-        """The attached channels, in the order in which they came."""
+        """Names of the attached channels in order of attachment."""
         return list(self._attached)
 
     @property
     def head_version(self) -> int:
-        """Of the head that drafts: 0 is the one that the settings name. Every answer says it."""
+        """Version of the head that drafts, sent in every reply; 0 is the head from the settings."""
         return self._watch.head_version
 
     def offer_head(self, version: int, head: NextHead, failed: HeadFailed = lambda error: None) -> None:
-        """Draft with another head from the next round on; in place of one that was offered and not taken. Any thread.
+        """Draft with another head from the next round on, replacing an offered head that was not swapped in yet.
+
+        Thread-safe.
 
         Args:
-            head: made by this drafter's `prepare_head`.
-            failed: called with what the swap, or the first round behind it, raises, before that is raised here.
+            version: number to report for this head.
+            head: result of this drafter's `prepare_head`.
+            failed: called with the exception that the swap or the first round after it raises, before it is raised
+                here.
         """
         self._next_head = OfferedHead(version, head, failed)
 
     @torch.inference_mode()
     def take_offered_head(self) -> bool:
-        """Swap now, where a head is offered; only between two rounds, by whoever drafts."""
+        """Swap to the offered head, if there is one. Call only between two rounds, from the drafting thread."""
         offered, self._next_head = self._next_head, None
         if offered is None:
             return False
@@ -141,7 +148,7 @@ class DraftWorker:
         return True
 
     def _blame(self, error: Exception) -> None:
-        """Call the `failed` of a head that has not answered a round yet, if there is one."""
+        """Calls `failed` of a head that has not answered a round yet, if there is one."""
         if self._trial is not None:
             self._trial.failed(error)
 
@@ -149,8 +156,8 @@ class DraftWorker:
     def run_once(self) -> bool:
         """Answer every pending round; False if there was none. Closed channels are detached.
 
-        Nobody waits for a verifier that has nothing pending. With several attached, one whose device is still at its
-        round counts as such: a pass enqueued behind that device would keep all of them waiting for it.
+        Verifiers without a pending round are not waited for. With several attached, a round whose device has not
+        finished it counts as not pending: a pass enqueued behind that device would delay all verifiers.
         """
         self._drop_closed()
         if self._next_head is not None:
@@ -171,10 +178,10 @@ class DraftWorker:
             self.detach(name)
 
     def _answer(self, pending: Pending) -> None:
-        """One pass. Where it raises, one verifier's round may be the cause: each then has a pass of its own.
+        """Runs one pass; if it raises, runs one pass per verifier, since a single verifier's round may be the cause.
 
         Raises:
-            Exception: the drafter's own, where there is one verifier, or where rounds of several have raised alone.
+            Exception: the drafter's own, if one verifier is attached or MOST_FAILURES rounds in a row failed alone.
         """
         try:
             self._draft(pending)
@@ -193,9 +200,9 @@ class DraftWorker:
                 self._give_up(attachment)
 
     def _give_up(self, attachment: Attachment) -> None:
-        """Detach a verifier whose round cannot be drafted for; it decodes plainly until it attaches again."""
+        """Detaches a verifier whose rounds fail; it decodes plainly until it attaches again."""
         name = next(name for name, other in self._attached.items() if other is attachment)
-        logger.warning("Channel %s is given up: its round alone fails too", name)
+        logger.warning("Channel %s is detached: its round fails in a pass of its own too", name)
         self.detach(name)
 
     def _draft(self, pending: Pending) -> None:
@@ -227,21 +234,21 @@ class DraftWorker:
 
 
 class PassWatch:
-    """Times the passes of one drafter: on its host by stretches, for a trace, and on its device over all of them."""
+    """Measures the passes of one drafter: host time by phase of each pass, for traces, and total device time."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.head_version = 0
         self.stage_counts: dict[str, int] = {}
-        """Of the drafter, which captures when a verifier is attached."""
+        """Replay counts of the drafter's stages; the drafter captures when a verifier is attached."""
         self._device = DeviceClock(drafter.device)
         self._marks: list[int] = []
-        """Nanoseconds of the host's clock: begun, taken in, drafted."""
+        """Host clock in nanoseconds at begin, after commit, and after drafting."""
         self._started_ns = 0
         self._began: Any = None
         drafter.on_committed = self._committed
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Mark the begin of a pass."""
         self._started_ns, self._marks = time.time_ns(), [time.perf_counter_ns()]
         self._began = self._device.begin()
 
@@ -251,14 +258,14 @@ class PassWatch:
         self._began = self._device.begin()
 
     def drafted(self) -> None:
-        """The pass has trees; where nobody has said when it had taken in, that is a part of growing them."""
+        """Mark the end of drafting; without an `on_committed` call, commit time counts as growth time."""
         if len(self._marks) == 1:
             self._marks.append(self._marks[0])
         self._marks.append(time.perf_counter_ns())
         self._device.end("levels", self._began)
 
     def figures(self) -> DrafterFigures:
-        """Of the pass, once its answer is written."""
+        """Timings of the pass; call after its reply is written."""
         begun, taken_in, drafted = self._marks
         device = self._device.seconds
         return DrafterFigures(
@@ -274,7 +281,7 @@ class PassWatch:
 
 
 def _passes(pending: Pending) -> list[Pending]:
-    """Who is answered together, in this order: long prompts wait for the others, and no longer than one pass."""
+    """Splits pending rounds into at most two passes: rounds with many chunk tokens come after the others."""
     long = [each for each in pending if _chunk_tokens(each[1]) > LONG_CHUNKS]
     if not long or len(long) == len(pending):
         return [pending] if pending else []
@@ -286,12 +293,12 @@ def _chunk_tokens(outcome: Outcome) -> int:
 
 
 def _shape(spec: ChannelSpec) -> tuple:
-    """What one pass must have in common."""
+    """The properties that all verifiers of one pass must share."""
     return (spec.num_nodes, spec.max_path, spec.taps_size, spec.taps_dtype, spec.block_size, spec.keeps_context)
 
 
 def _covering(specs: Iterable[ChannelSpec]) -> ChannelSpec:
-    """A channel as long as the longest of these, which have one shape."""
+    """A spec with the maximum lengths of several specs of one shape."""
     specs = list(specs)
     longest = {
         name: max(getattr(spec, name) for spec in specs)
@@ -304,7 +311,7 @@ def _write_reply(attachment: Attachment, outcome: Outcome, trees: TokenTree, by_
     reply, slots = attachment.end.reply, outcome.proposal_slots[: len(trees.token_ids)]
     copies = [(reply.epochs, outcome.epochs), (reply.committed_lens, outcome.committed_lens)]
     if by_slot is not None:
-        # Rows of slots that asked for nothing hold earlier trees: the verifier knows what it asked for.
+        # Rows of slots without a proposal hold earlier trees; the verifier reads only the slots that it requested.
         own = slice(attachment.slot_offset, attachment.slot_offset + len(reply.epochs))
         copy_all(copies + [(getattr(reply, name), field[own]) for name, field in by_slot._asdict().items()])
         return
@@ -320,7 +327,7 @@ def _write_reply(attachment: Attachment, outcome: Outcome, trees: TokenTree, by_
 
 
 def first_gap(taken: Iterable[tuple[int, int]], size: int) -> int:
-    """Where a range of `size` begins that meets none of the ranges (first, length) that are taken."""
+    """Start of the first free range of `size` between the taken ranges (first, length)."""
     first = 0
     for begin, length in sorted(taken):
         if begin - first >= size:

@@ -1,1 +1,1 @@
-"""Draft trees whose shape a user has drawn."""
+"""Draft trees of fixed, user-defined shape."""

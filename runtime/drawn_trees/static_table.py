@@ -1,6 +1,6 @@
-"""Growth of trees whose shape is drawn beforehand: what `kernels.tree.table.TreeTable` does without choosing anything.
+"""Grows trees of a fixed shape, in the place of `kernels.tree.table.TreeTable`, which selects nodes by score.
 
-Only indices decide, which are the same for every sequence: they lie on the device from the start.
+The node indices are the same for every sequence and are on the device from the start.
 """
 
 import torch
@@ -10,25 +10,28 @@ from wingbeat.kernels.tree.results import Frontier, GrownTree
 from wingbeat.runtime.drawn_trees.static_tree import StaticTree
 
 _LEAST_LOG_PROB = -100.0
-"""Of a candidate that may not follow: it keeps its place in the tree, and paths through it have no weight."""
+"""Log-probability of a disallowed candidate: it keeps its place in the tree, and paths through it have no weight."""
 
 
 class StaticTable:
-    """The trees of one batch size; reusable, level 0 starts the next one.
+    """The trees of one batch size; reusable, since level 0 starts new trees.
 
     Args:
-        top_k: candidates of each expanded node, and nodes expanded per level; `StaticTree.width`.
+        tree: the shape.
+        num_reqs: number of sequences.
+        top_k: candidates per expanded node, and expanded nodes per level; `StaticTree.width`.
+        device: device of the trees.
     """
 
     def __init__(self, tree: StaticTree, num_reqs: int, top_k: int, device: torch.device | str) -> None:
         self.num_reqs, self.top_k = num_reqs, top_k
         self._chosen: list[Tensor] = []
-        """Of each level: its nodes among the candidates of all nodes expanded before, int64 [nodes]."""
+        """For each level, indices of its nodes among the candidates of all nodes expanded before, int64 [nodes]."""
         self._expanded: list[Tensor] = []
-        """Of each level: the candidates that are expanded, the first one again where they are fewer, int64 [top_k]."""
+        """For each level, indices of the candidates to expand, padded with the first one, int64 [top_k]."""
         parents, depths, before, begin, place = [-1], [0], 0, 1, {0: 0}
         for depth, level in enumerate(tree.levels(), 1):
-            # `place` has the nodes that were expanded by their index in the level before.
+            # `place` maps an expanded node of the previous level to its index among the expanded ones.
             chosen = [place[parent] * top_k + rank for parent, rank in zip(level.parents, level.ranks, strict=True)]
             parents += [before + parent for parent in level.parents]
             depths += [depth] * len(chosen)
@@ -44,11 +47,11 @@ class StaticTable:
         self._frontier: Frontier | None = None
 
     def level_start(self, level: int) -> int:
-        """As `TreeTable.level_start`."""
+        """See `TreeTable.level_start`."""
         return 1 if level == 0 else 1 + self.top_k + (level - 1) * self.top_k * self.top_k
 
     def add_level(self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor) -> Frontier:
-        """As `TreeTable.add_level`: int64 and float [num_reqs, 1 or top_k, top_k]."""
+        """See `TreeTable.add_level`: int64 and float [num_reqs, 1 or top_k, top_k]."""
         scores = torch.nan_to_num(candidate_log_probs.to(torch.float32), nan=_LEAST_LOG_PROB, neginf=_LEAST_LOG_PROB)
         scores = scores.clamp(_LEAST_LOG_PROB, 0.0)
         if level == 0:
@@ -65,7 +68,7 @@ class StaticTable:
         return self._frontier
 
     def finalize(self, root_token_ids: Tensor, num_nodes: int) -> GrownTree:
-        """The levels that were added, as nodes in the order of their depth; the deeper ones are padding."""
+        """The levels added so far as trees, nodes ordered by depth; nodes of deeper levels are padding."""
         token_ids = torch.cat([root_token_ids[:, None], *self._token_ids], 1)
         scores = torch.cat([torch.zeros_like(self._scores[0][:, :1]), *self._scores], 1)
         grown = token_ids.shape[1]

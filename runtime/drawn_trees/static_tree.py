@@ -1,4 +1,4 @@
-"""A tree whose shape a user has drawn: which ranks among its parent's candidates are drafted at every node."""
+"""`StaticTree`: a tree of user-defined shape, given by the ranks of the candidates to draft at every node."""
 
 import json
 from collections.abc import Iterable
@@ -14,24 +14,24 @@ class TreeLevel(NamedTuple):
     """The nodes of one depth, in the order of their paths."""
 
     parents: tuple[int, ...]
-    """Of each node: the index of its parent among the nodes of the level before; 0 for children of the root."""
+    """By node, index of its parent among the nodes of the previous level; 0 for children of the root."""
     ranks: tuple[int, ...]
-    """Of each node: 0 for its parent's likeliest continuation."""
+    """By node, its rank among its parent's continuations; 0 is the likeliest."""
     expanded: tuple[int, ...]
     """Indices of the nodes that have children."""
 
 
 class StaticTree(NamedTuple):
-    """Paths of child ranks from the root, by depth and then by rank, as Medusa and EAGLE-1 draw their trees."""
+    """Paths of child ranks from the root, ordered by depth and then rank, as Medusa and EAGLE-1 define trees."""
 
     paths: tuple[Path, ...]
 
     @classmethod
     def parse(cls, given: Any) -> "StaticTree":
-        """From lists of child ranks, in any order, or their JSON.
+        """Parse a list of paths of child ranks, in any order, or its JSON.
 
         Raises:
-            ValueError: it is no tree; names the path, and what is missing or wrong.
+            ValueError: the value is not a tree; names the path, and what is missing or wrong.
         """
         if isinstance(given, str):
             with suppress(ValueError, RecursionError):
@@ -46,7 +46,7 @@ class StaticTree(NamedTuple):
             if path in known:
                 raise ValueError(f"is a tree that has the path {list(path)} twice")
             if path[:-1] not in known:
-                raise ValueError(f"is a tree with the path {list(path)} and without {list(path[:-1])}")
+                raise ValueError(f"is a tree with the path {list(path)} but without its parent {list(path[:-1])}")
             known.add(path)
         if len(paths) > MOST_NODES:
             raise ValueError(f"is a tree of {len(paths)} paths: use at most {MOST_NODES}")
@@ -59,11 +59,11 @@ class StaticTree(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Candidates that every expanded node has to give, or the most nodes that a level expands if that is more."""
+        """Candidates needed per expanded node, or the maximum number of expanded nodes per level if larger."""
         return max(1 + max(map(max, self.paths)), *(len(level.expanded) for level in self.levels()))
 
     def levels(self) -> list[TreeLevel]:
-        """From the root's children on."""
+        """Levels of the tree, starting with the root's children."""
         found, before = [], [()]
         inner = {path[:-1] for path in self.paths}
         for depth in range(1, self.depth + 1):

@@ -1,1 +1,1 @@
-"""Weights and files of draft heads."""
+"""Draft heads: their mathematics, configs and checkpoint files."""

@@ -1,4 +1,4 @@
-"""Which verifier a head was made for, in words: what its files say of one, beside the one that it is given."""
+"""Detects, from a head's files, that the head was made for another verifier, and words the error."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,20 +7,23 @@ from wingbeat.runtime.heads.head_config import Shapes, aux_layer_ids
 from wingbeat.runtime.heads.layouts import Family
 
 _NUM_TAPS = 3
-"""Of EAGLE-3 heads that do not say where they tap."""
+"""Number of taps of EAGLE-3 heads whose config does not list them."""
 
 
 class Sizes(NamedTuple):
-    """Of a verifier; None where a head's files do not tell."""
+    """Sizes of a verifier; None where a head's files do not give them."""
 
     hidden_size: int | None
     vocab_size: int | None
     num_layers: int | None
-    """Of the one that a head was made for, the least that its taps need."""
+    """For the verifier that a head was made for: the minimum that its taps imply."""
 
 
 def another_verifier(raw: Mapping[str, Any], shapes: Shapes, family: Family, given: Sizes) -> str | None:
-    """A clause that says whose a head is, where its files tell of another verifier than the given one; else None."""
+    """A clause naming the verifier that a head was made for, if its sizes contradict the given verifier's.
+
+    Else None.
+    """
     own, found = sizes_of_head(raw, shapes, family), []
     for size, mine, unit, least in (
         (own.hidden_size, given.hidden_size, "hidden size {}", False),
@@ -38,7 +41,7 @@ def another_verifier(raw: Mapping[str, Any], shapes: Shapes, family: Family, giv
 
 
 def sizes_of_head(raw: Mapping[str, Any], shapes: Shapes, family: Family) -> Sizes:
-    """What a head's config and shapes tell of its verifier."""
+    """Sizes of the verifier as implied by a head's config and tensor shapes."""
     ids, _ = aux_layer_ids(raw)
     taps = [one for one in ids if isinstance(one, int)] if isinstance(ids, list) else []
     vocab = (_object(raw, "transformer_layer_config") or raw).get("vocab_size")
@@ -53,7 +56,7 @@ def sizes_of_head(raw: Mapping[str, Any], shapes: Shapes, family: Family) -> Siz
 
 
 def name_of_verifier(raw: Mapping[str, Any]) -> str | None:
-    """As the tools that train heads write it, where they do."""
+    """Name of the verifier as written by the tools that train heads; None if absent."""
     nested = _object(_object(raw, "speculators_config"), "verifier")
     for name in (nested.get("name_or_path"), raw.get("target_model_name_or_path"), raw.get("base_model_name_or_path")):
         if isinstance(name, str) and name:
@@ -66,6 +69,6 @@ def _number(value: Any) -> int | None:
 
 
 def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A field that should be an object; empty where it is none, which whoever reads it for its own sake refuses."""
+    """A field that should be an object; empty if the field has another type, which the field's own reader refuses."""
     value = raw.get(name)
     return value if isinstance(value, Mapping) else {}

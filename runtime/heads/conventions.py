@@ -1,7 +1,7 @@
-"""How a checkpoint's tensors may be read where neither they nor its config settle it.
+"""Enumerates the conventions under which a checkpoint can be read where its tensors and config leave that open.
 
-The same numbers mean different things to different tools, and a head read the wrong way drafts badly without an error.
-Here are the readings worth trying, the likeliest first; which one is right only a measurement can tell.
+Tools give the same numbers different meanings, and a head read under the wrong convention drafts badly without an
+error. The candidates are listed most likely first; only measuring acceptance decides between them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Any
 from wingbeat.runtime.heads.contract import HeadConvention
 
 STATED = "wingbeat_convention"
-"""Config field of files written here: the convention itself, in this project's terms; nothing is left to guess."""
+"""Config field of files written by Wingbeat: the convention itself, so that nothing is ambiguous."""
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -20,7 +20,7 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 def default_tap_layers(num_layers: int) -> tuple[int, ...]:
-    """`default_taps`, or for shallow models the first odd layer, a middle one and the last."""
+    """`default_taps`; for shallow models the second layer, a middle one and the last."""
     standard = default_taps(num_layers)
     if is_valid(standard, num_layers):
         return standard
@@ -35,12 +35,13 @@ def candidates(
     norm_before_residual: tuple[bool, ...],
     rope_theta: tuple[float | None, ...] = (None,),
 ) -> tuple[HeadConvention, ...]:
-    """Readings of an EAGLE-3 config, the likeliest first.
+    """Possible conventions of an EAGLE-3 config, most likely first.
 
     Args:
-        ids: layers as the config counts them; None where it has none.
-        ids_name_outputs: the format counts a tap by the layer it leaves, not by the one it enters.
-        norm_output: values worth trying, the likeliest first; as the two behind it.
+        num_layers: number of layers of the target.
+        ids: layer ids as the config lists them; None if absent.
+        ids_name_outputs: whether the format names a tap by the layer that outputs it instead of the layer it enters.
+        norm_output, norm_before_residual, rope_theta: values to try, most likely first.
     """
     taps = _tap_candidates(num_layers, None if ids is None else tuple(ids), ids_name_outputs)
     return tuple(
@@ -50,10 +51,10 @@ def candidates(
 
 
 def stated(raw: Mapping[str, Any]) -> HeadConvention | None:
-    """The convention in a file that was written here.
+    """The convention in a file written by Wingbeat; None if the field is absent.
 
     Raises:
-        ValueError: the field is there and is none.
+        ValueError: the field is not a convention.
     """
     fields = raw.get(STATED)
     if fields is None:
@@ -63,7 +64,7 @@ def stated(raw: Mapping[str, Any]) -> HeadConvention | None:
         return convention._replace(tap_layers=tuple(int(layer) for layer in convention.tap_layers))
     except TypeError as error:
         raise ValueError(
-            f"{STATED}={fields!r} is no convention: {', '.join(HeadConvention._fields)} are its fields"
+            f"{STATED}={fields!r} is not a convention: {', '.join(HeadConvention._fields)} are its fields"
         ) from error
 
 
@@ -79,13 +80,13 @@ def _tap_candidates(num_layers: int, ids: tuple[int, ...] | None, ids_name_outpu
         tried = [usual, _shifted(usual, -1), _shifted(usual, 1)]
     else:
         documented, other = (_shifted(ids, 1), ids) if ids_name_outputs else (ids, _shifted(ids, 1))
-        # Ids that mean the usual layers when read as documented leave no doubt.
+        # Ids that give the usual layers when read as documented are unambiguous.
         tried = [documented] if documented == usual else [documented, other]
     return [taps for taps in tried if is_valid(taps, num_layers)]
 
 
 def is_valid(taps: tuple[int, ...], num_layers: int) -> bool:
-    """Whether taps are inputs of layers that exist, ascending."""
+    """Whether taps are ascending indices of existing layers."""
     return bool(taps) and list(taps) == sorted(set(taps)) and taps[0] >= 0 and taps[-1] < num_layers
 
 

@@ -1,4 +1,4 @@
-"""A decoder layer behind the first one of an EAGLE-3 head of several layers."""
+"""Decoder layers after the first of an EAGLE-3 head with several layers."""
 
 from torch import Tensor, nn
 
@@ -9,7 +9,7 @@ from wingbeat.runtime.heads.rotary import rotate
 
 
 class DeeperLayer(nn.Module):
-    """A decoder layer behind the first: its inputs are one stream, normed."""
+    """A decoder layer after the first; its only input is the residual stream, normalised."""
 
     def __init__(self, config: DecoderHeadConfig) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class DeeperLayer(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
 
     def forward(self, stream: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """The residual stream [..., T, H] behind the layer, or [n, H] of `rows`, as for `DraftHead.forward`."""
+        """The residual stream [..., T, H] after the layer, or [n, H] for `rows`, see `DraftHead.forward`."""
         qkv = self.qkv_proj(self.input_layernorm(stream)).unflatten(-1, (sum(self.heads), self.head_dim))
         stream = stream if rows is None else stream[rows]
         if getattr(attend, "in_fused_steps", False):

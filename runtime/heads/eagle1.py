@@ -1,7 +1,6 @@
-"""The EAGLE-1 head, whose weights EAGLE-2 drafts trees with: it predicts the verifier's next last hidden state.
+"""The EAGLE-1 head, whose weights EAGLE-2 also uses: predicts the verifier's next last hidden state.
 
-What it makes is read by the verifier's own output matrix and is fed back as the next position's feature.
-
+The predicted state is projected by the verifier's own output matrix and fed back as the feature of the next position.
 Source: Li et al., EAGLE (arXiv 2401.15077), section 3.1, and EAGLE-2 (arXiv 2406.16858) for the trees.
 """
 
@@ -16,10 +15,10 @@ from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
 
 @dataclass(frozen=True)
 class Eagle1HeadConfig(DecoderHeadConfig):
-    """An EAGLE-1 head's shapes: as wide as its target, over the whole vocabulary, one tap behind the final norm.
+    """Config of an EAGLE-1 head: as wide as its target, over the whole vocabulary, with one tap after the final norm.
 
     Raises:
-        ValueError: see `DecoderHeadConfig`; or a width, vocabulary or number of taps that no EAGLE-1 head has.
+        ValueError: see `DecoderHeadConfig`; also a width, vocabulary or number of taps that EAGLE-1 does not allow.
     """
 
     def __post_init__(self) -> None:
@@ -34,15 +33,15 @@ class Eagle1HeadConfig(DecoderHeadConfig):
             raise ValueError(f"tap_layers={self.tap_layers}: an EAGLE-1 head has one tap, the final norm's output")
 
     def new_head(self) -> "Eagle1Head":
-        """Head of this config, its weights not set yet."""
+        """A head of this config with uninitialised weights."""
         return Eagle1Head(self)
 
 
 class Eagle1Head(DecoderHead):
-    """An EAGLE-1 draft head. Dimension words: T tokens, H hidden_size.
+    """An EAGLE-1 draft head. Dimension names: T tokens, H hidden_size.
 
-    `forward` takes the pair of token and feature apart: features are the target's hidden states as they are, and `fc`
-    joins them with the token's embedding in known and in drafted steps alike. `lm_head` is the target's.
+    Features are the target's hidden states unchanged; `fc` joins each with its token's embedding, for committed and
+    drafted tokens alike. `lm_head` is the target's.
     """
 
     config: Eagle1HeadConfig
@@ -60,14 +59,14 @@ class Eagle1Head(DecoderHead):
             raise ValueError(f"{convention}: an EAGLE-1 head can only be read as {self.convention}")
 
     def fuse(self, taps: Tensor) -> Tensor:
-        """The target's last hidden states [..., H], which are the features."""
+        """Returns the target's last hidden states [..., H] unchanged: they are the features."""
         return taps
 
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """The predicted hidden states; see `DraftHead.forward`. The layer's input is not normed."""
-        # Under autocast fc gives bfloat16; the residual stream stays in the features' precision.
+        """The predicted hidden states; see `DraftHead.forward`. The layer's input is not normalised."""
+        # Under autocast fc returns bfloat16; the residual stream keeps the features' precision.
         joined = self.fc(torch.cat([self.embed(token_ids), features], dim=-1)).to(features.dtype)
         return self._layer(joined, joined, rotary, attend, rows)
 
@@ -76,5 +75,5 @@ class Eagle1Head(DecoderHead):
         return self.lm_head(hidden)
 
     def feedback(self, hidden: Tensor) -> Tensor:
-        """The predicted hidden states are the next features."""
+        """Returns the predicted hidden states unchanged: they are the next features."""
         return hidden

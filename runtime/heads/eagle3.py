@@ -1,4 +1,4 @@
-"""The EAGLE-3 head: a decoder layer that continues the verifier's features. One definition for training and drafting.
+"""The EAGLE-3 head: one decoder layer over the verifier's fused features; used for training and drafting.
 
 Source: Li et al., EAGLE-3 (arXiv 2503.01840), section 3; `norm_output`, `fc_norm` and `norm_before_fc` are EAGLE-3.1.
 """
@@ -16,27 +16,27 @@ from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig, HeadNor
 
 @dataclass(frozen=True)
 class EagleHeadConfig(DecoderHeadConfig):
-    """An EAGLE-3 head's shapes and conventions.
+    """Shapes and conventions of an EAGLE-3 head.
 
     Raises:
-        ValueError: see `DecoderHeadConfig`; or the taps are normed both one by one and together.
+        ValueError: see `DecoderHeadConfig`; also if both `fc_norm` and `norm_before_fc` are set.
     """
 
     norm_before_residual: bool = False
-    """The residual is hidden_norm(features) instead of the features."""
+    """Whether the residual is hidden_norm(features) instead of the features."""
     norm_output: bool = False
-    """EAGLE-3.1: the normed hidden state is fed back."""
+    """EAGLE-3.1: whether the normalised hidden state is fed back."""
     fc_norm: bool = False
-    """EAGLE-3.1: every tap is normed before fc."""
+    """EAGLE-3.1: whether each tap is normalised before fc."""
     norm_before_fc: bool = False
-    """EAGLE-3.1 of speculators: the taps are normed together before fc."""
+    """EAGLE-3.1 of speculators: whether the concatenated taps are normalised before fc."""
     num_layers: int = 1
-    """Decoder layers: the first reads token and features, the others one stream."""
+    """Number of decoder layers: the first reads token and features, the others the residual stream."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_layers < 1:
-            raise ValueError(f"num_layers={self.num_layers}: a head has a layer at least")
+            raise ValueError(f"num_layers={self.num_layers}: a head needs at least one layer")
         if self.fc_norm and self.norm_before_fc:
             raise ValueError("fc_norm and norm_before_fc exclude each other")
 
@@ -46,12 +46,12 @@ class EagleHeadConfig(DecoderHeadConfig):
         return self.num_layers * super().kv_numbers
 
     def new_head(self) -> "EagleHead":
-        """Head of this config, its weights not set yet."""
+        """A head of this config with uninitialised weights."""
         return EagleHead(self)
 
 
 class EagleHead(DecoderHead):
-    """An EAGLE-3 draft head. Dimension words: T tokens, H hidden_size, Ht target_hidden_size, D head_dim."""
+    """An EAGLE-3 draft head. Dimension names: T tokens, H hidden_size, Ht target_hidden_size, D head_dim."""
 
     config: EagleHeadConfig
 
@@ -87,7 +87,7 @@ class EagleHead(DecoderHead):
         self._set_rope_theta(convention.rope_theta)
 
     def fuse(self, taps: Tensor) -> Tensor:
-        """Taps [..., num_taps * Ht] of the target, low layer first -> features [..., H]."""
+        """Taps [..., num_taps * Ht] of the target, lowest layer first -> features [..., H]."""
         if self.fc_norm is not None:
             by_layer = taps.chunk(self.config.num_taps, dim=-1)
             taps = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, by_layer, strict=True)], dim=-1)
@@ -98,7 +98,7 @@ class EagleHead(DecoderHead):
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """The layer's output, before the final norm; see `DraftHead.forward`."""
+        """The layer's output before the final norm; see `DraftHead.forward`."""
         table = self.embed_tokens.weight
         if not token_ids.is_floating_point() and _is_one_launch(features, table) and not torch.is_grad_enabled():
             weights = (self.input_layernorm.weight, self.hidden_norm.weight)
@@ -134,6 +134,6 @@ class EagleHead(DecoderHead):
 
 
 def _is_one_launch(features: Tensor, table: Tensor) -> bool:
-    """Whether a kernel takes embeddings from a table and norms them beside features."""
+    """Whether one kernel can look up embeddings in `table` and normalise them together with the features."""
     fits = features.is_contiguous() and table.is_contiguous() and features.shape[-1] <= MOST_HIDDEN
     return features.is_cuda and fits and features.dtype == table.dtype and features.shape[-1] == table.shape[1]

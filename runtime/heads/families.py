@@ -1,4 +1,4 @@
-"""The families of draft heads, and the signs in a config and in the names of tensors by which each is told."""
+"""The families of draft heads, and the signs in config and tensor names by which each is recognised."""
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
@@ -8,7 +8,7 @@ from wingbeat.runtime.heads.files import object_field
 
 
 class OnePassFamily(StrEnum):
-    """Heads that draft all their tokens in one pass."""
+    """Families whose heads draft all their tokens in one pass."""
 
     DFLASH = "DFlash"
     DFLASH2 = "DFlash2"
@@ -18,15 +18,15 @@ class OnePassFamily(StrEnum):
 
 
 class Sign(NamedTuple):
-    """What tells a family; any of these does."""
+    """Evidence for a family; any field that matches suffices."""
 
     family: str
     architectures: tuple[str, ...] = ()
-    """Parts of a name in `architectures`, in small letters."""
+    """Substrings of a name in `architectures`, lower case."""
     speculators: tuple[str, ...] = ()
     """Values of `speculators_model_type`."""
     tensors: tuple[str, ...] = ()
-    """Parts of a tensor's name."""
+    """Substrings of a tensor name."""
     config: Callable[[Mapping[str, Any]], bool] = lambda raw: False
 
 
@@ -67,19 +67,19 @@ SIGNS = (
     Sign("Medusa", ("medusa",), config=lambda raw: "medusa_num_heads" in raw),
     Sign("Hydra", ("hydra",)),
 )
-"""In the order in which they are asked: a family before those that it is built upon."""
+"""In order of precedence: a family precedes the families that it extends."""
 
 
 def family_told(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The first family of `SIGNS` that a checkpoint's config or tensors tell; None where none does.
+    """The first family of `SIGNS` that matches a checkpoint's config or tensors; None if none matches.
 
     Raises:
-        CheckpointError: a field that should be an object is none.
+        CheckpointError: a field that should be an object is not.
     """
     names = tuple(names)
     architectures = str(raw.get("architectures") or "").lower()
     kind = str(raw.get("speculators_model_type") or "").lower()
-    # A verifier's own modules, which its checkpoint may hold, are no head's.
+    # Tensors named mtp.* are the verifier's own modules, not a head's.
     own = [name for name in names if not name.startswith("mtp.")]
     for sign in SIGNS:
         if (
@@ -95,10 +95,10 @@ def family_told(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 
 def one_pass_family(raw: Mapping[str, Any], names: Iterable[str]) -> OnePassFamily | None:
-    """The family of a head that drafts in one pass and can be read; None of all other checkpoints.
+    """The family of a head that drafts in one pass and can be loaded; None for all other checkpoints.
 
     Raises:
-        CheckpointError: a field that should be an object is none.
+        CheckpointError: a field that should be an object is not.
     """
     told = family_told(raw, names)
     return OnePassFamily(told) if told in tuple(OnePassFamily) else None

@@ -1,6 +1,7 @@
-"""The files of a drafter's checkpoint: config.json and tensors, whole or in shards, safetensors or PyTorch's own.
+"""Reads the files of a drafter's checkpoint: config.json and tensors, whole or sharded, safetensors or PyTorch.
 
-Knows nothing of what the tensors mean. Nothing in a file is run: pickles are read as weights only.
+The meaning of the tensors is not this module's concern. No code in a file is executed: pickles are loaded as weights
+only.
 """
 
 import pickle
@@ -30,19 +31,19 @@ class CheckpointError(ValueError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A file ends early or is not what its name says."""
+    """A file is truncated or not of the format that its name implies."""
 
 
 class UnsafeCheckpointError(CheckpointError):
-    """A file holds code instead of weights alone."""
+    """A pickle contains code besides weights."""
 
 
 def find_folder(path: str | Path) -> Path:
-    """A folder itself, or the local copy of a hub name.
+    """The folder itself, or the local copy of a hub repository.
 
     Raises:
-        CheckpointError: the path is no folder.
-        HubError: the name's checkpoint is not to be had.
+        CheckpointError: the path is not a folder.
+        HubError: the repository cannot be downloaded.
     """
     folder = checkpoint_folder(path)
     if not folder.is_dir():
@@ -54,7 +55,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The fields of config.json.
 
     Raises:
-        CheckpointError: there is none, it is no JSON object, or a number in it cannot be right.
+        CheckpointError: the file is missing, is not a JSON object, or contains an impossible number.
     """
     file = folder / "config.json"
     if not file.is_file():
@@ -69,20 +70,20 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def object_field(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A field that is an object; empty where there is none.
+    """A field that is an object; empty if the field is absent.
 
     Raises:
-        CheckpointError: it is something else.
+        CheckpointError: the field is not an object.
     """
     value = fields.get(name)
     if value is not None and not isinstance(value, Mapping):
-        raise CheckpointError(f"config.json: {name}={value!r} is no object")
+        raise CheckpointError(f"config.json: {name}={value!r} is not an object")
     return value or {}
 
 
 @contextmanager
 def fields_refused() -> Iterator[None]:
-    """Turn whatever transformers raises about a config's fields, most of which it computes with before it checks them.
+    """Converts any exception that transformers raises about a config's fields, many of which it uses before checking.
 
     Raises:
         CheckpointError: one line.
@@ -97,7 +98,7 @@ def fields_refused() -> Iterator[None]:
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor, without reading the values where the format allows that.
+    """Shape of every tensor; reads no values if the format allows that.
 
     Raises:
         CheckpointError: as for `read_tensors`.
@@ -108,19 +109,19 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor, on the host.
+    """Every tensor, in host memory.
 
     Raises:
-        CheckpointError: there are none, or a shard is absent.
+        CheckpointError: there are no weights, or a shard is missing.
         DamagedCheckpointError: a file is truncated.
-        UnsafeCheckpointError: a file holds code.
+        UnsafeCheckpointError: a file contains code.
     """
     found = _apart("stored_tensors", folder)
     return _read(folder, load_file, _torch_tensors) if found is None else found
 
 
 def _apart(hook: str, folder: Path) -> Any:
-    """Shapes or tensors of a format that a part reads, see `runtime.parts`; None for other folders."""
+    """Shapes or tensors in a format that an optional part reads, see `runtime.parts`; None for other folders."""
     try:
         return first(hook, folder)
     except ModelCheckpointError as error:
@@ -139,7 +140,7 @@ def _read(
     found: dict[str, Value] = {}
     for file in files:
         found |= _guarded(read_safetensors if file.suffix == ".safetensors" else read_torch, file)
-    # Frequencies are computed from the config; old files carry them as buffers.
+    # RoPE frequencies are computed from the config; old files store them as buffers.
     return {key: value for key, value in found.items() if not key.endswith("rotary_emb.inv_freq")}
 
 
@@ -147,12 +148,12 @@ def _guarded(read: Callable[[Path], dict[str, Value]], file: Path) -> dict[str, 
     try:
         return read(file)
     except pickle.UnpicklingError as error:
-        # A pickle that asks for anything but tensors is told apart from one that ends early by PyTorch's message alone.
+        # Only PyTorch's message distinguishes a pickle with code from a truncated one.
         if any(sign in str(error) for sign in _SIGNS_OF_CODE):
             raise UnsafeCheckpointError(
-                f"{file} holds code beside weights, which is never run: convert it to safetensors where it is trusted"
+                f"{file} holds code beside weights, which is never run: convert the file to safetensors if you trust it"
             ) from error
-        # PyTorch's message advises to run what the file holds.
+        # PyTorch's own message suggests executing the file's content, so the message is not passed on.
         raise _damaged(file, ValueError("PyTorch finds no weights in it")) from error
     except (SafetensorError, EOFError, RuntimeError, OSError) as error:
         raise _damaged(file, error) from error
@@ -169,15 +170,16 @@ def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def torch_tensors(file: Path, others: bool = False) -> dict[str, Tensor]:
-    """The tensors of a file of PyTorch's.
+    """The tensors of a PyTorch file.
 
     Args:
-        others: leave out what is no tensor.
+        file: the file.
+        others: skip values that are not tensors.
 
     Raises:
-        DamagedCheckpointError: it is truncated.
-        UnsafeCheckpointError: it holds code.
-        CheckpointError: it holds something else than tensors by name.
+        DamagedCheckpointError: the file is truncated.
+        UnsafeCheckpointError: the file contains code.
+        CheckpointError: the file does not hold a dictionary of tensors.
     """
     return _guarded(lambda file: _torch_tensors(file, others), file)
 

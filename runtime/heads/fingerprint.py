@@ -1,4 +1,4 @@
-"""Whether two checkpoints hold the same model, told without reading all of it."""
+"""Fingerprint that identifies the model in a checkpoint without reading the whole checkpoint."""
 
 import hashlib
 import json
@@ -11,17 +11,17 @@ _SAMPLES = 32
 _SAMPLE_BYTES = 4096
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
 _FREE_FIELDS = frozenset({"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"})
-"""Of a config: what changes from copy to copy and leaves the model as it is."""
+"""Config fields that vary between copies of the same model."""
 
 
 def checkpoint_fingerprint(source: Path) -> str:
-    """20 hex digits over config, sizes of the weight files, and 32 pieces of 4 KiB of each, first and last included.
+    """20 hex digits over the config, the sizes of the weight files, and 32 samples of 4 KiB from each file.
 
-    A file of another format has its config within, and counts alone. A fine-tuned model differs from its base in all
-    pieces; the cost does not grow with the model.
+    The first and last bytes of a file are included. A file format with an embedded config is hashed alone. A fine-tuned
+    model differs from its base in every sample; the cost does not grow with the model.
 
     Args:
-        source: as `checkpoint_folder` takes it.
+        source: folder or name, as accepted by `checkpoint_folder`.
 
     Raises:
         FileNotFoundError: the folder has no config.json or no weights.

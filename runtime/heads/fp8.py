@@ -1,4 +1,4 @@
-"""A draft head with weights of eight bits: drafting reads half of the bytes, and the verifier decides as ever."""
+"""Quantises a draft head's linear weights to FP8: drafting reads half the bytes; verification is unaffected."""
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +9,11 @@ from wingbeat.runtime.parts import first
 from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
 
 LARGEST = 448.0
-"""Of float8_e4m3fn."""
+"""Largest finite value of float8_e4m3fn."""
 
 
 def to_fp8(weight: Tensor) -> GroupedWeight:
-    """Round a weight [out_features, in_features], each channel's largest value to the largest there is."""
+    """Quantise a weight [out_features, in_features] per output channel; its largest magnitude maps to LARGEST."""
     wide = weight.detach().to(torch.float32)
     scales = (wide.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
     values = (wide / scales).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
@@ -22,9 +22,10 @@ def to_fp8(weight: Tensor) -> GroupedWeight:
 
 @torch.no_grad()
 def use_fp8(head: DecoderHead) -> None:
-    """Round the weights of a head's products, in its present dtype and on its device; embeddings and norms stay.
+    """Quantise the linear weights of a head in place; embeddings and norms are unchanged.
 
-    On a GPU they lie as eight bits where a part multiplies by such weights. Elsewhere they are numbers as before.
+    On a GPU the weights stay in FP8 if an optional part supplies FP8 products. Otherwise they are stored in the head's
+    dtype with rounded values.
     """
     place = Place(head.device, head.dtype)
     for linear in [module for module in head.modules() if isinstance(module, nn.Linear)]:

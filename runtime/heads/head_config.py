@@ -1,6 +1,6 @@
-"""From a checkpoint's config to the canonical one: fields of every layout, and what its tensors show beside them.
+"""Builds the canonical head config from config.json of any layout and from tensor shapes.
 
-What is stated and what is there must agree; what is neither has the default of the tool that wrote the file.
+Config and shapes must agree. A field found in neither gets the default of the tool that wrote the file.
 """
 
 import re
@@ -19,20 +19,20 @@ from wingbeat.runtime.heads.layouts import Family, Layout, Theta, UnsupportedChe
 from wingbeat.runtime.parts import first
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of a checkpoint's tensors, by their names in the file."""
+"""Shapes of a checkpoint's tensors by name in the file."""
 
 _BODIES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _MROPE_FIELDS = ("mrope_section", "mrope_interleaved")
 _NOT_OF_ROPE = (*_MROPE_FIELDS, "partial_rotary_factor")
 _BEHIND = re.compile(r"layers\.[1-9]\d*\.")
-"""Tensors of decoder layers behind the first."""
+"""Matches tensors of decoder layers after the first."""
 _FLAGS = ("norm_output", "norm_before_residual", "fc_norm", "norm_before_fc", "attention_bias", "qkv_bias", "mlp_bias")
 
 
 def head_config(
     raw: Mapping[str, Any], layout: Layout, shapes: Shapes, target_hidden_size: int, convention: HeadConvention
 ) -> EagleHeadConfig | Eagle1HeadConfig:
-    """The canonical config of a head read in one way; `rope_theta` of the convention is left to the head.
+    """The canonical config of a head under one convention; the convention's `rope_theta` is set on the head instead.
 
     Raises:
         CheckpointError: a field is missing, does not fit the target, or is not supported; the message names it.
@@ -53,7 +53,7 @@ def head_config(
         fields, kind = _decoder_fields(raw, body, layout, shapes, target_hidden_size), EagleHeadConfig
         if body.get("kv_lora_rank") is not None or f"{layout.layer}self_attn.kv_b_proj.weight" in shapes:
             if (compressed := first("compressed_head", body, layout, shapes)) is None:
-                raise CheckpointError("a head of compressed attention (MLA) is not supported")
+                raise CheckpointError("a head with compressed attention (MLA) is not supported")
             kind, fields = compressed[0], fields | compressed[1]
         return kind(
             **fields,
@@ -69,10 +69,10 @@ def head_config(
 def conventions(
     raw: Mapping[str, Any], layout: Layout, shapes: Shapes, num_layers: int, target_hidden_size: int
 ) -> tuple[HeadConvention, ...]:
-    """Readings of a head that its files leave open, the likeliest first.
+    """Conventions that a head's files allow, most likely first.
 
     Raises:
-        CheckpointError: its layers are not those of a target of `num_layers` layers, or it does not say which they are.
+        CheckpointError: the tap layers do not exist in a target of `num_layers` layers, or cannot be determined.
     """
     if layout.family is Family.EAGLE1:
         return (HeadConvention((num_layers,)),)
@@ -109,22 +109,22 @@ def conventions(
 
 
 def aux_layer_ids(raw: Mapping[str, Any]) -> tuple[list[int] | None, bool]:
-    """The ids of the tapped layers, and whether they name the layers' outputs; None where the config has none.
+    """The ids of the tapped layers, and whether the ids name the layers' outputs; None if the config has none.
 
-    Tools that nest them in `eagle_config` count outputs, those that write them at the top count inputs.
+    Tools that nest the ids in `eagle_config` count outputs; tools that write them at the top level count inputs.
 
     Raises:
-        CheckpointError: they are no whole numbers.
+        CheckpointError: the ids are not whole numbers.
     """
     nested = object_field(raw, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
     ids = raw.get("eagle_aux_hidden_state_layer_ids") if nested is None else nested
     if ids is not None and not (isinstance(ids, list) and all(type(one) is int for one in ids)):
-        raise CheckpointError(f"config.json: eagle_aux_hidden_state_layer_ids={ids!r} is no list of whole numbers")
+        raise CheckpointError(f"config.json: eagle_aux_hidden_state_layer_ids={ids!r} is not a list of integers")
     return ids, nested is not None
 
 
 def has_axes(raw: Mapping[str, Any]) -> bool:
-    """Whether a head turns by positions on three axes."""
+    """Whether a head uses RoPE positions on three axes."""
     rope = _rope(object_field(raw, "transformer_layer_config") or raw)
     return any(field in rope for field in _MROPE_FIELDS)
 
@@ -144,10 +144,10 @@ def _norm_before_residual(raw: Mapping[str, Any], layout: Layout) -> tuple[bool,
 
 
 def _rope_theta(raw: Mapping[str, Any], layout: Layout, body: Mapping[str, Any]) -> tuple[float | None, ...]:
-    """Bases of plain RoPE worth trying; None is the config's."""
+    """Bases to try for plain RoPE; None means the config's."""
     rope = rope_parameters(body)
     plain = rope["rope_type"] == "default" and not has_axes(raw)
-    # EAGLE-3.1 came to trainers after they had learnt to read the base.
+    # Trainers adopted EAGLE-3.1 after they had begun to read the base from the config.
     is_new = "fc_norm" in raw or "norm_output" in raw
     if layout.rope_theta is Theta.READ or not plain or rope["rope_theta"] == DEFAULT_ROPE_THETA or is_new:
         return (None,)
@@ -155,7 +155,7 @@ def _rope_theta(raw: Mapping[str, Any], layout: Layout, body: Mapping[str, Any])
 
 
 def _check_fusion(layout: Layout, shapes: Shapes, num_taps: int, target_hidden_size: int) -> None:
-    """`fc` is as wide as what it reads: the target's hidden states of every tap, or a token and one of them."""
+    """Checks the input width of `fc`: all taps of the target, or for EAGLE-1 a token embedding and one tap."""
     rows = shapes.get("fc.weight", ())
     expected = num_taps * target_hidden_size * (2 if layout.family is Family.EAGLE1 else 1)
     if len(rows) == 2 and rows[1] != expected:
@@ -166,7 +166,7 @@ def _check_fusion(layout: Layout, shapes: Shapes, num_taps: int, target_hidden_s
 
 
 def _body(raw: Mapping[str, Any], layout: Layout, shapes: Shapes) -> Mapping[str, Any]:
-    """The fields of the decoder layer."""
+    """The config fields of the decoder layer."""
     if not layout.nested_config:
         return raw
     nested = dict(object_field(raw, "transformer_layer_config"))
@@ -176,7 +176,7 @@ def _body(raw: Mapping[str, Any], layout: Layout, shapes: Shapes) -> Mapping[str
         raise UnsupportedCheckpointError(
             f"transformer_layer_config.model_type={kind!r} is not supported: {' and '.join(_BODIES)} are"
         )
-    # The tool leaves out what equals the class's default.
+    # The tool omits fields that equal the class's default.
     with fields_refused():
         return _BODIES[kind](**nested).to_dict()
 
@@ -220,7 +220,7 @@ def _decoder_fields(
         "rope_parameters": rope_parameters(body),
         "rotary_dim": rotary_dim(body, head_dim),
         "rope_interleaved": body.get("is_neox_style") is False,
-        # EAGLE-1 heads for Vicuna-33B name it otherwise.
+        # EAGLE-1 heads for Vicuna-33B use max_sequence_length.
         "max_position_embeddings": body.get("max_position_embeddings") or body.get("max_sequence_length") or 2048,
         "attention_bias": states_bias or bool(body.get("qkv_bias")) or f"{attention}q_proj.bias" in shapes,
         "output_bias": (states_bias and layout.bias_on_output) or f"{attention}o_proj.bias" in shapes,
@@ -231,41 +231,43 @@ def _decoder_fields(
 
 
 def rotary_dim(body: Mapping[str, Any], head_dim: int) -> int | None:
-    """Elements of a head that turn; None where all do."""
+    """Number of elements of a head that RoPE rotates; None means all."""
     factor = body.get("partial_rotary_factor") or _rope(body).get("partial_rotary_factor")
     turned = body.get("rotary_dim") or (None if factor is None else int(head_dim * factor))
     return None if turned == head_dim else turned
 
 
 def _of_grids(body: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by which the head sees spans of a prompt that are no text; `embeds_media` is a field of this project."""
+    """Fields for media spans of a prompt; `embeds_media` is a field of this project."""
     rope, embeds = _rope(body), raw.get("embeds_media", True)
     if type(embeds) is not bool:
         raise CheckpointError(f"config.json: embeds_media={embeds!r} is neither true nor false")
     sections = rope.get("mrope_section") or []
     if not isinstance(sections, list) or not all(type(count) is int for count in sections):
-        raise CheckpointError(f"config.json: mrope_section={sections!r} is no list of whole numbers")
+        raise CheckpointError(f"config.json: mrope_section={sections!r} is not a list of integers")
     interleaved = bool(rope.get("mrope_interleaved"))
     return {"mrope_section": tuple(sections), "mrope_interleaved": interleaved, "embeds_media": embeds}
 
 
 def size_field(body: Mapping[str, Any], field: str) -> int:
-    """A field that is a positive whole number.
+    """A field that must be a positive whole number.
 
     Raises:
-        CheckpointError: it is missing, or is none.
+        CheckpointError: the field is missing or has another value.
     """
     value = body.get(field)
     if value is None:
         raise CheckpointError(f"config.json has no field {field!r}")
     if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config.json: {field}={value!r} is no positive number")
+        raise CheckpointError(f"config.json: {field}={value!r} is not a positive integer")
     return value
 
 
 def rope_parameters(body: Mapping[str, Any], default_theta: float = DEFAULT_ROPE_THETA) -> dict[str, Any]:
-    """Fields of the fourth and the fifth major version of transformers alike, without what says which frequencies turn
-    by which axis."""
+    """RoPE fields in the form of transformers 5, also read from configs of version 4.
+
+    Excludes fields that assign frequencies to axes, and the rotated fraction.
+    """
     rope = dict(_rope(body))
     kind = rope.pop("type", None)
     kind = rope.get("rope_type") or kind or "default"

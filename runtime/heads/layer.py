@@ -1,7 +1,7 @@
-"""The decoder layer that every EAGLE head is built around: projections, RoPE and MLP of a Llama or Qwen layer.
+"""The decoder layer of every EAGLE head: projections, RoPE and MLP of a Llama or Qwen layer.
 
-Knows the forward mathematics; knows neither checkpoints nor KV caches: the caller's `attend` stores keys and values and
-decides what each query may see.
+Contains the forward mathematics only. Checkpoints are read elsewhere; the caller's `attend` stores keys and values and
+decides which keys each query sees.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +18,13 @@ from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate
 from wingbeat.runtime.verifier.layers.linears import add_product
 
 DEFAULT_ROPE_THETA = 10000.0
-"""Base of the rotary frequencies where a config names none."""
+"""RoPE base of configs that do not state one."""
 _STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
 class DecoderHeadConfig:
-    """Shapes and conventions of a head, independent of the checkpoint format they were read from.
+    """Shapes and conventions of a head, independent of the checkpoint format.
 
     Raises:
         ValueError: a size below 1, head counts that do not divide, or a RoPE type whose frequencies change with the
@@ -38,8 +38,7 @@ class DecoderHeadConfig:
     head_dim: int
     target_hidden_size: int
     tap_layers: tuple[int, ...]
-    """Layers of the target whose *input* is tapped, ascending; the number of layers stands for the output of the final
-    norm."""
+    """Layers of the target whose *input* is tapped, ascending; num_layers means the output of the final norm."""
     vocab_size: int
     draft_vocab_size: int
     rms_norm_eps: float = 1e-6
@@ -47,66 +46,66 @@ class DecoderHeadConfig:
         default_factory=lambda: {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
     )
     rotary_dim: int | None = None
-    """Elements of a head that turn with the position; None stands for all."""
+    """Number of elements of a head that RoPE rotates; None means all."""
     rope_interleaved: bool = False
-    """In the file neighbouring elements turn together, not those of two halves."""
+    """Whether the file's weights rotate neighbouring elements instead of the two halves."""
     max_position_embeddings: int = 2048
     attention_bias: bool = False
-    """The projections of q, k and v have biases."""
+    """Whether the projections of q, k and v have biases."""
     output_bias: bool = False
-    """The projection behind attention has a bias."""
+    """Whether the output projection of attention has a bias."""
     qk_norm: bool = False
-    """Queries and keys are normed by head, as in Qwen3."""
+    """Whether queries and keys are normalised per head, as in Qwen3."""
     fc_bias: bool = False
     mrope_section: tuple[int, ...] = ()
-    """Frequencies that turn by each of three axes, where there are such; without it all turn by the first."""
+    """Number of frequencies for each of the three RoPE axes; empty means that all use the first axis."""
     mrope_interleaved: bool = False
-    """The axes take turns along the frequencies, as in Qwen3-VL; else their frequencies lie together."""
+    """Whether the axes alternate along the frequencies, as in Qwen3-VL; otherwise each axis has a contiguous range."""
     embeds_media: bool = True
-    """Whether the head reads the embeddings of spans that the verifier read, and not those of their tokens."""
+    """Whether the head reads the verifier's embeddings of media spans instead of embedding their token ids."""
 
     def __post_init__(self) -> None:
         check_attention(self)
         sections = self.mrope_section
         if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.num_frequencies):
             raise ValueError(
-                f"mrope_section={list(sections)} are not three parts of {self.num_frequencies} frequencies"
+                f"mrope_section={list(sections)} is not three counts that add up to {self.num_frequencies} frequencies"
             )
 
     @property
     def num_frequencies(self) -> int:
-        """By which elements of a head turn."""
+        """Number of RoPE frequencies: half of the rotated elements of a head."""
         return (self.rotary_dim or self.head_dim) // 2
 
     @property
     def rotary_width(self) -> int:
-        """Width of cosines and sines: elements of a head that turn, and those among them that stay still."""
+        """Width of cosines and sines: rotated elements of a head, and unrotated ones that are stored with them."""
         return self.head_dim
 
     @property
     def num_taps(self) -> int:
-        """Tapped layers."""
+        """Number of tapped layers."""
         return len(self.tap_layers)
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers in the KV cache of a token."""
+        """Number of values in the KV cache per token."""
         return 2 * self.num_key_value_heads * self.head_dim
 
 
 def check_attention(config: Any) -> None:
-    """Refuse sizes of a head's config that no layer can have.
+    """Check the attention sizes of a head's config.
 
     Raises:
         ValueError: the message names the field.
     """
     for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
         if getattr(config, name) < 1:
-            raise ValueError(f"{name}={getattr(config, name)} is no positive number")
+            raise ValueError(f"{name}={getattr(config, name)} is not a positive integer")
     if config.head_dim % 2:
-        raise ValueError(f"head_dim={config.head_dim} is odd: rotary position embeddings turn halves")
+        raise ValueError(f"head_dim={config.head_dim} is odd: rotary position embeddings rotate two halves")
     if config.rotary_dim is not None and not (0 < config.rotary_dim <= config.head_dim and config.rotary_dim % 2 == 0):
-        raise ValueError(f"rotary_dim={config.rotary_dim} is no even number in 2..{config.head_dim}")
+        raise ValueError(f"rotary_dim={config.rotary_dim} is not an even number in 2..{config.head_dim}")
     if config.num_attention_heads % config.num_key_value_heads:
         raise ValueError(
             f"num_attention_heads={config.num_attention_heads} is not a multiple of "
@@ -120,12 +119,13 @@ def check_attention(config: Any) -> None:
 
 
 class DecoderHead(DraftHead):
-    """A head around one decoder layer.
+    """A head with one decoder layer.
 
-    The projections of q, k and v are one matrix, those of gate and up another: on small batches the time of a step is
-    the number of its operations.
+    The projections of q, k and v are one matrix, gate and up another: for small batches the time of a step depends on
+    the number of operations.
 
     Args:
+        config: shapes and conventions.
         attention_width: width of the input of q, k and v.
     """
 
@@ -157,7 +157,7 @@ class DecoderHead(DraftHead):
         self.reset_rope(self.signed_inv_freq.device)
 
     def _build_attention(self, width: int) -> None:
-        """Everything between the layer's inputs [..., width] and what is added to the residual."""
+        """Creates the modules between the layer's inputs [..., width] and the addition to the residual."""
         config, heads = self.config, self.config.num_attention_heads
         self.qkv_proj = nn.Linear(width, self._qkv_heads * config.head_dim, bias=config.attention_bias)
         self.q_norm = HeadNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
@@ -169,7 +169,7 @@ class DecoderHead(DraftHead):
         return self.post_attention_layernorm.weight.dtype
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        # signed_inv_freq is (-f, f); cos is even and sin odd, so of rotate_half only the swap of the halves is left.
+        # signed_inv_freq is (-f, f); cos is even and sin odd, so only the swap of halves remains of rotate_half.
         cos, sin = rotations(position_ids, self.signed_inv_freq, self._rope_scale, self.dtype, halves=1)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
@@ -183,7 +183,7 @@ class DecoderHead(DraftHead):
         return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
 
     def _layer(self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
-        """Attention over inputs [..., T, attention_width] and the MLP, each added to the residual [..., T, H]."""
+        """Attention over inputs [..., T, attention_width], then the MLP, each added to the residual [..., T, H]."""
         if getattr(attend, "in_fused_steps", False) and not torch.is_grad_enabled():
             return self._fused_layer(inputs, residual, rotary, attend, rows)
         heads = self.config.num_attention_heads
@@ -199,7 +199,7 @@ class DecoderHead(DraftHead):
         return self._behind_attention(residual, attend(query, key, value))
 
     def _behind_attention(self, residual: Tensor, mixed: Tensor) -> Tensor:
-        """The residual [..., T, H] and attention's [..., T, heads, value_dim] -> the layer's output [..., T, H]."""
+        """Residual [..., T, H] and attention output [..., T, heads, value_dim] -> the layer's output [..., T, H]."""
         hidden = residual + self.o_proj(mixed.flatten(-2))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         return hidden + self.down_proj(functional.silu(gate) * up)
@@ -207,7 +207,7 @@ class DecoderHead(DraftHead):
     def _fused_layer(
         self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None
     ) -> Tensor:
-        """`_layer` in as few launches as the steps of `wingbeat.kernels.layer` allow, whose roundings these are."""
+        """`_layer` by the fused kernels of `wingbeat.kernels.layer`, with their rounding."""
         qkv = self.qkv_proj(inputs).unflatten(-1, (self._qkv_heads, self.head_dim))
         mixed = self.o_proj(attend.fused(qkv, rotary, norm_weights(self), rows).flatten(-2))
         residual = residual if rows is None else residual[rows]
@@ -218,7 +218,7 @@ class DecoderHead(DraftHead):
         return add_product(self.down_proj, hidden, active).view(residual.shape)
 
     def _set_rope_theta(self, theta: float | None) -> None:
-        """Turn by another base than the config's, or by that again for None; heads that share weights keep theirs."""
+        """Sets another RoPE base, or the config's for None; heads that share these weights are not affected."""
         self._theta_read = theta
         rope = {**self.config.rope_parameters, "rope_theta": self._config_theta if theta is None else theta}
         self.config = replace(self.config, rope_parameters=rope)
@@ -232,18 +232,21 @@ class DecoderHead(DraftHead):
         return self
 
     def reset_rope(self, device: str | torch.device) -> None:
-        """Compute the rotary frequencies anew, in float32 on `device`; needed after building on the meta device."""
+        """Compute the RoPE frequencies in float32 on `device`; required after building on the meta device."""
         signed, self._rope_scale = rotary_frequencies(self.config)
         self.signed_inv_freq = signed.to(device)
 
 
 def norm_weights(layer: nn.Module) -> tuple:
-    """Weights of a layer's norms of queries and of keys, and their epsilon; empty where it has none."""
+    """Weights of a layer's query and key norms, and their epsilon; empty if the layer has none."""
     return () if layer.q_norm is None else (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
 
 
 def frequency_axes(config: DecoderHeadConfig) -> list[int]:
-    """By which axis each pair of a head's elements turns (transformers' Qwen2.5-VL and Qwen3-VL); 0 for still ones."""
+    """RoPE axis of each pair of a head's elements, as in transformers' Qwen2.5-VL and Qwen3-VL.
+
+    0 for unrotated pairs.
+    """
     sections, still = config.mrope_section, [0] * (config.rotary_width // 2 - config.num_frequencies)
     if not config.mrope_interleaved:
         return [axis for axis, count in enumerate(sections) for _ in range(count)] + still
@@ -255,7 +258,7 @@ def frequency_axes(config: DecoderHeadConfig) -> list[int]:
 
 
 class HeadNorm(nn.RMSNorm):
-    """A root-mean-square norm, by a kernel on GPUs where nobody asks for gradients."""
+    """RMS norm that uses a fused kernel on GPUs when no gradients are needed."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., size]"""

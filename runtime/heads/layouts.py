@@ -1,6 +1,6 @@
-"""Which tool wrote a head: the layouts that can be read, their tensors' names, and the families that are refused.
+"""The checkpoint layouts of the tools that train heads: tensor names, recognition, and refusal of other families.
 
-A layout is recognised by its tensors first and by its config where two tools use the same names.
+A layout is recognised by its tensors first, and by its config if two tools use the same names.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,46 +16,47 @@ from wingbeat.runtime.heads.layer import DecoderHeadConfig
 
 
 class UnsupportedCheckpointError(CheckpointError):
-    """A family of drafters that is known and not supported; the message names it."""
+    """A known but unsupported family of drafters; the message names it."""
 
 
 class Family(StrEnum):
     """Mathematics of a head."""
 
     EAGLE1 = "EAGLE-1"
-    """EAGLE-2 drafts trees with the same weights."""
+    """Also the weights with which EAGLE-2 drafts trees."""
     EAGLE3 = "EAGLE-3"
-    """EAGLE-3.1 is the same with other norms."""
+    """Includes EAGLE-3.1, which differs only in norms."""
 
 
 class Theta(StrEnum):
-    """What a tool's trainer makes of `rope_theta`, the base of plain RoPE."""
+    """Whether a tool's trainer respects `rope_theta`, the base of plain RoPE."""
 
     READ = "read"
     SOMETIMES_IGNORED = "sometimes ignored"
-    """Some versions train with the default base whatever the config says."""
+    """Some versions train with the default base regardless of the config."""
     IGNORED = "ignored"
-    """All versions known do."""
+    """All known versions do so."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names of tensors and habits of one tool."""
+    """Tensor names and conventions of one tool."""
 
     name: str
     family: Family
     layer: str
-    """Prefix of the decoder layer's tensors."""
+    """Prefix of the decoder layer's tensor names."""
     nested_config: bool = False
-    """The decoder layer has a config of its own inside the head's."""
+    """Whether the decoder layer's config is nested inside the head's."""
     ignored: tuple[str, ...] = ()
-    """Tensors that are copies of the verifier's and no part of the head."""
+    """Tensors that are copies of the verifier's and not part of the head."""
     may_norm_before_residual: bool = False
-    """The tool trains heads either way, so that a config without the field leaves it open."""
+    """Whether the tool trains heads either way, so that a config without the field is ambiguous."""
     bias_on_output: bool = False
-    """`attention_bias` covers the projection behind attention too, as in transformers' Llama."""
+    """Whether `attention_bias` also covers the output projection, as in transformers' Llama."""
     norm_output_changed: bool = False
-    """The tool's `norm_output: true` once meant the final norm before the logits, as every EAGLE-3 head has it."""
+    """Whether `norm_output: true` of older versions meant the final norm before the logits, which every EAGLE-3 head
+    has."""
     rope_theta: Theta = Theta.READ
 
 
@@ -82,11 +83,11 @@ _IN_ATTENTION += ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
 
 
 def recognise(raw: Mapping[str, Any], names: Iterable[str]) -> Layout:
-    """The layout of a checkpoint, from its config and the names of its tensors.
+    """The layout of a checkpoint, from its config and tensor names.
 
     Raises:
         UnsupportedCheckpointError: a known family that is not supported.
-        CheckpointError: nothing here looks like a head.
+        CheckpointError: the tensors are not those of a head.
     """
     names = tuple(names)
     family = other_family(raw, names)
@@ -106,7 +107,7 @@ def recognise(raw: Mapping[str, Any], names: Iterable[str]) -> Layout:
 
 
 def refusal_of(family: str) -> UnsupportedCheckpointError:
-    """Why a checkpoint of another family is no EAGLE head that can be read."""
+    """The error for a checkpoint of a family that cannot be loaded as an EAGLE head."""
     if family == "EAGLE-4":
         return UnsupportedCheckpointError("EAGLE-4 is not supported: its licence allows no independent server")
     if family in tuple(OnePassFamily):
@@ -118,7 +119,7 @@ def refusal_of(family: str) -> UnsupportedCheckpointError:
 
 
 def holds_head(raw: Mapping[str, Any], names: Iterable[str]) -> bool:
-    """Whether a folder is a head, supported or not, rather than a whole language model."""
+    """Whether a folder holds a draft head, supported or not, rather than a whole language model."""
     names = tuple(names)
     if other_family(raw, names) is not None:
         return True
@@ -134,7 +135,7 @@ def _speculators_type(raw: Mapping[str, Any]) -> str:
 
 
 def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The name of a family that cannot be loaded as a head; None where nothing says so."""
+    """The name of a family that cannot be loaded as an EAGLE head; None if there is no sign of one."""
     names, eagle_config = tuple(names), object_field(raw, "eagle_config")
     told = family_told(raw, names)
     if told is not None:
@@ -161,7 +162,7 @@ def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 
 def file_tensors(layout: Layout, config: DecoderHeadConfig, canonical: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A tensor of a head -> the tensors of the file that it is made of, by the names of the layout, in order."""
+    """Splits a head's tensor into the tensors of the file, by their names in the layout, in concatenation order."""
     if canonical.startswith("behind."):
         _, index, rest = canonical.split(".", 2)
         return file_tensors(replace(layout, layer=f"layers.{int(index) + 1}."), config, rest, tensor)

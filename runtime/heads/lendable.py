@@ -1,4 +1,4 @@
-"""What a verifier that is loaded can lend to a head on its device."""
+"""Weights that a loaded verifier lends to a head on the same device."""
 
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 def lendable(loaded: "LoadedModel", dtype: torch.dtype) -> dict[str, Tensor | str]:
-    """Its embedding and its output matrix [vocab_size, hidden_size] by the ends of their names, or why not.
+    """The embedding and output matrix [vocab_size, hidden_size] by name suffix; a string gives the reason for refusal.
 
     Args:
-        dtype: of the head's weights.
+        loaded: the verifier.
+        dtype: dtype of the head's weights.
     """
     modules = {EMBEDDING: loaded.model.get_input_embeddings(), LM_HEAD: loaded.model.get_output_embeddings()}
     return {name: _weight(module, dtype) for name, module in modules.items()}
@@ -26,7 +27,7 @@ def _weight(module: nn.Module | None, dtype: torch.dtype) -> Tensor | str:
     if isinstance(module, Packable) and module.packed is not None:
         return "the verifier holds it packed"
     weight = getattr(module, "weight", None)
-    if type(weight) not in (Tensor, nn.Parameter):  # such as a quantised one's own class
+    if type(weight) not in (Tensor, nn.Parameter):  # e.g. a tensor class of a quantised weight
         return "the verifier holds it in another form"
     if weight.dtype != dtype:
         return f"the verifier's is {_name(weight.dtype)} and the drafter's {_name(dtype)}"

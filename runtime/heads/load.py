@@ -1,7 +1,7 @@
-"""Checkpoints of EAGLE heads: every readable layout becomes one canonical head, or an error that names what is wrong.
+"""Loads checkpoints of EAGLE heads: every readable layout becomes one canonical head, or an error.
 
-Nothing is guessed in silence: unknown, missing and mis-shaped tensors are errors, and one log line states how the head
-is read. `layouts` knows whose files are read, `head_config` and `conventions` what their fields mean.
+Unknown, missing and mis-shaped tensors are errors, and a log line states how the head is read. `layouts` recognises the
+files; `head_config` and `conventions` interpret their fields.
 """
 
 import logging
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Vocabularies(Protocol):
-    """What is asked of a head's config."""
+    """The fields of a head's config that `fit_vocabulary` reads."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -49,7 +49,7 @@ class Vocabularies(Protocol):
 
 @dataclass(frozen=True)
 class HeadCheckpoint:
-    """What a folder holds, without the values of its tensors."""
+    """A head's folder, with tensor shapes but without values."""
 
     folder: Path
     layout: Layout
@@ -58,15 +58,15 @@ class HeadCheckpoint:
     shapes: Mapping[str, tuple[int, ...]]
 
     def conventions(self, num_layers: int, target_hidden_size: int) -> tuple[HeadConvention, ...]:
-        """How it may be read for a target of that shape, the likeliest first.
+        """The conventions under which the head may be read for a target of that shape, most likely first.
 
         Raises:
-            CheckpointError: its taps are not layers of that target.
+            CheckpointError: the tap layers do not exist in that target.
         """
         return conventions(self.raw, self.layout, self.shapes, num_layers, target_hidden_size)
 
     def config(self, target_hidden_size: int, convention: HeadConvention) -> DecoderHeadConfig:
-        """Its canonical config for one reading.
+        """The canonical config under one convention.
 
         Raises:
             CheckpointError: a field is missing, not supported, or does not fit the target.
@@ -75,7 +75,7 @@ class HeadCheckpoint:
 
     @contextmanager
     def says_whose(self, target: Sizes) -> Iterator[None]:
-        """Begins an error of a head that is another verifier's with those words; sizes alone say it to few."""
+        """Prefix errors with the verifier that the head was made for, if that is not the given verifier."""
         try:
             yield
         except CheckpointError as error:
@@ -84,10 +84,10 @@ class HeadCheckpoint:
 
 
 def read_checkpoint(path: str | Path) -> HeadCheckpoint:
-    """Look into a folder or a hub name.
+    """Read config and tensor shapes of a folder or a hub repository.
 
     Raises:
-        CheckpointError: it is unreadable, or no head.
+        CheckpointError: the folder is unreadable, or holds no head.
         UnsupportedCheckpointError: a known family that is not supported.
     """
     folder = find_folder(path)
@@ -98,20 +98,23 @@ def read_checkpoint(path: str | Path) -> HeadCheckpoint:
 
 
 def is_head_folder(path: str | Path) -> bool:
-    """Whether a folder is a draft head, supported or not, rather than a whole language model.
+    """Whether a folder holds a draft head, supported or not, rather than a whole language model.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the folder cannot be read.
     """
     folder = find_folder(path)
     return holds_head(read_config(folder), read_shapes(folder))
 
 
 def head_conventions(path: str | Path, target: TargetDescription, num_drafted: int = 1) -> tuple[HeadConvention, ...]:
-    """Readings of a head that its files leave open, the likeliest first; one where nothing is ambiguous.
+    """Conventions that a head's files allow, most likely first; a single one if nothing is ambiguous.
 
     Args:
-        num_drafted: tokens that each reading must draft; chains of these heads have any length.
+        path: folder or hub name.
+        target: the verifier.
+        num_drafted: number of tokens that each convention must be able to draft; EAGLE heads draft chains of any
+            length.
 
     Raises:
         CheckpointError: the folder is unreadable, unsupported, or does not fit the target.
@@ -128,12 +131,14 @@ def load_eagle_head(
     device: str | torch.device = "cpu",
     convention: HeadConvention | None = None,
 ) -> EagleHead | Eagle1Head:
-    """Read a head of any supported layout, in evaluation mode, from a folder or a hub name.
+    """Load a head of any supported layout, in evaluation mode, from a folder or a hub name.
 
     Args:
-        target: its embedding is used (not copied) when the file has none, and its lm_head when the file has none and
-            drafts every token.
-        convention: how to read it where the files leave that open, one of `head_conventions`; None takes the first.
+        path: folder or hub name.
+        target: lends its embedding (not copied) if the file has none, and its lm_head if the file has none and drafts
+            every token.
+        dtype, device: of the loaded weights.
+        convention: one of `head_conventions`; None means the first.
 
     Raises:
         CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
@@ -191,10 +196,13 @@ def _log(
 def fit_vocabulary(
     tensors: dict[str, Tensor], config: Vocabularies, target: TargetDescription
 ) -> tuple[Tensor, list[str]]:
-    """Fit a file's tensors to the target's vocabulary: the head's token map, and the names of what the target lends.
+    """Fit a file's tensors to the target's vocabulary, adding borrowed tensors.
+
+    Returns:
+        the head's token map, and the names of the tensors borrowed from the target
 
     Raises:
-        CheckpointError: the target has another vocabulary, or the token map leads elsewhere.
+        CheckpointError: the target has another vocabulary size, or the token map points outside it.
     """
     if config.vocab_size != target.vocab_size:
         raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target.vocab_size}")
@@ -202,7 +210,7 @@ def fit_vocabulary(
     lent = {"embed_tokens.weight": target.embedding}
     if config.draft_vocab_size == config.vocab_size:
         lent["lm_head.weight"] = target.lm_head
-    # What a file brings is not asked for.
+    # Tensors that the file contains are not borrowed.
     found = {name: lend() for name, lend in lent.items() if name not in tensors}
     borrowed = {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
     tensors |= borrowed
@@ -210,7 +218,7 @@ def fit_vocabulary(
 
 
 def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:
-    """Take d2t and t2d out of the tensors -> int64 [draft_vocab_size], the target id of each draft id."""
+    """Removes d2t and t2d from the tensors -> int64 [draft_vocab_size], the target id of each draft id."""
     size = config.draft_vocab_size
     offsets, mask = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if offsets is None:
@@ -220,24 +228,26 @@ def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:
     check_shape("d2t", offsets, (size,))
     token_ids = offsets.long() + torch.arange(size)
     if bool(((token_ids < 0) | (token_ids >= config.vocab_size)).any()):
-        raise CheckpointError(f"d2t leads outside the target's vocabulary of {config.vocab_size}")
+        raise CheckpointError(f"d2t points outside the target's vocabulary of {config.vocab_size}")
     if len(token_ids.unique()) != size:
-        raise CheckpointError("d2t leads two draft ids to the same target id")
-    # Over the whole vocabulary some tools leave the mask unset: it says nothing there.
+        raise CheckpointError("d2t maps two draft ids to the same target id")
+    # Some tools leave t2d unset if the draft vocabulary is the whole vocabulary.
     if mask is not None and size != config.vocab_size:
         check_shape("t2d", mask, (config.vocab_size,))
         if not torch.equal(mask.bool().nonzero().flatten(), token_ids.sort().values):
-            raise CheckpointError("t2d marks other target ids than d2t leads to")
+            raise CheckpointError("t2d marks other target ids than those that d2t maps to")
     return token_ids
 
 
 def canonical_state(
     tensors: dict[str, Tensor], head: nn.Module, names_of: Callable[[str, Tensor], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """File tensors -> a head's state, without the token map.
+    """File tensors -> a head's state dict, without the token map.
 
     Args:
-        names_of: as `file_tensors` of a layout and a config.
+        tensors: tensors of the file by name.
+        head: the head, for names and shapes.
+        names_of: `file_tensors` bound to a layout and a config.
 
     Raises:
         CheckpointError: a tensor is missing, has another shape, or is not used.
@@ -261,6 +271,6 @@ def canonical_state(
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    """Raises CheckpointError where a tensor of a file has another shape."""
+    """Raises CheckpointError if a tensor of a file does not have the expected shape."""
     if tuple(tensor.shape) != expected:
         raise CheckpointError(f"tensor {name} has shape {tuple(tensor.shape)}, expected {expected}")

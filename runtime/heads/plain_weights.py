@@ -1,4 +1,4 @@
-"""Weights of heads as plain numbers: a part reads files that are quantised, and without it these are refused."""
+"""Dequantises the weights of heads; an optional part reads quantised files, which are refused without it."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,30 +18,31 @@ _QUANTISED = re.compile(
 
 
 def plain_shapes(raw: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """A checkpoint's shapes as they are once its weights are plain.
+    """Shapes of a checkpoint's tensors after dequantisation.
 
     Args:
         raw: config.json
+        shapes: shapes of the file's tensors.
 
     Raises:
-        UnsupportedCheckpointError: they are quantised in a way that is not read.
+        UnsupportedCheckpointError: the quantisation is not supported.
     """
     quantised = _quantised(raw, shapes)
     return dict(shapes) if quantised is None else quantised.shapes(shapes)
 
 
 def plain_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint's tensors, weights that were quantised in float32.
+    """Tensors of a checkpoint after dequantisation, quantised weights as float32.
 
     Raises:
-        CheckpointError: parts of a weight do not fit together, or it is quantised in a way that is not read.
+        CheckpointError: parts of a weight do not fit together, or the quantisation is not supported.
     """
     quantised = _quantised(raw, tensors)
     return dict(tensors) if quantised is None else quantised.tensors(tensors)
 
 
 def _quantised(raw: Mapping[str, Any], names: Iterable[str]) -> Any:
-    """Reader of weights that config.json or a tensor's name calls quantised; None for plain ones."""
+    """Reader of the quantisation stated by config.json or by a tensor's name; None for unquantised weights."""
     body = object_field(raw, "transformer_layer_config")
     stated = [object_field(part, field) for part in (raw, body) for field in _FIELDS]
     settings = next((one for one in stated if one), {})
@@ -50,5 +51,7 @@ def _quantised(raw: Mapping[str, Any], names: Iterable[str]) -> Any:
         return None
     if (reader := first("quantised_head", settings)) is None:
         way = f"quant_method={settings.get('quant_method')!r}" if settings else name
-        raise UnsupportedCheckpointError(f"a head quantised by {way} is not supported: no weights are unpacked")
+        raise UnsupportedCheckpointError(
+            f"a head quantised by {way} is not supported: no installed part reads quantised weights"
+        )
     return reader

@@ -1,7 +1,7 @@
-"""Rotary position embeddings of heads: frequencies, and turning by halves.
+"""Rotary position embeddings of heads: frequencies, and rotation by halves.
 
-A head that turns a part of its elements, or neighbouring pairs of them, is laid out anew where it is loaded, so that
-halves turn here and in every kernel: products of queries and keys do not change where both are laid out alike.
+Weights of heads that rotate part of the elements, or neighbouring pairs, are permuted at load time, so that this code
+and every kernel rotate halves. Query-key products do not change if both are permuted alike.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 
 class Turned(Protocol):
-    """What is asked of a head's config."""
+    """The fields of a head's config that `turning_order` reads."""
 
     @property
     def head_dim(self) -> int: ...
@@ -28,9 +28,9 @@ class Turned(Protocol):
 
 
 def rotary_frequencies(config: Any) -> tuple[Tensor, float]:
-    """(-f, f) of a head's rotary frequencies f, float32 [head_dim] on the host, and the factor on their cosines.
+    """(-f, f) of a head's RoPE frequencies f, float32 [head_dim] on the host, and the scale of the cosines.
 
-    Elements that do not turn have a frequency of 0.
+    Unrotated elements have frequency 0.
     """
     turned = config.rotary_dim or config.head_dim
     with torch.device("cpu"):
@@ -48,14 +48,14 @@ def rotary_frequencies(config: Any) -> tuple[Tensor, float]:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads [..., T, heads, D] turned by cosines and signed sines [..., T, 1, D]."""
+    """Rotate heads [..., T, heads, D] by cosines and signed sines [..., T, 1, D]."""
     half = heads.shape[-1] // 2
     swapped = torch.cat([heads[..., half:], heads[..., :half]], dim=-1)
     return heads * cos.to(heads.dtype) + swapped * sin.to(heads.dtype)
 
 
 def turning_order(config: Turned) -> Tensor | None:
-    """int64 [head_dim]: the elements of a file's head in the order that halves turn in; None where that is theirs."""
+    """int64 [head_dim]: permutation of a file's head elements to rotation by halves; None if it is the identity."""
     dim, turned = config.head_dim, config.rotary_dim or config.head_dim
     elements = torch.arange(dim, device="cpu")
     pairs = elements[:turned].view(-1, 2).t() if config.rope_interleaved else elements[:turned].view(2, -1)
@@ -64,7 +64,7 @@ def turning_order(config: Turned) -> Tensor | None:
 
 
 def in_turning_order(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """The state of an EAGLE head as its file has it -> as it runs: rows of queries and keys, and their norms."""
+    """Permute query and key rows and norms of an EAGLE head's state dict from file order to rotation by halves."""
     order = turning_order(config)
     if order is None:
         return dict(state)

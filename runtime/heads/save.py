@@ -1,4 +1,4 @@
-"""Heads as checkpoints that this project and other engines load: SpecForge's, speculators' and SafeAILab's layouts."""
+"""Writes heads as checkpoints in the layouts of SpecForge, speculators and SafeAILab, which other engines load too."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ _AXES_FIELDS = ("mrope_section", "mrope_interleaved")
 _CHAIN_TOKENS = 5
 
 WRITABLE = {"specforge": SPECFORGE, "speculators": SPECULATORS, "safeailab": SAFEAILAB_1}
-"""Layouts by the names a user gives."""
+"""Layouts by the names that users pass."""
 
 
 def save_eagle_head(
@@ -37,19 +37,21 @@ def save_eagle_head(
     """Write config.json and model.safetensors (bfloat16).
 
     Args:
-        layout: "specforge" or "speculators" for EAGLE-3, "safeailab" for EAGLE-1; None takes the family's first.
-        with_embedding: False leaves `embed_tokens` out; a loader then takes the target's.
-        verifier: folder or hub name of the target, which speculators' layout names.
+        head: the head.
+        path: folder to write.
+        layout: "specforge" or "speculators" for EAGLE-3, "safeailab" for EAGLE-1; None means the family's first.
+        with_embedding: False omits `embed_tokens`; a loader then uses the target's.
+        verifier: folder or hub name of the target, which the speculators layout records.
 
     Raises:
-        ValueError: the layout cannot hold this head; the message names what it lacks.
+        ValueError: the layout cannot represent this head; the message names the missing fields.
     """
     chosen = _layout_for(head, layout)
     write_checkpoint(Path(path), _tensors(head, chosen, with_embedding), _raw_config(head, chosen, verifier))
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], raw: dict[str, Any]) -> None:
-    """Write model.safetensors and config.json, each at once."""
+    """Write model.safetensors and config.json, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     writers: dict[str, Callable[[Path], object]] = {
@@ -83,14 +85,14 @@ def _layout_for(head: EagleHead | Eagle1Head, name: str | None) -> Layout:
 
 
 def check_turning(config: DecoderHeadConfig) -> None:
-    """Refuse a head whose elements were laid out anew when it was loaded.
+    """Refuse a head whose elements were permuted when it was loaded.
 
     Raises:
         ValueError: names the field.
     """
     for field in ("rotary_dim", "rope_interleaved"):
         if getattr(config, field):
-            raise ValueError(f"{field}={getattr(config, field)}: such heads are read and not written")
+            raise ValueError(f"{field}={getattr(config, field)}: heads with this setting can be loaded, but not saved")
 
 
 def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[str, Tensor]:
@@ -105,7 +107,7 @@ def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[st
         for name, part in file_tensors(layout, config, canonical, tensor).items()
     }
     token_ids = head.draft_token_ids.cpu()
-    # speculators has no token map where every token is drafted.
+    # speculators writes no token map if every token is drafted.
     needs_map = layout is SPECFORGE or not torch.equal(token_ids, torch.arange(config.vocab_size))
     if layout is not SAFEAILAB_1 and needs_map:
         tensors |= token_map(token_ids, config.vocab_size)
@@ -113,7 +115,7 @@ def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[st
 
 
 def token_map(token_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
-    """The tensors of a file that say which target ids int64 [draft_vocab_size] are drafted."""
+    """The tensors d2t and t2d of a file whose head drafts target ids int64 [draft_vocab_size]."""
     token_ids = token_ids.cpu()
     return {
         "d2t": token_ids - torch.arange(len(token_ids)),
@@ -128,18 +130,18 @@ def _raw_config(head: EagleHead | Eagle1Head, layout: Layout, verifier: str | No
             "bias": head.config.fc_bias,
         }
     written = speculators_fields(head.config, verifier) if layout is SPECULATORS else _specforge(head.config)
-    # The base is written as it is read: for readers of the file it is the config's.
+    # The RoPE base in use is written as the config's, so that other readers use it.
     if not head.config.embeds_media:
         written["embeds_media"] = False
     return written | state(head.convention._replace(rope_theta=None))
 
 
 class DecoderShape(Protocol):
-    """The part of a head's config that says what a decoder layer is."""
+    """The fields of a head's config that describe a decoder layer."""
 
     @property
     def rope_parameters(self) -> Mapping[str, Any]:
-        """As in a config.json."""
+        """RoPE fields as in config.json."""
 
 
 def decoder_fields(config: DecoderShape, model_type: str) -> dict[str, Any]:
@@ -154,7 +156,7 @@ def decoder_fields(config: DecoderShape, model_type: str) -> dict[str, Any]:
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         **{name: getattr(config, name) for name in _SHAPE_FIELDS},
-        # Both spellings: readers on the fourth major version of transformers know the second one alone.
+        # Both spellings: transformers 4 reads only rope_theta and rope_scaling.
         "rope_parameters": rope,
         "rope_theta": rope["rope_theta"],
         "rope_scaling": None if rope["rope_type"] == "default" and not sections else scaling,
@@ -178,7 +180,7 @@ def _specforge(config: EagleHeadConfig) -> dict[str, Any]:
 
 
 def speculators_fields(config: EagleHeadConfig, verifier: str | None, kind: str = "eagle3") -> dict[str, Any]:
-    """config.json of a head of a kind that speculators reads."""
+    """config.json of a head in the speculators format; `kind` is its speculators_model_type."""
     body = "qwen3" if config.qk_norm else "llama"
     return {
         "architectures": ["Eagle3DraftModel"],

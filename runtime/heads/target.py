@@ -1,4 +1,4 @@
-"""The verifier as a drafter sees it: shapes and single tensors of a checkpoint, without loading the model."""
+"""The verifier as a drafter needs it: shapes and single tensors of a checkpoint, without loading the model."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -19,34 +19,35 @@ from wingbeat.runtime.tensor_files import read_fields, tensor_files, text_fields
 
 logger = logging.getLogger(__name__)
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
-"""Ends of names in checkpoints."""
+"""Suffixes of tensor names in checkpoints."""
 Lender = Callable[[str], Tensor | None]
-"""From the end of a weight's name to that of the verifier which runs on the drafter's device, for reading; None where
-there is none to be had."""
+"""Maps a tensor name suffix to the weight of the verifier that runs on the drafter's device, read-only; None if the
+verifier does not lend it."""
 _COMPARED_ROWS = 64
-"""Of a weight that is lent and of the file's: memory of another process may hold something else than is said."""
+"""Rows of a lent weight that are compared with the file: memory of another process may not hold what is claimed."""
 
 
 @dataclass(frozen=True)
 class TargetDescription:
-    """What a drafter must know of the verifier it drafts for."""
+    """Properties of a verifier that its drafter needs."""
 
     path: Path
     hidden_size: int
     num_layers: int
     vocab_size: int
     lender: Lender | None = None
-    """Of what would otherwise be read from the files, a copy for each drafter."""
+    """Lends the verifier's weights, which each drafter would otherwise copy from the files."""
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, lender: Lender | None = None) -> "TargetDescription":
         """Read a verifier's checkpoint.
 
         Args:
-            path: as `checkpoint_folder` takes it.
+            path: folder or name, as accepted by `checkpoint_folder`.
+            lender: see `lender`.
 
         Raises:
-            FileNotFoundError: it holds no config.json.
+            FileNotFoundError: the folder has no config.json.
             ModelCheckpointError: as `checkpoint_folder` and `read_config`.
         """
         folder = checkpoint_folder(path)
@@ -64,31 +65,34 @@ class TargetDescription:
 
     @cached_property
     def quantization(self) -> dict[str, Any]:
-        """How the weights are quantised, as config.json has it for a head; empty where they are not."""
+        """The quantisation fields of config.json, for use in a head's config.
+
+        Empty if the weights are not quantised.
+        """
         fields = read_fields(self.path / "config.json")
         found = fields.get("quantization_config") or text_fields(fields).get("quantization_config")
         return {} if found is None else {"quantization_config": found}
 
     @cached_property
     def tensor_files(self) -> dict[str, Path]:
-        """The safetensors file of each tensor, by the tensor's name; empty where the checkpoint has another format."""
+        """The safetensors file of each tensor by tensor name; empty if the checkpoint has another format."""
         return tensor_files(self.path)
 
     @cached_property
     def _read_apart(self) -> Mapping[str, Callable[[], Tensor]]:
-        """Readers of the input embedding and of the output matrix where a part reads the checkpoint's format."""
+        """Readers of embedding and output matrix if an optional part reads the checkpoint's format; else empty."""
         return first("lent_tensors", self.path) or {}
 
     def _names_ending(self, suffix: str) -> list[str]:
-        # The shortest name is the model's own: prediction modules hold copies under longer ones.
+        # The shortest name is the model's own: prediction modules hold copies under longer names.
         names = (*self.tensor_files, *self._read_apart)
         return sorted((name for name in names if name.endswith(suffix)), key=len)
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor of the checkpoint.
+        """Read a single tensor of the checkpoint.
 
         Raises:
-            KeyError: there is none of that name.
+            KeyError: no tensor has this name.
         """
         if name in self._read_apart:
             return self._read_apart[name]()
@@ -100,7 +104,7 @@ class TargetDescription:
         return self._ending(EMBEDDING)
 
     def lm_head(self) -> Tensor | None:
-        """The verifier's output matrix [vocab_size, hidden_size]; the embedding where the two are tied."""
+        """The verifier's output matrix [vocab_size, hidden_size]; the embedding if the two are tied."""
         return self.embedding() if self.config.tie_word_embeddings else self._ending(LM_HEAD)
 
     def _ending(self, suffix: str) -> Tensor | None:
@@ -111,13 +115,13 @@ class TargetDescription:
         if lent is None:
             return self.tensor(names[0])
         if self._is_of_file(lent, names[0]):
-            logger.info("the verifier's %s is used where it lies (%.2f GB)", suffix, lent.nbytes / 1e9)
+            logger.info("the drafter shares the verifier's %s (%.2f GB)", suffix, lent.nbytes / 1e9)
             return lent
-        logger.warning("the drafter loads a copy of its own of %s: what the verifier lends is not the file's", names[0])
+        logger.warning("the drafter loads a copy of its own of %s: the verifier's differs from the file's", names[0])
         return self.tensor(names[0])
 
     def _is_of_file(self, lent: Tensor, name: str) -> bool:
-        """Whether a weight has the shape of the checkpoint's and the values of some of its rows, first and last too."""
+        """Whether a lent weight has the shape and sampled rows (first and last included) of the checkpoint's."""
         with safe_open(self.tensor_files[name], framework="pt") as tensors:
             stored = tensors.get_slice(name)
             if tuple(stored.get_shape()) != tuple(lent.shape):

@@ -1,4 +1,4 @@
-"""Training-time test: a head unrolled over its own predictions, as it will be used.
+"""Training-time test: unrolls a head over its own predictions, as in drafting.
 
 Step j of the chain that starts at index i reads token i + 1 + j and predicts token i + 2 + j. All chains run at once:
 index i keeps its place while the tokens shift. Source: EAGLE-3 (arXiv 2503.01840), section 3.2 and figure 6.
@@ -14,42 +14,42 @@ from wingbeat.runtime.heads.contract import Attend, DraftHead
 
 
 class UnrolledStep(NamedTuple):
-    """One step of all chains of a batch; N chains per sequence."""
+    """A step of all chains of a batch; N chains per sequence."""
 
     head: DraftHead
     offset: int
     """Column i of the logits predicts the token at index i + offset."""
     hidden: Tensor
-    """[batch, N, H], or [chains, H] where some are followed, that the logits are made of: in EAGLE-1 the prediction of
-    the feature at index i + offset - 1."""
+    """[batch, N, H], or [chains, H] if only some chains are followed: input of the logits. In EAGLE-1 this is the
+    predicted feature at index i + offset - 1."""
 
     @property
     def logits(self) -> Tensor:
-        """[..., draft_vocab_size], made when they are asked for."""
+        """[..., draft_vocab_size], computed on access."""
         return self.head.logits(self.hidden)
 
 
 class _SequenceChains(NamedTuple):
-    """Chains of one sequence of a batch whose positions lie flat, one sequence behind the other."""
+    """Chains of one sequence, in a batch whose positions are flattened."""
 
     rows: slice
-    """Positions that a chain of the sequence sees."""
+    """Positions that the sequence's chains attend to."""
     chains: slice
-    """Its chains, among all that are followed."""
+    """Range of the sequence's chains among all followed chains."""
     future: Tensor
-    """bool [chains, rows]: positions behind a chain's beginning."""
+    """bool [chains, rows]: True at positions after a chain's start."""
 
 
 class ChainAttention:
-    """Attention of step j at index i: the true features' keys up to i, then the chain's own keys of steps 1..j.
+    """Attention of step j at index i: keys of true features up to i, then the chain's own keys of steps 1..j.
 
-    That is what drafting does: the committed prefix is recomputed from true features, and a drafted token sees its
-    ancestors' keys, which were made from predicted features.
+    Drafting does the same: the committed prefix is computed from true features, and a drafted token sees its ancestors'
+    keys, which come from predicted features.
 
     Args:
-        scaling: of the products of queries and keys.
-        every: the sequences with all of their chains.
-        followed: the sequences with the chains that are followed.
+        scaling: factor of query-key products.
+        every: all chains of each sequence.
+        followed: the followed chains of each sequence.
     """
 
     def __init__(self, scaling: float, every: list[_SequenceChains], followed: list[_SequenceChains]) -> None:
@@ -61,20 +61,21 @@ class ChainAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Query [.., Hq, D], key [.., Hkv, D] and value [.., Hkv, Dv] of the next step -> [.., Hq, Dv].
 
-        The first step has the keys and values of every position; deeper ones those of the chains that are followed.
+        The first step passes keys and values of every position; later steps those of the followed chains.
         """
         shape = query.shape
         query, key, value = (part.flatten(0, -3) for part in (query, key, value))
         self._keys.append(key)
         self._values.append(value)
         sequences = self._every if len(query) == self._every[-1].chains.stop else self._followed
-        # A sequence at a time: its scores stay in a CPU's cache, and a short one has no padding.
+        # Sequences are processed one at a time: the scores of a sequence stay in a CPU's cache, and shorter sequences
+        # need no padding.
         return torch.cat([self._of_sequence(query, one) for one in sequences]).view(*shape[:-1], -1)
 
     def _of_sequence(self, query: Tensor, sequence: _SequenceChains) -> Tensor:
-        """[chains, Hq, Dv] of one sequence's chains."""
+        """Attention output [chains, Hq, Dv] of one sequence's chains."""
         chains = sequence.chains
-        # Query heads that share a key lie behind each other: [Hkv, groups, chains, D].
+        # Query heads that share a key head are contiguous: [Hkv, groups, chains, D].
         groups = query.shape[1] // self._keys[0].shape[1]
         query = query[chains].unflatten(1, (-1, groups)).permute(1, 2, 0, 3) * self.scaling
         keys, values = (part[0][sequence.rows].transpose(0, 1) for part in (self._keys, self._values))
@@ -95,19 +96,25 @@ class ChainAttention:
 def unroll(
     head: DraftHead, tokens: Tensor, taps: Tensor, num_steps: int, chains: Tensor | None = None
 ) -> Iterator[UnrolledStep]:
-    """Run every chain of `num_steps` steps that fits into the sequences, with the sequences' own tokens.
+    """Run every chain of `num_steps` steps that fits into the sequences, fed with the sequences' own tokens.
 
     Where all tokens of a chain so far equal the head's choices, this is exactly greedy drafting.
 
     Args:
+        head: the head to unroll.
         tokens: int64 [batch, length].
         taps: [batch, length, num_taps * Ht].
-        chains: int64 [chains], ascending: those that are followed, of the batch * N flat ones; None follows all.
+        num_steps: steps per chain.
+        chains: int64 [chains], ascending: indices of the chains to follow among the batch * N flat ones; None follows
+            all.
     """
     batch, num_chains = tokens.shape[0], tokens.shape[1] - num_steps - 1
 
     def read(rows: Tensor, step: int) -> Tensor:
-        """Rows [batch, N, ..] as a step reads them: the first step those of all chains, whose keys the others see."""
+        """Rows [batch, N, ..] that a step reads: all in the first step, whose keys the later steps see.
+
+        Then the followed ones.
+        """
         if chains is None:
             return rows
         return rows.flatten(0, 1)[chains] if step else rows.flatten(0, 1)
@@ -116,7 +123,7 @@ def unroll(
     followed = every if chains is None else _by_sequence(batch, num_chains, chains)
     attends: list[Attend] = [ChainAttention(head.scaling, every, followed) for _ in range(head.num_layers)]
     positions = torch.arange(num_chains, device=tokens.device).expand(batch, num_chains)
-    # Under autocast fc gives bfloat16; the residual stream stays in the weights' precision.
+    # Under autocast fc returns bfloat16; the residual stream keeps the weights' precision.
     features = read(head.fuse(taps[:, :num_chains].to(head.dtype)).to(head.dtype), 0)
     for step in range(num_steps):
         now = slice(1 + step, 1 + step + num_chains)
@@ -143,7 +150,7 @@ def _by_sequence(batch: int, num_chains: int, chains: Tensor) -> list[_SequenceC
 
 @torch.no_grad()
 def matches(head: DraftHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
-    """Whether the greedy draft of each step is the sequence's token -> bool [batch, N, num_steps]."""
+    """Whether the greedy draft of each step equals the sequence's token -> bool [batch, N, num_steps]."""
     hits = []
     for step in unroll(head, token_ids, taps, num_steps):
         drafted = head.draft_token_ids[step.logits.argmax(-1)]

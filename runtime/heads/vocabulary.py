@@ -1,4 +1,4 @@
-"""Whether a draft model writes in the verifier's vocabulary: ids are drafted, so the same id must be the same token."""
+"""Checks that a draft model and its verifier share a vocabulary: drafts are token ids."""
 
 import logging
 from pathlib import Path
@@ -12,23 +12,23 @@ _NUM_NAMED = 3
 
 
 class VocabularyError(ValueError):
-    """Two checkpoints number their tokens differently; the message says where."""
+    """Two checkpoints number their tokens differently; the message names the differing tokens."""
 
 
 def check_same_vocabulary(draft: Path, draft_vocab_size: int, target: Path, target_vocab_size: int) -> None:
-    """Compare the tokenizers of two checkpoint folders, or the sizes where there are none.
+    """Compare the tokenizers of two checkpoint folders, or the vocabulary sizes if a tokenizer is missing.
 
-    Output matrices may differ in size where both tokenizers are there and equal: the larger one is padded.
+    Output matrices may differ in size if both tokenizers exist and are equal: the larger matrix is padded.
 
     Raises:
-        VocabularyError: a token has two ids or is unknown to one side, or nothing is known and the sizes differ.
+        VocabularyError: the tokenizers differ, or one is missing and the sizes differ.
     """
     if not ((draft / _FILE).is_file() and (target / _FILE).is_file()):
         without = ", ".join(str(folder) for folder in (draft, target) if not (folder / _FILE).is_file())
         if draft_vocab_size != target_vocab_size:
             raise VocabularyError(
                 f"the draft model {draft} has another vocabulary than the verifier {target}: {draft_vocab_size} and "
-                f"{target_vocab_size} tokens, and no {_FILE} in {without} that would show the difference to be padding"
+                f"{target_vocab_size} tokens, and no {_FILE} in {without} to show that the difference is padding"
             )
         logger.warning("no %s in %s: only the sizes of the vocabularies were compared", _FILE, without)
         return

@@ -1,1 +1,1 @@
-"""EAGLE-3 heads of compressed attention (MLA)."""
+"""EAGLE-3 heads with compressed attention (MLA)."""

@@ -1,7 +1,7 @@
-"""An EAGLE-3 head whose attention compresses keys and values, as DeepSeek's and Kimi's do (MLA, arXiv 2405.04434).
+"""An EAGLE-3 head with multi-head latent attention as in DeepSeek and Kimi (MLA, arXiv 2405.04434).
 
-Keys and values are kept as each head's own, so that every attention kernel reads them: num_heads * (key_dim +
-value_dim) numbers for a token, where a compressed cache would have kv_rank + rope_dim.
+Keys and values are cached decompressed per head, so that every attention kernel can read them: num_heads * (key_dim +
+value_dim) values per token, where a compressed cache would have kv_rank + rope_dim.
 """
 
 import math
@@ -23,16 +23,16 @@ from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate, turning_or
 
 @dataclass(frozen=True)
 class LatentEagleConfig(EagleHeadConfig):
-    """Shapes of such a head; `head_dim` is that of queries and keys, of which the last `rope_dim` elements turn.
+    """Config of an MLA head; `head_dim` is that of queries and keys, whose last `rope_dim` elements RoPE rotates.
 
     Raises:
-        ValueError: see `EagleHeadConfig`; or a size that no such attention has.
+        ValueError: see `EagleHeadConfig`; also a size that MLA does not allow.
     """
 
     query_rank: int | None = None
-    """Width that queries are compressed to; None compresses none."""
+    """Width to which queries are compressed; None means no compression."""
     kv_rank: int = 512
-    """Width that keys and values are compressed to."""
+    """Width to which keys and values are compressed."""
     rope_dim: int = 64
     value_dim: int = 128
 
@@ -41,16 +41,18 @@ class LatentEagleConfig(EagleHeadConfig):
         for name in ("query_rank", "kv_rank", "rope_dim", "value_dim"):
             size = getattr(self, name)
             if size is not None and size < 1:
-                raise ValueError(f"{name}={size} is no positive number")
+                raise ValueError(f"{name}={size} is not a positive integer")
         if self.rope_dim % 2 or self.rope_dim >= self.head_dim:
-            raise ValueError(f"qk_rope_head_dim={self.rope_dim} is odd, or no part of heads of {self.head_dim}")
+            raise ValueError(f"qk_rope_head_dim={self.rope_dim} is odd, or not below head_dim {self.head_dim}")
         if self.num_key_value_heads != self.num_attention_heads:
             raise ValueError(
                 f"num_key_value_heads={self.num_key_value_heads}: MLA attention has keys for each of "
                 f"{self.num_attention_heads} heads"
             )
         if self.num_layers != 1:
-            raise ValueError(f"{self.num_layers} decoder layers of MLA attention: heads of one are supported")
+            raise ValueError(
+                f"{self.num_layers} decoder layers of MLA attention: only heads with one layer are supported"
+            )
 
     @property
     def num_frequencies(self) -> int:
@@ -59,7 +61,7 @@ class LatentEagleConfig(EagleHeadConfig):
 
     @property
     def rotary_width(self) -> int:
-        """See `DecoderHeadConfig.rotary_width`; only elements that turn are turned at all."""
+        """See `DecoderHeadConfig.rotary_width`; equals the number of rotated elements."""
         return self.rope_dim
 
     @property
@@ -68,12 +70,12 @@ class LatentEagleConfig(EagleHeadConfig):
         return self.num_attention_heads * (self.head_dim + self.value_dim)
 
     def new_head(self) -> EagleHead:
-        """Head of this config, its weights not set yet."""
+        """A head of this config with uninitialised weights."""
         return LatentEagleHead(self)
 
 
 def compressed_head(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> tuple[type, dict[str, Any]]:
-    """Class of the config of such a head, and fields in the place of plain attention's; raises as `head_config`."""
+    """Config class of an MLA head, and the fields that replace those of plain attention; raises as `head_config`."""
     still, turning = size_field(body, "qk_nope_head_dim"), size_field(body, "qk_rope_head_dim")
     attention = f"{layout.layer}self_attn."
     return LatentEagleConfig, {
@@ -84,7 +86,7 @@ def compressed_head(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> 
         "rope_dim": turning,
         "value_dim": size_field(body, "v_head_dim"),
         "rotary_dim": None,
-        # DeepSeek's own tools turn neighbouring elements.
+        # DeepSeek's own tools rotate neighbouring elements.
         "rope_interleaved": body.get("rope_interleave", True) is not False,
         "attention_bias": f"{attention}kv_a_proj_with_mqa.bias" in shapes,
         "output_bias": f"{attention}o_proj.bias" in shapes,
@@ -92,7 +94,7 @@ def compressed_head(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> 
 
 
 class LatentEagleHead(EagleHead):
-    """An EAGLE-3 head of that attention. Words: D head_dim, R rope_dim, V value_dim, N heads, each of the file's."""
+    """An EAGLE-3 head with MLA. Dimension names: D head_dim, R rope_dim, V value_dim, N heads."""
 
     config: LatentEagleConfig
 
@@ -102,7 +104,7 @@ class LatentEagleHead(EagleHead):
 
     @property
     def scaling(self) -> float:
-        """Factor on the products of queries and keys; YaRN's own factor is in both of them."""
+        """Factor of query-key products; YaRN's factor applies to both queries and keys, hence squared."""
         rope, scale = self.config.rope_parameters, self.config.head_dim**-0.5
         all_elements = rope.get("mscale_all_dim")
         if rope.get("rope_type") != "yarn" or not all_elements or rope["factor"] <= 1:
@@ -110,7 +112,7 @@ class LatentEagleHead(EagleHead):
         return scale * (0.1 * all_elements * math.log(rope["factor"]) + 1) ** 2
 
     def reset_rope(self, device: str | torch.device) -> None:
-        """See `DecoderHead.reset_rope`; of the elements that turn alone."""
+        """See `DecoderHead.reset_rope`; frequencies for the rotated elements only."""
         turned = SimpleNamespace(**vars(self.config) | {"head_dim": self.config.rope_dim, "rotary_dim": None})
         signed, self._rope_scale = rotary_frequencies(turned)
         self.signed_inv_freq = signed.to(device)
@@ -146,7 +148,7 @@ class LatentEagleHead(EagleHead):
         return self._behind_attention(residual, attend(query, key, value.contiguous()))
 
     def _query(self, inputs: Tensor, rotary: Rotary) -> Tensor:
-        """[..., T, N, D]"""
+        """Queries [..., T, N, D] with RoPE applied."""
         config = self.config
         if config.query_rank is None:
             query = self.q_proj(inputs)
@@ -158,5 +160,8 @@ class LatentEagleHead(EagleHead):
         return torch.cat([still, self._turned(turning, rotary)], dim=-1)
 
     def _turned(self, elements: Tensor, rotary: Rotary) -> Tensor:
-        """[..., heads, R] by positions. Queries and keys may keep an order that is not the file's: both have it."""
+        """Rotates [..., heads, R] by positions.
+
+        Queries and keys may have another element order than the file, as long as both have the same.
+        """
         return rotate(elements if self._order is None else elements[..., self._order], *rotary)

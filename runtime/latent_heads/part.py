@@ -1,3 +1,3 @@
-"""EAGLE-3 heads of compressed attention (MLA)."""
+"""Registers EAGLE-3 heads with compressed attention (MLA)."""
 
 compressed_head = "wingbeat.runtime.latent_heads.latent_head:compressed_head"

@@ -1,1 +1,1 @@
-"""Multi-token-prediction modules of a verifier's own checkpoint: names, weights, drafting."""
+"""Multi-token-prediction (MTP) modules in a verifier's own checkpoint: tensor names, weights, drafting."""

@@ -1,15 +1,15 @@
-"""Drafting with the multi-token-prediction modules of the verifier's own checkpoint.
+"""Drafts with the multi-token-prediction modules of the verifier's own checkpoint.
 
-Module k drafts the token at depth k + 1, deeper levels are the last module's, run again on its own results: with a
-single module that is EAGLE's loop. Row i of module k holds token i + 1 + k and is stored at index i of the sequence's
-block table in layer k of the pool, so of L settled tokens module k has rows 0..L - 2 - k. A module that drafts for the
-first time in a tree runs the rows of all drafted tokens above it, too: their hidden states are those of the module
-before it. The rows of settled tokens come from the verifier's hidden states alone. Behind fewer tokens than a module
-looks ahead its context is below 0: rows before row 0, which there are none of, are computed, dropped and never seen.
+Module k drafts the token at depth k + 1; deeper levels rerun the last module on its own outputs, which for a single
+module is EAGLE's loop. Row i of module k has token i + 1 + k and is stored at index i of the sequence's block table in
+layer k of the pool, so of L committed tokens module k has rows 0..L - 2 - k. The first time a module runs in a tree, it
+also runs the rows of all drafted tokens above, with the previous module's outputs as hidden states. Rows of committed
+tokens are computed from the verifier's hidden states only. A module that looks further ahead than there are tokens has
+a negative context length: rows before row 0 are computed, dropped and never seen.
 
-Where a shared prefix ends, the last rows depend on tokens behind it: those of the first module stay as the sequence
-that ran them first has them, those of the others are as the sequence that ran last left them. That costs a little
-acceptance, and nothing else.
+At the end of a shared prefix the last rows depend on the tokens after it: the first module's rows stay those of the
+sequence that ran them first, those of other modules are the last writer's. The only effect is slightly lower
+acceptance.
 """
 
 from typing import NamedTuple
@@ -35,12 +35,12 @@ from wingbeat.runtime.round.rows import Rows
 
 
 class MtpDrafter(StagedDrafter):
-    """MTP modules and their KV.
+    """Drafter with MTP modules and their KV.
 
     Args:
-        modules: prepared, on the device to draft on.
+        modules: prepared modules, on the device to draft on.
         speculation: shape of the trees.
-        num_layers: of the verifier: the index of its final norm's output among the taps.
+        num_layers: number of layers of the verifier, the tap index of its final norm's output.
         graph_device: see `StagedDrafter`.
     """
 
@@ -57,7 +57,8 @@ class MtpDrafter(StagedDrafter):
         device, dtype = modules.device, modules.dtype
         growth = Growth(speculation, torch.arange(len(modules.items[0].head), device=device))
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
-        # A module's results at settled rows are the next one's inputs, also behind a prefix that another sequence ran.
+        # A module's outputs at committed rows are the next module's inputs, also after a prefix that another sequence
+        # ran.
         extra_sizes = (self.taps_size,) * (self.num_modules - 1)
         pool = DraftPool(modules.layers, num_drafted, dtype, device, extra_sizes)
         super().__init__(speculation, pool, growth, graph_device)
@@ -65,7 +66,7 @@ class MtpDrafter(StagedDrafter):
             (num_layers,), keeps_context=True, token_bytes=pool.token_bytes, embedding_width=self.taps_size
         )
         self._hidden = torch.zeros(0)
-        """[num_slots + 1, hidden_size]: the first module's result at each sequence's last settled row."""
+        """[num_slots + 1, hidden_size]: the first module's output at each sequence's last committed row."""
 
     def _check_taps(self, spec: ChannelSpec) -> None:
         if spec.taps_size != self.taps_size:
@@ -75,7 +76,7 @@ class MtpDrafter(StagedDrafter):
         self._hidden = grown(self._hidden, (num_rows, self.taps_size), self.dtype, self.device)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Run every module over the chunks, in shapes that follow the data."""
+        """Runs every module over the chunks, in shapes that depend on the data."""
         spans: list[_Span] = []
         chunks, tokens, given = self.pool.chunks(batch), batch.chunk_next_token_ids, batch.chunk_inputs
         rotated = batch.chunk_rotations([chunk.positions for chunk in chunks])
@@ -95,10 +96,10 @@ class MtpDrafter(StagedDrafter):
                 self._run_spans(index, now)
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Run every module over decided tokens."""
+        """Runs every module over decoded tokens."""
         positions, counted = rows.spread()
         last = (rows.slots, (rows.num_tokens - 1).clamp_min(0))
-        # A decode follows a token at least, and so does its first row; where it begins is the device's to know.
+        # The start of a decode is known only on the device. With num_modules as the host's value, no column is cut.
         start, taps = self.num_modules, rows.taps.to(self.dtype)
         tokens, turned = rows.token_ids, rows.rotated(positions)
         span = _Span(rows.positions, start, tokens, turned, taps, counted, block_tables[rows.slots], last)
@@ -106,7 +107,7 @@ class MtpDrafter(StagedDrafter):
             self._run_spans(index, [span])
 
     def _run_spans(self, index: int, spans: list["_Span"]) -> None:
-        """One module over the settled tokens of all spans; every row's key is stored before any is read."""
+        """Runs one module over the committed tokens of all spans; every row's key is stored before any is read."""
         segments, mappings, hidden, begin = [], [], [], 0
         for span in spans:
             rows = span.positions - index
@@ -115,7 +116,7 @@ class MtpDrafter(StagedDrafter):
             segments.append(self.pool.causal_segment(begin, rows, num_context, span.tables))
             mappings.append(slot_mapping(span.tables, rows, self.pool.block_size, counted).flatten())
             inputs = span.taps if index == 0 else self.stored(index - 1, span.tables, rows)
-            # What does not count must be finite: its key is stored where masked rows read.
+            # Invalid rows must be finite: their keys are stored where masked rows read.
             hidden.append(torch.where(counted[..., None], inputs, 0).flatten(0, 1))
             begin += rows.numel()
         tokens = torch.cat([span.tokens.flatten(0, 1) for span in spans])
@@ -134,36 +135,36 @@ class MtpDrafter(StagedDrafter):
                 begin += span.counted.numel()
 
     def stored(self, index: int, tables: Tensor, rows: Tensor) -> Tensor:
-        """A module's results at settled rows int64 [num_reqs, num_rows]: [num_reqs, num_rows, hidden_size]."""
+        """A module's outputs at committed rows int64 [num_reqs, num_rows] -> [num_reqs, num_rows, hidden_size]."""
         mapping = slot_mapping(tables, rows.clamp_min(0), self.pool.block_size)
         return self.pool.extras[index].flatten(0, 1)[mapping]
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """A tree per root, from the first module's result at the last settled row."""
+        """Grows a tree per root, from the first module's output at the last committed row."""
         hidden = self._hidden[roots.slots][:, None]
         drafting = _Drafting(self, block_tables[roots.slots], roots, hidden)
         return self.growth.grow(roots, self.modules.items[0].logits(hidden), drafting.expand, rules)
 
 
 class _Span(NamedTuple):
-    """Settled tokens of some sequences, rows side by side: column c is position starts + c."""
+    """Committed tokens of several sequences as equal-width rows: column c is position starts + c."""
 
     starts: Tensor
     """int64 [num_reqs]"""
     host_start: int
-    """What the host knows of `starts`: a lower bound where columns must not be cut."""
+    """Lower bound of `starts` known on the host, for cutting columns; num_modules if no column may be cut."""
     tokens: Tensor
-    """int64 [num_reqs, width]: the token after each position; or their embeddings [num_reqs, width, hidden_size]."""
+    """int64 [num_reqs, width]: the token after each position; or embeddings [num_reqs, width, hidden_size]."""
     rotated: Tensor
-    """int64 [num_reqs, width] or [3, num_reqs, width]: see `DraftBatch.chunk_rotations`."""
+    """int64 [num_reqs, width] or [3, num_reqs, width]: RoPE positions, see `DraftBatch.chunk_rotations`."""
     taps: Tensor
     """[num_reqs, width, hidden_size]"""
     counted: Tensor
-    """bool [num_reqs, width]"""
+    """bool [num_reqs, width]: valid columns."""
     tables: Tensor
     """int64 [num_reqs, num_table_blocks]"""
     last: tuple[Tensor, Tensor]
-    """Slots and last columns int64 [num_reqs]."""
+    """Slots and last valid columns, int64 [num_reqs] each."""
 
     @property
     def width(self) -> int:
@@ -175,7 +176,7 @@ class _Span(NamedTuple):
         return self.starts[:, None] + torch.arange(self.width, device=self.starts.device)
 
     def after(self, count: int) -> "_Span":
-        """Without the first columns, which a module has no row for."""
+        """The span without its first `count` columns, for which a module has no row."""
         if not count:
             return self
         tokens, taps, counted = (part[:, count:] for part in (self.tokens, self.taps, self.counted))
@@ -187,7 +188,10 @@ class _Drafting:
     """The drafted rows of one pass.
 
     Args:
-        hidden: [num_reqs, 1, hidden_size], the first module's results at the last settled rows.
+        drafter: the drafter.
+        block_tables: block tables of the roots' sequences.
+        roots: roots of the trees.
+        hidden: [num_reqs, 1, hidden_size]: the first module's outputs at the last committed rows.
     """
 
     def __init__(self, drafter: MtpDrafter, block_tables: Tensor, roots: Roots, hidden: Tensor) -> None:
@@ -197,7 +201,7 @@ class _Drafting:
         self.roots, self.lens = roots, roots.positions[0]
         self.levels: list[Level] = []
         self.out = hidden
-        """Latest results [num_reqs, num_nodes, hidden_size]: of the settled row alone, or of the nodes run last."""
+        """Latest outputs [num_reqs, num_nodes, hidden_size]: of the committed row, or of the nodes run last."""
 
     def expand(self, level: Level) -> Tensor:
         """See `wingbeat.runtime.drafters.growth.Expand`."""
@@ -211,7 +215,7 @@ class _Drafting:
         return self.drafter.modules.items[index].logits(self.out[:, -self.width :])
 
     def _inputs_of_all(self, index: int) -> Tensor:
-        """The module before it at the parents of all nodes so far; the root's row is settled."""
+        """The previous module's outputs at the parents of all nodes so far; the root's row is a committed one."""
         first = self.levels[0]
         if index == 1:
             return self.out.expand(-1, first.token_ids.shape[1], -1)
@@ -223,7 +227,7 @@ class _Drafting:
         return torch.cat(parts, dim=1)
 
     def _run(self, index: int, token_ids: Tensor, hidden: Tensor, num_levels: int) -> Tensor:
-        """A module over the nodes of the last `num_levels` levels -> [num_reqs, num_nodes, hidden_size]."""
+        """Runs a module over the nodes of the last `num_levels` levels -> [num_reqs, num_nodes, hidden_size]."""
         depth, width = self.levels[-1].depth, self.width
         num_context = self.lens - 1 - index
         tables = self.pool.tables(self.block_tables, num_context)
@@ -244,7 +248,7 @@ class _Drafting:
         return out.unflatten(0, token_ids.shape)
 
     def _visible(self, num_levels: int, index: int) -> Tensor | None:
-        """bool [num_reqs, num_levels * width, nodes so far]; None in a chain."""
+        """Mask bool [num_reqs, num_levels * width, nodes so far]; None in a chain."""
         if self.levels[-1].visible is None:
             return None
         size = self.levels[-1].visible.shape[2]
@@ -252,7 +256,7 @@ class _Drafting:
         visible = torch.cat([F.pad(part, (0, size - part.shape[2])) for part in parts], dim=1)
         if index < 2:
             return visible
-        # Behind fewer settled tokens than the module looks ahead, the first levels have no row.
+        # If fewer tokens are committed than the module looks ahead, the first levels have no row.
         real = self.lens[:, None] - 1 - index + torch.arange(size, device=self.lens.device) // self.width >= 0
         itself = torch.eye(size, dtype=torch.bool, device=self.lens.device)[-visible.shape[1] :]
         return visible & (real[:, None] | itself)
@@ -261,10 +265,13 @@ class _Drafting:
 def build_mtp(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> Drafter:
-    """The drafter of a verifier's own MTP modules; raises as `load_mtp_modules`.
+    """The drafter of a verifier's own MTP modules; raises the errors of `load_mtp_modules`.
 
     Args:
-        source: not looked at: the modules are the verifier's.
+        source: unused, because the modules are in the verifier's checkpoint.
+        target: the verifier.
+        speculation: shape of the trees.
+        options: options of the drafter.
     """
     modules = load_mtp_modules(target, options.dtype, options.device)
     return MtpDrafter(modules, speculation, target.num_layers, graph_device_of(options, modules.device))

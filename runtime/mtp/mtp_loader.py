@@ -1,6 +1,6 @@
-"""MTP modules inside a verifier's checkpoint, read and ready to run.
+"""Loads the MTP modules in a verifier's checkpoint.
 
-`mtp_names` knows their layouts. A module without an embedding or output matrix uses the verifier's. Missing, unexpected
+`mtp_names` defines the layouts. A module without an embedding or output matrix uses the verifier's. Missing, unexpected
 and mis-shaped tensors are errors.
 """
 
@@ -23,25 +23,25 @@ from wingbeat.runtime.mtp.mtp_names import count_modules, name_in_module, prefix
 logger = logging.getLogger(__name__)
 
 MOST_MODULES = 16
-"""The context of module k may begin at row -k, and attention takes contexts from -15 on
+"""Maximum number of modules: the context of module k may start at row -k, and attention supports contexts from -15 on
 (`wingbeat.kernels.attention.reference.tree_attention`)."""
 _EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<index>\d+)\.(?P<part>gate_proj|up_proj|down_proj)\.weight")
 
 
 def num_mtp_modules(target: TargetDescription) -> int:
-    """Modules that a verifier's checkpoint holds in a layout that can be read; 0 where there are none."""
+    """Number of modules in a readable layout in a verifier's checkpoint; 0 if there are none."""
     return count_modules(target.tensor_files, target.num_layers)
 
 
 def load_mtp_modules(
     target: TargetDescription, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
 ) -> MtpModules:
-    """Read all modules of a verifier's checkpoint, ready to run.
+    """Load all modules of a verifier's checkpoint, ready to run.
 
     Raises:
-        CheckpointError: there are none, or more than `MOST_MODULES`, or a tensor is missing, unexpected, mis-shaped or
-            quantised in a way that heads are not read in.
-        UnsupportedModelError: their attention cannot be run over a paged cache.
+        CheckpointError: there are no modules or more than `MOST_MODULES`, or a tensor is missing, unexpected,
+            mis-shaped or quantised in an unsupported way.
+        UnsupportedModelError: the modules' attention cannot be run over a paged cache.
     """
     count = num_mtp_modules(target)
     if not count:
@@ -73,7 +73,7 @@ def load_mtp_modules(
 
 
 def why_no_modules(target: TargetDescription) -> str:
-    """One line for a checkpoint without modules that can be read."""
+    """A line that states why a checkpoint has no readable modules."""
     return f"{target.path} {why_none(target.tensor_files, target.num_layers)}"
 
 
@@ -84,7 +84,7 @@ def _skeleton(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _check_layer_kinds(config: PretrainedConfig, count: int) -> None:
-    """Modules are built like the verifier's last layer: a configuration that says otherwise is refused."""
+    """Raises CheckpointError unless modules are configured like the verifier's last layer, whose class they use."""
     for own, main in (("mtp_layer_types", "layer_types"), ("mtp_mlp_layer_types", "mlp_layer_types")):
         stated, last = getattr(config, own, None), (getattr(config, main, None) or [None])[-1]
         if stated is not None and set(stated[:count]) != {last}:
@@ -92,7 +92,7 @@ def _check_layer_kinds(config: PretrainedConfig, count: int) -> None:
 
 
 def _module_tensors(target: TargetDescription, index: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tensors of a module, by the names of `MtpModule`; experts side by side as transformers holds them."""
+    """Tensors of a module by the names in `MtpModule`; experts are stacked as in transformers."""
     files = target.tensor_files
     prefix = prefix_of_module(files, target.num_layers + index)
     parts: dict[str, dict[str, Path]] = {}
@@ -104,14 +104,15 @@ def _module_tensors(target: TargetDescription, index: int, dtype: torch.dtype) -
         found |= {name_in_module(name, prefix): weight for name, weight in _plain(target, names, dtype).items()}
     packed = sorted(name for name, tensor in found.items() if tensor.element_size() == 1 or "scale" in name)
     if packed:
-        raise CheckpointError(f"MTP module {index} is quantised in a way that is not read ({packed[0]})")
+        raise CheckpointError(f"MTP module {index} is quantised in an unsupported way ({packed[0]})")
     return _stack_experts(found)
 
 
 def _plain(target: TargetDescription, files: dict[str, Path], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one layer by their names, a weight that was quantised as one of `dtype`.
+    """The tensors of one layer by name, quantised weights converted to `dtype`.
 
-    Layer by layer: all experts of a large model's module in float32 would be twice what is kept of them.
+    Layers are read one at a time: all experts of a large model's module in float32 would take twice the memory of the
+    result.
     """
     tensors = {}
     for name, file in files.items():
@@ -145,21 +146,21 @@ def _stack_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _own_or_shared(own: Tensor | None, shared: Tensor | None, name: str, index: int) -> Tensor:
-    """A module's own matrix, unless it is a copy of the verifier's, of which one is enough."""
+    """A module's own matrix, or the verifier's if the module's is a copy of it."""
     if own is None and shared is None:
         raise CheckpointError(f"MTP module {index} has no {name}, and the verifier's checkpoint has none to lend")
     if own is None or shared is None:
         return shared if own is None else own
     if own.shape != shared.shape:
         raise CheckpointError(f"{name} of MTP module {index} is {list(own.shape)}, not {list(shared.shape)}")
-    # One that is lent is on the verifier's device, and in its dtype.
+    # A borrowed matrix is on the verifier's device and in its dtype.
     return shared if torch.equal(own.to(shared.dtype), shared.to(own.device)) else own
 
 
 def _assign(
     module: MtpModule, tensors: dict[str, Tensor], index: int, dtype: torch.dtype, kept: tuple[str, ...]
 ) -> None:
-    """Give a module its tensors; all of them, and no others."""
+    """Assigns a module's tensors; raises CheckpointError unless they match its parameters exactly."""
     expected = {name: tensor.shape for name, tensor in module.state_dict().items()}
     for problem, names in (
         ("lacks tensors", expected.keys() - tensors.keys()),
@@ -176,7 +177,7 @@ def _assign(
 
 
 def _place(modules: MtpModules, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Move everything to the device; what modules share stays shared."""
+    """Moves all tensors to the device, preserving sharing between modules."""
     moved: dict[int, Tensor] = {}
     for module in modules.items:
         for name in ("embedding", "head"):

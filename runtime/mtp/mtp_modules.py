@@ -1,10 +1,9 @@
-"""Multi-token-prediction modules: a fused input, one decoder layer of the verifier's own class, an output norm.
+"""Multi-token-prediction modules: a fused input, one decoder layer of the verifier's class, an output norm.
 
-Module k at row i: h = eh_proj(cat[enorm(embed(token i + 1 + k)), hnorm(h')]), the embedding first, where h' is the
-verifier's hidden state after its final norm (k = 0) or module k - 1's result at row i; then the layer, then
-shared_head.norm, whose result is both what the output matrix reads and what the next module is given. Rows have the
-position of their token. Source: DeepSeek-V3, arXiv:2412.19437, section 2.2; the order and the norms are those of the
-published weights, as transformers and SGLang run them.
+Module k at row i: h = eh_proj(cat[enorm(embed(token i + 1 + k)), hnorm(h')]), where h' is the verifier's hidden state
+after its final norm (k = 0) or module k - 1's output at row i; then the layer; then shared_head.norm, whose output is
+the input of both the output matrix and the next module. A row's position is that of its token. Source: DeepSeek-V3,
+arXiv:2412.19437, section 2.2; order and norms are those of the published weights, as run by transformers and SGLang.
 """
 
 import torch
@@ -21,10 +20,12 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
 class MtpModule(nn.Module):
-    """One module; its attention is that of layer `index` of the batch's caches.
+    """A prediction module; its attention uses layer `index` of the batch's caches.
 
     Args:
-        model: of the verifier's class, for its layer and norm; its weights are not read and may lie on the meta device.
+        model: model of the verifier's class, for its layer and norm classes; its weights are not read and may be on the
+            meta device.
+        index: index of the module.
     """
 
     embedding: Tensor
@@ -38,7 +39,7 @@ class MtpModule(nn.Module):
         self.enorm = norm(config.hidden_size, eps=config.rms_norm_eps)
         self.hnorm = norm(config.hidden_size, eps=config.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        # The kind of a layer follows from its number: modules are like the last one.
+        # A layer's kind depends on its index; modules have the kind of the verifier's last layer.
         self.block = type(like)(config, config.num_hidden_layers - 1)
         for part in self.block.modules():
             if hasattr(part, "layer_idx"):
@@ -48,12 +49,12 @@ class MtpModule(nn.Module):
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, rotary: tuple[Tensor, Tensor], **attention: object
     ) -> Tensor:
-        """The normed output [num_tokens, hidden_size].
+        """The normalised output [num_tokens, hidden_size].
 
         Args:
-            tokens: int64 [num_tokens], or their embeddings [num_tokens, hidden_size].
-            positions: int64 [num_tokens], for layers that look at them.
-            hidden: [num_tokens, hidden_size], the input h' of each row.
+            tokens: int64 [num_tokens], or embeddings [num_tokens, hidden_size].
+            hidden: [num_tokens, hidden_size]: the input h' of each row.
+            positions: int64 [num_tokens], for layers that read them.
             rotary: cosines and sines of the positions, [1, num_tokens, rotary_dim].
             attention: keywords for the attention function.
         """
@@ -74,10 +75,11 @@ class MtpModule(nn.Module):
 
 
 class MtpModules(nn.Module):
-    """All modules of a checkpoint, with the rotary embedding they share.
+    """All modules of a checkpoint, with the rotary embedding that they share.
 
     Args:
-        model: as for `MtpModule`; its configuration object is shared, and with it the attention function.
+        model: see `MtpModule`; its config object is shared, and with it the choice of the attention function.
+        num_modules: number of modules.
     """
 
     def __init__(self, model: PreTrainedModel, num_modules: int) -> None:
@@ -85,7 +87,9 @@ class MtpModules(nn.Module):
         self.config = model.config.get_text_config()
         rotary = getattr(model.get_decoder(), "rotary_emb", None)
         if rotary is None:
-            raise UnsupportedModelError(f"{type(model).__name__} has no rotary embedding: its MTP modules are unknown")
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no rotary embedding: its MTP modules are not supported"
+            )
         self.items = nn.ModuleList([MtpModule(model, index) for index in range(num_modules)])
         with torch.device("cpu"):
             self.rotary = type(rotary)(self.config)
@@ -93,23 +97,26 @@ class MtpModules(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.items[0].eh_proj.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and KV."""
+        """Dtype of activations and KV."""
         return self.items[0].eh_proj.weight.dtype
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Embeddings [num_tokens, hidden_size] of int64 [num_tokens], which all modules share."""
+        """Embeddings [num_tokens, hidden_size] of token ids int64 [num_tokens], by the shared embedding."""
         return F.embedding(token_ids, self.items[0].embedding)
 
     def run(self, index: int, rows: Rows, hidden: Tensor) -> Tensor:
-        """One module over the rows of a flattened batch; see `MtpModule.forward`.
+        """Run one module over the rows of a flattened batch; see `MtpModule.forward`.
 
         Args:
-            rows: tokens may be embeddings [1, num_tokens, hidden_size], and positions of three axes [3, 1, num_tokens].
+            index: index of the module.
+            rows: the batch; tokens may be embeddings [1, num_tokens, hidden_size], and positions [3, 1, num_tokens] by
+                axis.
+            hidden: [num_tokens, hidden_size].
         """
         rotary = self.rotary(hidden[None], rows.positions)
         positions = rows.positions.flatten(0, -2)[0]
@@ -117,10 +124,10 @@ class MtpModules(nn.Module):
 
     @torch.inference_mode()
     def prepare(self) -> "MtpModules":
-        """Probe every module's attention, compare with transformers' eager path, and switch to ours.
+        """Verify every module's attention against transformers' eager path, then switch to paged attention.
 
         Raises:
-            UnsupportedModelError: a layer never calls the attention function, or the two disagree.
+            UnsupportedModelError: a layer never calls the attention function, or the outputs differ.
         """
         self.eval().requires_grad_(False)
         lay_out_linears(self)
@@ -131,7 +138,7 @@ class MtpModules(nn.Module):
             tolerance = (1e-3 if self.dtype == torch.float32 else 5e-2) * max(expected.abs().max().item(), 1.0)
             if index not in recorder.layers or not error <= tolerance:
                 raise UnsupportedModelError(
-                    f"MTP module {index} ({type(module.block).__name__}) attends in a way of its own: its output "
+                    f"MTP module {index} ({type(module.block).__name__}) has an unsupported attention: its output "
                     f"differs by {error:.2e} from transformers' eager attention"
                 )
         self.layers = [recorder.layers[index] for index in range(len(self.items))]
@@ -139,7 +146,7 @@ class MtpModules(nn.Module):
         return self
 
     def _probe(self, module: MtpModule, attention: str, recorder: Recorder) -> Tensor:
-        """Three tokens through a module with the attention function of that name."""
+        """Runs three tokens through a module with the named attention function."""
         self.config._attn_implementation = attention
         token_ids, positions = torch.tensor([[1, 2, 3], [0, 1, 2]], device=self.device).unbind()
         hidden = self._sample_hidden()
@@ -148,6 +155,6 @@ class MtpModules(nn.Module):
         return module(token_ids, hidden, positions, rotary, attention_mask=mask, **{PROBE_KEYWORD: recorder})
 
     def _sample_hidden(self) -> Tensor:
-        """Three hidden states that differ, without a source of randomness."""
+        """Three different hidden states, deterministic without a random generator."""
         size = 3 * self.config.hidden_size
         return torch.arange(size, device=self.device, dtype=torch.float32).sin().view(3, -1).to(self.dtype)

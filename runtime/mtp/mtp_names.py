@@ -1,9 +1,9 @@
-"""MTP modules by the names of a checkpoint's tensors: how many there are, and what each is called. Loads no torch.
+"""Finds MTP modules by the tensor names of a checkpoint, and maps the names; does not import torch.
 
-Two layouts are read. DeepSeek's, which GLM-4.5 and others took over: module k is `model.layers.{num_layers + k}.`, with
-`enorm`, `hnorm`, `eh_proj`, `shared_head.norm` beside the layer's own tensors, and copies of the embedding and of the
-output matrix as `embed_tokens` and `shared_head.head`. Qwen's: one module under `mtp.`, with `pre_fc_norm_embedding`,
-`pre_fc_norm_hidden`, `fc`, `norm` and `layers.0.`.
+Two layouts are supported. DeepSeek's, also used by GLM-4.5 and others: module k is `model.layers.{num_layers + k}.`,
+with `enorm`, `hnorm`, `eh_proj`, `shared_head.norm` beside the layer's own tensors, and copies of the embedding and of
+the output matrix as `embed_tokens` and `shared_head.head`. Qwen's: one module under `mtp.`, with
+`pre_fc_norm_embedding`, `pre_fc_norm_hidden`, `fc`, `norm` and `layers.0.`.
 """
 
 import re
@@ -29,12 +29,13 @@ _OTHER_FAMILIES = re.compile(r"(^|\.)(mtp|mtp_block|mtp_layers|nextn)[._]")
 
 
 def count_modules(names: Collection[str], num_layers: int) -> int:
-    """Modules in a layout that can be read; 0 where there are none.
+    """Number of modules in a readable layout; 0 if there are none.
 
-    A config is not asked for their number: many copies keep the field and leave the layers out.
+    The config's count is not used: many copies of a checkpoint keep the field but omit the layers.
 
     Args:
-        names: of the tensors of a verifier of `num_layers` layers.
+        names: tensor names of the verifier.
+        num_layers: number of layers of the verifier.
     """
     if _is_among(names, _QWEN_JOINT):
         return 1
@@ -45,13 +46,13 @@ def count_modules(names: Collection[str], num_layers: int) -> int:
 
 
 def find_modules(names: Collection[str], num_layers: int) -> list[set[str]]:
-    """Names of tensors in each module that can be read; as for `count_modules`."""
+    """Tensor names of each readable module; for the arguments see `count_modules`."""
     prefixes = [prefix_of_module(names, num_layers + index) for index in range(count_modules(names, num_layers))]
     return [{name for name in names if name.startswith(prefix)} for prefix in prefixes]
 
 
 def why_none(names: Collection[str], num_layers: int) -> str:
-    """What a checkpoint without modules that can be read has or lacks."""
+    """States why a checkpoint has no readable modules."""
     others = sorted(name for name in names if _OTHER_FAMILIES.search(name))
     if others:
         return (
@@ -62,16 +63,17 @@ def why_none(names: Collection[str], num_layers: int) -> str:
 
 
 def prefix_of_module(names: Collection[str], layer: int) -> str:
-    """How the names of a module's tensors begin.
+    """Name prefix of a module's tensors.
 
     Args:
-        layer: number of the module's layer, counted on behind the verifier's own.
+        names: tensor names of the verifier.
+        layer: number of the module's layer, counted on after the verifier's layers.
     """
     return _QWEN_PREFIX if _is_among(names, _QWEN_JOINT) else f"model.layers.{layer}."
 
 
 def name_in_module(name: str, prefix: str) -> str:
-    """A plain tensor's name in `MtpModule`, of the name that it has in the checkpoint."""
+    """The name in `MtpModule` of a tensor, from its name in the checkpoint."""
     if prefix == _QWEN_PREFIX:
         return _qwen_name(name)
     short = name.removeprefix(prefix)
@@ -79,7 +81,7 @@ def name_in_module(name: str, prefix: str) -> str:
 
 
 def _is_among(names: Collection[str], joint: str) -> bool:
-    """Whether a weight is there, plain or packed into fewer bits."""
+    """Whether a weight exists, plain or packed."""
     layer = joint.removesuffix(".weight")
     return joint in names or f"{layer}.qweight" in names or f"{layer}.weight_packed" in names
 

@@ -1,4 +1,4 @@
-"""The drafter `mtp`, where the verifier's checkpoint has the modules."""
+"""Registers the drafter `mtp`, for checkpoints with MTP modules."""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 

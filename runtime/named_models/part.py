@@ -1,4 +1,4 @@
-"""Short names of published models; imports what fetches them where one is named."""
+"""Registers short names of published models; imports the download code on use."""
 
 named_model = "wingbeat.runtime.named_models.table:named_model"
 folder_of = "wingbeat.runtime.named_models.fetch:folder_of"

@@ -1,4 +1,4 @@
-"""Models that are known by a short name: which file each is, and who has it."""
+"""Table of the models with short names: their files, packages and hashes."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -6,28 +6,28 @@ from typing import NamedTuple
 from wingbeat.kernels.disk_cache import cache_dir
 
 _PACKAGE = Path(__file__).parents[2].resolve()
-"""`wingbeat`, whose packages of data are links to `examples` in a checkout."""
+"""Root of the package `wingbeat`; in a checkout its data packages are links to `examples`."""
 
 
 class NamedModel(NamedTuple):
-    """A GGUF file in a wheel of PyPI."""
+    """A GGUF file in a wheel on PyPI."""
 
     title: str
-    """The model and its licence."""
+    """Name and licence of the model."""
     requirement: str
-    """The package and its version, as pip takes them."""
+    """Package and version as a pip requirement."""
     wheel_sha256: str
     member: str
     """Path of the file in the wheel."""
     num_bytes: int
     sha256: str
-    """Of the file."""
+    """SHA-256 of the file."""
     head: Path | None = None
-    """Folder of a draft head of its own that comes with Wingbeat."""
+    """Folder of the draft head for this model that comes with Wingbeat; None if there is none."""
 
     @property
     def file(self) -> Path:
-        """Where the file lies once it is fetched."""
+        """Path of the file after the download."""
         return cache_dir() / "models" / Path(self.member).name
 
 
@@ -42,17 +42,17 @@ MODELS = {
         head=_PACKAGE / "smollm2_eagle3" / "head",
     ),
 }
-"""By their names."""
+"""Models by short name."""
 
 
 def named_model(source: str | Path) -> NamedModel | None:
-    """The model of a name; None for other words, and where there is a folder or a file of that name."""
+    """The model of a short name; None for other words, or if a folder or file of that name exists."""
     model = MODELS.get(str(source))
     return None if model is None or Path(source).exists() else model
 
 
 def own_head(source: str | Path) -> Path | None:
-    """Folder of the draft head that comes with Wingbeat for a name; None for other words, and where there is none."""
+    """Folder of the draft head that comes with Wingbeat for a short name; None if there is none."""
     model = named_model(source)
     has_head = model is not None and model.head is not None and (model.head / "config.json").is_file()
     return model.head if has_head else None

@@ -1,1 +1,1 @@
-"""Prompt lookup."""
+"""Drafting by prompt lookup."""

@@ -1,4 +1,4 @@
-"""Prompt lookup: propose what followed the last occurrence of the latest tokens. Needs no model and no hidden states.
+"""Prompt lookup: drafts the tokens that followed the last occurrence of the latest tokens. Needs no model.
 
 Source: Saxena, Prompt Lookup Decoding (2023).
 """
@@ -13,11 +13,11 @@ from wingbeat.runtime.ngram.lookup_window import LookupWindow, lookup_window
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 
 SCORE_BY_MATCH = -0.5
-"""Log-probability given to a drafted token; prompt lookup has no model to ask."""
+"""Log-probability assigned to each drafted token, since prompt lookup has no model to score it."""
 
 
 class NgramDrafter(Drafter):
-    """Chains copied from the sequence's own history."""
+    """Drafts chains copied from the sequence's own history."""
 
     def __init__(self, speculation: SpeculationConfig, window: LookupWindow = LookupWindow()) -> None:
         self.window = window
@@ -25,13 +25,13 @@ class NgramDrafter(Drafter):
         self.chain = speculation.max_path - 1
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """Holds no state of its own; see `Drafter.resize`."""
+        """Keeps no state; see `Drafter.resize`."""
 
     def commit(self, batch: DraftBatch) -> None:
-        """The token history in the channel is all there is to know; see `Drafter.commit`."""
+        """Does nothing: drafts use only the token history in the channel; see `Drafter.commit`."""
 
     def propose(self, batch: DraftBatch) -> TokenTree:
-        """Chains of the tokens after the latest match, bare roots where nothing matches."""
+        """Chains of the tokens after the latest match; bare roots if nothing matches."""
         slots = batch.proposal_slots
         lens = batch.committed_lens[slots]
         history = batch.token_ids[slots, : batch.max_committed_len]
@@ -52,7 +52,10 @@ class NgramDrafter(Drafter):
         )
 
     def _latest_match(self, history: Tensor, lens: Tensor) -> Tensor:
-        """Position after the latest earlier occurrence of the longest known suffix [num_reqs]; 0 where none is."""
+        """Position after the latest earlier occurrence of the longest matching suffix [num_reqs].
+
+        0 if there is no match.
+        """
         columns = torch.arange(history.shape[1], device=history.device)
         same = columns < lens[:, None]
         after = torch.zeros_like(lens)
@@ -68,5 +71,5 @@ class NgramDrafter(Drafter):
 def build_ngram(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> NgramDrafter:
-    """For `wingbeat.runtime.drafters.registry`."""
+    """Builder called by `wingbeat.runtime.drafters.registry`."""
     return NgramDrafter(speculation, lookup_window(options.settings))

@@ -1,4 +1,4 @@
-"""The drafter `ngram`, which drafts for any model, and so by default."""
+"""Registers the drafter `ngram`, the default because it drafts for any model."""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind, DrafterSetting
 
@@ -10,15 +10,15 @@ _SETTINGS = (
         int,
         1,
         64,
-        "With drafter ngram: most tokens at the end of a text that are looked up in it; by default 4, or "
-        "prompt_lookup_min.",
+        "With drafter ngram: maximum length in tokens of the text's suffix that is looked up in the text; by default "
+        "4, or prompt_lookup_min.",
     ),
     DrafterSetting(
         "prompt_lookup_min",
         int,
         1,
         64,
-        "With drafter ngram: fewest of these tokens that must be found; by default 2, or prompt_lookup_max.",
+        "With drafter ngram: minimum length in tokens of the matching suffix; by default 2, or prompt_lookup_max.",
     ),
 )
 drafter_kinds = (

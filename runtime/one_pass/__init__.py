@@ -1,1 +1,1 @@
-"""Heads that draft a block of tokens in one pass: their families, files and mathematics."""
+"""Heads that draft a block of tokens in one pass: families, checkpoint files, mathematics and drafters."""

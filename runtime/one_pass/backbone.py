@@ -1,8 +1,9 @@
-"""The body of DFlash and of what is built upon it: a block of masked slots over keys and values made of taps alone.
+"""The body of DFlash and its successors: a block of masked slots that attends to keys and values computed from taps.
 
-Committed positions have no stream of their own here: c = hidden_norm(fc(taps)) gives every layer's keys and values of
-a position, without the layer's input norm. The slots pass through the layers as tokens do. Source: Chen et al., DFlash
-(arXiv 2602.06036). Knows neither files nor caches: `Attend`s store and decide what each slot sees.
+Committed positions have no residual stream: c = hidden_norm(fc(taps)) gives the keys and values of a position in every
+layer, without the layer's input norm. The slots pass through the layers as tokens do. Source: Chen et al., DFlash
+(arXiv 2602.06036). Files and caches are handled elsewhere: `Attend`s store keys and values and decide what each slot
+sees.
 """
 
 import copy
@@ -25,26 +26,26 @@ from wingbeat.runtime.verifier.layers.linears import dense_weight
 
 
 class KeyValue(NamedTuple):
-    """Of some positions in one layer."""
+    """Keys and values of some positions in one layer."""
 
     key: Tensor
-    """[..., num_key_value_heads, head_dim], turned to its position."""
+    """[..., num_key_value_heads, head_dim], RoPE applied."""
     value: Tensor
     """[..., num_key_value_heads, head_dim]"""
 
 
 class KeyProjection(NamedTuple):
-    """From a layer's inputs to its keys and values, which are a part of the head's."""
+    """A layer's key and value projection, a slice of the head's joint projection."""
 
     weight: Tensor
     """[2 * num_key_value_heads * head_dim, H]"""
     bias: Tensor | None
     norm: Tensor | None
-    """[head_dim]: weight of the keys' norm."""
+    """[head_dim]: weight of the key norm; None if keys are not normalised."""
 
 
 class BlockLayer(nn.Module):
-    """A decoder layer of Qwen3's formula; the projections to keys and values are the head's, side by side."""
+    """A Qwen3 decoder layer; its key and value projections are slices of one matrix of the head."""
 
     def __init__(self, config: OnePassConfig) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class BlockLayer(nn.Module):
         self.mlp_conv = None if lattice is None else GroupedConvolution(hidden, lattice)
 
     def forward(self, stream: Tensor, projection: KeyProjection, rotary: Rotary, attend: Attend) -> Tensor:
-        """The residual stream [num_reqs, num_slots, H] behind the layer."""
+        """The residual stream [num_reqs, num_slots, H] after the layer."""
         attention = partial(self._attention, projection, rotary, attend)
         stream = stream + convolved(self.attention_conv, self.input_layernorm(stream), attention)
         return stream + convolved(self.mlp_conv, self.post_attention_layernorm(stream), self._mlp)
@@ -89,7 +90,7 @@ class BlockLayer(nn.Module):
 
 
 def convolved(conv: GroupedConvolution | None, inputs: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-    """A sublayer, between the two convolutions of DFlash2 where a head has them."""
+    """Runs a sublayer, between the two DFlash2 convolutions if the head has them."""
     if conv is None:
         return sublayer(inputs)
     kernels = conv.kernels(inputs)
@@ -97,7 +98,7 @@ def convolved(conv: GroupedConvolution | None, inputs: Tensor, sublayer: Callabl
 
 
 class StreamNorm(HeadNorm):
-    """A norm of a residual stream that may be wider than the weights."""
+    """Norm of a residual stream whose dtype may be wider than that of the weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., size] in the dtype of the weight."""
@@ -108,7 +109,7 @@ class StreamNorm(HeadNorm):
 
 
 class Backbone(nn.Module):
-    """Taps to keys and values of the context, and a block of slots to hidden states. Words: H hidden_size."""
+    """Maps taps to keys and values of the context, and a block of slots to hidden states. H is hidden_size."""
 
     signed_inv_freq: Tensor
     draft_token_ids: Tensor
@@ -122,7 +123,7 @@ class Backbone(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
         self.fc = nn.Linear(self.taps_size, hidden, bias=False)
         self.hidden_norm = StreamNorm(hidden, eps)
-        # One product for the context's keys and values of all layers; a layer's own part is a view of it.
+        # A single product computes the context's keys and values of all layers; each layer uses a view of the matrix.
         self.kv_size = 2 * kv_heads * config.head_dim
         self.kv_proj = nn.Linear(hidden, config.num_layers * self.kv_size, bias=config.attention_bias)
         self.key_norms = nn.Parameter(torch.empty(config.num_layers, config.head_dim)) if config.qk_norm else None
@@ -137,21 +138,21 @@ class Backbone(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of keys, values and products."""
+        """Dtype of keys, values and products."""
         return self.hidden_norm.weight.dtype
 
     @property
     def tap_layers(self) -> tuple[int, ...]:
-        """Layers of the target whose input it reads."""
+        """Layers of the target whose input is tapped."""
         return self.config.tap_layers
 
     @property
     def convention(self) -> HeadConvention:
-        """How its weights are read."""
+        """The convention under which the weights are read."""
         return HeadConvention(self.config.tap_layers, slots=str(self.config.slots))
 
     def with_convention(self, convention: HeadConvention) -> Self:
-        """The same weights, shared, read another way.
+        """A copy of the head, sharing its weights, under another convention.
 
         Raises:
             ValueError: the weights cannot be read so.
@@ -164,11 +165,11 @@ class Backbone(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it drafts."""
+        """Device of the weights."""
         return self.draft_token_ids.device
 
     def reset_rope(self, device: str | torch.device) -> None:
-        """Compute the rotary frequencies, in float32 on `device`; needed after building on the meta device."""
+        """Compute the RoPE frequencies in float32 on `device`; required after building on the meta device."""
         signed, self._rope_scale = rotary_frequencies(self.config)
         self.signed_inv_freq = signed.to(device)
 
@@ -184,13 +185,13 @@ class Backbone(nn.Module):
         return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
 
     def fuse(self, taps: Tensor) -> Tensor:
-        """Taps [n, taps_size] of the target, low layer first -> context vectors [n, H]."""
+        """Taps [n, taps_size] of the target, lowest layer first -> context vectors [n, H]."""
         weight = dense_weight(self.fc)
         if weight.is_cuda and weight.dtype != torch.float32:
             fused = torch.mm(taps.to(weight.dtype), weight.t(), out_dtype=torch.float32)
         else:
             fused = functional.linear(taps.to(torch.float32), weight.to(torch.float32))
-        # The sum over all taps may be beyond the range of float16; normed it is not.
+        # The sum over all taps may exceed the range of float16; the normalised sum does not.
         return self.hidden_norm(fused).to(self.dtype)
 
     def context(self, vectors: Tensor, rotary: Rotary) -> list[KeyValue]:
@@ -205,19 +206,19 @@ class Backbone(nn.Module):
         return [KeyValue(*pair) for pair in zip(rotate(key, cos, sin).unbind(-3), value.unbind(-3), strict=True)]
 
     def run_block(self, anchors: Tensor, rotary: Rotary, attends: list[Attend]) -> Tensor:
-        """Hidden states [num_reqs, num_drafted, H], for `logits`, of the slots that predict something.
+        """Hidden states [num_reqs, num_drafted, H], for `logits`, of the slots that predict a token.
 
         Args:
-            anchors: int64 [num_reqs]: the last decided tokens.
-            rotary: of the slots' positions [num_reqs, block_size], the anchors' first.
-            attends: by layer.
+            anchors: int64 [num_reqs]: the last committed tokens.
+            rotary: rotary factors of the slots' positions [num_reqs, block_size], the anchor's first.
+            attends: one callable per layer.
         """
         hidden = self.run_stream(self._embedded(anchors), rotary, attends)
         return hidden[:, self.config.first_slot :].contiguous()
 
     def run_stream(self, stream: Tensor, rotary: Rotary, attends: list[Attend]) -> Tensor:
         """Hidden states [num_reqs, num_slots, H] of every slot, from the slots' embeddings; see `run_block`."""
-        if self.dtype == torch.float16:  # residuals of trained heads are beyond its range
+        if self.dtype == torch.float16:  # the residuals of trained heads exceed the range of float16
             stream = stream.to(torch.float32)
         for index, (layer, attend) in enumerate(zip(self.layers, attends, strict=True)):
             stream = layer(stream, self._projection(index), rotary, attend)
@@ -231,22 +232,22 @@ class Backbone(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _embedded(self, anchors: Tensor) -> Tensor:
-        """Inputs [num_reqs, block_size, H]: the anchor's embedding, then that of the mask."""
+        """Inputs [num_reqs, block_size, H]: the anchor's embedding, then mask vectors."""
         masks = self.mask_vector.expand(len(anchors), self.config.block_size - 1, -1)
         return self.scaled(torch.cat([self.embed_tokens(anchors)[:, None], masks], dim=1))
 
     @property
     def mask_vector(self) -> Tensor:
-        """[H]: what stands for the embedding of a masked slot."""
+        """[H]: the input of a masked slot."""
         own = self.mask_embedding
         return self.embed_tokens.weight[self.config.mask_token_id] if own is None else own
 
     def scaled(self, embedded: Tensor) -> Tensor:
-        """Embeddings as the layers read them."""
+        """Embeddings multiplied by the config's embedding scale."""
         return embedded if self.config.embedding_scale == 1.0 else embedded * self.config.embedding_scale
 
     def _projection(self, index: int) -> KeyProjection:
-        """Of layer `index`."""
+        """Key and value projection of layer `index`."""
         rows = slice(index * self.kv_size, (index + 1) * self.kv_size)
         bias = None if self.kv_proj.bias is None else self.kv_proj.bias[rows]
         norm = None if self.key_norms is None else self.key_norms[index]

@@ -1,7 +1,7 @@
-"""Many blocks of a head that drafts in one pass, in one pass: what they see, what is drafted, and whether it is right.
+"""Runs many blocks of a one-pass head at once: masks, drafts, and comparison with the text.
 
-The heads are those that draft; only what they attend to is laid out otherwise: all blocks of a sequence lie beside its
-positions, and each sees what it would see alone. Source: Chen et al., DFlash (arXiv 2602.06036).
+Uses the drafting heads with another attention layout: all blocks of a sequence are placed beside its positions, and
+each sees what it would see alone. Source: Chen et al., DFlash (arXiv 2602.06036).
 """
 
 from functools import partial
@@ -16,15 +16,17 @@ from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
 
 _ANCHORS_AT_ONCE = 16
-"""Blocks of a sequence that are measured in one pass."""
+"""Blocks per sequence that `block_matches` runs in one pass."""
 
 
 def block_mask(anchors: Tensor, num_slots: int, length: int, mask: LayerMask) -> Tensor:
-    """What the slots of blocks see -> bool [batch, 1, A * num_slots, length + A * num_slots].
+    """Visibility mask of the slots of blocks -> bool [batch, 1, A * num_slots, length + A * num_slots].
 
     Args:
-        anchors: int64 [batch, A]: the position of each block's first slot, which sees what lies before it.
-        length: positions of the context, the first keys; those of the slots follow.
+        anchors: int64 [batch, A]: position of each block's first slot; the block sees the context before it.
+        num_slots: slots per block.
+        length: number of context positions, which are the first keys; the slots' keys follow.
+        mask: causality and window of the layer.
     """
     batch, num_blocks = anchors.shape
     slots = torch.arange(num_slots, device=anchors.device)
@@ -44,7 +46,7 @@ def block_mask(anchors: Tensor, num_slots: int, length: int, mask: LayerMask) ->
 
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Queries [batch, N, Hq, D] over keys and values [batch, M, Hkv, D], where a mask [batch, 1, N, M] lets them."""
+    """Attention of queries [batch, N, Hq, D] over keys and values [batch, M, Hkv, D] under a mask [batch, 1, N, M]."""
     heads = (part.to(value.dtype).transpose(1, 2) for part in (query, key, value))
     return functional.scaled_dot_product_attention(*heads, attn_mask=mask, enable_gqa=True).transpose(1, 2)
 
@@ -53,7 +55,7 @@ class BlockAttention:
     """Attention of the blocks of a batch in one layer.
 
     Args:
-        context: of all positions [batch, length, Hkv, D].
+        context: keys and values of all positions [batch, length, Hkv, D].
         mask: see `block_mask`.
     """
 
@@ -61,7 +63,7 @@ class BlockAttention:
         self.context, self.mask = context, mask
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [batch * A, num_slots, Hq, D], key and value [batch * A, num_slots, Hkv, D] -> as the query."""
+        """query [batch * A, num_slots, Hq, D], key and value [batch * A, num_slots, Hkv, D] -> shape of the query."""
         batch = len(self.mask)
         query_rows, own_key, own_value = (part.reshape(batch, -1, *part.shape[2:]) for part in (query, key, value))
         keys = torch.cat([self.context.key.to(value.dtype), own_key], dim=1)
@@ -70,7 +72,7 @@ class BlockAttention:
 
 
 def block_states(head: OnePassHead, token_ids: Tensor, taps: Tensor, anchors: Tensor) -> Tensor:
-    """States [batch * A, num_drafted, H], for `logits`, of the blocks at anchors int64 [batch, A].
+    """Hidden states [batch * A, num_drafted, H], for `logits`, of the blocks at anchors int64 [batch, A].
 
     Args:
         token_ids: int64 [batch, length].
@@ -91,16 +93,17 @@ def block_states(head: OnePassHead, token_ids: Tensor, taps: Tensor, anchors: Te
 def parallel_states(
     head: ParallelEagleHead, token_ids: Tensor, taps: Tensor, anchors: Tensor, num_drafted: int
 ) -> tuple[Tensor, Tensor]:
-    """States of all pairs [batch, length - 1, H], and of masked slots [batch, A, num_drafted - 1, H] behind anchors.
+    """Hidden states of all pairs [batch, length - 1, H] and of masked slots [batch, A, num_drafted - 1, H].
 
-    The pair at index i has the token at i + 1; masked slots see the pairs up to their anchor's, and those of their own
-    group to their left. Source: P-EAGLE (arXiv 2602.01469).
+    Each group of masked slots follows an anchor.
+    The pair at index i has the token at i + 1. Masked slots see the pairs up to their anchor's and the slots of their
+    own group to their left. Source: P-EAGLE (arXiv 2602.01469).
     """
     batch, num_pairs, num_masked = len(token_ids), token_ids.shape[1] - 1, num_drafted - 1
     num_slots = anchors.shape[1] * num_masked
     slots = (anchors[..., None] + torch.arange(num_masked, device=anchors.device)).flatten(1)
     pairs = torch.arange(num_pairs, device=anchors.device)
-    # Under autocast fc gives bfloat16; the residual stream stays in the weights' precision.
+    # Under autocast fc returns bfloat16; the residual stream keeps the weights' precision.
     known = head.fuse(taps[:, :-1].to(head.dtype)).to(head.dtype)
     features = torch.cat([known, head.masked_features().to(head.dtype).expand(batch, num_slots, -1)], dim=1)
     tokens = torch.cat([token_ids[:, 1:], torch.full_like(slots, head.mask_token_id)], dim=1)
@@ -134,9 +137,9 @@ def block_drafts(
 
 @torch.no_grad()
 def block_matches(head: OnePassHead | ParallelEagleHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
-    """Whether the greedy draft of each step is the sequence's token -> bool [batch, N, num_steps].
+    """Whether the greedy draft of each step equals the sequence's token -> bool [batch, N, num_steps].
 
-    Block i begins at position i + 1, as chain i of `unroll.matches` reads that token.
+    Block i starts at position i + 1, because chain i of `unroll.matches` reads that token.
     """
     anchors, hits = torch.arange(1, token_ids.shape[1] - num_steps, device=token_ids.device), []
     steps = torch.arange(1, num_steps + 1, device=token_ids.device)

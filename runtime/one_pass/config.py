@@ -1,4 +1,4 @@
-"""Shapes and conventions of a head that drafts a block in one pass, whatever file they were read from."""
+"""Canonical config of a head that drafts a block in one pass, independent of the checkpoint format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,31 +9,31 @@ from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.layer import check_attention
 
 DEFAULT_ROPE_THETA = 1e6
-"""Of Qwen3, whose layers these are."""
+"""RoPE base of Qwen3, whose layers these heads use."""
 MOST_SLOTS = 1024
-"""Of a block; trained ones have 7 to 16."""
+"""Maximum number of slots in a block; trained heads have 7 to 16."""
 
 
 class Slots(StrEnum):
-    """What a slot of the block predicts."""
+    """Position that a slot of the block predicts."""
 
     FILL_IN = "fill-in"
-    """The token at its own position; the anchor's slot predicts nothing."""
+    """The token at the slot's own position; the anchor's slot predicts nothing."""
     SHIFT = "shift"
-    """The token after its position; the anchor's slot predicts the first."""
+    """The token after the slot's position; the anchor's slot predicts the first token."""
 
 
 class LayerMask(NamedTuple):
-    """What the slots see in one layer."""
+    """Visibility of keys to the slots in one layer."""
 
     causal: bool = False
-    """Of the block; all of it sees the context."""
+    """Whether slots see only slots to their left; every slot sees the context."""
     window: int | None = None
-    """Keys at this distance or further behind a slot are hidden."""
+    """Keys at this distance (in tokens) or further before a slot are hidden; None hides none."""
 
 
 class MarkovKind(StrEnum):
-    """How a DSpark head corrects a slot's logits by the token before it."""
+    """Kind of correction of a DSpark head's logits by the previous token."""
 
     VANILLA = "vanilla"
     GATED = "gated"
@@ -44,7 +44,7 @@ class MarkovConfig(NamedTuple):
     """The sequential part of a DSpark head."""
 
     rank: int = 0
-    """0: the slots' logits are left as they are."""
+    """Rank of the correction; 0 leaves the slots' logits unchanged."""
     kind: MarkovKind = MarkovKind.VANILLA
     has_confidence: bool = False
     confidence_reads_token: bool = True
@@ -54,27 +54,27 @@ class LatticeConfig(NamedTuple):
     """The convolutions and the candidate selector of a DFlash2 head."""
 
     num_taps: int = 2
-    """Slots a convolution reads, its own and those to the left."""
+    """Number of slots that a convolution reads: its own and those to its left."""
     group_size: int = 1
-    """Channels that share a dynamic kernel."""
+    """Number of channels that share a dynamic kernel."""
     rank: int = 256
     top_k: int = 16
 
 
 @dataclass(frozen=True)
 class OnePassConfig:
-    """A head over taps of its target: DFlash and what is built upon it.
+    """Config of a head over taps of its target: DFlash and its successors.
 
     Raises:
-        ValueError: a size is wrong; the message names the field.
+        ValueError: a size is invalid; the message names the field.
     """
 
     family: OnePassFamily
     slots: Slots
     block_size: int
-    """Slots of a block, the anchor's included."""
+    """Number of slots in a block, including the anchor's."""
     masks: tuple[LayerMask, ...]
-    """By layer."""
+    """Visibility mask of each layer."""
     hidden_size: int
     intermediate_size: int
     num_attention_heads: int
@@ -86,21 +86,21 @@ class OnePassConfig:
     vocab_size: int
     draft_vocab_size: int
     mask_token_id: int | None
-    """None where the head has a vector of its own for it."""
+    """Token whose embedding masked slots have; None if the head has its own mask vector."""
     rms_norm_eps: float = 1e-6
     rope_parameters: Mapping[str, Any] = field(
         default_factory=lambda: {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
     )
     rotary_dim: int | None = None
-    """As `DecoderHeadConfig`'s, and the next one."""
+    """See `DecoderHeadConfig`, like the next field."""
     rope_interleaved: bool = False
     max_position_embeddings: int = 32768
     attention_bias: bool = False
-    """Of q, k and v."""
+    """Whether the projections of q, k and v have biases."""
     output_bias: bool = False
     qk_norm: bool = True
     sinks: bool = False
-    """Each query head has a logit of its own for attending to nothing."""
+    """Whether each query head has a learned logit for attending to nothing (attention sink)."""
     value_scale: float = 1.0
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
@@ -113,7 +113,7 @@ class OnePassConfig:
         if not self.first_slot < self.block_size <= MOST_SLOTS:
             raise ValueError(f"block_size={self.block_size} is not in {1 + self.first_slot}..{MOST_SLOTS}")
         if not self.masks:
-            raise ValueError("num_hidden_layers=0: a head has a layer at least")
+            raise ValueError("num_hidden_layers=0: a head needs at least one layer")
         if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(
                 f"mask_token_id={self.mask_token_id} is outside the embedding of {self.vocab_size} rows, and there is "
@@ -127,20 +127,20 @@ class OnePassConfig:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """Number of decoder layers."""
         return len(self.masks)
 
     @property
     def num_taps(self) -> int:
-        """Tapped layers."""
+        """Number of tapped layers."""
         return len(self.tap_layers)
 
     @property
     def first_slot(self) -> int:
-        """The slot that predicts the first token."""
+        """Index of the slot that predicts the first token."""
         return 1 if self.slots is Slots.FILL_IN else 0
 
     @property
     def num_drafted(self) -> int:
-        """Tokens that a block predicts."""
+        """Number of tokens that a block predicts."""
         return self.block_size - self.first_slot

@@ -8,9 +8,9 @@ from wingbeat.runtime.one_pass.config import LatticeConfig
 
 
 class GroupedConvolution(nn.Module):
-    """A pair of convolutions around a sublayer, whose kernels are a fixed part and one made of the sublayer's inputs.
+    """Two convolutions around a sublayer, with kernels that are a fixed part plus a part computed from its inputs.
 
-    Tap 0 is a slot's own, the others those to its left; before the block's first slot there is nothing.
+    Kernel tap 0 is the slot's own, the others are the slots to its left; the block is padded with zeros on the left.
     """
 
     def __init__(self, hidden_size: int, config: LatticeConfig) -> None:
@@ -21,12 +21,12 @@ class GroupedConvolution(nn.Module):
         self.kernel_projection = nn.Linear(hidden_size, num_dynamic, bias=False)
 
     def kernels(self, inputs: Tensor) -> Tensor:
-        """Normed inputs [num_reqs, num_slots, H] of a sublayer -> kernels [num_reqs, num_slots, 2, taps, H]."""
+        """Normalised inputs [num_reqs, num_slots, H] of a sublayer -> kernels [num_reqs, num_slots, 2, taps, H]."""
         dynamic = self.kernel_projection(inputs).unflatten(-1, self.shape)
         return self.base_kernel + dynamic.repeat_interleave(self.base_kernel.shape[2] // self.shape[2], dim=-1)
 
     def over(self, slots: Tensor, kernels: Tensor, side: int) -> Tensor:
-        """Slots [num_reqs, num_slots, H] by the kernels before (0) or behind (1) the sublayer."""
+        """Convolve slots [num_reqs, num_slots, H] by the kernels before (side 0) or after (side 1) the sublayer."""
         num_slots = slots.shape[1]
         padded = functional.pad(slots, (0, 0, self.shape[1] - 1, 0))
         parts = [

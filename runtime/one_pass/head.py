@@ -1,4 +1,4 @@
-"""A head that drafts a block in one pass: the backbone, and what its family makes of the slots."""
+"""A head that drafts a block in one pass: the backbone, and the family's walk over the slots."""
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from wingbeat.runtime.one_pass.walks import (
 
 
 class OnePassHead(Backbone):
-    """DFlash, JetSpec, DSpark or DFlash2, as its config says."""
+    """A DFlash, JetSpec, DSpark or DFlash2 head, depending on its config."""
 
     def __init__(self, config: OnePassConfig) -> None:
         super().__init__(config)
@@ -27,15 +27,16 @@ class OnePassHead(Backbone):
         self.selector = None if config.lattice is None else CandidateSelector(config.lattice, hidden, vocab_size)
 
     def walk(self, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
-        """What may follow, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`.
+        """The continuations of a block, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`.
 
         Args:
-            choose: see `LatticeWalk`; heads without candidates do not ask it.
+            hidden: hidden states of the slots.
+            choose: see `LatticeWalk`; unused by heads without candidates.
         """
         return self.walk_over(self.logits(hidden), hidden, choose)
 
     def walk_over(self, logits: Tensor, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
-        """`walk`, given the slots' logits [num_reqs, num_drafted, draft_vocab_size] too."""
+        """`walk`, with the slots' logits [num_reqs, num_drafted, draft_vocab_size] already computed."""
         if self.selector is not None:
             return LatticeWalk(self.selector, self, logits, hidden, choose)
         return MarginalWalk(logits) if self.markov is None else MarkovWalk(self.markov, logits, hidden)

@@ -1,7 +1,6 @@
-"""Checkpoints of heads that draft in one pass: names of tensors, and from a folder to a head or an error that says why.
+"""Loads checkpoints of heads that draft in one pass: canonical tensor names, checks and errors.
 
-Nothing is guessed in silence: unknown, missing and mis-shaped tensors are errors, and one log line states how the head
-is read.
+Unknown, missing and mis-shaped tensors are errors, and a log line states how the head is read.
 """
 
 import logging
@@ -36,14 +35,14 @@ from wingbeat.runtime.one_pass.read_config import one_pass_conventions, read_one
 logger = logging.getLogger(__name__)
 
 MASK_FILE = "mask_embedding.pt"
-"""Of heads whose masked slots have a vector of their own: a dictionary with `embedding`."""
+"""File of heads whose masked slots have their own vector: a dictionary with the key `embedding`."""
 _IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight")
 _ALIASES = (
     (re.compile(r"^model\."), ""),
     (re.compile(r"^midlayer\."), "layers.0."),
     (re.compile(r"^encoder\.fc\."), "fc."),
     (re.compile(r"^encoder\.output_norm_enc\."), "hidden_norm."),
-    # A parameter that a trainer holds as an embedding.
+    # A parameter that one trainer stores as an embedding module.
     (re.compile(r"(_codebook|mask_embedding|attention_sink_bias)\.weight$"), r"\1"),
     (re.compile(r"^(markov_w[12]|gate_proj|joint_proj)\."), r"markov_head.\1."),
 )
@@ -52,7 +51,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def file_name(name: str) -> str:
-    """A tensor's canonical name in a file, whichever of the tools wrote it."""
+    """The canonical name of a tensor in a file, whichever tool wrote the file."""
     for pattern, replacement in _ALIASES:
         name = pattern.sub(replacement, name)
     return name
@@ -60,27 +59,27 @@ def file_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class OnePassCheckpoint:
-    """What a folder holds, without the values of its tensors."""
+    """A head's folder, with tensor shapes but without values."""
 
     folder: Path
     family: OnePassFamily
     raw: Mapping[str, Any]
     """config.json"""
     shapes: Mapping[str, tuple[int, ...]]
-    """By canonical names."""
+    """Shapes of the tensors by canonical name."""
 
     def config(self, target_hidden_size: int, target_num_layers: int) -> OnePassConfig:
-        """Its canonical config; raises as `read_one_pass_config`."""
+        """The canonical config; raises the errors of `read_one_pass_config`."""
         has_mask = (self.folder / MASK_FILE).is_file()
         sizes = (target_hidden_size, target_num_layers)
         return read_one_pass_config(self.raw, self.family, self.shapes, *sizes, has_mask_embedding=has_mask)
 
     def conventions(self, target_hidden_size: int, target_num_layers: int) -> tuple[HeadConvention, ...]:
-        """How it may be read, the likeliest first; raises as `config`."""
+        """The conventions under which the head may be read, most likely first; raises the errors of `config`."""
         return one_pass_conventions(self.raw, self.config(target_hidden_size, target_num_layers), target_num_layers)
 
     def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of the folder by canonical names, plain, and the masked slots' vector."""
+        """Tensors of the folder by canonical name, dequantised, including the mask vector."""
         plain = plain_tensors(self.raw, tensors)
         named = {file_name(name): tensor for name, tensor in plain.items() if file_name(name) in self.shapes}
         mask = self.folder / MASK_FILE
@@ -93,10 +92,10 @@ class OnePassCheckpoint:
 
 
 def read_one_pass_checkpoint(path: str | Path) -> OnePassCheckpoint:
-    """Look into a folder or a hub name.
+    """Read config and tensor shapes of a folder or a hub repository.
 
     Raises:
-        CheckpointError: it is unreadable, or no head of these families.
+        CheckpointError: the folder is unreadable, or holds no head of these families.
     """
     folder = find_folder(path)
     raw = read_config(folder)
@@ -111,7 +110,7 @@ def read_one_pass_checkpoint(path: str | Path) -> OnePassCheckpoint:
 def load_one_pass_head(
     checkpoint: OnePassCheckpoint, target: TargetDescription, dtype: torch.dtype, device: str | torch.device
 ) -> OnePassHead:
-    """Read a head of DFlash's body in evaluation mode.
+    """Load a DFlash-based head in evaluation mode.
 
     Raises:
         CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
@@ -122,7 +121,7 @@ def load_one_pass_head(
         head = OnePassHead(config)
     token_ids, borrowed = fit_vocabulary(tensors, config, target)
     state = _state(tensors, head)
-    # The sum over the taps is made in float32, for which a host has no product of halves.
+    # The sum over the taps is computed in float32, and CPUs have no half-precision product with a float32 result.
     wide = {"fc.weight"} if torch.device(device).type == "cpu" else set()
     placed = {name: tensor.to(device, torch.float32 if name in wide else dtype) for name, tensor in state.items()}
     head.load_state_dict(placed | {"draft_token_ids": token_ids.to(device)}, assign=True)
@@ -138,14 +137,16 @@ def load_walker(
     dtype: torch.dtype,
     device: str | torch.device,
 ) -> OnePassHead:
-    """A head of which only what walks from slot to slot has weights, and the token map; the rest stays empty.
+    """A head with weights only for its walk from slot to slot, and the token map; the rest stays on the meta device.
 
     Args:
-        config: as the head is read.
+        checkpoint: the head's folder.
+        config: config under the chosen convention.
         token_ids: int64 [draft_vocab_size]: the target id of each draft id.
+        dtype, device: of the loaded weights.
 
     Raises:
-        CheckpointError: a missing tensor.
+        CheckpointError: a tensor is missing.
     """
     with torch.device("meta"), fields_refused():
         head = OnePassHead(config)
@@ -162,7 +163,7 @@ def load_walker(
 
 
 def _state(tensors: Mapping[str, Tensor], head: OnePassHead) -> dict[str, Tensor]:
-    """File tensors -> the head's state, without the token map. Every tensor must be used, every shape must fit."""
+    """File tensors -> the head's state dict, without the token map; every tensor must be used and have its shape."""
     state, unused = {}, set(tensors)
     for canonical, expected in head.state_dict().items():
         if canonical == "draft_token_ids":
@@ -185,7 +186,7 @@ def _state(tensors: Mapping[str, Tensor], head: OnePassHead) -> dict[str, Tensor
 
 
 def _in_turning_order(canonical: str, tensor: Tensor, config: OnePassConfig) -> Tensor:
-    """A tensor of a head as its file has it -> as it runs: rows of queries and keys, and their norms."""
+    """Permutes query and key rows, and their norms, from file order to rotation by halves."""
     order = turning_order(config)
     if order is None:
         return tensor
@@ -200,7 +201,7 @@ def _in_turning_order(canonical: str, tensor: Tensor, config: OnePassConfig) -> 
 
 
 def names_in_file(canonical: str, config: OnePassConfig) -> list[str]:
-    """The names in a file of what a tensor of a head is made of, in order."""
+    """Names of the file's tensors that make up a tensor of the head, in concatenation order."""
     layers = range(config.num_layers)
     if canonical.startswith("kv_proj."):
         kind = canonical.rpartition(".")[2]
@@ -227,7 +228,7 @@ def names_in_file(canonical: str, config: OnePassConfig) -> list[str]:
 
 
 def _shapes(canonical: str, whole: Tensor, config: OnePassConfig, count: int) -> list[tuple[int, ...]]:
-    """Of the file's tensors that make up one of a head's."""
+    """Shapes of the file's tensors that make up a tensor of the head."""
     if canonical == "key_norms":
         return [(config.head_dim,)] * count
     return [(whole.shape[0] // count, *whole.shape[1:])] * count

@@ -1,10 +1,10 @@
-"""Drafting a block in one pass: DFlash and what is built upon it, as chains or trees.
+"""Drafts a block in one pass with DFlash-based heads, as chains or trees.
 
-Position i of a sequence is stored at index i of its block table, as keys and values made of the verifier's taps at i
-alone. Of L settled tokens those of positions 0..L - 2 are there; the block's slots, the last settled token at L - 1
-first, lie behind them while they are run, and are dropped. So nothing depends on a token that was only drafted, and
-cached prefixes and replays hold the same numbers whoever ran them. The whole block is run however deep the trees are:
-it is what the head was trained for.
+Position i of a sequence is stored at index i of its block table, as keys and values computed from the verifier's taps
+at i alone. Of L committed tokens, positions 0..L - 2 are stored. The block's slots start with the last committed token
+at L - 1, are stored behind the context during the pass, and are then discarded. Stored values therefore never depend on
+a drafted token, and cached prefixes and replays give the same values. The whole block is always run, whatever the depth
+of the trees: heads are trained on whole blocks.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 
 
 class OnePassDrafter(HeadDrafter):
-    """A head over a block, and the context's keys and values.
+    """Drafter with a head over a block, and the keys and values of the context.
 
     Args:
         head: weights, on the device to draft on.
@@ -81,16 +81,16 @@ class OnePassDrafter(HeadDrafter):
         self.head, self.needs = head, self.needs._replace(tap_layers=convention.tap_layers)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Chunks of prompts, in shapes that follow the data."""
+        """Commits the chunks of a batch, in shapes that depend on the data."""
         chunks = self.pool.chunks(batch)
         rotated = batch.chunk_rotations([chunk.positions for chunk in chunks])
         self._keep(batch.chunk_taps, rotated, torch.cat([chunk.slot_mapping for chunk in chunks]))
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Decided positions; what does not count goes to block 0."""
+        """Commits decoded positions; invalid columns are written to block 0."""
         positions, counted = rows.spread()
         mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted).flatten()
-        # What does not count must be finite: masked rows may read block 0.
+        # Invalid columns must be finite: masked rows may read block 0.
         taps, rotated = rows.taps.masked_fill(~counted[..., None], 0).flatten(0, 1), rows.rotated(positions).flatten()
         if not self.fixed_shapes:
             real = counted.flatten()
@@ -98,14 +98,14 @@ class OnePassDrafter(HeadDrafter):
         self._keep(taps, rotated, mapping)
 
     def _keep(self, taps: Tensor, rotated: Tensor, mapping: Tensor) -> None:
-        """Keys and values of committed positions, by their taps [n, taps_size] and what they are rotated by."""
+        """Stores keys and values of committed positions, given taps [n, taps_size] and RoPE positions."""
         positions = rotated if rotated.dim() == 1 else rotated[0]
         context = self.head.context(self.head.fuse(taps), self.head.rotary(positions))
         for cache, (key, value) in zip(self.pool.caches, context, strict=True):
             store_kv(key.contiguous(), value.contiguous(), *cache, mapping)
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """One pass over every root's block, then a tree of what its slots say."""
+        """Runs one pass over every root's block, then grows a tree from its slots."""
         head, pool = self.head, self.pool
         num_context = roots.positions[0] - 1
         tables = pool.tables(block_tables[roots.slots], num_context)
@@ -121,22 +121,22 @@ class OnePassDrafter(HeadDrafter):
 
 
 class CandidateChooser:
-    """Each slot's candidates under the requests' rules, by the noise that the target will choose with.
+    """Selects each slot's candidates under the requests' rules and with the noise that the target will sample with.
 
-    The token that noise makes the target choose is seldom among the few likeliest ones.
+    The token that this noise makes the target sample is seldom among the few likeliest.
     """
 
     def __init__(self, growth: Growth, head: OnePassHead) -> None:
         self.growth, self._ids = growth, head.draft_token_ids
         self._columns: Tensor | None = None
-        """int64 [vocab_size]: the draft id of each target id, of a head that has a few candidates for a slot."""
+        """int64 [vocab_size]: draft id of each target id; None for heads without candidates."""
         if head.config.lattice is not None:
             ids = self._ids
             columns = torch.arange(len(ids), device=ids.device)
             self._columns = ids.new_zeros(head.config.vocab_size).scatter_(0, ids, columns)
 
     def __call__(self, roots: Roots) -> ChooseCandidates | None:
-        """What chooses for these roots; None where nobody has rules or samples."""
+        """A function that selects candidates for these roots; None if all are greedy and without rules."""
         sampled = growth.couplings_of(roots)[0] is not None
         if self._columns is None or not (sampled or roots.rules is not None or roots.allowed_tokens is not None):
             return None
@@ -163,7 +163,7 @@ def check_shape(speculation: SpeculationConfig, num_drafted: int) -> None:
     """Refuse trees that are deeper than a head's block.
 
     Raises:
-        ValueError: they are; names both numbers.
+        ValueError: names both numbers.
     """
     levels = speculation.max_path - 1
     if levels > num_drafted:
@@ -173,7 +173,10 @@ def check_shape(speculation: SpeculationConfig, num_drafted: int) -> None:
 def _segments(
     pool: DraftPool, positions: Tensor, num_context: Tensor, tables: Tensor
 ) -> Callable[[LayerMask], Segment]:
-    """What the slots of int64 [num_reqs, num_slots] positions see, by the mask of a layer; one for layers alike."""
+    """Attention segments of slots at positions int64 [num_reqs, num_slots], by layer mask.
+
+    Equal masks share a segment.
+    """
     made: dict[bool, Segment] = {}
 
     def segment_of(mask: LayerMask) -> Segment:
@@ -192,7 +195,7 @@ def _segments(
 def build_one_pass(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> Drafter:
-    """Load a head as the drafter of a verifier; raises as `load_one_pass_head` and the drafter.
+    """Load a head as the drafter of a verifier; raises the errors of `load_one_pass_head` and the drafter.
 
     Args:
         source: folder of the head.
@@ -205,7 +208,7 @@ def build_one_pass(
     def load_head(folder: str) -> Any:
         found = read_one_pass_checkpoint(folder)
         if found.family is not family:
-            raise CheckpointError(f"{folder} holds a head of {found.family}: one of {family} is served")
+            raise CheckpointError(f"{folder} holds a head of {found.family}, but one of {family} is served")
         return load(found, target, options.dtype, options.device)
 
     head = load(checkpoint, target, options.dtype, options.device)

@@ -1,7 +1,7 @@
-"""P-EAGLE: an EAGLE-3 head of several layers that drafts all its tokens in one pass. Source: arXiv 2602.01469.
+"""P-EAGLE: an EAGLE-3 head of several layers that drafts all its tokens in one pass (arXiv 2602.01469).
 
-Committed pairs are those of EAGLE-3. Behind the last one come slots of which nothing is known: each has the embedding
-of the mask token and the features of one learned tap, and each is drafted from what it sees to its left.
+Committed pairs are those of EAGLE-3. Masked slots follow the last pair: each has the embedding of the mask token and
+the features of one learned tap, and predicts from what it sees to its left.
 """
 
 import logging
@@ -29,10 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 class ParallelEagleHead(EagleHead):
-    """EAGLE-3's layers, and the tap of a slot of which nothing is known.
+    """EAGLE-3 layers, plus the learned tap of masked slots.
 
     Args:
-        mask_token_id: of the embedding that such slots have.
+        config: shapes and conventions.
+        mask_token_id: token whose embedding masked slots have.
     """
 
     def __init__(self, config: EagleHeadConfig, mask_token_id: int) -> None:
@@ -43,14 +44,14 @@ class ParallelEagleHead(EagleHead):
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, self.taps_size))
 
     def masked_features(self) -> Tensor:
-        """[1, 1, H]: of every slot of which nothing is known."""
+        """[1, 1, H]: features of every masked slot."""
         return self.fuse(self.mask_hidden)
 
 
 def read_parallel_config(
     checkpoint: OnePassCheckpoint, target_hidden_size: int, target_num_layers: int
 ) -> tuple[EagleHeadConfig, Layout, HeadConvention]:
-    """The canonical config of a P-EAGLE head, whose names its tensors have, and how it is read.
+    """The canonical config of a P-EAGLE head, the layout of its tensor names, and its likeliest convention.
 
     Raises:
         CheckpointError: a field is missing, not supported, or does not fit the target.
@@ -67,14 +68,14 @@ def read_parallel_config(
 
 def _layout(checkpoint: OnePassCheckpoint) -> Layout:
     written = SPECULATORS if "transformer_layer_config" in checkpoint.raw else MODELOPT
-    # Names are canonical, and the base of the rotation is not left open as in older tools' files.
+    # Tensor names are canonical here, and the RoPE base is unambiguous, unlike in older tools' files.
     return replace(written, rope_theta=Theta.READ)
 
 
 def parallel_conventions(
     checkpoint: OnePassCheckpoint, target_hidden_size: int, target_num_layers: int
 ) -> tuple[HeadConvention, ...]:
-    """Readings of a P-EAGLE head that its files leave open, the likeliest first; raises as `conventions`."""
+    """Conventions that a P-EAGLE head's files allow, most likely first; raises the errors of `conventions`."""
     layout = _layout(checkpoint)
     return conventions(checkpoint.raw, layout, checkpoint.shapes, target_num_layers, target_hidden_size)
 
@@ -82,7 +83,7 @@ def parallel_conventions(
 def load_parallel_head(
     checkpoint: OnePassCheckpoint, target: TargetDescription, dtype: torch.dtype, device: str | torch.device
 ) -> ParallelEagleHead:
-    """Read a P-EAGLE head in evaluation mode.
+    """Load a P-EAGLE head in evaluation mode.
 
     Raises:
         CheckpointError: a bad config, or a missing, unexpected or mis-shaped tensor.

@@ -1,4 +1,4 @@
-"""Drafting with a P-EAGLE head: committed pairs as EAGLE has them, and all drafted tokens in one pass behind them."""
+"""Drafts with a P-EAGLE head: committed pairs as in EAGLE, all drafted tokens in one pass behind them."""
 
 import torch
 from torch import Tensor
@@ -12,20 +12,20 @@ from wingbeat.runtime.protocol.messages import TokenTree
 
 
 class ParallelEagleDrafter(EagleDrafter):
-    """A P-EAGLE head and its KV; arguments as `EagleDrafter`'s."""
+    """Drafter with a P-EAGLE head and its KV; for the arguments see `EagleDrafter`."""
 
     head: ParallelEagleHead
     in_one_pass = True
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """One pass over the masked slots of every root, then a tree of what they say."""
+        """Runs one pass over the masked slots of every root, then grows a tree from their logits."""
         hidden = self.hidden[roots.slots][:, None].to(self.dtype)
         if self.pool.num_drafted:
             hidden = torch.cat([hidden, self._run_masked(roots, block_tables)], dim=1)
         return grow_along(self.growth, roots, MarginalWalk(self.head.logits(hidden)), rules)
 
     def _run_masked(self, roots: Roots, block_tables: Tensor) -> Tensor:
-        """Hidden states [num_reqs, num_masked, H] of the slots behind the last pairs."""
+        """Hidden states [num_reqs, num_masked, H] of the masked slots behind the last pairs."""
         num_context, num_masked = roots.positions[0] - 1, self.pool.num_drafted
         tables = self.pool.tables(block_tables[roots.slots], num_context)
         positions = num_context[:, None] + torch.arange(num_masked, device=self.device)

@@ -1,4 +1,4 @@
-"""Part of drafters that draft in one pass, told by the families that can be read."""
+"""Registers the drafters that draft in one pass; a folder is claimed if its head belongs to one of these families."""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 

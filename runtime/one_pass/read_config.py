@@ -1,6 +1,6 @@
-"""From a checkpoint's config and shapes to the canonical config of a head that drafts in one pass.
+"""Builds the canonical config of a one-pass head from a checkpoint's config and shapes.
 
-What is stated and what is there must agree; what cannot be read is refused by its field's name.
+Config and shapes must agree; an unreadable field is refused by name.
 """
 
 from collections.abc import Mapping
@@ -39,8 +39,11 @@ def read_one_pass_config(
     """The canonical config of a head.
 
     Args:
-        shapes: of its tensors, by their canonical names.
-        has_mask_embedding: its folder has a vector of its own for masked slots.
+        raw: config.json
+        family: family of the head.
+        shapes: shapes of its tensors by canonical name.
+        target_hidden_size, target_num_layers: of the verifier.
+        has_mask_embedding: whether the folder has its own vector for masked slots.
 
     Raises:
         UnsupportedCheckpointError: a body, a field or a value that is not supported.
@@ -90,7 +93,7 @@ def read_one_pass_config(
 
 
 def mask_token_id(raw: Mapping[str, Any]) -> int:
-    """The token whose embedding stands for what is not known yet.
+    """The token whose embedding is the input of masked slots.
 
     Raises:
         CheckpointError: no field names it.
@@ -99,7 +102,7 @@ def mask_token_id(raw: Mapping[str, Any]) -> int:
     found = [_first(raw, name) for name in names]
     given = next((value for value in found if value is not None), None)
     if given is None:
-        raise CheckpointError(f"config.json names no token of masked slots: {', '.join(names)}")
+        raise CheckpointError(f"config.json states no mask token, in none of the fields {', '.join(names)}")
     return _whole(given, "mask_token_id", least=0)
 
 
@@ -109,14 +112,14 @@ def tap_layers(
     """The layers of the target whose inputs are tapped, ascending.
 
     Raises:
-        CheckpointError: they are no such layers, or `fc.weight` reads another number of them.
+        CheckpointError: the layers do not exist in the target, or `fc.weight` reads another number of taps.
     """
     field, ids, shift = _stated_taps(raw)
     if ids is None:
         field, shift = "the default target_layer_ids", 1
         ids = _default_outputs(num_draft_layers, target_num_layers)
     if not (isinstance(ids, list) and all(type(one) is int for one in ids)):
-        raise CheckpointError(f"config.json: {field}={ids!r} is no list of whole numbers")
+        raise CheckpointError(f"config.json: {field}={ids!r} is not a list of integers")
     taps = tuple(one + shift for one in ids)
     if taps and taps[-1] == target_num_layers:
         raise UnsupportedCheckpointError(f"{field}={ids}: the last layer's output before its norm cannot be tapped")
@@ -134,16 +137,18 @@ def tap_layers(
 def one_pass_conventions(
     raw: Mapping[str, Any], config: OnePassConfig, target_num_layers: int
 ) -> tuple[HeadConvention, ...]:
-    """Readings of a head that its files leave open, the likeliest first.
+    """Conventions that a head's files allow, most likely first.
 
-    Ids of tapped layers are counted as inputs by some tools and as outputs by others, whatever the field's name says;
-    a DFlash or DSpark head says seldom what its slots predict.
+    Some tools count tapped layers as inputs and others as outputs, whatever the field is called; DFlash and DSpark
+    heads seldom state what their slots predict.
 
     Args:
-        config: its canonical config, by the likeliest reading.
+        raw: config.json
+        config: canonical config under the likeliest convention.
+        target_num_layers: number of layers of the verifier.
 
     Raises:
-        CheckpointError: it states a convention that is none.
+        CheckpointError: the stated convention is invalid.
     """
     try:
         given = stated(raw)
@@ -166,7 +171,7 @@ def one_pass_conventions(
 
 
 def _stated_taps(raw: Mapping[str, Any]) -> tuple[str, Any, int]:
-    """The field that names the taps, what it says, and what makes inputs of layers of it."""
+    """The field that lists the taps, its value, and the offset from its ids to layer inputs."""
     for field, shift in (
         ("eagle_aux_hidden_state_layer_ids", 0),
         ("aux_hidden_state_layer_ids", 0),
@@ -181,7 +186,7 @@ def _stated_taps(raw: Mapping[str, Any]) -> tuple[str, Any, int]:
 
 
 def _default_outputs(num_draft_layers: int, target_num_layers: int) -> list[int]:
-    """Of heads whose config leaves it open: spread from the second layer to the third but last."""
+    """Default taps (layer outputs): spread evenly from the second layer to the third from last."""
     if num_draft_layers == 1:
         return [target_num_layers // 2]
     step = (target_num_layers - 4) / (num_draft_layers - 1)
@@ -189,7 +194,7 @@ def _default_outputs(num_draft_layers: int, target_num_layers: int) -> list[int]
 
 
 def _body(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of the decoder layers."""
+    """The config fields of the decoder layers."""
     nested = object_field(raw, "transformer_layer_config")
     if not nested:
         return raw
@@ -197,13 +202,13 @@ def _body(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         raise UnsupportedCheckpointError(
             f"transformer_layer_config.model_type={nested['model_type']!r} is not supported: qwen3 is"
         )
-    # The tool leaves out what equals the class's default.
+    # The tool omits fields that equal the class's default.
     with fields_refused():
         return Qwen3Config(**{**nested, "model_type": "qwen3"}).to_dict()
 
 
 def _first(raw: Mapping[str, Any], name: str) -> Any:
-    """A field of a family's own part of the config, or of its top; None where neither has it."""
+    """A field from the family's own section of the config or from the top level; None if neither has it."""
     for part in (*(object_field(raw, subtree) for subtree in _SUBTREES), raw):
         if part.get(name) is not None:
             return part[name]
@@ -212,12 +217,12 @@ def _first(raw: Mapping[str, Any], name: str) -> Any:
 
 def _whole(value: Any, name: str, least: int = 1) -> int:
     if type(value) is not int or value < least:
-        raise CheckpointError(f"config.json: {name}={value!r} is no whole number of {least} or more")
+        raise CheckpointError(f"config.json: {name}={value!r} is not an integer of {least} or more")
     return value
 
 
 def _slots(raw: Mapping[str, Any], family: OnePassFamily) -> Slots:
-    """What a slot predicts: DSpark's own tool shifts, and speculators where it says so."""
+    """Position that a slot predicts: DSpark's own tool shifts by default, other files only if they state it."""
     from_anchor = _first(raw, "sample_from_anchor")
     if from_anchor is None:
         from_anchor = _first(raw, "shift_label")
@@ -233,7 +238,7 @@ def _slots(raw: Mapping[str, Any], family: OnePassFamily) -> Slots:
 def _masks(
     raw: Mapping[str, Any], body: Mapping[str, Any], family: OnePassFamily, num_layers: int
 ) -> tuple[LayerMask, ...]:
-    """What each layer's slots see of one another, and how far back."""
+    """Causality and window of each layer's slots."""
     types = body.get("layer_types") or ["full_attention"] * num_layers
     if len(types) != num_layers or not set(types) <= {_SLIDING, "full_attention"}:
         raise CheckpointError(f"config.json: layer_types={types!r} are not {num_layers} of full or sliding attention")
@@ -250,7 +255,7 @@ def _masks(
         slides = everywhere or kind == _SLIDING
         if slides and not size:
             raise CheckpointError(
-                "config.json: a layer slides, and neither swa_window_size nor sliding_window is given"
+                "config.json: a layer has sliding attention, but neither swa_window_size nor sliding_window is given"
             )
         causal = kind == _SLIDING and by_type if stated is None else bool(stated)
         masks.append(LayerMask(causal, _whole(size, "sliding_window") if slides else None))
@@ -287,7 +292,7 @@ def _check_target(raw: Mapping[str, Any], target_hidden_size: int, target_num_la
 
 
 def check_supported(raw: Mapping[str, Any], body: Mapping[str, Any], family: OnePassFamily, shapes: Shapes) -> None:
-    """Refuse bodies that are not Qwen3's, each by its name."""
+    """Refuse bodies other than Qwen3's, naming the unsupported feature."""
     architecture = str(raw.get("architectures") or "").lower()
     rope = object_field(body, "rope_parameters")
     for what, seen in (

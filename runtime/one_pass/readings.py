@@ -1,4 +1,4 @@
-"""Readings of a head that drafts in one pass, which its files leave open."""
+"""Conventions under which a one-pass head may be read."""
 
 from pathlib import Path
 
@@ -10,10 +10,13 @@ from wingbeat.runtime.one_pass.parallel_eagle import parallel_conventions
 
 
 def one_pass_readings(path: str | Path, target: TargetDescription, num_drafted: int) -> tuple[HeadConvention, ...]:
-    """Readings of a head, the likeliest first; one where nothing is ambiguous.
+    """Conventions of a head, most likely first; a single one if nothing is ambiguous.
 
     Args:
-        num_drafted: tokens that each reading must draft; a block that is too short for that is read in one way.
+        path: folder or hub name.
+        target: the verifier.
+        num_drafted: number of tokens that each convention must be able to draft; if the block is too short for that,
+            only the likeliest convention is returned.
 
     Raises:
         CheckpointError: the folder is unreadable, unsupported, or does not fit the target.

@@ -1,4 +1,4 @@
-"""Heads that draft in one pass as checkpoints: DFlash's layout and those built upon it; P-EAGLE in speculators'."""
+"""Writes one-pass heads as checkpoints: DFlash's layout and its derivatives; P-EAGLE in the speculators layout."""
 
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ _ARCHITECTURES = {
 def save_one_pass_head(head: OnePassHead, path: str | Path, *, target_num_layers: int) -> None:
     """Write config.json and model.safetensors (bfloat16), as the family's own tool does.
 
-    What equals the target's is left out, and a loader takes the target's: the embedding, and the output matrix of a
-    head that drafts the whole vocabulary.
+    Tensors equal to the target's are omitted, and a loader borrows them: the embedding, and the output matrix of a head
+    that drafts the whole vocabulary.
 
     Raises:
-        ValueError: the layout cannot hold this head; the message names what it lacks.
+        ValueError: the layout cannot represent this head; the message names the fields.
     """
     config = head.config
     _check_writable(config)
@@ -49,13 +49,15 @@ def save_one_pass_head(head: OnePassHead, path: str | Path, *, target_num_layers
 
 
 def save_parallel_head(head: ParallelEagleHead, path: str | Path, *, verifier: str | None = None) -> None:
-    """Write config.json and model.safetensors (bfloat16) of a P-EAGLE head in speculators' layout, without embedding.
+    """Write config.json and model.safetensors (bfloat16) of a P-EAGLE head in speculators layout, without embedding.
 
     Args:
-        verifier: folder or hub name of the target, which the config names.
+        head: the head.
+        path: folder to write.
+        verifier: folder or hub name of the target, recorded in the config.
 
     Raises:
-        ValueError: the layout cannot hold this head; the message names what it lacks.
+        ValueError: the layout cannot represent this head; the message names the fields.
     """
     config = head.config
     check_turning(config)
@@ -86,11 +88,13 @@ def _check_writable(config: OnePassConfig) -> None:
     }
     wrong = [name for name, seen in lacking.items() if seen]
     if wrong:
-        raise ValueError(f"{config.family}'s layout has no such {', '.join(wrong)}: other engines would read it wrong")
+        raise ValueError(
+            f"{config.family}'s layout cannot express this {', '.join(wrong)}: other engines would read the head wrong"
+        )
 
 
 def _raw_config(config: OnePassConfig, target_num_layers: int) -> dict[str, Any]:
-    """Fields where the families' own tools have them; taps are counted as outputs of layers."""
+    """Config fields where the family's own tool writes them; taps are counted as layer outputs."""
     raw = {
         "architectures": [_ARCHITECTURES[config.family]],
         **decoder_fields(config, "qwen3"),

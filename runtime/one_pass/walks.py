@@ -1,6 +1,6 @@
-"""From the slots' hidden states to what may follow each drafted token: slot by slot, given the tokens before it.
+"""Walks: continuations of drafted tokens from the slots' hidden states, slot by slot, given the tokens before.
 
-A walk goes down the levels of a tree in their order and keeps what a level hands to the next one.
+A walk visits the levels of a tree in order and carries state from each level to the next.
 """
 
 from abc import ABC, abstractmethod
@@ -16,26 +16,26 @@ from wingbeat.runtime.one_pass.config import LatticeConfig, MarkovConfig, Markov
 from wingbeat.runtime.protocol.messages import TokenTree
 
 ChooseCandidates = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""(logits [num_reqs, num_drafted, draft_vocab_size], K) -> target ids int64 [num_reqs, num_levels, K] of tokens of each
-slot that is asked for, and their scores, each slot's up to a constant."""
+"""(logits [num_reqs, num_drafted, draft_vocab_size], K) -> target ids int64 [num_reqs, num_levels, K] of the K chosen
+tokens of each grown level, and their scores, defined up to a constant per slot."""
 
 
 class Walk(ABC):
-    """The continuations of one block's trees, level by level."""
+    """The continuations of the trees of one block, level by level."""
 
     @abstractmethod
     def step(self, depth: int, token_ids: Tensor, parents: Tensor) -> Continuations:
-        """What may follow nodes.
+        """The continuations of nodes.
 
         Args:
-            depth: of the nodes; 0 are the anchors. Each call is one deeper than the last.
-            token_ids: int64 [num_reqs, width]: the nodes' tokens, target ids.
-            parents: int64 [num_reqs, width]: index of each node's parent among those of the last call.
+            depth: depth of the nodes, 0 for the anchors; must increase by 1 per call.
+            token_ids: int64 [num_reqs, width]: target ids of the nodes' tokens.
+            parents: int64 [num_reqs, width]: index of each node's parent among the nodes of the previous call.
         """
 
 
 def grow_along(growth: Growth, roots: Roots, walk: Walk, rules: Rules = ()) -> TokenTree:
-    """One tree per root of a walk over what one pass drafted for all levels."""
+    """Grow one tree per root along a walk over slots that one pass computed for all levels."""
 
     def expand(level: Level) -> Continuations:
         return walk.step(level.depth, level.token_ids, level.parents)
@@ -45,7 +45,7 @@ def grow_along(growth: Growth, roots: Roots, walk: Walk, rules: Rules = ()) -> T
 
 
 class MarginalWalk(Walk):
-    """Slots that know nothing of one another's tokens: what follows a node is its depth's alone.
+    """Independent slots: the continuation of a node depends on its depth only.
 
     Args:
         logits: [num_reqs, num_drafted, draft_vocab_size].
@@ -60,9 +60,9 @@ class MarginalWalk(Walk):
 
 
 class MarkovHead(nn.Module):
-    """DSpark's correction of a slot's logits by the token before it, and how sure the head is of what comes.
+    """DSpark's correction of a slot's logits by the previous token, and its prediction of acceptance.
 
-    Source: arXiv 2607.05147. Words: r rank.
+    Source: arXiv 2607.05147. Dimension names: r rank.
     """
 
     def __init__(self, config: MarkovConfig, hidden_size: int, vocab_size: int, draft_vocab_size: int) -> None:
@@ -77,12 +77,12 @@ class MarkovHead(nn.Module):
         self.confidence = nn.Linear(inputs, 1) if config.has_confidence else None
 
     def correction(self, hidden: Tensor, embedded: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What W2 multiplies, and the state behind it, each [num_reqs, width, r].
+        """The factor that W2 multiplies, and the next state, each [num_reqs, width, r].
 
         Args:
-            hidden: [num_reqs, width, H] of the slot.
-            embedded: [num_reqs, width, r]: W1 of the tokens before it.
-            state: of the tokens before those; None before the first.
+            hidden: [num_reqs, width, H]: hidden states of the slot.
+            embedded: [num_reqs, width, r]: W1 embeddings of the previous tokens.
+            state: state after the tokens before those; None before the first.
         """
         if self.gate_proj is not None:
             return torch.sigmoid(self.gate_proj(torch.cat([hidden, embedded], dim=-1))) * embedded, None
@@ -95,7 +95,7 @@ class MarkovHead(nn.Module):
 
 
 class MarkovWalk(Walk):
-    """DSpark: each slot's logits are corrected by the token drafted before it.
+    """DSpark: the logits of each slot are corrected by the token drafted before it.
 
     Args:
         logits: [num_reqs, num_drafted, draft_vocab_size].
@@ -126,7 +126,7 @@ class MarkovWalk(Walk):
 
 
 class CandidateSelector(nn.Module):
-    """DFlash2's scores of pairs of candidates of neighbouring slots. Words: r rank."""
+    """DFlash2's codebooks for scoring pairs of candidates of neighbouring slots. Dimension names: r rank."""
 
     def __init__(self, config: LatticeConfig, hidden_size: int, vocab_size: int) -> None:
         super().__init__()
@@ -137,13 +137,14 @@ class CandidateSelector(nn.Module):
 
 
 class LatticeWalk(Walk):
-    """DFlash2: each slot has its few best tokens, scored by themselves and beside the token before them.
+    """DFlash2: each slot has a few candidates, scored alone and together with the previous token.
 
     Args:
-        head: of the logits' vocabulary.
+        selector: scores pairs of candidates.
+        head: supplies the token map of the logits.
         logits: [num_reqs, num_drafted, draft_vocab_size].
         hidden: [num_reqs, num_drafted, H].
-        choose: chooses each slot's tokens; None takes the likeliest.
+        choose: selects each slot's candidates; None takes the likeliest.
     """
 
     def __init__(

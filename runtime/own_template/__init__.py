@@ -1,1 +1,1 @@
-"""Chat templates that requests bring."""
+"""Chat templates sent with requests."""

@@ -1,3 +1,3 @@
-"""The rendering of a request's own chat template."""
+"""Registers the rendering of chat templates sent with requests."""
 
 render_apart = "wingbeat.runtime.own_template.render:render_apart"

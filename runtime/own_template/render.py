@@ -1,6 +1,7 @@
-"""A request's own chat template is rendered in a process of its own: it can loop for ever, or fill the memory.
+"""Renders a request's own chat template in a separate process, since it may loop forever or exhaust memory.
 
-Run as a module it is that process: one JSON object on the standard input, one on the standard output.
+Run as a module, this file is that process: it reads a JSON object from standard input and writes one to standard
+output.
 """
 
 import json
@@ -14,15 +15,15 @@ from typing import Any
 from wingbeat.runtime.interpreter import module_command, module_environment
 
 MOST_CPU_S = 2
-"""CPU time of a rendering."""
+"""CPU seconds per rendering."""
 MOST_BYTES = 2**28
-"""Memory of a rendering, beside what the process takes before it."""
+"""Bytes of memory per rendering, beyond what the process uses before it."""
 MOST_CHARS = 2**24
-"""Of the text that is made."""
+"""Characters of the rendered text."""
 MOST_WALL_S = 30.0
-"""For which a request waits, its turn and the start of the process included each."""
+"""Seconds that a request waits, first for its turn and then for the process, including its start."""
 MOST_AT_ONCE = 2
-"""Processes of one router."""
+"""Concurrent processes per router."""
 
 _turns = threading.BoundedSemaphore(MOST_AT_ONCE)
 _LIMITS = f"takes more than {MOST_CPU_S} s, {MOST_BYTES // 2**20} MiB or {MOST_CHARS} characters"
@@ -31,14 +32,14 @@ _LIMITS = f"takes more than {MOST_CPU_S} s, {MOST_BYTES // 2**20} MiB or {MOST_C
 def render_apart(
     template: str, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any], special_tokens: Mapping[str, Any]
 ) -> str:
-    """The text of a conversation by a template that a caller has sent; arguments as `Tokenizer.render_chat`'s.
+    """Render a conversation with a template sent by a client; for the arguments see `Tokenizer.render_chat`.
 
     Raises:
-        ValueError: the template refuses the messages, is wrong, or takes more than it may.
+        ValueError: the template refuses the messages, is invalid, or exceeds a limit.
     """
     asked = {"template": template, "messages": list(messages), "variables": {**special_tokens, **variables}}
     if not _turns.acquire(timeout=MOST_WALL_S):
-        raise ValueError(f"other requests' chat templates have kept the server busy for {MOST_WALL_S:g} s")
+        raise ValueError(f"other requests' chat templates kept the server busy for {MOST_WALL_S:g} s")
     try:
         done = subprocess.run(
             module_command("wingbeat.runtime.own_template.render"),
@@ -61,7 +62,7 @@ def render_apart(
 
 
 def main() -> None:
-    """Render what is asked for, within the limits, which the kernel holds."""
+    """Render the request on standard input within limits that the kernel enforces."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     asked = json.loads(sys.stdin.buffer.read())
@@ -74,7 +75,7 @@ def main() -> None:
         told = {"text": text} if len(text) <= MOST_CHARS else {"problem": _LIMITS}
     except MemoryError:
         told = {"problem": _LIMITS}
-    except Exception as error:  # a template computes with what callers send, and raises whatever that leads to
+    except Exception as error:  # a template can raise anything, depending on what clients send
         told = {"problem": f"refuses the messages: {error}"[:1000]}
     sys.stdout.buffer.write(json.dumps(told).encode())
 

@@ -1,1 +1,1 @@
-"""Quantised checkpoints of a verifier, as the weights that their numbers stand for."""
+"""Reads quantised checkpoints of verifiers and draft heads."""

@@ -1,8 +1,9 @@
-"""Quantised checkpoints, served by the weights that their numbers stand for.
+"""Loads quantised checkpoints of verifiers.
 
-Weights in groups stay packed where a part's kernels multiply by them (`packed_loading`). Every other weight becomes a
-number of the model's dtype while it is loaded, by transformers' own quantisers where these can do it. A row's products
-never depend on rows beside it, as those of some quantised kernels do (LLM.int8 takes the outliers of a whole batch).
+Grouped weights stay packed if an optional part has kernels that multiply by them (`packed_loading`). All other weights
+are dequantised to the model's dtype during loading, by transformers' quantisers where these support it. The products of
+a row never depend on other rows of the batch, unlike in some quantised kernels (LLM.int8 selects outliers over the
+whole batch).
 """
 
 import logging
@@ -31,29 +32,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "activation_scale")
-"""Tensors of files that describe activations, not weights."""
+"""Tensors that describe activations, not weights."""
 _CACHE_SCALE = re.compile(r"\.(kv?|v|q|prob)_(scale|zero_point)$")
-"""Scales of a quantised KV cache, which no output depends on."""
+"""Names of scales of a quantised KV cache, which are ignored: the KV cache is not quantised here."""
 _KINDS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-"""Kinds of an expert's linear layers by their names, the latter of which are Mixtral's."""
+"""Kinds of an expert's linear layers by their names; w1, w2 and w3 are Mixtral's."""
 _EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({'|'.join(_KINDS)})")
-"""An expert's linear layer, as most checkpoints name it."""
+"""Name of an expert's linear layer in most checkpoints."""
 _BLOCK, _OWN_BLOCK = ".block_sparse_moe.", ".mlp."
-"""The part of a layer that holds Mixtral's experts, as its checkpoints and transformers name it."""
+"""Name part of the layer module with Mixtral's experts, in its checkpoints and in transformers."""
 _OWN_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 """Formats of compressed-tensors that are read without its package."""
 
 
 def check_quantiser(config: ConfigFile) -> None:
-    """Refuse a quantisation that is not read here: transformers would skip an unknown one and take packed numbers.
+    """Refuse a quantisation that is not supported.
+
+    transformers ignores an unknown one and loads the packed integers as weights.
 
     Raises:
-        ModelCheckpointError: names those that are read, or the package that is missing.
+        ModelCheckpointError: the message names the supported ones, or the missing package.
     """
     method = config.quantiser
     if method not in _QUANTISERS:
         raise ModelCheckpointError(
-            f"{config.name} is quantised by {method!r}, which is not served: {', '.join(_QUANTISERS)} are"
+            f"{config.name} is quantised by {method!r}, which is not supported: {', '.join(_QUANTISERS)} are"
         )
     package = _QUANTISERS[method].package
     is_read = config.quantization.get("format") in _OWN_FORMATS
@@ -64,16 +67,15 @@ def check_quantiser(config: ConfigFile) -> None:
 
 
 def load_quantised(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
-    """A quantised checkpoint as a model that multiplies by the numbers that its weights stand for, with transformers'
-    report of what was loaded, without scales of a quantised KV cache.
+    """Load a quantised checkpoint; returns the model and transformers' loading report, without KV cache scales.
 
     Args:
-        config: quantised in a way that `check_quantiser` has passed.
-        load: `from_pretrained` of the folder, which takes more options.
-        packed: where weights may stay packed; None unpacks all.
+        config: config of a checkpoint that `check_quantiser` accepts.
+        load: `from_pretrained` of the folder; accepts further options.
+        packed: place of weights that may stay packed; None dequantises all.
 
     Raises:
-        ModelCheckpointError: the numbers are packed in a way that is not read here.
+        ModelCheckpointError: the packing is not supported.
     """
     from wingbeat.runtime.verifier.layers.linears import held_bytes
 
@@ -87,7 +89,7 @@ def load_quantised(config: ConfigFile, load: "Load", packed: "Place | None") -> 
 
 
 def _make_plain(model: "PreTrainedModel") -> None:
-    """Parameters of the model's dtype, but those that it keeps in float32; shared ones stay shared."""
+    """Converts parameters to plain tensors of the model's dtype, except those kept in float32; sharing is preserved."""
     import torch
 
     dtype, made = model.config.dtype, {}
@@ -101,13 +103,13 @@ def _make_plain(model: "PreTrainedModel") -> None:
                 plain = held if type(held) is torch.Tensor else held.dequantize()
                 if not any(part in f"{prefix}.{name}" for part in kept):
                     plain = plain.to(dtype)
-                # Some were made where gradients are off for good.
+                # Some tensors were created in inference mode.
                 made[id(parameter)] = torch.nn.Parameter(plain.clone() if plain.is_inference() else plain, False)
             setattr(module, name, made[id(parameter)])
 
 
 def _by_option(config_class: str, **choices: Any) -> "Read":
-    """By transformers, tensor for tensor."""
+    """Reads by transformers' quantiser, tensor by tensor."""
 
     def loaded(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
         import transformers
@@ -118,7 +120,7 @@ def _by_option(config_class: str, **choices: Any) -> "Read":
 
 
 def _as_they_are(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
-    """Tensors that know their numbers."""
+    """Reads tensor classes that dequantise themselves."""
     return load()
 
 
@@ -128,7 +130,7 @@ def _bitsandbytes(config: ConfigFile, load: "Load", packed: "Place | None") -> "
 
 
 def _packed_integers(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
-    """By ourselves: the package that transformers leaves it to asks for a newer torch than is served with."""
+    """Reads GPTQ and AWQ directly: the package that transformers uses requires a newer torch than the one installed."""
     from wingbeat.runtime.quantised.packed_integers import PARTS, check_packing, read_linear
 
     check_packing(config.quantization)
@@ -136,7 +138,7 @@ def _packed_integers(config: ConfigFile, load: "Load", packed: "Place | None") -
 
 
 def _scaled(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
-    """Float8 and integers beside scales, as FP8 checkpoints and compressed-tensors have them."""
+    """Reads float8 and integer weights with scales, as in FP8 checkpoints and compressed-tensors."""
     from wingbeat.runtime.quantised.scaled_weights import PARTS, read_weight
 
     return _packed(config, load, packed, ("weight", *PARTS), ("weight_scale", "weight_scale_inv"), read_weight)
@@ -163,7 +165,7 @@ def _mxfp4(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded"
 
 
 def _stored(file: "Path", name: str) -> "Tensor":
-    """A tensor in a mapping of its own, which ends with it: the pages of one that is kept count as memory."""
+    """Reads a tensor through a file mapping of its own: pages of a mapping that stays open would count as memory."""
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as opened:
@@ -176,7 +178,9 @@ def _stored_tensors(config: ConfigFile) -> "dict[str, Callable[[], Tensor]]":
 
     files, found = weight_files(config.folder), {}
     if files[0].suffix != ".safetensors":
-        raise ModelCheckpointError(f"{files[0]}: {config.quantiser} is read from safetensors files; convert it to one")
+        raise ModelCheckpointError(
+            f"{files[0]}: {config.quantiser} is read only from safetensors files; convert the checkpoint"
+        )
     for file in files:
         with safe_open(file, framework="pt") as opened:
             found |= {name: partial(_stored, file, name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
@@ -191,12 +195,13 @@ def _packed(
     marks: tuple[str, ...],
     read: "Callable[[str, Mapping[str, Tensor], Mapping[str, Any]], GroupedWeight | Tensor]",
 ) -> "Loaded":
-    """A checkpoint in safetensors files, one packed weight in memory after the other.
+    """Load a checkpoint in safetensors files, with one packed weight in memory at a time.
 
     Args:
-        parts: ends of the names of what a layer is packed into.
-        marks: those of them that only packed layers have.
-        read: from a layer's name, its parts and the settings.
+        config, load, packed: see `load_quantised`.
+        parts: name suffixes of the tensors that a packed layer consists of.
+        marks: those suffixes that only packed layers have.
+        read: function (layer name, parts, quantization_config) -> weight.
     """
     import torch
 
@@ -217,9 +222,7 @@ def _packed(
                 torch.float16,
                 torch.float64,
             ):
-                raise ModelCheckpointError(
-                    f"{config.folder}: tensor {name} is {plain[name].dtype}, and no scale is beside it"
-                )
+                raise ModelCheckpointError(f"{config.folder}: tensor {name} is {plain[name].dtype}, but has no scale")
 
     def weight_of(layer: str) -> "GroupedWeight | Tensor":
         return read(layer, {part: stored() for part, stored in layers[layer].items()}, config.quantization)
@@ -233,7 +236,7 @@ def _packed(
 def _experts(
     layers: Iterable[str], modules: Mapping[str, Any], weight_of: "Callable[[str], GroupedWeight | Tensor]"
 ) -> "tuple[dict[str, Experts], set[str]]":
-    """Experts that have all of their weights in groups, by the name of their module; and the layers that are theirs."""
+    """Experts whose weights are all grouped, by module name; and the names of their layers."""
     from wingbeat.kernels.grouped_weight import GroupedWeight
     from wingbeat.runtime.quantised.packed_loading import Experts, has_plain_experts
 
@@ -254,11 +257,11 @@ def _experts(
 
 
 class _Quantiser(NamedTuple):
-    """How one kind of checkpoint is read."""
+    """Reader of one quantisation method."""
 
     load: "Read"
     package: str | None = None
-    """What has to be installed for it."""
+    """Package that must be installed."""
 
 
 _QUANTISERS = {

@@ -1,4 +1,4 @@
-"""Blocks of a GGUF file's matrices as groups that share scales; layouts are those of ggml."""
+"""Converts blocks of a GGUF file's matrices to grouped weights with scales; block layouts are ggml's."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,28 +12,28 @@ from wingbeat.runtime.quantised.gguf_file import GgufTensor
 
 
 class Blocks(NamedTuple):
-    """A form of matrices."""
+    """Block format of a matrix."""
 
     inputs: int
-    """Of a block."""
+    """Number of inputs per block."""
     size: int
-    """Bytes of a block."""
+    """Bytes per block."""
     read: Callable[[Tensor], GroupedWeight]
-    """From uint8 [columns, blocks, size]."""
+    """Function uint8 [columns, blocks, size] -> weight."""
 
 
 def _halves(blocks: Tensor, begin: int) -> Tensor:
-    """float16 [columns, blocks] that lie in the bytes from `begin` on."""
+    """float16 [columns, blocks] stored at byte `begin` of each block."""
     return _part(blocks, begin, begin + 2).view(torch.float16).flatten(1)
 
 
 def _nibbles(blocks: Tensor, begin: int) -> Tensor:
-    """Numbers of four bits [columns, inputs], the first half of a block in the lower halves of its bytes."""
+    """4-bit integers [columns, inputs]; the first half of a block is in the low nibbles of its bytes."""
     return _bits(_part(blocks, begin), [0, 4], 15).flatten(1)
 
 
 def _part(blocks: Tensor, begin: int, end: int | None = None) -> Tensor:
-    """A copy of some bytes of each block: by NumPy, which copies those of a block together."""
+    """Copies a byte range of each block; by NumPy, which copies the range of a block as a whole."""
     size = blocks.shape[2]
     within = slice(*slice(begin, end).indices(size))
     kind = np.dtype({"names": ["part"], "formats": [f"V{within.stop - begin}"], "offsets": [begin], "itemsize": size})
@@ -42,14 +42,14 @@ def _part(blocks: Tensor, begin: int, end: int | None = None) -> Tensor:
 
 
 def _bits(rows: Tensor, shifts: list[int], mask: int) -> Tensor:
-    """uint8 [..., n] -> [..., shifts, n]: some bits of each byte, by words of eight bytes."""
+    """uint8 [..., n] -> [..., shifts, n]: selected bits of each byte, computed on 8-byte words."""
     words = rows.view(torch.int64)
     mask *= 0x0101010101010101
     return torch.stack([words >> shift & mask for shift in shifts], dim=-2).view(torch.uint8)
 
 
 def _fives(blocks: Tensor, begin: int) -> Tensor:
-    """Numbers of five bits, their highest in four bytes before the others."""
+    """5-bit integers, with the highest bits in the first four bytes."""
     bits = torch.arange(8, dtype=torch.uint8)
     high = (blocks[:, :, begin : begin + 4, None] >> bits & 1).flatten(2).flatten(1)
     return _nibbles(blocks, begin + 4) | high << 4
@@ -76,7 +76,7 @@ def _q5_1(blocks: Tensor) -> GroupedWeight:
 
 
 def _k_scales(blocks: Tensor) -> tuple[Scales, Scales]:
-    """Scales and minima of Q4_K and Q5_K: of six bits, in twelve bytes behind those that multiply them."""
+    """Scales and minima of Q4_K and Q5_K: 6-bit integers in twelve bytes after the float16 factors."""
     first, second, last = blocks[:, :, 4:16].split(4, dim=2)
     scales = torch.cat([first & 63, last & 15 | first >> 6 << 4], dim=2).flatten(1)
     minima = torch.cat([second & 63, last >> 4 | second >> 6 << 4], dim=2).flatten(1)
@@ -84,7 +84,7 @@ def _k_scales(blocks: Tensor) -> tuple[Scales, Scales]:
 
 
 def _thirty_twos(rows: Tensor, shifts: list[int], mask: int) -> Tensor:
-    """[columns, blocks, n * 32] -> [columns, blocks, n, shifts, 32]: some bits of each byte."""
+    """[columns, blocks, n * 32] -> [columns, blocks, n, shifts, 32]: selected bits of each byte."""
     return _bits(rows.unflatten(2, (-1, 32)), shifts, mask)
 
 
@@ -140,14 +140,15 @@ FORMS = {
     "Q6_K": Blocks(256, 210, _q6_k),
     "MXFP4": Blocks(32, 17, _mxfp4),
 }
-"""Forms that kernels multiply by."""
+"""Block formats that the kernels multiply by."""
 
 
 def grouped_rows(data: np.ndarray, tensor: GgufTensor) -> GroupedWeight:
-    """Rows of a matrix whose form is one of `FORMS`.
+    """Rows of a matrix in one of the formats `FORMS`.
 
     Args:
         data: uint8 [columns, bytes of a row]
+        tensor: the matrix's description.
     """
     layout = FORMS[tensor.tensor_type.name]
     return layout.read(torch.from_numpy(data).view(len(data), int(tensor.shape[0]) // layout.inputs, layout.size))

@@ -1,6 +1,6 @@
-"""config.json of the model that a GGUF file holds, by the architectures of llama.cpp that are read.
+"""Builds config.json of the model in a GGUF file, for the supported llama.cpp architectures.
 
-A field that this table does not know is refused: what a file says of a model must not be passed over in silence.
+An unknown field is an error: no statement of a file about its model is ignored.
 """
 
 import math
@@ -29,7 +29,7 @@ _ROPE = (
 _READ = frozenset({*_SIZES, *_ROPE, "vocab_size", "attention.key_length", "attention.value_length"})
 _WITHOUT_EFFECT = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "attention.causal"})
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The rule by which Llama 3.1 and 3.2 stretch rotary angles; files hold factors of each angle instead."""
+"""RoPE scaling of Llama 3.1 and 3.2; files hold a factor per frequency instead."""
 _WHOLE_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 _EXPERTS = _WHOLE_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"}
 _LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
@@ -52,7 +52,7 @@ HEAD = "eagle3"
 
 
 class Contents(NamedTuple):
-    """Contents of a file: its fields by their names without the architecture's, and its tensors by name."""
+    """Fields of a file by name without the architecture prefix, and tensors by name."""
 
     fields: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
@@ -64,7 +64,7 @@ class Contents(NamedTuple):
 
 
 def _llama(head: Contents) -> dict[str, Any]:
-    """Llama, or Mixtral, which files give the same name."""
+    """Config of Llama, or of Mixtral, which has the same architecture name in files."""
     return {"model_type": "mixtral"} if head.fields.get("expert_count") else _biases(head)
 
 
@@ -73,13 +73,14 @@ def _biases(head: Contents) -> dict[str, Any]:
 
 
 def _granite(head: Contents) -> dict[str, Any]:
-    if head.fields.get("rope.scaling.finetuned", True) is False:  # as llama.cpp reads the field of this family alone
-        raise ValueError("rope.scaling.finetuned is False: positions without rotary angles are not read")
+    # llama.cpp gives this meaning to the field in this family only
+    if head.fields.get("rope.scaling.finetuned", True) is False:
+        raise ValueError("rope.scaling.finetuned is False: layers without RoPE are not supported")
     return _biases(head)
 
 
 def _qwen2_moe(head: Contents) -> dict[str, Any]:
-    """The widths that files leave out are llama.cpp's."""
+    """Config of Qwen2-MoE; widths missing from the file get llama.cpp's defaults."""
     whole, used = head.fields["feed_forward_length"], head.fields["expert_used_count"]
     widths = {"moe_intermediate_size": whole // used, "shared_expert_intermediate_size": whole}
     said = {own: head.fields[name] for name, own in _SHARED_EXPERTS.items() if name in head.fields}
@@ -96,7 +97,7 @@ def _olmoe(head: Contents) -> dict[str, Any]:
 
 def _gpt_oss(head: Contents) -> dict[str, Any]:
     angles = angles_of(head)
-    # The models' own rule, which files do not say: the range of angles that YaRN blends is not rounded.
+    # The files do not contain the model's rule that YaRN's blending range is not rounded.
     return {"rope_parameters": angles | ({"truncate": False} if angles["rope_type"] == "yarn" else {})}
 
 
@@ -110,7 +111,10 @@ def _gemma3(head: Contents) -> dict[str, Any]:
 
 
 def _scale_of_gemma(head: Contents, largest: int) -> float:
-    """Files do not say it: llama.cpp goes by the number of layers, too, of which the largest model has others."""
+    """`query_pre_attn_scalar`, missing from files.
+
+    Like llama.cpp, the largest model is detected by its number of layers.
+    """
     if head.fields["block_count"] == largest:
         return head.fields["embedding_length"] / head.fields["attention.head_count"]
     return head.head_dim()
@@ -132,17 +136,17 @@ def _phi3(head: Contents) -> dict[str, Any]:
 
 
 class _Architecture(NamedTuple):
-    """Description of a model as transformers has it."""
+    """transformers' description of an architecture."""
 
     model_type: str
     fields: Mapping[str, str] = {}
-    """Fields of the config by those of the file, beside what all have."""
+    """Additional fields: names in the file to names in the config."""
     more: Callable[[Contents], dict[str, Any]] = lambda head: {}
     has_head_dim: bool = True
     tensors_of: str | None = None
-    """Architecture whose tensors lie likewise, for transformers' reader; None is its own."""
+    """Architecture with the same tensor layout, passed to transformers' reader; None means the architecture itself."""
     names: Mapping[str, str] = {}
-    """Tensors of a layer that transformers' reader does not find, as transformers names them, by the file's names."""
+    """Layer tensors that transformers' reader does not find: names in the file to names in transformers."""
 
 
 ARCHITECTURES = {
@@ -172,21 +176,22 @@ ARCHITECTURES = {
         names={"attn_sinks.weight": "self_attn.sinks"},
     ),
 }
-"""By `general.architecture`."""
+"""Architectures by `general.architecture`."""
 
 
 def config_of(file: GgufFile, name: str) -> dict[str, Any]:
     """The fields of config.json.
 
     Args:
-        name: of the file, for errors.
+        file: the file's content.
+        name: name of the file, for errors.
 
     Raises:
-        ModelCheckpointError: the architecture, or something that is said of it, is not read; names it.
+        ModelCheckpointError: the architecture, or a field of it, is not supported; the message names it.
     """
     architecture = file.fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise ModelCheckpointError(f"{name} is of an architecture that is not read: {', '.join(ARCHITECTURES)} are")
+        raise ModelCheckpointError(f"{name} has an unsupported architecture: {', '.join(ARCHITECTURES)} are supported")
     known = ARCHITECTURES[architecture]
     fields, _ = fields_of(file, name, known.fields)
     head = Contents(fields, {tensor.name: tensor for tensor in file.tensors})
@@ -197,36 +202,37 @@ def config_of(file: GgufFile, name: str) -> dict[str, Any]:
 
 
 def fields_of(file: GgufFile, name: str, own: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of the file's architecture by their names without its own, and the config's sizes among them.
+    """Fields of the file without the architecture prefix, and the size fields under their config names.
 
     Args:
-        name: of the file, for errors.
-        own: fields that this architecture has beside what all have.
+        file: the file's content.
+        name: name of the file, for errors.
+        own: further fields that this architecture may have.
 
     Raises:
-        ModelCheckpointError: a field is missing, or is none of these; names it.
+        ModelCheckpointError: a field is missing or unknown; the message names it.
     """
     prefix = f"{file.fields.get('general.architecture')}."
     fields = {key.removeprefix(prefix): value for key, value in file.fields.items() if key.startswith(prefix)}
     strange = sorted(fields.keys() - _READ - _WITHOUT_EFFECT - set(own))
     if strange:
-        raise ModelCheckpointError(f"{name} says {prefix}{strange[0]} = {fields[strange[0]]!r}, which is not read")
+        raise ModelCheckpointError(f"{name}: {prefix}{strange[0]} = {fields[strange[0]]!r} is not supported")
     missing = sorted(_SIZES.keys() - fields.keys() - {"attention.head_count_kv", "attention.layer_norm_rms_epsilon"})
     if missing:
-        raise ModelCheckpointError(f"{name} does not say {prefix}{missing[0]}")
+        raise ModelCheckpointError(f"{name} has no field {prefix}{missing[0]}")
     return fields, {own: fields[key] for key, own in _SIZES.items() if key in fields}
 
 
 def _config(known: _Architecture, head: Contents, file: GgufFile) -> dict[str, Any]:
     fields = head.fields
     for key in fields.keys() - {"rope.scaling.type", *_WITHOUT_EFFECT}:
-        if type(fields[key]) not in (int, float):  # a list has a size for each layer
-            raise ValueError(f"{key} is {fields[key]!r}, and no number")
+        if type(fields[key]) not in (int, float):  # a list would give a size per layer
+            raise ValueError(f"{key} is {fields[key]!r}, not a number")
     config: dict[str, Any] = {own: fields[key] for key, own in _SIZES.items() if key in fields}
     config |= {own: fields[key] for key, own in known.fields.items() if key in fields}
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     if fields.get("attention.value_length", head.head_dim()) != head.head_dim():
-        raise ValueError("keys and values are of unlike lengths")
+        raise ValueError("keys and values of different width are not supported")
     embedding = head.tensors["token_embd.weight"]
     config |= {
         "model_type": known.model_type,
@@ -237,7 +243,7 @@ def _config(known: _Architecture, head: Contents, file: GgufFile) -> dict[str, A
     if known.has_head_dim:
         config["head_dim"] = head.head_dim()
     elif head.head_dim() * config["num_attention_heads"] != config["hidden_size"]:
-        raise ValueError(f"heads of {head.head_dim()} numbers do not divide {config['hidden_size']}")
+        raise ValueError(f"heads of width {head.head_dim()} do not add up to {config['hidden_size']}")
     more = known.more(head)
     if "rope_parameters" not in more:
         config["rope_parameters"] = angles_of(head)
@@ -245,11 +251,11 @@ def _config(known: _Architecture, head: Contents, file: GgufFile) -> dict[str, A
 
 
 def angles_of(head: Contents) -> dict[str, Any]:
-    """`rope_parameters`: base, and how positions or angles are stretched."""
+    """`rope_parameters`: base and scaling."""
     fields = head.fields
     angles = {"rope_theta": fields.get("rope.freq_base", 10_000.0), "rope_type": "default"}
     if fields.get("rope.dimension_count", head.head_dim()) != head.head_dim():
-        raise ValueError("rotary angles of a part of each head are not read")
+        raise ValueError("RoPE over a part of each head is not supported")
     kind, factor = fields.get("rope.scaling.type", "none"), fields.get("rope.scaling.factor", 1.0)
     if kind == "yarn":
         original = fields["rope.scaling.original_context_length"]
@@ -260,14 +266,14 @@ def angles_of(head: Contents) -> dict[str, Any]:
     elif kind == "linear" and factor != 1:
         angles |= {"rope_type": "linear", "factor": factor}
     elif kind not in ("none", "linear"):
-        raise ValueError(f"rotary positions scaled as {kind!r} are not read")
+        raise ValueError(f"RoPE scaling {kind!r} is not supported")
     if (factors := head.tensors.get("rope_freqs.weight")) is not None:
         angles |= _by_factors(factors.data, head.head_dim(), angles["rope_theta"])
     return angles
 
 
 def _by_factors(factors: np.ndarray, head_dim: int, base: float) -> dict[str, Any]:
-    """The rule that gives the factors by which a file divides angles."""
+    """RoPE scaling that reproduces the factors by which a file divides frequencies."""
     if (factors == 1).all():
         return {}
     rule = _LLAMA3 | {"rope_type": "llama3", "factor": float(factors.max())}
@@ -276,5 +282,5 @@ def _by_factors(factors: np.ndarray, head_dim: int, base: float) -> dict[str, An
     smooth = np.clip((original / periods - low) / (high - low), 0, 1)
     expected = 1 / ((1 - smooth) / rule["factor"] + smooth)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
-        raise ValueError("rope_freqs.weight follows another rule than Llama 3.1's")
+        raise ValueError("rope_freqs.weight does not match Llama 3.1's RoPE scaling")
     return rule

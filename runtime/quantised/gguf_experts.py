@@ -1,5 +1,4 @@
-"""Experts of a GGUF file, whose gates, ups and downs lie in a tensor each, those of a layer's experts one after the
-other."""
+"""Reads the experts of a GGUF file: one tensor each for the gate, up and down weights of all experts of a layer."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 _KINDS = ("gate", "up", "down")
 _BOTH = "gate_up"
-"""Kind of a weight whose rows are in turn a gate's and an up's."""
+"""Kind of a weight whose rows alternate between gate and up."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -30,28 +29,28 @@ class GgufExperts(NamedTuple):
     """Experts of all layers."""
 
     by_module: dict[str, Experts]
-    """Experts by the name of their module."""
+    """Experts by module name."""
     biases: dict[str, Tensor]
-    """The model's parameters that are biases, by name."""
+    """Bias parameters of the model by name."""
     tensors: set[str]
-    """Names of the file's tensors that these are made of."""
+    """Names of the file's tensors that the experts use."""
 
 
 def experts_of(file: Path, shell: "PreTrainedModel", tensors: Mapping[str, GgufTensor]) -> GgufExperts:
-    """Experts of the modules that have any.
+    """Experts of all modules that have any.
 
     Args:
-        file: its path, for errors.
-        shell: the model without memory.
-        tensors: of the file, by name.
+        file: path of the file, for errors.
+        shell: the model on the meta device.
+        tensors: tensors of the file by name.
 
     Raises:
-        ModelCheckpointError: a tensor is missing, or is of other experts than its neighbours; names it.
+        ModelCheckpointError: a tensor is missing, or its number of experts differs; the message names it.
     """
     found = GgufExperts({}, {}, set())
     for name, module in shell.named_modules():
         layer = _LAYER.match(name)
-        if layer is None or not hasattr(module, "is_concatenated"):  # as transformers' modules of experts have it
+        if layer is None or not hasattr(module, "is_concatenated"):  # an attribute of transformers' expert modules
             continue
         own = partial(_tensors, file, tensors, f"blk.{layer[1]}.ffn")
         weights, biases = own("weight"), {}
@@ -100,7 +99,7 @@ def _misshaped(tensor: GgufTensor, expected: str) -> ModelCheckpointError:
 
 
 def _read(tensors: Mapping[str, GgufTensor], kind: str, expert: int) -> GroupedWeight | Tensor:
-    """A weight of an expert, by its kind."""
+    """Reads a weight of one expert."""
     if kind != _BOTH:
         return _rows(tensors[kind].part(expert), tensors[kind])
     gate, up = tensors["gate"], tensors["up"]
@@ -121,5 +120,5 @@ def _floats(data: np.ndarray, tensor: GgufTensor) -> Tensor:
 
 
 def _in_turn(parts: list[Tensor], dim: int) -> Tensor:
-    """Neighbours along a dimension are of each part in turn."""
+    """Interleaves tensors along a dimension."""
     return torch.stack(parts, dim=dim + 1).flatten(dim, dim + 1)

@@ -1,7 +1,7 @@
-"""The metadata and the tensors of a GGUF file, read in one pass over its head.
+"""Reads the metadata and tensor table of a GGUF file in one pass over its header.
 
-Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3 and 2. The package `gguf` reads the same, and takes
-a minute for a vocabulary of 262 thousand tokens.
+Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3. The package `gguf` reads the same, but
+takes a minute for a vocabulary of 262 thousand tokens.
 """
 
 import math
@@ -19,7 +19,7 @@ _PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I8": np.int8
 _MAGIC, _VERSIONS, _MOST_DIMENSIONS = b"GGUF", (2, 3), 4
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Types of values, as `struct` has them."""
+"""Value types by number, as `struct` format characters."""
 
 
 class GgufTensor(NamedTuple):
@@ -27,21 +27,21 @@ class GgufTensor(NamedTuple):
 
     name: str
     tensor_type: Any
-    """A `gguf.GGMLQuantizationType`"""
+    """A `gguf.GGMLQuantizationType`."""
     shape: tuple[int, ...]
-    """Innermost dimension first."""
+    """Shape with the innermost dimension first."""
     file: Path
     begin: int
-    """Where it lies in the file, in bytes."""
+    """Offset in the file in bytes."""
     num_bytes: int
 
     @property
     def data(self) -> np.ndarray:
-        """As it lies in the file, read anew: numbers, or uint8 [..., bytes of a row] of forms that pack them."""
+        """Content read from the file on each access: numbers, or uint8 [..., bytes of a row] for packed formats."""
         return self._read(self.begin, self.num_bytes, self.shape[1:])
 
     def part(self, index: int) -> np.ndarray:
-        """`data[index]`; nothing else is read."""
+        """`data[index]`, reading nothing else."""
         size = self.num_bytes // self.shape[-1]
         return self._read(self.begin + index * size, size, self.shape[1:-1])
 
@@ -51,14 +51,14 @@ class GgufTensor(NamedTuple):
 
 
 class GgufFile(NamedTuple):
-    """Contents of a file."""
+    """Metadata fields and tensors of a file."""
 
     fields: dict[str, Any]
     tensors: list[GgufTensor]
 
 
 class _Head:
-    """Walks over the bytes before the tensors."""
+    """Sequential reader of the bytes before the tensors."""
 
     def __init__(self, data: memoryview) -> None:
         self.data, self.at = data, 0
@@ -77,7 +77,7 @@ class _Head:
         return text.decode("utf-8", errors="replace")
 
     def name(self) -> str:
-        """A field's or a tensor's, which errors quote."""
+        """Reads the name of a field or tensor, which errors quote."""
         if not (name := self.string()).isprintable():
             raise ValueError("a name holds control characters")
         return name
@@ -99,11 +99,11 @@ class _Head:
 
 
 def read_gguf(file: Path) -> GgufFile:
-    """The metadata of a file, and its tensors as they lie on disk, those of all parts where it is the first of several.
+    """Metadata and tensors of a file; for the first part of a split model, the tensors of all parts.
 
     Raises:
-        ModelCheckpointError: it is truncated or damaged, or a part is absent; one line that names the file, and the
-            tensor where it is one.
+        ModelCheckpointError: the file is truncated or damaged, or a part is missing; one line that names file and
+            tensor.
     """
     first = _read_part(file)
     if first.fields.get("split.count", 1) in (0, 1):
@@ -111,16 +111,18 @@ def read_gguf(file: Path) -> GgufFile:
     parts = parts_of(file.resolve())
     if not parts or first.fields.get("split.no", 0) != 0:
         raise ModelCheckpointError(
-            f"{file} is a part of a model: give the first, whose name ends by -00001-of-0000N.gguf"
+            f"{file} is a part of a split model: give the first part, whose name ends in -00001-of-0000N.gguf"
         )
     absent = [part for part in parts if not part.is_file()]
     if absent:
-        raise ModelCheckpointError(f"{file} is the first of {len(parts)} parts, and {absent[0].name} is not beside it")
+        raise ModelCheckpointError(
+            f"{file} is the first of {len(parts)} parts, but {absent[0].name} is missing in its folder"
+        )
     return GgufFile(first.fields, [*first.tensors, *(one for part in parts[1:] for one in _read_part(part).tensors)])
 
 
 def parts_of(file: Path) -> list[Path]:
-    """The files that a split model lies in, by the name of any of them; empty for other files."""
+    """All files of a split model, from the name of any of them; empty for other files."""
     named = _PART.fullmatch(file.name)
     if named is None:
         return []
@@ -138,7 +140,7 @@ def _read_part(file: Path) -> GgufFile:
 def _read(file: Path, data: np.ndarray) -> GgufFile:
     head = _Head(memoryview(data))
     if bytes(data[:4]) != _MAGIC:
-        raise ValueError("it does not begin by GGUF")
+        raise ValueError("the file does not start with the bytes GGUF")
     head.at = 4
     if (version := head.number("I")) not in _VERSIONS:
         raise ValueError(f"version {version}")
@@ -169,8 +171,10 @@ def _tensor(file: Path, size: int, begin: int, name: str, shape: tuple[int, ...]
     if not count:
         raise ValueError(f"tensor {name} is empty: its shape is {list(reversed(shape))}")
     if count % block or (shape and shape[0] % block):
-        raise ValueError(f"tensor {name} of {form.name} has rows of {shape[0]} numbers, which are no whole blocks")
+        raise ValueError(
+            f"tensor {name} of {form.name} has rows of {shape[0]} numbers, not a multiple of the block size"
+        )
     num_bytes = count // block * block_bytes
     if (behind := begin + offset + num_bytes - size) > 0:
-        raise ValueError(f"tensor {name} ends {behind} bytes behind the file")
+        raise ValueError(f"tensor {name} ends {behind} bytes after the end of the file")
     return GgufTensor(name, form, shape, file, begin + offset, num_bytes)

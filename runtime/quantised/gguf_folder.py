@@ -1,4 +1,4 @@
-"""A GGUF file as a folder of Hugging Face: its metadata as config.json and tokenizer, made once, and the file itself.
+"""Presents a GGUF file as a Hugging Face folder: config.json and tokenizer made from its metadata, and a link to it.
 
 Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -19,15 +19,15 @@ from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 
 logger = logging.getLogger(__name__)
 _FORMAT = 3
-"""Version of the folders: those that an earlier one made are made again."""
+"""Version of the generated folders; folders of earlier versions are generated again."""
 _ENDS = ("eos", "eot", "eom")
-"""Tokens that end a text, by their names in the metadata."""
+"""Metadata names of the tokens that end a text."""
 
 
 def gguf_in(source: Path) -> Path | None:
-    """The GGUF file that a path means: itself, or the only one of a folder without a config.json; else None.
+    """The GGUF file of a path: the path itself, or the only one of a folder without config.json; else None.
 
-    Several files that are parts of one model are one, and the first of them stands for it.
+    The parts of a split model count as one file, represented by the first part.
     """
     if source.suffix == ".gguf" and source.is_file():
         return source
@@ -38,10 +38,10 @@ def gguf_in(source: Path) -> Path | None:
 
 
 def folder_of(source: Path) -> Path | None:
-    """The folder that stands for a GGUF file in this machine's cache, made if need be; None for other sources.
+    """The generated folder of a GGUF file in this machine's cache, created on demand; None for other sources.
 
     Raises:
-        ModelCheckpointError: the file is damaged, or is of a kind that is not read; one line that names both.
+        ModelCheckpointError: the file is damaged or not supported; one line that names file and reason.
     """
     file = gguf_in(source)
     if file is None:
@@ -72,20 +72,20 @@ def folder_of(source: Path) -> Path | None:
             raise ModelCheckpointError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
         try:
             os.replace(folder, made)
-        except OSError:  # another process, such as a router beside the engine, has made it meanwhile
+        except OSError:  # another process, such as a router beside the engine, created the folder first
             if not (made / "config.json").is_file():
                 raise
     return made
 
 
 def files_of(folder: Path) -> list[Path] | None:
-    """The file, or its parts, that a folder made by `folder_of` stands for; None for other folders."""
+    """The file, or its parts, behind a folder made by `folder_of`; None for other folders."""
     link = folder / GGUF_FILE
     return (parts_of(link.resolve()) or [link.resolve()]) if link.exists() else None
 
 
 def check_readable(file: Path) -> None:
-    """Refuse a file that is none.
+    """Refuse a path that is not a readable GGUF file.
 
     Raises:
         ModelCheckpointError: one line that says what to do.

@@ -1,7 +1,6 @@
-"""EAGLE-3 heads in GGUF files, of llama.cpp's architecture `eagle3`: read as SpecForge's layout holds a head.
+"""Reads EAGLE-3 heads in GGUF files (llama.cpp's architecture `eagle3`) in the form of SpecForge's layout.
 
-Taps are the inputs of the layers that the file names; `d2t` holds the target's ids themselves, not their distances to
-the draft's.
+The file names tapped layers by their inputs; its `d2t` holds target ids, not offsets from draft ids.
 """
 
 from pathlib import Path
@@ -36,31 +35,34 @@ _NAMES = {
     "blk.0.ffn_up.weight": f"{_LAYER}mlp.up_proj.weight",
     "blk.0.ffn_down.weight": f"{_LAYER}mlp.down_proj.weight",
 }
-"""A head's tensors by the file's names."""
+"""Names of a head's tensors by the file's names."""
 _OF_THE_CONFIG = "rope_freqs.weight"
 _TAPS = ("target_layers", "extract_layers")
-"""Names of the field of the tapped layers, the newer first."""
+"""Field names of the tapped layers, the newer first."""
 _OWN = (*_TAPS, "target_hidden_size", "norm_before_residual")
 _TURNED = {"blk.0.attn_q.weight": "attention.head_count", "blk.0.attn_k.weight": "attention.head_count_kv"}
-"""Matrices whose rows lie in pairs of a head, and the fields that count its heads."""
+"""Matrices whose rows rotate in neighbouring pairs, and the field with their number of heads."""
 
 
 def head_fields(file: GgufFile, name: str) -> dict[str, Any]:
     """The fields of config.json.
 
     Args:
-        name: of the file, for errors.
+        file: the file's content.
+        name: name of the file, for errors.
 
     Raises:
-        ModelCheckpointError: a field is missing, or is not read; names it.
+        ModelCheckpointError: a field is missing or not supported; the message names it.
     """
     fields, sizes = fields_of(file, name, _OWN)
     tensors = {tensor.name: tensor for tensor in file.tensors}
     taps = next((fields[one] for one in _TAPS if one in fields), None)
     if not isinstance(taps, list) or not all(type(layer) is int for layer in taps):
-        raise ModelCheckpointError(f"{name} says {HEAD}.{_TAPS[0]} = {taps!r}, which are no layers to tap")
+        raise ModelCheckpointError(f"{name}: {HEAD}.{_TAPS[0]} = {taps!r}, not a list of layers")
     if fields["block_count"] != 1:
-        raise ModelCheckpointError(f"{name} says {HEAD}.block_count = {fields['block_count']}: heads of one are read")
+        raise ModelCheckpointError(
+            f"{name}: {HEAD}.block_count = {fields['block_count']}: only heads with one block are supported"
+        )
     contents = Contents(fields, tensors)
     angles = angles_of(contents)
     vocab_size = fields.get("vocab_size") or len(file.fields.get("tokenizer.ggml.tokens") or ())
@@ -81,13 +83,13 @@ def head_fields(file: GgufFile, name: str) -> dict[str, Any]:
 
 
 def head_shapes(file: GgufFile) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors by a head's names; tensors that heads have no place for keep the file's."""
+    """Shapes of the tensors by a head's names; unknown tensors keep the file's names."""
     found = {_NAMES.get(one.name, one.name): tuple(map(int, reversed(one.shape))) for one in file.tensors}
     return {name: shape for name, shape in found.items() if name != _OF_THE_CONFIG}
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor] | None:
-    """Tensors of the head that a folder stands for, weights in float32; None for other folders.
+    """Tensors of the head behind a folder, weights in float32; None for other folders.
 
     Raises:
         ModelCheckpointError: the file is damaged.

@@ -1,4 +1,4 @@
-"""Splits of texts before pairs are merged, by `tokenizer.ggml.pre`, as tokenizer.json holds them.
+"""Pre-tokenizer splits of byte-level BPE tokenizers by `tokenizer.ggml.pre`, in the form of tokenizer.json.
 
 Names are llama.cpp's; expressions are those of the families' own tokenizers.
 """
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 
 class Splits(NamedTuple):
-    """Splits of a family, and what else its tokenizer does that files do not hold."""
+    """Splits of a tokenizer family, and its further settings that files do not contain."""
 
     steps: tuple[dict[str, Any], ...]
-    """Pre-tokenizers of tokenizer.json, one after the other."""
+    """Pre-tokenizers of tokenizer.json, applied in order."""
     is_composed: bool = False
-    """Whether texts are brought to Unicode's form NFC."""
+    """Whether texts are normalised to Unicode NFC."""
     keeps_words: bool = False
-    """Whether a piece that is a token is not split into pairs."""
+    """Whether a piece that is itself a token bypasses the merges."""
     begins: bool = False
-    """Whether texts begin by the file's first token where the file leaves that open."""
+    """Whether the BOS token is prepended to texts if the file does not state it."""
 
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -40,24 +40,24 @@ _LETTERS_WITH_CASE = (
     "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
     "\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""DeepSeek-LLM's letters: those of an older Unicode, without modern Georgian."""
+"""Letters of DeepSeek-LLM's tokenizer, from an older Unicode version without modern Georgian."""
 _EAST_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _CHINESE_AND_JAPANESE = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 
 
 def _split(*patterns: str) -> tuple[dict[str, Any], ...]:
-    """Splits at what expressions match, one after the other."""
+    """Splits at the matches of expressions, applied in order."""
     kind = {"type": "Split", "behavior": "Isolated", "invert": False}
     return (*(kind | {"pattern": {"Regex": pattern}} for pattern in patterns), _BYTES)
 
 
 def _words(numbers: str, letters: str = r"\p{L}+", marks: str = _MARKS) -> tuple[dict[str, Any], ...]:
-    """Words with a mark or a space before them, the ends of English contractions, numbers, marks and spaces."""
+    """Words with a mark or a space before them, English contraction endings, numbers, marks and spaces."""
     return _split("|".join((_ENDINGS, _BEFORE + letters, numbers, marks, _SPACES)))
 
 
 def _by_case(ending: str, numbers: str) -> tuple[dict[str, Any], ...]:
-    """Pieces of `_words`, their words split before an upper case that follows a lower one."""
+    """The pieces of `_words`, with words also split before an upper-case letter that follows a lower-case letter."""
     words = (f"{_BEFORE}{letters}{ending}" for letters in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*"))
     return _split("|".join((*words, numbers, r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES)))
 

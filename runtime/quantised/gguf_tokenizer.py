@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file holds, as files of Hugging Face."""
+"""Writes the tokenizer in a GGUF file as Hugging Face files."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from wingbeat.runtime.quantised.gguf_splits import PRE_TOKENIZERS
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 
 _CONTROL, _OWN = 3, 4
-"""Types of tokens: such as ends of texts, and words that are added whole."""
+"""Token types: control tokens such as ends of texts, and user-defined tokens."""
 
 
 def write_tokenizer(metadata: Mapping[str, Any], folder: Path, name: str) -> None:
@@ -18,11 +18,11 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path, name: str) -> Non
 
     Args:
         metadata: fields of the file.
-        folder: where the file lies as `GGUF_FILE`.
-        name: of the file, for errors.
+        folder: folder that contains the file as `GGUF_FILE`.
+        name: name of the file, for errors.
 
     Raises:
-        ModelCheckpointError: it is of a kind that is not read.
+        ModelCheckpointError: the kind of tokenizer is not supported.
     """
     kind = _field(metadata, "model")
     if kind == "gpt2":
@@ -33,7 +33,7 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path, name: str) -> Non
         load_files(AutoTokenizer, folder, gguf_file=GGUF_FILE).save_pretrained(folder)
     else:
         raise ModelCheckpointError(
-            f"{name} has a tokenizer of the kind {kind!r}, which is not read: gpt2 and llama are"
+            f"{name} has a tokenizer of the kind {kind!r}, which is not supported: gpt2 and llama are"
         )
     template = _field(metadata, "chat_template")
     if template:
@@ -45,14 +45,14 @@ def _field(metadata: Mapping[str, Any], name: str) -> Any:
 
 
 def _write_pairs(metadata: Mapping[str, Any], folder: Path, name: str) -> None:
-    """A byte-level BPE."""
+    """Writes a byte-level BPE tokenizer."""
     for needed in ("tokens", "merges"):
         if not isinstance(_field(metadata, needed), list):
             raise ModelCheckpointError(f"{name} has no tokenizer.ggml.{needed}")
     pre = _field(metadata, "pre")
     if pre not in PRE_TOKENIZERS:
         raise ModelCheckpointError(
-            f"{name} splits texts as {pre!r} does, which is not read: {', '.join(PRE_TOKENIZERS)} are"
+            f"{name} has tokenizer.ggml.pre = {pre!r}, which is not supported: {', '.join(PRE_TOKENIZERS)} are"
         )
     splits = PRE_TOKENIZERS[pre]
     tokens, types = _field(metadata, "tokens"), _field(metadata, "token_type") or []
@@ -100,7 +100,7 @@ def _token(metadata: Mapping[str, Any], tokens: list[str], role: str) -> str | N
 
 
 def _begun_by(token: str, number: int) -> dict[str, Any]:
-    """Texts that begin by a token."""
+    """Post-processor that prepends a token to texts."""
     first, text = {"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     second = {"Sequence": {"id": "B", "type_id": 1}}
     special = {token: {"id": token, "ids": [number], "tokens": [token]}}

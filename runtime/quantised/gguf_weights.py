@@ -1,5 +1,4 @@
-"""Weights of a GGUF file: as transformers reads them, and those of linear layers as they lie on disk where kernels
-multiply by such."""
+"""Loads the weights of a GGUF file; linear layers stay packed if kernels support their format."""
 
 import logging
 from collections import Counter
@@ -35,14 +34,15 @@ logger = logging.getLogger(__name__)
 
 _OF_THE_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 LENT = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
-"""Tensors that drafters share with their verifier, as GGUF and transformers name them."""
+"""Tensors that drafters borrow from their verifier: names in GGUF to names in transformers."""
 _ROWS_AT_ONCE = 1024
 
 
 def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], packed: "Place | None") -> "Loaded":
-    """The model in float32 with transformers' report of what was loaded; matrices stay as they lie in the file.
+    """Load the model in float32, with packed matrices kept; returns it with transformers' loading report.
 
     Args:
+        config: config of the folder.
         load, packed: see `checkpoints.load_quantised`.
 
     Raises:
@@ -72,8 +72,7 @@ def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], packed: "Place 
 
 
 def lent_tensors(folder: Path) -> dict[str, Callable[[], Tensor]] | None:
-    """Readers of the embedding and of the output matrix of a folder that stands for a GGUF file, in float32, by
-    transformers' names; None for other folders.
+    """Readers of embedding and output matrix, in float32, by transformers' names; None for folders without a GGUF file.
 
     Raises:
         ModelCheckpointError: the file is damaged.
@@ -85,8 +84,7 @@ def lent_tensors(folder: Path) -> dict[str, Callable[[], Tensor]] | None:
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of the tensors of a folder that stands for a GGUF file, by the file's names, of a head by a head's; None
-    for other folders."""
+    """Tensor shapes of a GGUF file's folder, by file names or, for a head, head names; None for other folders."""
     if not (folder / GGUF_FILE).exists():
         return None
     file = read_gguf(folder / GGUF_FILE)
@@ -96,7 +94,7 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
 
 
 def _as_floats(tensor: GgufTensor) -> Tensor:
-    """A matrix, unpacked some rows at a time: what is computed for all of them is several times as large."""
+    """A matrix, dequantised in slices of rows: the temporaries for all rows would be several times its size."""
     from gguf import dequantize
 
     packed, made = tensor.data, torch.empty(tuple(reversed(tensor.shape)))
@@ -107,11 +105,11 @@ def _as_floats(tensor: GgufTensor) -> Tensor:
 
 
 def _names(model: "PreTrainedModel", processor: Any, architecture: str) -> dict[str, str]:
-    """Transformers' names of tensors by those of the file."""
+    """Names of tensors in transformers by names in the file."""
     import gguf
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
-    # It asks for the same table at every module, and a table takes a tenth of a second.
+    # transformers builds the same table, 0.1 s each, for every module.
     with mock.patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)):
         names = get_gguf_hf_weights_map(model, processor, model_type=architecture)
     layers, more = range(model.config.num_hidden_layers), ARCHITECTURES[architecture].names
@@ -121,7 +119,7 @@ def _names(model: "PreTrainedModel", processor: Any, architecture: str) -> dict[
 
 
 def _dense(tensors: list[Any], processor: Any, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Tensors in float32 by transformers' names, as it has them."""
+    """Dequantised tensors in float32 by transformers' names, after its processing."""
     from gguf import dequantize
 
     read: dict[str, dict[str, Tensor]] = {"tensors": {}}
@@ -140,7 +138,7 @@ def _dense(tensors: list[Any], processor: Any, names: Mapping[str, str]) -> dict
 
 
 def _grouped(tensor: Any, processor: Any) -> Callable[[], GroupedWeight] | None:
-    """Reads a matrix, its rows in transformers' order; None for other forms, and where more is done to it."""
+    """Reader of a packed matrix with rows in transformers' order; None for other formats and other processing."""
     form = tensor.tensor_type.name
     if form not in FORMS or len(tensor.shape) != 2:
         return None

@@ -1,8 +1,7 @@
-"""Heads whose files hold eight or four bits for a number: read as the weights that these stand for.
+"""Dequantises draft heads with 8-bit or 4-bit weights.
 
-What is read: float8 and int8 beside scales (of a tensor, of rows, of blocks of a row or of squares), as
-compressed-tensors, FP8 checkpoints and ModelOpt write them; four and eight bits as compressed-tensors packs them; GPTQ
-and AWQ.
+Supported: float8 and int8 with scales (per tensor, row, block of a row, or square block) from compressed-tensors, FP8
+checkpoints and ModelOpt; packed 4-bit and 8-bit integers of compressed-tensors; GPTQ and AWQ.
 """
 
 import re
@@ -24,13 +23,13 @@ _PACKED = ".weight_packed"
 
 
 class QuantisedHead(NamedTuple):
-    """Quantised weights of a draft head, read as plain weights."""
+    """Dequantiser of a draft head."""
 
     settings: Mapping[str, Any]
-    """`quantization_config`; empty where config.json has none."""
+    """`quantization_config`; empty if config.json has none."""
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the plain weights, as `heads.plain_weights.plain_shapes`."""
+        """Shapes of the dequantised weights, see `heads.plain_weights.plain_shapes`."""
         settings, plain = self.settings, {}
         _check(settings, stored)
         for name, shape in stored.items():
@@ -46,7 +45,7 @@ class QuantisedHead(NamedTuple):
         return plain
 
     def tensors(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The plain weights, as `heads.plain_weights.plain_tensors`."""
+        """The dequantised weights, see `heads.plain_weights.plain_tensors`."""
         settings = self.settings
         _check(settings, stored)
         try:
@@ -68,7 +67,7 @@ def _quantised_layer(name: str) -> str | None:
 
 
 def _check(settings: Mapping[str, Any], names: Mapping[str, Any]) -> None:
-    """Refuse what is quantised in another way."""
+    """Raises UnsupportedCheckpointError if the quantisation is not supported."""
     method, packed = settings.get("quant_method"), any(name.endswith((_PACKED, ".qweight")) for name in names)
     wrong = None
     if any(name.endswith(".qweight") for name in names) and method not in _INTEGERS:
@@ -87,7 +86,7 @@ def _check(settings: Mapping[str, Any], names: Mapping[str, Any]) -> None:
 
 
 def _bits(settings: Mapping[str, Any]) -> Any:
-    """Bits of a packed number, checked."""
+    """Bits per packed integer; raises UnsupportedCheckpointError for other than 2, 4 or 8."""
     given = bits_of(settings)
     if given not in (2, 4, 8):
         raise UnsupportedCheckpointError(f"a head quantised to {given!r} bits is not supported: 2, 4 and 8 are")
@@ -95,7 +94,7 @@ def _bits(settings: Mapping[str, Any]) -> Any:
 
 
 def _is_part(name: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a tensor is no weight, but what one is made of."""
+    """Whether a tensor is a component of a quantised weight rather than a weight."""
     integers = settings.get("quant_method") in _INTEGERS and name.endswith((".qweight", ".qzeros", ".scales", ".g_idx"))
     return (
         integers

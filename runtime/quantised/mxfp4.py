@@ -1,7 +1,7 @@
-"""Experts in MXFP4, as gpt-oss has them: floats of four bits, of which 32 inputs share a power of two.
+"""Loads experts in MXFP4 as in gpt-oss: 4-bit floats, with one power of two per 32 inputs.
 
-Format: OCP Microscaling Formats 1.0; tensors `.._blocks` uint8 [num_experts, columns, groups, 16], the earlier input in
-the lower half of a byte, and `.._scales` uint8 [num_experts, columns, groups], the exponent of two plus 127.
+Format: OCP Microscaling Formats 1.0. Tensors `.._blocks` are uint8 [num_experts, columns, groups, 16], with the earlier
+input in the low nibble of a byte; `.._scales` are uint8 [num_experts, columns, groups], the exponent plus 127.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 _WEIGHTS = {"gate_up": "gate_up_proj", "down": "down_proj"}
 """Names of an expert's weights in the checkpoint, by kind."""
 _HALF_BYTES = 16
-"""Bytes of a group."""
+"""Bytes of a group of 32 inputs."""
 
 
 def load_mxfp4(
     config: ConfigFile, load: "Callable[..., Loaded]", tensors: Mapping[str, Callable[[], Tensor]], place: "Place"
 ) -> "Loaded":
-    """The model with transformers' report of what was loaded; experts stay packed where kernels multiply by them.
+    """Load the model; experts stay packed if kernels support it. Returns it with transformers' loading report.
 
     Args:
+        config: config of the checkpoint.
         load: see `checkpoints.load_quantised`.
-        tensors: readers of those of the files, by name.
-        place: where experts may stay packed.
+        tensors: readers of the files' tensors by name.
+        place: place of experts that may stay packed.
 
     Raises:
-        ModelCheckpointError: a tensor is missing, or is of another shape; names it.
+        ModelCheckpointError: a tensor is missing or has another shape; the message names it.
     """
     mark, shell, experts = "_blocks", empty_model(plain_config(config)), {}
     held = {name for name in tensors if name.endswith((mark, "_scales"))}
@@ -51,7 +52,7 @@ def load_mxfp4(
         biases = {kind: _bias(config, f"{module}.{weight}", tensors) for kind, weight in _WEIGHTS.items()}
 
         def read(kind: str, expert: int, module: str = module) -> GroupedWeight:
-            # Mapped anew each time: pages of what was read count as memory as long as they are mapped.
+            # Mapped again for each read: pages stay counted as memory while they are mapped.
             return _grouped(*(part[expert] for part in _blocks(config, f"{module}.{_WEIGHTS[kind]}", tensors)))
 
         experts[module] = Experts(*counts, read, ("gate_up",), biases)
@@ -89,6 +90,6 @@ def _bias(config: ConfigFile, name: str, tensors: Mapping[str, Callable[[], Tens
 
 
 def _grouped(blocks: Tensor, scales: Tensor) -> GroupedWeight:
-    """An expert's weight of blocks [columns, groups, 16] and scales [columns, groups]."""
+    """An expert's weight from blocks [columns, groups, 16] and scales [columns, groups]."""
     codes = torch.stack([blocks & 15, blocks >> 4], dim=3).flatten(1)
     return GroupedWeight(E2M1, codes, Scales(half_powers(scales)))

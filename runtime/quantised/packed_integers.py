@@ -1,9 +1,9 @@
-"""Weights of linear layers as GPTQ and AWQ pack them, unpacked: several small integers to an int32, lowest bits first.
+"""Unpacks linear weights of GPTQ and AWQ: several small integers per int32, lowest bits first.
 
     weight[out, in] = (quantised[in, out] - zero[group of in, out]) * scale[group of in, out]
 
-Formats: GPTQ packs eight (at four bits) inputs of an output to a number, AWQ eight outputs of an input; AWQ's lie in an
-order of their own (`_AWQ_ORDER`), GPTQ's older files hold zeros less one.
+Formats: GPTQ packs eight (at four bits) inputs of one output into an int32, AWQ eight outputs of one input. AWQ stores
+the outputs in its own order (`_AWQ_ORDER`); older GPTQ files store zeros minus one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,19 @@ from wingbeat.kernels.grouped_weight import INT8, UINT4, GroupedWeight, Scales
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where the first to eighth of a number's outputs lie in it."""
+"""Position inside the int32 of the first to eighth output."""
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
 def unpack_linears(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A checkpoint's tensors with a float32 `weight` [out, in] in the place of what a linear layer was packed into.
+    """A checkpoint's tensors, with packed layers replaced by a float32 `weight` [out, in].
 
     Args:
-        tensors: by name.
+        tensors: tensors by name.
         settings: `quantization_config`.
 
     Raises:
-        ModelCheckpointError: it is packed in a way that is not read here; names the field and its value.
+        ModelCheckpointError: the packing is not supported; names the field and its value.
     """
     check_packing(settings)
     layers, plain = parts_of_layers(tensors)
@@ -37,7 +37,7 @@ def unpack_linears(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
 
 
 def parts_of_layers(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
-    """Tensors that layers were packed into, by layer and part; and the names of the others."""
+    """Tensors of packed layers by layer and part; and the names of all other tensors."""
     layers: dict[str, dict[str, Tensor]] = {}
     plain = []
     for name in tensors:
@@ -50,7 +50,7 @@ def parts_of_layers(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, 
 
 
 def check_packing(settings: Mapping[str, Any]) -> None:
-    """Refuse what is packed in a way that is not read here.
+    """Refuse a packing that is not supported.
 
     Raises:
         ModelCheckpointError: names the field of `quantization_config` and its value.
@@ -67,10 +67,10 @@ def check_packing(settings: Mapping[str, Any]) -> None:
 
 
 def read_linear(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> GroupedWeight:
-    """A linear layer's weight, of the parts that it was packed into.
+    """A linear layer's weight from its packed parts.
 
     Raises:
-        ModelCheckpointError: they do not fit together; names the layer.
+        ModelCheckpointError: the parts do not fit together; names the layer.
     """
     is_awq, num_bits = settings["quant_method"] == "awq", _bits(settings)
     _check(layer, parts, num_bits, by_input=is_awq)
@@ -90,7 +90,7 @@ def _bits(settings: Mapping[str, Any]) -> Any:
 
 
 def _check(layer: str, parts: Mapping[str, Tensor], num_bits: int, by_input: bool) -> None:
-    """Hold the parts of one layer against each other."""
+    """Checks the shapes of one layer's parts against each other."""
     absent = [part for part in PARTS[:3] if part not in parts]
     if absent:
         raise ModelCheckpointError(f"tensor {layer}.{absent[0]} is missing beside {layer}.{next(iter(parts))}")
@@ -107,10 +107,12 @@ def _check(layer: str, parts: Mapping[str, Tensor], num_bits: int, by_input: boo
 
 
 def unpacked(packed: Tensor, num_bits: int, order: Sequence[int] | None = None) -> Tensor:
-    """int32 [a, b] -> uint8 [a, b, numbers in each]
+    """int32 [a, b] -> uint8 [a, b, integers per int32].
 
     Args:
-        order: where the first and the later numbers lie; None is from the lowest bits on.
+        packed: the packed integers.
+        num_bits: bits per integer.
+        order: position of each integer inside the int32; None means from the lowest bits on.
     """
     found = packed.new_empty(*packed.shape, 32 // num_bits, dtype=torch.uint8)
     for index, place in enumerate(order or range(32 // num_bits)):
@@ -119,10 +121,12 @@ def unpacked(packed: Tensor, num_bits: int, order: Sequence[int] | None = None) 
 
 
 def in_groups(numbers: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None, num_bits: int) -> GroupedWeight:
-    """Integers uint8 [in, out], with zeros and scales [groups, out].
+    """A weight from integers uint8 [in, out], with zeros and scales [groups, out].
 
     Args:
-        groups: int [in]: the group of each input, in the file's order where it is not the inputs'.
+        numbers, zeros, scales: the integers and their zeros and scales.
+        groups: int [in]: group of each input, if inputs are not grouped in order.
+        num_bits: bits per integer.
     """
     order = None
     if groups is not None:
@@ -130,11 +134,11 @@ def in_groups(numbers: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | N
         if bool((groups.diff() < 0).any()):
             order = groups.sort(stable=True).indices
             numbers = numbers[order]
-        if int(each.min()) != int(each.max()):  # each input is a group of its own then
+        if int(each.min()) != int(each.max()):  # unequal groups: each input becomes a group of its own
             expanded = torch.arange(len(scales)).repeat_interleave(each)
             zeros, scales = zeros[expanded], scales[expanded]
     rows = numbers.t()
     if num_bits <= 4:
         return GroupedWeight(UINT4, rows, Scales(scales.t()), zeros=zeros.t().byte(), order=order)
-    # float16 holds these whole numbers, of -127 to 128.
+    # float16 represents the integers -127 to 128 exactly.
     return GroupedWeight(INT8, rows ^ 128, Scales(scales.t()), zeros=(zeros.t().short() - 128).half(), order=order)

@@ -1,4 +1,4 @@
-"""A checkpoint loaded tensor by tensor: weights that kernels multiply by as they lie are never held as floats."""
+"""Loads a checkpoint tensor by tensor, so that weights which kernels use in packed form are never held as floats."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,16 +28,15 @@ class Experts(NamedTuple):
 
     count: int
     read: Callable[[str, int], GroupedWeight | Tensor]
-    """Reads a weight of one of them, by its kind and the expert's number; a tensor [columns, inputs] in float32 where a
-    kind's weights lie in no groups."""
+    """Function (kind, expert number) -> weight; a float32 tensor [columns, inputs] if the format is not grouped."""
     gated: tuple[str, ...] = ("gate", "up")
-    """Kinds of weights whose outputs lie side by side; `down` follows."""
+    """Kinds of weights whose outputs are concatenated; `down` follows."""
     biases: Mapping[str, Tensor] = MappingProxyType({})
-    """[num_experts, columns], by the kind."""
+    """Biases [num_experts, columns] by kind."""
 
 
 def has_plain_experts(module: Any) -> bool:
-    """Whether gates and ups of experts lie side by side, [out, in], without biases, as in most of transformers'."""
+    """Whether gate and up weights are concatenated as [out, in] without biases, as in most of transformers' experts."""
     plain = {"has_gate": True, "is_concatenated": True, "is_transposed": False, "has_bias": False}
     return all(getattr(module, name, None) == value for name, value in plain.items()) and not getattr(
         module, "has_post_expert_norm", False
@@ -45,14 +44,14 @@ def has_plain_experts(module: Any) -> bool:
 
 
 def plain_config(config: ConfigFile) -> "PretrainedConfig":
-    """The config of the model without its quantisation."""
+    """The model's config without its quantisation."""
     plain = make_config(config.fields, config.folder, config.name)
     del plain.quantization_config
     return plain
 
 
 def empty_model(plain: "PretrainedConfig") -> "PreTrainedModel":
-    """The model without memory."""
+    """The model on the meta device, without memory."""
     with torch.device("meta"):
         return build_model(plain)
 
@@ -66,18 +65,19 @@ def load_packed(
     place: "Place | None",
     experts: Mapping[str, Experts] = MappingProxyType({}),
 ) -> "Loaded":
-    """The model with transformers' report of what was loaded.
+    """Load the model; returns it with transformers' loading report.
 
     Args:
-        load: `from_pretrained`, of a state.
-        shell: as `empty_model` makes it.
-        plain: tensors that lie in the files as they are, by name.
-        packed: reads a weight, by its name; called one after the other.
-        place: where weights may stay packed; None unpacks all.
-        experts: those of layers, by the name of their module.
+        config: config of the checkpoint.
+        load: `from_pretrained`, called with a state dict.
+        shell: the model from `empty_model`.
+        plain: unquantised tensors by name.
+        packed: readers of packed weights by name, called one at a time.
+        place: place of weights that may stay packed; None dequantises all.
+        experts: experts of layers by module name.
 
     Raises:
-        ModelCheckpointError: a scale is no number, or experts are of other shapes than the model's; names them.
+        ModelCheckpointError: a scale is not finite, or experts have other shapes than the model's; names them.
     """
     modules, state, kept = dict(shell.named_modules()), dict(plain), {}
     for name, read in packed.items():
@@ -95,7 +95,7 @@ def load_packed(
             kept[name] = held
             state[name] = _placeholder(weight.values.shape, place)
         del weight
-        give_back_freed()  # else each weight's copies lie between those that stay
+        give_back_freed()  # otherwise freed copies fragment the memory between the weights that stay
     for name, own in experts.items():
         held = _load_experts(config, name, own, shell, state, place)
         if held is not None:
@@ -109,7 +109,7 @@ def load_packed(
 
 
 def _keep(model: "PreTrainedModel", kept: Mapping[str, Any]) -> None:
-    """Give modules what parts packed for them: an embedding's is that of its output matrix too where these are tied."""
+    """Attach packed weights to their modules; tied embedding and output matrix share one."""
     modules = dict(model.named_modules())
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
@@ -127,7 +127,7 @@ def _load_experts(
     state: dict[str, Tensor],
     place: "Place | None",
 ) -> Any:
-    """Experts as kernels read them, with placeholders in `state`; None where `state` gets them as numbers.
+    """Load experts in packed form with placeholders in `state`; None if `state` gets them dequantised.
 
     Raises:
         ModelCheckpointError: as `load_packed`.
@@ -168,20 +168,20 @@ def _read_expert(
 
 
 def _dense(weight: GroupedWeight | Tensor, place: "Place | None") -> Tensor:
-    """A weight as numbers: of the model's dtype where that is known, so that no wider copy of all is made."""
+    """A dequantised weight, in the model's dtype if it is known, which avoids wider copies of all weights."""
     numbers = weight.dense() if isinstance(weight, GroupedWeight) else weight
     return numbers if place is None else numbers.to(place.dtype)
 
 
 def _placeholder(shape: tuple[int, ...], place: "Place") -> Tensor:
-    """A tensor of a weight's shape that holds one number, which is none."""
+    """A tensor of a weight's shape, expanded from a single NaN."""
     return torch.full((), float("nan"), dtype=place.dtype).expand(shape)
 
 
 def _check_finite(weight: GroupedWeight, name: str, config: ConfigFile) -> None:
     """Raises ModelCheckpointError as `load_packed`."""
     parts = [*weight.scales, *(weight.minima or ())]
-    # Differences to themselves: what is not finite leaves NaN, which sums keep.
+    # x - x is NaN where x is not finite, and the sum keeps NaN.
     floats = [part for part in parts if part is not None and part.is_floating_point()]
     is_nan = weight.form is E4M3 and int((weight.values & 127).amax()) == 127
     if is_nan or any(float((part - part).sum()) != 0 for part in floats):

@@ -1,4 +1,4 @@
-"""Quantised checkpoints and heads, GGUF files among them; imports their readers where there is such a file."""
+"""Registers quantised checkpoints and heads, including GGUF files; imports their readers on use."""
 
 check_quantiser = "wingbeat.runtime.quantised.checkpoints:check_quantiser"
 load_quantised = "wingbeat.runtime.quantised.checkpoints:load_quantised"

@@ -1,7 +1,7 @@
-"""Weights of eight and four bits beside scales, as compressed-tensors, FP8 checkpoints and ModelOpt write them.
+"""Reads 8-bit and 4-bit weights with scales, from compressed-tensors, FP8 checkpoints and ModelOpt.
 
-A weight is `weight` of int8 or float8 beside `weight_scale` or `weight_scale_inv` (of a tensor, of rows, of parts of a
-row, or of squares); or `weight_packed`, several integers around zero to an int32, lowest bits first.
+A weight is either `weight` in int8 or float8 with `weight_scale` or `weight_scale_inv` (per tensor, row, part of a row,
+or square block), or `weight_packed`, several integers around zero per int32, lowest bits first.
 """
 
 import math
@@ -19,14 +19,14 @@ PARTS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "w
 
 
 def block_of(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Rows and columns that share a scale; None where `quantization_config` says nothing."""
+    """Rows and columns of a block that shares a scale; None if `quantization_config` does not state them."""
     given = settings.get("weight_block_size") or next(iter(_stated(settings, "block_structure")), None)
     sizes = isinstance(given, list) and len(given) == 2 and all(isinstance(size, int) and size > 0 for size in given)
     return tuple(given) if sizes else None
 
 
 def bits_of(settings: Mapping[str, Any]) -> Any:
-    """Bits of a packed number."""
+    """Bits of a packed integer."""
     return settings.get("bits", settings.get("w_bit", next(iter(_stated(settings, "num_bits")), 4)))
 
 
@@ -39,14 +39,15 @@ def _stated(settings: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def read_weight(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> GroupedWeight | Tensor:
-    """A weight [out, in] of the parts that a layer was packed into; a float32 tensor where it lies in no groups.
+    """A weight [out, in] from a layer's parts; a float32 tensor if its format is not grouped.
 
     Args:
-        layer: its name, for errors.
+        layer: name of the layer, for errors.
+        parts: tensors of the layer by suffix.
         settings: `quantization_config`.
 
     Raises:
-        ModelCheckpointError: they do not fit together; names the tensor.
+        ModelCheckpointError: the parts do not fit together; names the tensor.
     """
     scale = parts.get("weight_scale", parts.get("weight_scale_inv"))
     if scale is None:
@@ -57,7 +58,7 @@ def read_weight(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, 
     if weight is None:
         raise ModelCheckpointError(f"missing tensor {layer}.weight beside its scale")
     if zeros is not None and bool(zeros.any()):
-        raise ModelCheckpointError(f"tensor {layer}.weight_zero_point: weights of eight bits have none here")
+        raise ModelCheckpointError(f"tensor {layer}.weight_zero_point: zero points of 8-bit weights are not supported")
     form = {torch.int8: INT8, torch.float8_e4m3fn: E4M3}.get(weight.dtype)
     if scale.ndim == 1 and len(scale) > 1:
         scale = scale[:, None]
@@ -67,7 +68,7 @@ def read_weight(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, 
 
 
 def _by_group(layer: str, scale: Tensor, weight: Tensor, settings: Mapping[str, Any]) -> Tensor:
-    """Scales of all, of rows or of blocks as [out, groups of inputs]."""
+    """Scales per tensor, row or block, expanded to [out, groups of inputs]."""
     if scale.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         scale = scale.float()
     outputs, inputs = weight.shape
@@ -75,17 +76,19 @@ def _by_group(layer: str, scale: Tensor, weight: Tensor, settings: Mapping[str, 
         return scale.reshape(1, 1).expand(outputs, 1)
     block = block_of(settings)
     rows, columns = _widths(layer, scale.shape, weight.shape, block)
-    # The last block may be cut off: groups are then the largest that divide both.
+    # The last block may be cut off: the group size is the largest that divides both.
     group = math.gcd(columns, inputs)
     by_input = scale.repeat_interleave(columns // group, 1)[:, : inputs // group]
     return by_input.repeat_interleave(rows, 0)[:outputs]
 
 
 def _widths(layer: str, scales: tuple[int, ...], shape: tuple[int, ...], block: tuple[int, ...] | None) -> list[int]:
-    """Rows and columns of a weight that share one of its scales.
+    """Rows and columns of a weight that share a scale.
 
     Args:
-        block: as `block_of`; taken where there are as many scales as such blocks.
+        layer: name of the layer, for errors.
+        scales, shape: shapes of the scales and of the weight.
+        block: see `block_of`; used if the number of scales matches it.
     """
     problem = f"the scales {list(scales)} of {layer}.weight do not fit its {list(shape)}"
     if len(scales) != 2 or len(shape) != 2 or any(part > whole for part, whole in zip(scales, shape, strict=True)):
@@ -93,7 +96,7 @@ def _widths(layer: str, scales: tuple[int, ...], shape: tuple[int, ...], block: 
     widths = []
     for dim, whole in enumerate(shape):
         width = -(-whole // scales[dim])
-        if whole % scales[dim]:  # a power of two where the last block is cut off, as all tools have them
+        if whole % scales[dim]:  # all tools use powers of two if the last block is cut off
             width = 1 << (width - 1).bit_length()
         if block is not None and -(-whole // block[dim]) == scales[dim]:
             width = block[dim]
@@ -104,7 +107,7 @@ def _widths(layer: str, scales: tuple[int, ...], shape: tuple[int, ...], block: 
 
 
 def _spread(layer: str, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Scales [a, b] -> [out, in]"""
+    """Scales [a, b] expanded to [out, in]."""
     for dim, width in enumerate(_widths(layer, scale.shape, shape, None)):
         scale = scale.repeat_interleave(width, dim).narrow(dim, 0, shape[dim])
     return scale
@@ -131,7 +134,7 @@ def _packed(layer: str, parts: Mapping[str, Tensor], scale: Tensor, num_bits: in
     zeros = parts.get("weight_zero_point")
     if zeros is None:
         middle = torch.full_like(scale, 2 ** (num_bits - 1), dtype=torch.uint8)
-    else:  # packed along the rows, as weights are along the columns
+    else:  # packed along the rows, while weights are packed along the columns
         middle = unpacked(zeros.t(), num_bits).flatten(1).t()[: len(scale)]
         if middle.shape != scale.shape:
             raise ModelCheckpointError(f"tensor {layer}.weight_zero_point does not fit its scales {list(scale.shape)}")

@@ -1,11 +1,11 @@
-"""A suffix automaton that counts: which tokens followed a context, and how often. Knows tokens, not requests.
+"""A counting suffix automaton: which tokens followed a context, and how often. Works on tokens, not requests.
 
 Each state stands for contexts (substrings) that end at the same places of the text, so n tokens need at most 2 n states
-and one more token costs amortised constant time. Several texts share one automaton, each extended at its own end
+and appending a token costs amortised constant time. Several texts share one automaton, each extended at its own end
 (Blumer et al., The smallest automaton recognizing the subwords of a text, 1985; generalised to several texts).
 
-Plain Python, on purpose: a token's work is a handful of dictionary look-ups that depend on one another, which tensors
-would only make slower.
+Plain Python on purpose: appending a token is a handful of dependent dictionary look-ups, which tensors would only slow
+down.
 """
 
 from itertools import islice
@@ -13,52 +13,53 @@ from operator import itemgetter
 from typing import NamedTuple
 
 MAX_CONTEXT_TOKENS = 32
-"""Longest context that is counted and matched. Longer ones predict hardly better, and counting a token costs at most
-this many steps, whatever the text repeats."""
+"""Longest context in tokens that is counted and matched. Longer contexts predict hardly better, and counting a token
+takes at most this many steps, however repetitive the text."""
 MAX_FOLLOWERS = 64
-"""Followers of a context that are weighed: the first ones seen, so those that keep coming are among them."""
+"""Maximum number of followers of a context that are considered: the first ones seen, which include those that recur."""
 
 _ROOT = 0
 
 
 class Cursor(NamedTuple):
-    """A place of an automaton: a context and the state it belongs to."""
+    """A position in an automaton: a context and its state."""
 
     state: int = _ROOT
     length: int = 0
-    """Tokens of the context, at most MAX_CONTEXT_TOKENS."""
+    """Number of tokens in the context, at most MAX_CONTEXT_TOKENS."""
 
 
 class Follower(NamedTuple):
-    """A token that came after a context."""
+    """A token that followed a context."""
 
     token_id: int
     probability: float
-    """Estimated; those of all followers sum to less than 1."""
+    """Estimated probability; the probabilities of all followers sum to less than 1."""
     share: float
-    """Share of the context's followed occurrences that this token followed."""
+    """Share of the context's followed occurrences in which this token followed."""
     cursor: Cursor
-    """The context and this token."""
+    """Position of the context extended by this token."""
 
 
 class Text(NamedTuple):
-    """The end of one of the texts, where its next token goes."""
+    """The end of one text, where its next token is appended."""
 
     last: int = _ROOT
     cursor: Cursor = Cursor()
 
 
 class SuffixAutomaton:
-    """Contexts of some texts, with counts."""
+    """Contexts of several texts, with counts."""
 
     def __init__(self) -> None:
         self._next: list[dict[int, int]] = [{}]
         self._link: list[int] = [-1]
-        """State of the longest context that ends in more places."""
+        """By state: the state of the longest suffix that ends in more places (suffix link)."""
         self._length: list[int] = [0]
-        """Of a state's longest context."""
+        """By state: number of tokens of its longest context."""
         self._count: list[int] = [0]
-        """Places where a state's contexts end; kept for contexts of up to MAX_CONTEXT_TOKENS tokens."""
+        """By state: number of places where its contexts end; counted for contexts of up to MAX_CONTEXT_TOKENS
+        tokens."""
         self.num_tokens = 0
 
     def extend(self, text: Text, token_id: int) -> Text:
@@ -73,7 +74,7 @@ class SuffixAutomaton:
         return Text(last, cursor)
 
     def advance(self, cursor: Cursor, token_id: int) -> Cursor:
-        """The longest end of (context, token) that some text holds."""
+        """The longest suffix of (context, token) that occurs in some text."""
         state, length = self._normal(cursor)
         while token_id not in self._next[state]:
             state = self._link[state]
@@ -83,7 +84,7 @@ class SuffixAutomaton:
         return self._step(Cursor(state, length), token_id)
 
     def longest_followed(self, cursor: Cursor) -> Cursor:
-        """The longest end of the context that has followers; empty where none has."""
+        """The longest suffix of the context that has followers; the empty context if there is none."""
         state, length = self._normal(cursor)
         while not self._next[state] and state > _ROOT:
             state = self._link[state]
@@ -91,8 +92,10 @@ class SuffixAutomaton:
         return Cursor(state, length)
 
     def continuations(self, cursor: Cursor, most: int) -> list[Follower]:
-        """The likeliest tokens after the longest end of a context that has followers; where these are fewer than
-        `most`, what shorter ends add, as likely as the longer ones leave room for.
+        """The likeliest tokens after the longest suffix of a context that has followers.
+
+        A shorter suffix contributes only if there are fewer than `most` followers; its probabilities are scaled by the
+        mass that the longer ones leave.
         """
         found: dict[int, Follower] = {}
         left = 1.0
@@ -108,25 +111,26 @@ class SuffixAutomaton:
         return list(found.values())[:most]
 
     def longest_followers(self, cursor: Cursor, most: int) -> list[Follower]:
-        """The likeliest tokens after the longest end of a context that has followers."""
+        """The likeliest tokens after the longest suffix of a context that has followers."""
         return self.followers(self.longest_followed(cursor), most)
 
     def followers(self, cursor: Cursor, most: int) -> list[Follower]:
-        """The likeliest tokens after a context, likeliest first, of equals the one first seen later; none after an
-        empty context.
+        """The likeliest tokens after a context, likeliest first, ties by latest first occurrence.
 
-        The estimate is PPM's, method C, with the escape made rarer by the context's length: a context of `length`
-        tokens that n tokens followed, d of them different, leaves d / length to what was never seen, so that
-        P(token) = its count / (n + d / length).
+        None for an empty context.
+
+        The estimate is PPM's method C with an escape that shrinks with context length: a context of `length` tokens
+        with n followed occurrences and d distinct followers reserves d / length for unseen tokens, so that P(token) =
+        its count / (n + d / length).
         """
-        # With its follower a context must still be one that is counted.
+        # The context extended by a follower must still be short enough to be counted.
         state, length = self._normal(Cursor(cursor.state, min(cursor.length, MAX_CONTEXT_TOKENS - 1)))
         following, count = self._next[state], self._count
         if not following or not length:
             return []
         counted = [(count[to], token_id, to) for token_id, to in islice(following.items(), MAX_FOLLOWERS)]
         if len(counted) > 1:
-            # The sort is stable: of equals, the one inserted last comes first.
+            # The sort is stable: among equal counts, the follower inserted last comes first.
             counted.reverse()
             counted.sort(key=itemgetter(0), reverse=True)
         total = sum(entry[0] for entry in counted)
@@ -139,7 +143,7 @@ class SuffixAutomaton:
         ]
 
     def likeliest(self, cursor: Cursor) -> Follower | None:
-        """The first of `longest_followers`; None where there is none."""
+        """The first of `longest_followers`, without building the list; None if there is none."""
         link, lengths, count, next_of = self._link, self._length, self._count, self._next
         state, length = self._normal(cursor)
         following = next_of[state]
@@ -157,7 +161,7 @@ class SuffixAutomaton:
         for follower, target in islice(following.items(), MAX_FOLLOWERS):
             seen = count[target]
             total += seen
-            if seen >= best:  # of equals, the one seen last
+            if seen >= best:  # among equal counts, the follower inserted last wins
                 best, token_id, to = seen, follower, target
         if len(following) > MAX_FOLLOWERS:
             total = max(total, count[state])
@@ -165,10 +169,10 @@ class SuffixAutomaton:
         return Follower(token_id, probability, best / total, self._capped(to, length + 1))
 
     def _append(self, last: int, token_id: int) -> int:
-        """The state of a whole text, one token longer."""
+        """Extends a whole text by a token; returns its new state."""
         following, link, length = self._next, self._link, self._length
         known = following[last].get(token_id)
-        if known is not None:  # another text goes on like this one
+        if known is not None:  # another text already continues with this token
             return known if length[known] == length[last] + 1 else self._split(last, token_id, known)
         new = self._new_state({}, _ROOT, length[last] + 1, 0)
         state = last
@@ -181,7 +185,7 @@ class SuffixAutomaton:
         return new
 
     def _split(self, state: int, token_id: int, known: int) -> int:
-        """Give the contexts of `known` that are no longer than (`state`, token) a state of their own."""
+        """Splits off the contexts of `known` that are no longer than (`state`, token) into a state of their own."""
         following, link = self._next, self._link
         clone = self._new_state(dict(following[known]), link[known], self._length[state] + 1, self._count[known])
         link[known] = clone
@@ -198,7 +202,7 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
     def _step(self, cursor: Cursor, token_id: int) -> Cursor:
-        """(context, token), which some text must hold, cut to what is counted."""
+        """Position of (context, token), which must occur in some text, truncated to the counted length."""
         state, length = self._normal(cursor)
         return self._capped(self._next[state][token_id], length + 1)
 
@@ -206,7 +210,7 @@ class SuffixAutomaton:
         return self._normal(Cursor(state, min(length, MAX_CONTEXT_TOKENS)))
 
     def _normal(self, cursor: Cursor) -> Cursor:
-        """The state a context belongs to now: splits and cuts move it to one behind a link."""
+        """The state that currently holds a context: splits and truncation move it along suffix links."""
         state, length = cursor
         link = self._link
         while state > _ROOT and self._length[link[state]] >= length:

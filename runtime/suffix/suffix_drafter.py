@@ -1,6 +1,6 @@
-"""Drafting by what followed before: suffix automata over each request and over the outputs of all requests.
+"""The drafter `suffix`: continues contexts that occurred before, from suffix automata over the texts of requests.
 
-Needs no model and no hidden states; `suffix_texts` has the texts and the growth.
+Needs no model and no hidden states; `suffix_texts` holds the texts and grows the drafts.
 """
 
 from typing import NamedTuple
@@ -18,13 +18,14 @@ _PREFIX = "suffix_decoding_"
 
 
 class SuffixDrafter(Drafter):
-    """Chains, or trees where the configuration has branches, copied from earlier text.
+    """Chains, or trees if the speculation config has branches, copied from earlier text.
 
     Args:
-        max_shared_tokens: as for `SuffixTexts`.
-        max_tokens_per_pass: most tokens taken in per pass: a long prompt is taken in over several, and its request
-            drafts nothing meanwhile, rather than that all others wait for it.
-        limits: beside the trees' shape.
+        speculation: shape of the trees.
+        max_shared_tokens: see `SuffixTexts`.
+        max_tokens_per_pass: maximum tokens added per pass: a long prompt is spread over several passes, during which
+            its request gets no drafts, so that other requests need not wait.
+        limits: further limits.
     """
 
     def __init__(
@@ -40,15 +41,15 @@ class SuffixDrafter(Drafter):
         self._texts = SuffixTexts(speculation, max_shared_tokens, limits)
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """Requests are kept by slot as they come; see `Drafter.resize`."""
+        """Needs no room: requests are stored by slot on demand; see `Drafter.resize`."""
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
-        """One pass; see `Drafter.draft`."""
+        """Run one pass; see `Drafter.draft`."""
         self.commit(batch)
         return self._propose(batch) if batch.proposal_slots.numel() else None
 
     def commit(self, batch: DraftBatch) -> None:
-        """Take in what the history of decoding sequences and of those that want a tree has gained."""
+        """Add the new tokens of decoding sequences and of those that request a tree."""
         lens, epochs = batch.committed_lens.tolist(), batch.epochs.tolist()
         budget = self.max_tokens_per_pass
         for slot in dict.fromkeys(batch.proposal_slots.tolist() + batch.decode_slots.tolist()):
@@ -62,7 +63,7 @@ class SuffixDrafter(Drafter):
                 self._texts.take_in(request, history[request.num_known : until].tolist())
 
     def propose(self, batch: DraftBatch) -> TokenTree:
-        """The likeliest continuations of the longest context known; bare roots where there is none."""
+        """The likeliest continuations of the longest known context; bare roots if there is none."""
         self.commit(batch)
         return self._propose(batch)
 
@@ -108,8 +109,11 @@ class _Trees(NamedTuple):
 
 
 def _begins(request: KnownText, history: Tensor, length: int) -> bool:
-    """Whether the known tokens may be the first of a history: another verifier may have taken over the slot, and its
-    epochs are its own. Only the last one is compared; a wrong guess costs speed."""
+    """Whether the known tokens may be the start of a history.
+
+    Another verifier, with its own epochs, may use the slot now. Only the last known token is compared; an error only
+    costs speed.
+    """
     known = request.num_known
     return known <= length and (not known or history[known - 1].item() == request.last_token_id)
 
@@ -117,6 +121,6 @@ def _begins(request: KnownText, history: Tensor, length: int) -> bool:
 def build_suffix(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> SuffixDrafter:
-    """For `wingbeat.runtime.drafters.registry`."""
+    """Builder called by `wingbeat.runtime.drafters.registry`."""
     given = {name.removeprefix(_PREFIX): value for name, value in options.settings.items()}
     return SuffixDrafter(speculation, limits=SuffixLimits(**given))

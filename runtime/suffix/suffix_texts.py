@@ -1,7 +1,7 @@
-"""What suffix automata know of the texts of requests, and the drafts that continue a text: no tensors, no verifier.
+"""Texts of requests in suffix automata, and drafts that continue them; independent of tensors and verifiers.
 
 Source: Oliaro et al., SuffixDecoding (2024): the longest context that occurred before is continued, best-first by how
-often each token followed, and deeper the longer it is.
+often each token followed, to a depth that grows with the context's length.
 """
 
 import heapq
@@ -15,32 +15,35 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.suffix.suffix_automaton import Cursor, SuffixAutomaton, Text
 
 LEVELS_PER_TOKEN = 4.0
-"""Levels drafted for each token of the context that matched: the paper's alpha, which it takes from 1 to 4."""
+"""Levels drafted per token of the matched context: the paper's alpha, which it varies from 1 to 4."""
 MIN_PROBABILITY = 0.01
-"""Nodes whose path is estimated less likely are not drafted."""
+"""Minimum estimated path probability of a drafted node."""
 TAIL_TOKENS = 8
-"""Tokens before an output, or before a part of it, that go with it to the shared texts, so that its beginning is
-matched too."""
+"""Tokens preceding an output (or a part of it) that are added to the shared texts with it, so that its beginning can be
+matched."""
 MAX_SHARED_TOKENS = 1 << 17
-"""Outputs remembered beyond their requests, in tokens; some 500 bytes each."""
+"""Tokens of finished and running outputs to remember; some 500 bytes each."""
 _LEAST_SCORE = log(MIN_PROBABILITY)
 _START, _NOWHERE = Text(), Cursor()
 
 
 class SuffixLimits(NamedTuple):
-    """Bounds of what is matched, remembered and drafted, of which None is as the drafter is best by itself."""
+    """Limits of matching, memory and drafts; None means the drafter's default."""
 
     max_tree_depth: int | None = None
-    """Tokens of a context and of the draft behind it, together."""
+    """Maximum total of context tokens and drafted tokens."""
     max_cached_requests: int | None = None
-    """Requests whose outputs are remembered; 0 has none."""
+    """Number of requests whose outputs are remembered; 0 means none."""
     max_spec_factor: float | None = None
-    """Levels for each token of a context."""
+    """Drafted levels per token of the context."""
     min_token_prob: float | None = None
-    """Share of the times that a context occurred by which a draft's tokens followed."""
+    """Minimum share of a context's occurrences that a draft's tokens followed."""
 
     def levels(self, context_length: int) -> int:
-        """Most levels of a draft behind a context of this length, or an end of it, which has matched too."""
+        """Maximum levels of a draft after a context of this length.
+
+        A suffix of the context also matches and may allow more.
+        """
         factor = LEVELS_PER_TOKEN if self.max_spec_factor is None else self.max_spec_factor
         if self.max_tree_depth is None:
             return _levels(context_length, factor)
@@ -53,7 +56,7 @@ def _levels(context_length: int, factor: float) -> int:
 
 
 class _Match(NamedTuple):
-    """Where a draft begins."""
+    """Position at which a draft starts."""
 
     automaton: SuffixAutomaton
     cursor: Cursor
@@ -61,11 +64,11 @@ class _Match(NamedTuple):
 
 @dataclass
 class KnownText:
-    """As much of a sequence's text as is known."""
+    """The known part of a sequence's text."""
 
     epoch: int
     shared_from: int
-    """Tokens from here on go to the shared texts."""
+    """Index of the first token that is added to the shared texts."""
     num_known: int = 0
     last_token_id: int = -1
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
@@ -73,7 +76,7 @@ class KnownText:
     tail: deque[int] = field(default_factory=lambda: deque(maxlen=TAIL_TOKENS))
     """The latest known tokens."""
     generation: int = -1
-    """Of the shared texts that the next two are places of."""
+    """Generation of the shared texts that `shared` and `older` refer to."""
     shared: Text = _START
     older: Cursor = _NOWHERE
     counted_in: int = -1
@@ -81,9 +84,10 @@ class KnownText:
 
 
 class _SharedTexts:
-    """Outputs of all requests, running ones too, the oldest dropped.
+    """Outputs of all requests, including running ones; the oldest are dropped.
 
-    An automaton cannot forget: there is a younger one that grows, and when it is full it takes the place of the older.
+    An automaton cannot forget. Tokens are added to the younger of two automata; a full younger automaton replaces the
+    older.
     """
 
     def __init__(self, max_tokens: int, max_requests: int | None) -> None:
@@ -107,7 +111,7 @@ class _SharedTexts:
         self._append(request, token_id)
 
     def places(self, request: KnownText) -> list[_Match]:
-        """Where a request's text ends."""
+        """Positions in both automata at which a request's text ends."""
         if not self.max_tokens:
             return []
         self._join(request)
@@ -126,13 +130,14 @@ class _SharedTexts:
 
 
 class SuffixTexts:
-    """Texts of requests, each with an automaton of its own, and of all their outputs.
+    """Texts of requests: one automaton per request, and shared ones for all outputs.
 
-    A loop over nodes in Python: each step is a few dictionary look-ups that depend on the last one.
+    A Python loop over nodes: each step is a few dictionary look-ups that depend on the previous one.
 
     Args:
-        max_shared_tokens: as `MAX_SHARED_TOKENS`. With 0 requests draft from their own text alone.
-        limits: beside the trees' shape.
+        speculation: shape of the trees.
+        max_shared_tokens: see `MAX_SHARED_TOKENS`; 0 drafts each request from its own text only.
+        limits: further limits.
     """
 
     def __init__(
@@ -145,7 +150,7 @@ class SuffixTexts:
         self._shared = _SharedTexts(max_shared_tokens, limits.max_cached_requests)
 
     def take_in(self, request: KnownText, token_ids: Sequence[int]) -> None:
-        """Append tokens, one or more, to a request's text."""
+        """Append one or more tokens to a request's text."""
         own, text = request.own, request.text
         for index, token_id in enumerate(token_ids, request.num_known):
             text = own.extend(text, token_id)
@@ -157,15 +162,17 @@ class SuffixTexts:
         request.last_token_id = token_ids[-1]
 
     def _match(self, request: KnownText) -> _Match | None:
-        """The longest context with followers: of the request itself where others know no longer one."""
+        """The longest context with followers; among equals, the request's own automaton wins."""
         places = [_Match(request.own, request.text.cursor), *self._shared.places(request)]
         followed = [_Match(place.automaton, place.automaton.longest_followed(place.cursor)) for place in places]
         best = max(followed, key=_context_length)
         return best if best.cursor.length else None
 
     def grow(self, request: KnownText, levels: int) -> list["TextNode"]:
-        """Nodes below the last token of a known text, likeliest path first, so that parents come before their
-        children; none where its context is new."""
+        """Nodes below the last token of a known text, likeliest path first, so that parents precede children.
+
+        Empty if no context is known.
+        """
         match = self._match(request)
         if match is None:
             return []
@@ -177,7 +184,7 @@ class SuffixTexts:
         heap: list[tuple[float, int, TextNode]] = []
         nodes: list[TextNode] = []
         num_seen, parent, depth, score, share = 0, 0, 0, 0.0, 1.0
-        # Everything hangs on the first token: shorter contexts may have a say there.
+        # All nodes depend on the first token, so shorter contexts contribute there.
         followers = automaton.continuations(match.cursor, top_k) if depth_limit else []
         while True:
             for follower in followers:
@@ -195,20 +202,20 @@ class SuffixTexts:
 
 
 class TextNode(NamedTuple):
-    """Node of a draft; the number of its parent is 0 for the root, else 1 + its place among the nodes."""
+    """Node of a draft; `parent` is 0 for the root, else 1 + the parent's index among the nodes."""
 
     token_id: int
     parent: int
     depth: int
     score: float
-    """Log-probability of the path, estimated."""
+    """Estimated log-probability of the path."""
     share: float
-    """Product of the shares of its path's tokens."""
+    """Product of the shares of the path's tokens."""
     cursor: Cursor
 
 
 def _chain(match: _Match, depth: int, least_share: float | None) -> list[TextNode]:
-    """Nodes without branches, as `SuffixTexts.grow` has them."""
+    """Nodes of a chain; the case top_k 1 of `SuffixTexts.grow`."""
     nodes: list[TextNode] = []
     score, share, follower = 0.0, 1.0, match.automaton.likeliest(match.cursor)
     while follower is not None and len(nodes) < depth:

@@ -1,1 +1,1 @@
-"""Trees that continue earlier text, made in the engine's process beside a drafter's."""
+"""Trees that continue earlier text, built in the engine's process in addition to a drafter's trees."""

@@ -1,4 +1,4 @@
-"""Trees of earlier text beside a drafter's; imports what makes them where they are asked for."""
+"""Registers text trees beside a drafter; imports their code only if they are enabled."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ add_nodes_on_host = "wingbeat.runtime.suffix_beside.text_trees:add_nodes_on_host
 
 
 def text_drafts(config: "EngineConfig", speculation: "Speculation") -> Any:
-    """What makes the trees; None where they are not asked for."""
+    """The builder of text trees; None if they are not enabled."""
     if not config.suffix_beside:
         return None
     from wingbeat.runtime.suffix_beside.suffix_beside import SuffixBeside

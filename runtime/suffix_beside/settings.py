@@ -1,4 +1,4 @@
-"""Setting of engines that continue earlier text beside their drafter; loads no torch."""
+"""Settings of text trees beside a drafter; does not import torch."""
 
 from typing import TYPE_CHECKING
 
@@ -6,12 +6,13 @@ if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
 
 ENGINE_SETTINGS = {"suffix_beside": (bool, False)}
-"""Whether a tree may continue earlier text in the place of the drafter's, whichever is expected to bring more."""
+"""Whether a tree that continues earlier text may replace the drafter's tree if more accepted tokens are expected of
+it."""
 
 
 def check_limits(config: "EngineConfig") -> None:
-    """Raises ValueError where rounds overlap."""
+    """Raises ValueError if text trees and overlapping rounds are both enabled."""
     if config.suffix_beside and config.overlap:
         raise ValueError(
-            "suffix_beside is True and overlap is True: with a round in flight nobody knows the text; leave overlap out"
+            "suffix_beside is True and overlap is True: a round in flight leaves the text unknown; leave overlap out"
         )

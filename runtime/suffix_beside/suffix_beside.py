@@ -1,8 +1,9 @@
-"""Suffix automata in the engine's process beside a drafter: per sequence and round, the longer expected tree counts.
+"""Suffix automata in the engine's process beside a drafter: per sequence and round, the better tree is used.
 
-A tree that continues earlier text costs no draft. What it brings is the sum of its nodes' probabilities: estimated from
-counts, corrected by what was accepted of such trees. What a drafter's tree brings is the sequence's own average, since
-its tree is not there when it would have to be asked for. The texts stay those of plain decoding, whoever drafts.
+A tree that continues earlier text costs no draft. Its expected accepted tokens are the sum of its nodes' path
+probabilities, estimated from counts and corrected by the acceptance of earlier text trees. For the drafter's tree the
+sequence's own average is used, since the tree does not exist yet when the choice is made. Either way the output equals
+that of plain decoding.
 """
 
 from bisect import bisect_left
@@ -21,41 +22,42 @@ from wingbeat.runtime.speculation.policy import HOLD, PROBE_ROUNDS, RAREST_PROBE
 from wingbeat.runtime.suffix.suffix_texts import KnownText, SuffixTexts, TextNode
 
 MAX_TOKENS_PER_ROUND = 1024
-"""Most tokens taken in per round: a long prompt takes several, and nothing is made of its text meanwhile."""
+"""Maximum tokens added per round: a long prompt is spread over several rounds, in which its sequence gets no text
+tree."""
 LOOK_ROUNDS = 2 * HOLD
-"""Rounds with text from one look at what they took to the next."""
+"""Rounds with text trees between two checks of whether they pay off."""
 FIRST_ROUNDS = 6 * HOLD
-"""Rounds of an engine that are the drafter's alone, so that its costs and its worth are known."""
+"""First rounds of an engine that always use the drafter, to measure its cost and acceptance."""
 NEWEST, NEWEST_OF_ALL = 1 / 8, 1 / 64
-"""Weight of a sequence's latest draft in its own average, and in that of all."""
+"""Weight of the latest draft in the average of its sequence, and in the average of all sequences."""
 RETURNS = 1 / 32
-"""Share by which the average of a sequence that is not drafted for goes back to that of all, in each round."""
+"""Share by which the average of a sequence without drafts moves back to the average of all, per round."""
 _EDGES = EDGES.tolist()
 
 
 class Made(NamedTuple):
-    """A tree made of text, and what it brings."""
+    """A text tree and its expected acceptance."""
 
     seq: Sequence
     nodes: list[TextNode]
     expected: float
-    """Accepted tokens."""
+    """Expected number of accepted tokens."""
 
 
 @dataclass
 class _Drafted:
-    """What the drafter's trees bring to the sequence in a slot."""
+    """Average acceptance of the drafter's trees for the sequence in a slot."""
 
     epoch: int
     average: float
 
 
 class SuffixBeside(TextDrafts):
-    """Trees that `SuffixTexts` makes, where they are worth more than the drafter's.
+    """Builds text trees with `SuffixTexts` and uses them where they are expected to be better than the drafter's.
 
     Args:
-        shape: of all trees.
-        speculation: of the same engine.
+        shape: shape of all trees.
+        speculation: speculation controller of the same engine.
     """
 
     def __init__(self, shape: SpeculationConfig, speculation: Speculation) -> None:
@@ -64,16 +66,16 @@ class SuffixBeside(TextDrafts):
         self._known: dict[int, KnownText] = {}
         self._drafted: dict[int, _Drafted] = {}
         self._average = self._levels / 3
-        """Accepted tokens of a drafter's tree, of all sequences; until there are some, of a middling drafter."""
+        """Accepted tokens per drafter tree over all sequences; the initial value assumes a mediocre drafter."""
         self._num_drafts, self._first_left = 0, FIRST_ROUNDS
         self._until_probe = self._probe_left = 0
-        """Rounds made of text alone until the next probe, and rounds that the probe goes on for."""
+        """Rounds with text trees only until the next probe, and remaining rounds of the current probe."""
         self._probe_every = HOLD
         self._num_rounds = self._paused = 0
-        """Rounds with text, and rounds until texts are looked at again."""
+        """Rounds with text trees so far, and remaining rounds of a pause."""
         self._pause = LOOK_ROUNDS
         self._launched: deque[list[tuple[Sequence, bool]]] = deque()
-        """By round in flight, its decodes and whether a drafter's tree was asked for."""
+        """For each round in flight, its decodes and whether a drafter tree was requested."""
 
     def choose(self, seqs: list[Sequence], flight: RoundInFlight) -> bool:
         """See `TextDrafts.choose`."""
@@ -91,7 +93,7 @@ class SuffixBeside(TextDrafts):
         slower = self._speculation.slow_down(flight.plan.decodes or seqs, len(seqs))
         drafted = [self._of(tree.seq).average if slower and tree.seq.draft.complete else 0.0 for tree in trees]
         by_text = [tree.expected > brings for tree, brings in zip(trees, drafted, strict=True)]
-        # Text alone leaves the draft out; text for some shares it among the others.
+        # Text trees for all sequences save the draft; for some, the draft's cost is still paid.
         alone = sum(1.0 + tree.expected for tree in trees)
         mixed = sum(1.0 + max(tree.expected, brings) for tree, brings in zip(trees, drafted, strict=True))
         asks = not any(by_text) or (slower is not None and not all(by_text) and alone * slower < mixed)
@@ -104,12 +106,12 @@ class SuffixBeside(TextDrafts):
         return asks
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Note whose trees are the drafter's."""
+        """Record which decodes have drafter trees."""
         asked = flight.plan.with_trees()
         self._launched.append(list(zip(flight.plan.decodes, asked, strict=True)))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Learn what the drafter's trees bring."""
+        """Update the averages with the acceptance of drafter trees."""
         for (seq, asked), live, token_ids in zip(self._launched.popleft(), flight.live, result.token_ids, strict=False):
             if not live:
                 continue
@@ -127,7 +129,7 @@ class SuffixBeside(TextDrafts):
         self._launched.clear()
 
     def _pause_unless_it_pays(self) -> None:
-        """Leave texts alone for some rounds, the longer the oftener this happens, where rounds of text were slow."""
+        """Pause text trees for some rounds if rounds with them were slow; each pause is longer than the one before."""
         self._num_rounds += 1
         if self._num_rounds % LOOK_ROUNDS == 0:
             if self._speculation.text_pays:
@@ -136,7 +138,7 @@ class SuffixBeside(TextDrafts):
                 self._paused, self._pause = self._pause, min(2 * self._pause, RAREST_PROBE)
 
     def _probes(self, *, is_chosen: bool) -> bool:
-        """Whether the drafter is asked though text alone was chosen: what is never asked never shows what it brings."""
+        """Whether to use the drafter although text was chosen: an unused drafter's acceptance cannot be measured."""
         if not is_chosen:
             self._probe_left = 0
         elif self._probe_left:
@@ -151,7 +153,7 @@ class SuffixBeside(TextDrafts):
         return False
 
     def _trees(self, seqs: list[Sequence], flight: RoundInFlight) -> list[Made]:
-        """By sequence, a tree; one without nodes where nothing is known that continues its text."""
+        """A tree for each sequence; without nodes if no known text continues the sequence's."""
         budget, new, table = MAX_TOKENS_PER_ROUND, flight.tokens_by_slot(), self._speculation.text_table()
         made, price = [], self._speculation.node_price(flight.plan.decodes or seqs)
         for seq in seqs:
@@ -183,11 +185,12 @@ class SuffixBeside(TextDrafts):
 
 
 def _expected(nodes: list[TextNode], table: Any, price: float = 0.0) -> float:
-    """Accepted tokens of a tree, of the nodes that are worth verifying.
+    """Expected accepted tokens of a tree, over the nodes worth verifying.
 
     Args:
-        table: row of acceptance by bin; None believes what the tree says itself.
-        price: of a node, in tokens.
+        nodes: nodes of the tree.
+        table: measured acceptance by bin of estimated probability; None uses the estimates.
+        price: cost of verifying a node, in tokens.
     """
     scores, paths = [0.0], [1.0]
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Rounds' trees with those made of earlier text among them."""
+"""Merges text trees into a round's drafter trees."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from wingbeat.runtime.suffix.suffix_texts import TextNode
 
 
 def add_nodes_on_host(plan: SchedulerOutput, trees: TokenTree | None, shape: SpeculationConfig) -> TokenTree | None:
-    """See `runtime.parts`: as wide as the widest tree is."""
+    """See `runtime.parts`; the result is as wide as its widest tree."""
     made = _made(plan)
     if not made:
         return trees
@@ -22,7 +22,7 @@ def add_nodes_on_host(plan: SchedulerOutput, trees: TokenTree | None, shape: Spe
 def add_nodes(
     plan: SchedulerOutput, trees: TokenTree | None, shape: SpeculationConfig, device: torch.device
 ) -> TokenTree | None:
-    """See `runtime.parts`: as wide as trees are at most."""
+    """See `runtime.parts`; the result has the maximum tree width."""
     made = _made(plan)
     if not made:
         return trees
@@ -36,13 +36,13 @@ def add_nodes(
 
 
 def _made(plan: SchedulerOutput) -> dict[int, list[TextNode]]:
-    """Nodes made of text, by decode that has blocks for them."""
+    """Nodes of text trees by decode row, for decodes with KV blocks for them."""
     rows = zip(plan.decodes, plan.with_texts(), strict=True)
     return {row: seq.draft.text_tree for row, (seq, is_made) in enumerate(rows) if is_made}
 
 
 def _with_text(num_reqs: int, trees: TokenTree | None, made: dict[int, list[TextNode]], width: int) -> TokenTree:
-    """Trees on the host, bare roots where there are neither."""
+    """Trees on the host; bare roots for rows with neither kind of tree."""
     token_ids, parents, depths = np.zeros((3, num_reqs, width), np.int64)
     scores, num_valid = np.zeros((num_reqs, width), np.float32), np.ones(num_reqs, np.int64)
     parents[:, 0] = -1

@@ -1,1 +1,1 @@
-"""TensorRT: verifier and EAGLE head as engines, and ONNX Runtime as what runs the same graphs on a CPU."""
+"""TensorRT engines for verifier and draft head; ONNX Runtime runs the same graphs on a CPU."""

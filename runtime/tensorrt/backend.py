@@ -1,4 +1,4 @@
-"""The backend `tensorrt`: an engine in the place of the verifier's weights."""
+"""The backend `tensorrt`: an engine replaces the verifier's weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,14 +27,14 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 @dataclass
 class LoadedEngine(LoadedModel):
-    """A verifier's engine directory in the place of its weights."""
+    """A verifier described by its engine directory instead of loaded weights."""
 
     config: BaseEngineConfig | None = None
     on: torch.device | None = None
 
     @classmethod
     def of(cls, config: BaseEngineConfig, device: torch.device) -> "LoadedEngine":
-        """What a directory says of its verifier."""
+        """Build from the config of an engine directory."""
         return cls(
             model=None,
             name=config.name,
@@ -62,7 +62,7 @@ class LoadedEngine(LoadedModel):
 
     @property
     def computed_by(self) -> str:
-        """See `LoadedModel.computed_by`: the files that compute it."""
+        """See `LoadedModel.computed_by`: digests of the engine's files."""
         return " ".join(["engine", *self.config.files.values()])
 
     @property
@@ -75,9 +75,10 @@ class TensorRTBackend(Backend):
     """Runs a verifier's engine.
 
     Args:
-        session: of `eagle_base`.
+        directory: the engine directory.
+        session: session of the graph `eagle_base`.
         graph_device: captures verification and plain decoding.
-        fixed: inputs of a part at addresses that stay.
+        fixed: tensors at fixed addresses for the graph's optional inputs.
     """
 
     on_host = False
@@ -116,7 +117,7 @@ class TensorRTBackend(Backend):
 
 
 class OpenedEngine(NamedTuple):
-    """A verifier's half on this backend."""
+    """An opened verifier on this backend."""
 
     loaded: LoadedEngine
     limits: EngineConfig
@@ -124,16 +125,18 @@ class OpenedEngine(NamedTuple):
 
 
 def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.device) -> OpenedEngine:
-    """Load an engine directory's verifier.
+    """Open the verifier of an engine directory.
 
     Args:
-        model: the checkpoint that is served; its weights, where it has some, must be those of the directory.
-        limits: as they were asked for.
+        folder: the engine directory.
+        model: the served checkpoint; if it has weights, they must be those that the engine was exported from.
+        limits: the requested limits.
+        device: device to run on.
 
     Raises:
-        EngineDirectoryError: a file is missing or another one.
-        EngineLoadError: nothing here runs it.
-        ValueError: a limit is above the engine's.
+        EngineDirectoryError: a file is missing or differs from the recorded one.
+        EngineLoadError: no installed library can run the engine on this device.
+        ValueError: a limit exceeds the engine's.
     """
     directory = EngineDirectory(folder)
     directory.check_files(BASE)
@@ -150,18 +153,18 @@ def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.
 def load_engine(
     config: BaseEngineConfig, limits: EngineConfig, device: torch.device
 ) -> tuple[LoadedEngine, Mapping[str, Tensor]]:
-    """Verifier as a directory describes it, and inputs of a part at addresses that stay."""
+    """The verifier that a config describes, and tensors at fixed addresses for the graph's optional inputs."""
     loaded, more = LoadedEngine.of(config, device), config.more_inputs
     return loaded, {} if more is None else more.bind(loaded, limits)
 
 
 def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
-    """Limits of an engine on linear KV, with pages beside it for prefixes that are cached.
+    """Requested limits adjusted to an engine on linear KV, with pages beside the rows for prefix caching.
 
-    Without them there is one block a sequence, as long as the engine's rows.
+    Without prefix caching each sequence has a single block as long as an engine row.
 
     Raises:
-        ValueError: a limit is above the engine's, or a setting is not to be had; names both.
+        ValueError: a limit exceeds the engine's, or a setting is not supported; names both.
     """
     limits = engine.limits
     if config.lower_max_model_len:
@@ -173,7 +176,9 @@ def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfi
         *(row for rows in hooks("beyond_graph") for row in rows(config, limits)),
     ):
         if value > most:
-            raise ValueError(f"{name} is {value}: the engine was built with {field} {most}; lower it or build anew")
+            raise ValueError(
+                f"{name} is {value}: the engine was built with {field} {most}; lower it or rebuild the engine"
+            )
     refuse(config.asked() | {Feature.ENGINE_DIR: "engine_dir is given"})
     size, num_blocks = config.block_size, config.num_kv_blocks
     if not config.enable_prefix_caching:

@@ -1,6 +1,7 @@
-"""The verifier as a graph: transformers' modeling code over linear KV, one row of the caches a sequence.
+"""The verifier as an exportable graph: transformers' modeling code over linear KV, one cache row per sequence.
 
-Every stage is the same graph at another shape. Row j of a sequence is stored at its start + j; masks say what it sees.
+Every stage is the same graph at other shapes. Input row j of a sequence is stored at position start + j of its cache
+row; masks decide which keys it sees.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,32 +27,34 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 GRAPH_ATTENTION_NAME = "wingbeat_graph"
 _KEYWORD = "wingbeat_graph_pass"
 NUM_PLAIN_INPUTS = 4
-"""Before all others."""
+"""Number of inputs before the masks."""
 _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 class _GraphPass(NamedTuple):
-    """What the attention function needs beside q, k and v."""
+    """Inputs of the attention function besides q, k and v."""
 
     ops: GraphOps
     start: Tensor
     masks: dict[int, Tensor]
-    """bool [batch, 1, rows, capacity] by sliding window; 0 stands for none."""
+    """bool [batch, 1, rows, capacity] by sliding window in tokens; key 0 means no window."""
     caches: list[tuple[Tensor, Tensor]]
     written: dict[int, tuple[Tensor, Tensor]]
-    """The caches with this pass's keys and values, by layer."""
+    """By layer, the caches including this pass's keys and values."""
 
 
 class BaseGraph(nn.Module):
-    """A loaded causal LM to be exported.
+    """A loaded causal LM in the form to be exported.
 
     Args:
-        tap_layers: as for `LayerTaps`; empty leaves the output `hidden_states` out.
-        more: inputs of a part.
-        visual: of a model that takes images.
+        loaded: the model.
+        tap_layers: see `LayerTaps`; if empty, the graph has no output `hidden_states`.
+        ops: operators of the export.
+        more: optional inputs of a runtime part.
+        visual: vision encoder of a model that takes images.
 
     Raises:
-        UnsupportedModelError: the model has what this backend does not do; one line that names it.
+        UnsupportedModelError: the model has a feature that this backend does not support; one line that names it.
     """
 
     def __init__(
@@ -88,16 +91,16 @@ class BaseGraph(nn.Module):
         last_token_ids: Tensor,
         others: list[Tensor],
     ) -> list[Tensor]:
-        """Pass of the graph.
+        """Run the graph.
 
         Args:
             input_ids: int64 [batch, rows].
-            attention_pos_id: int64 [batch, rows], logical positions, or [batch, 3, rows] by which rows are rotated.
-            kvcache_start_index: int64 [batch], where the first row of each sequence is stored.
-            last_token_ids: int64 [batch, selected], rows whose logits are wanted.
-            others: masks, one for each of `windows`; of a model that takes images the rows that hold some, bool
-                [batch, rows], and what `shown_names` names; inputs of a part, as `TracedInputs.enter` takes them; key
-                and value of each layer in turn, [batch, kv_heads, capacity, dim].
+            attention_pos_id: int64 [batch, rows], logical positions; or [batch, 3, rows], RoPE positions on three axes.
+            kvcache_start_index: int64 [batch], cache position of the first row of each sequence.
+            last_token_ids: int64 [batch, selected], rows whose logits are computed.
+            others: one mask for each of `windows`; for models that take images, a mask of rows with image embeddings,
+                bool [batch, rows], and the inputs of `shown_names`; inputs of a part, in the order of
+                `TracedInputs.enter`; key and value cache of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
             logits [batch, selected, vocab_size], taps [batch, rows, taps_size] if there are any, and the caches.
@@ -124,12 +127,12 @@ class BaseGraph(nn.Module):
         return [output.logits, *([torch.cat(taps, dim=-1)] if taps else []), *written]
 
     def arguments(self, inputs: list) -> tuple:
-        """What `forward` takes, of one thing for each of the graph's inputs in their order."""
-        # In one list: torch names no free dimension where one of several is empty.
+        """Groups a flat list with one entry per graph input, in order, into the arguments of `forward`."""
+        # A single list for all others: torch does not name free dimensions if one of several lists is empty.
         return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:]
 
     def release(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         self._taps.remove()
         for hook in (self._hook, *self._deep_hooks):
             hook.remove()
@@ -146,18 +149,20 @@ class BaseGraph(nn.Module):
 
 
 def check_exportable(loaded: LoadedModel) -> None:
-    """Refuse what the graphs would not do right.
+    """Refuse models that the graphs would compute wrongly.
 
     Raises:
-        UnsupportedModelError: one line that names it.
+        UnsupportedModelError: one line that names the feature.
     """
     if loaded.keeps_states:
-        raise UnsupportedModelError(f"{loaded.name} keeps recurrent states: TensorRT engines are of attention alone")
+        raise UnsupportedModelError(
+            f"{loaded.name} has recurrent states: TensorRT engines support attention layers only"
+        )
     config = loaded.model.config.get_text_config()
     for name in _EXPERT_FIELDS:
         if (getattr(config, name, None) or 0) > 1:
             raise UnsupportedModelError(
-                f"{loaded.name} is a mixture of experts ({name}): TensorRT engines are of dense models"
+                f"{loaded.name} is a mixture of experts ({name}): TensorRT engines support dense models only"
             )
 
 
@@ -173,13 +178,13 @@ def graph_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface over the caches of a `BaseGraph`: [batch, heads, rows, dim] in.
+    """transformers' attention interface over the caches of a `BaseGraph`; query, key, value [batch, heads, rows, dim].
 
     Raises:
         UnsupportedModelError: the layer has attention sinks.
     """
     if s_aux is not None:
-        raise UnsupportedModelError("attention sinks: the Attention operator has none")
+        raise UnsupportedModelError("attention sinks are not supported: the ONNX operator Attention has none")
     now: _GraphPass = kwargs[_KEYWORD]
     layer = module.layer_idx
     window = module.__dict__.get(WINDOW_ATTRIBUTE, sliding_window) or 0
@@ -195,10 +200,10 @@ def graph_attention(
 
 @contextmanager
 def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
-    """Within this context the model attends by `graph_attention` and rotates by the graph's operator."""
+    """In this context the model uses `graph_attention` and the graph's RoPE operator."""
     ropes = [rope for module in loaded.model.modules() if (rope := _rope_of(module)) is not None]
     originals = [rope.original for rope in ropes]
-    # These multiply by a view of their weights, which would be exported beside them.
+    # These layers multiply by a view of their weights, which would be exported as a copy.
     linears = {module: type(module) for module in loaded.model.modules() if isinstance(module, PackableLinear)}
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -207,7 +212,8 @@ def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
     try:
         loaded.model.set_attn_implementation(GRAPH_ATTENTION_NAME)
         for rope in ropes:
-            # What `Rope` was found equal to is the rotation of halves; it gives way while something is compiled.
+            # `Rope` wraps only functions verified to rotate halves; it calls `original` while torch compiles or
+            # exports.
             rope.original = rotate
         for linear in linears:
             linear.unpack()

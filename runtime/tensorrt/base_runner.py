@@ -1,4 +1,4 @@
-"""The verifier's engine: prompt chunks, token trees and single tokens over linear KV."""
+"""Runs the verifier's engine: prompt chunks, token trees and single tokens over linear KV."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,43 +16,45 @@ from wingbeat.runtime.tensorrt.stage_runner import StageRunner
 
 
 class BasePass(NamedTuple):
-    """Rows of one pass, padded to the same number for each sequence."""
+    """Inputs of one pass, padded to the same number of rows for each sequence."""
 
     kv_rows: list[int]
-    """Of each sequence."""
+    """KV row of each sequence."""
     starts: list[int]
-    """Where the first row of each sequence is stored."""
+    """Cache position of the first input row of each sequence."""
     token_ids: Tensor
     """int64 [num_seqs, num_rows]"""
     positions: Tensor
-    """int64 [num_seqs, num_rows], logical, or [num_seqs, 3, num_rows] by which rows are rotated."""
+    """int64 [num_seqs, num_rows], logical positions; or [num_seqs, 3, num_rows], RoPE positions on three axes."""
     selected: Tensor
-    """int64 [num_seqs, num_selected]: rows whose logits are wanted."""
+    """int64 [num_seqs, num_selected]: rows whose logits are computed."""
     masks: dict[int, Tensor]
-    """bool [num_seqs, num_rows, capacity] by sliding window: the keys that each row sees."""
+    """bool [num_seqs, num_rows, capacity] by sliding window in tokens: the keys that each row sees."""
     more: Mapping[str, Tensor] = MappingProxyType({})
-    """Inputs of a part, as `MoreInputs.of_pass`."""
+    """Inputs of a runtime part, see `MoreInputs.of_pass`."""
     shown: tuple[Tensor, ...] = ()
-    """Rows that hold images, bool [num_seqs, num_rows], and [num_seqs, num_rows, hidden_size] of each of `shown_names`;
-    none where no row does."""
+    """Mask of rows with image embeddings, bool [num_seqs, num_rows], and [num_seqs, num_rows, hidden_size] for each of
+    `shown_names`; empty if the pass has no images."""
 
 
 class BaseOutput(NamedTuple):
-    """What a pass yields."""
+    """Outputs of a pass."""
 
     logits: Tensor
     """[num_seqs, num_selected, vocab_size]"""
     hidden: Tensor | None
-    """[num_seqs, num_rows, taps_size]; None where the graph has no taps."""
+    """[num_seqs, num_rows, taps_size]; None if the graph has no taps."""
 
 
 class BaseRunner:
     """Runs the verifier's engine.
 
     Args:
-        session: of `eagle_base`.
+        session: session of the graph `eagle_base`.
+        config: config of the graph.
+        kv: KV rows of all sequences.
         graph_device: captures verification and plain decoding; None runs them eagerly.
-        fixed: inputs of a part at addresses that stay.
+        fixed: tensors at fixed addresses for the graph's optional inputs.
     """
 
     def __init__(
@@ -81,10 +83,10 @@ class BaseRunner:
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device, fixed)
 
     def capture(self, num_nodes: int | None) -> bool:
-        """Capture plain decoding and verification of trees of so many nodes; False if a stage has to run eagerly.
+        """Capture plain decoding and verification of trees of `num_nodes` nodes; False if a stage has to run eagerly.
 
         Args:
-            num_nodes: None where there are no trees.
+            num_nodes: None if there are no trees.
         """
         done = [self.stages.capture(EngineStage.PLAIN, 1, 1)]
         if num_nodes is not None:
@@ -92,10 +94,10 @@ class BaseRunner:
         return all(done)
 
     def stage_of(self, num_rows: int) -> EngineStage:
-        """The stage whose shapes hold passes of so many rows a sequence.
+        """The stage whose shapes hold passes of this many rows per sequence.
 
         Raises:
-            WrongInputError: none does.
+            WrongInputError: num_rows exceeds every stage.
         """
         limits = self.config.limits
         if num_rows == 1:
@@ -107,10 +109,10 @@ class BaseRunner:
         raise WrongInputError(f"a pass of {num_rows} tokens a sequence: max_input_len is {limits.max_input_len}")
 
     def run(self, batch: BasePass) -> BaseOutput:
-        """One pass; keys and values of its rows are stored behind each sequence's start.
+        """Run one pass; keys and values of its rows are stored from each sequence's start on.
 
         Raises:
-            WrongInputError: the parts are of different batches, or too large; names the tensor.
+            WrongInputError: inputs differ in batch size, or are too large; names the tensor.
             CapacityExceededError: a sequence has no room.
         """
         masks = {mask_name(window): batch.masks[window] for window in self.config.windows}
@@ -129,7 +131,7 @@ class BaseRunner:
         return BaseOutput(outputs["logits"], outputs.get("hidden_states"))
 
     def _nothing_shown(self, token_ids: Tensor) -> tuple[Tensor, ...]:
-        """Of a pass of text: zeros that nobody writes."""
+        """Image inputs of a text pass: zeros that nobody writes."""
         size, most = self.config.hidden_size, token_ids.numel() * self.config.hidden_size
         if most > self._zeros.numel():
             self._zeros = self._zeros.new_zeros(most)

@@ -1,4 +1,4 @@
-"""Drafting with the engine of a one-pass head: the trees of `OnePassDrafter`, of one pass each."""
+"""Drafts with the engine of a one-pass head: the trees of `OnePassDrafter`, one engine pass each."""
 
 from torch import Tensor
 
@@ -17,11 +17,13 @@ from wingbeat.runtime.tensorrt.session import EngineSession
 
 
 class BlockDrafter(EngineDrafter):
-    """The engine runs the block; what walks from slot to slot is the head's, by torch.
+    """The engine runs the block; the head's walk from slot to slot runs in torch.
 
     Args:
-        session: of `eagle_draft`.
-        walker: the head, of which only what walks need be there (`load_walker`).
+        session: session of the graph `eagle_draft`.
+        config: config of the graph.
+        walker: the head, with weights for its walk only (`load_walker`).
+        speculation: shape of the trees.
         graph_device: captures blocks and accepts; None runs them eagerly.
 
     Raises:

@@ -1,7 +1,7 @@
-"""A head that drafts a block in one pass as a graph: the same for committed positions and for the slots of a block.
+"""A one-pass head as an exportable graph; the same graph commits positions and runs the slots of a block.
 
-A committed position has taps and the token id COMMITTED: its keys and values are made of the taps alone. A slot has the
-token id that it stands for, or the one behind the vocabulary where it is masked.
+A committed position has taps and the token id COMMITTED; its keys and values are computed from the taps alone. A slot
+has its token id, or vocab_size if it is masked.
 """
 
 import torch
@@ -13,27 +13,27 @@ from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 
 COMMITTED = -1
-"""In the place of a token id."""
+"""Token id of committed positions."""
 NUM_PLAIN_INPUTS = 5
-"""Before the masks."""
+"""Number of inputs before the masks."""
 
 
 def layer_masks(head: OnePassHead) -> tuple[LayerMask, ...]:
-    """What its layers see, each once, in the order of the layers."""
+    """The distinct masks of the head's layers, in layer order."""
     return tuple(dict.fromkeys(head.config.masks))
 
 
 class BlockGraph(nn.Module):
-    """A one-pass head to be exported; what walks from slot to slot is no part of it.
+    """A one-pass head in the form to be exported; the walk from slot to slot is not part of the graph.
 
     Raises:
-        ValueError: it has attention sinks.
+        ValueError: the head has attention sinks.
     """
 
     def __init__(self, head: OnePassHead, ops: GraphOps) -> None:
         super().__init__()
         if head.config.sinks:
-            raise ValueError("this head has attention sinks: the operator Attention has none")
+            raise ValueError("this head has attention sinks, which the ONNX operator Attention does not support")
         self.head = head
         self.ops = ops
 
@@ -47,16 +47,17 @@ class BlockGraph(nn.Module):
         attention_masks: list[Tensor],
         caches: list[Tensor],
     ) -> list[Tensor]:
-        """One pass.
+        """Run the graph.
 
         Args:
-            input_ids: int64 [batch, rows]: target ids of slots, vocab_size of masked ones, COMMITTED of others.
-            hidden_states_input: [batch, rows, taps_size], the verifier's at committed positions.
+            input_ids: int64 [batch, rows]: target ids of slots, vocab_size for masked slots, COMMITTED for committed
+                positions.
+            hidden_states_input: [batch, rows, taps_size], the verifier's taps at committed positions.
             attention_pos_id: int64 [batch, rows].
             kvcache_start_index: int64 [batch].
-            last_token_ids: int64 [batch, selected], rows whose outputs are wanted.
+            last_token_ids: int64 [batch, selected], rows whose outputs are computed.
             attention_masks: bool [batch, 1, rows, capacity], one for each of `layer_masks`.
-            caches: key and value of each layer in turn, [batch, kv_heads, capacity, dim].
+            caches: key and value cache of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
             logits [batch, selected, draft_vocab_size], hidden states [batch, selected, hidden_size], and the caches.
@@ -86,12 +87,12 @@ class BlockGraph(nn.Module):
         return [head.logits(hidden), hidden, *written]
 
     def arguments(self, inputs: list) -> tuple:
-        """What `forward` takes, of one thing for each of the graph's inputs in their order."""
+        """Groups a flat list with one entry per graph input, in order, into the arguments of `forward`."""
         caches = NUM_PLAIN_INPUTS + len(layer_masks(self.head))
         return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:caches], inputs[caches:]
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
-        """[batch, rows, H]; of committed positions anything that is finite."""
+        """Inputs [batch, rows, H] of the layers; committed positions get an arbitrary finite value."""
         head, size = self.head, self.head.config.vocab_size
         embedded = head.embed_tokens(input_ids.clamp(0, size - 1))
         masked = (input_ids == size)[..., None]

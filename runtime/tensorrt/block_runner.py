@@ -1,4 +1,4 @@
-"""The engine of a head that drafts a block in one pass: committed positions by their taps, and a block's slots."""
+"""Runs the engine of a one-pass head: commits positions from their taps, and runs the slots of blocks."""
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from wingbeat.runtime.tensorrt.session import EngineStage
 
 
 class BlockRunner(DraftRunner):
-    """Runs such an engine; a position is stored where `DraftRunner` stores its pair."""
+    """Runs the engine of a one-pass head; a position is stored where `DraftRunner` stores its pair."""
 
     def capture(self, tree_size: int, top_k: int, max_path: int) -> bool:
-        """Capture accepts of padded paths and blocks; False if a stage has to run eagerly."""
+        """Capture accepts of padded paths, and blocks; False if a stage has to run eagerly."""
         block = self.config.block
         done = [self.stages.capture(EngineStage.ACCEPT, max_path, 1)]
         done.append(self.stages.capture(EngineStage.PROPOSAL, block.size, block.num_drafted))
@@ -24,16 +24,16 @@ class BlockRunner(DraftRunner):
     def block(
         self, kv_rows: list[int], starts: list[int], anchors: Tensor, deltas: Tensor | None = None
     ) -> DraftOutput:
-        """One pass over a block for each sequence; does not commit.
+        """Run one block per sequence; does not commit.
 
         Args:
-            kv_rows: of each sequence.
-            starts: positions of each sequence that are committed.
-            anchors: int64 [num_seqs]: the last decided tokens.
-            deltas: int64 [num_seqs]: as `Roots.position_deltas`.
+            kv_rows: KV row of each sequence.
+            starts: number of committed positions of each sequence.
+            anchors: int64 [num_seqs]: the last committed tokens.
+            deltas: int64 [num_seqs]: see `Roots.position_deltas`.
 
         Returns:
-            Logits [num_seqs, num_drafted, draft_vocab_size] and hidden states of the slots that predict something.
+            Logits [num_seqs, num_drafted, draft_vocab_size] and hidden states of the slots that predict a token.
 
         Raises:
             WrongInputError: a sequence's context was not committed; names the value.
@@ -61,7 +61,7 @@ class BlockRunner(DraftRunner):
         return {"input_ids": ids, "hidden_states_input": pairs.base_hidden, **masks}
 
     def _seen(self, mask: LayerMask, positions: Tensor) -> Tensor:
-        """bool [num_seqs, 1, size, capacity]: what the slots of a block see in layers of one kind."""
+        """bool [num_seqs, 1, size, capacity]: keys that the slots of a block see in layers with this mask."""
         last = positions if mask.causal else positions[:, -1:].expand_as(positions)
         seen = self._keys <= last[..., None]
         if mask.window is not None:

@@ -1,4 +1,4 @@
-"""From two checkpoints to an engine directory: export, configs, engines."""
+"""Builds an engine directory from two checkpoints: export, configs, engines."""
 
 import logging
 from collections.abc import Callable
@@ -42,15 +42,15 @@ from wingbeat.runtime.verifier.loading.loader import load_model
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
-"""Told each step when it begins."""
+"""Callback that receives a description of each step as it starts."""
 
 
 class BuildPlan(NamedTuple):
-    """What is to be built."""
+    """Inputs of a build."""
 
     model: Path
     drafter: Path | None
-    """Folder of an EAGLE or a one-pass head; None builds no draft engine."""
+    """Folder of an EAGLE or one-pass head; None builds no draft engine."""
     out: Path
     dtype: torch.dtype
     limits: Limits
@@ -59,23 +59,25 @@ class BuildPlan(NamedTuple):
 
 
 def num_steps(plan: BuildPlan, builds_engines: bool) -> int:
-    """Steps that a build reports: loading, and each graph's export and build."""
+    """Number of steps that a build reports: loading, and export and build of each graph."""
     takes_images = bool(hooks("visual_of")) and "vision_config" in read_fields(plan.model / "config.json")
     num_graphs = 1 + (plan.drafter is not None) + takes_images
     return 1 + num_graphs * (2 if builds_engines else 1)
 
 
 def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layout.EngineDirectory:
-    """Write an engine directory that holds ONNX files.
+    """Write an engine directory with ONNX files.
 
     Raises:
-        ValueError: a checkpoint, or what it asks of the graphs, cannot be used.
-        ExportError: torch or onnx refuse a graph.
+        ValueError: a checkpoint, or a feature it needs, is not supported.
+        ExportError: torch or onnx cannot export a graph.
     """
     if plan.drafter is not None and (kind := kind_of(plan.drafter, plan.model)) not in ("eagle", "one_pass"):
-        raise ValueError(f"drafter {plan.drafter} is of kind {kind}: engines are built of EAGLE and one-pass heads")
+        raise ValueError(
+            f"drafter {plan.drafter} is of kind {kind}: engines can be built from EAGLE and one-pass heads"
+        )
     if (plan.out / "config.json").is_file() and not (plan.out / layout.BASE_CONFIG).is_file():
-        raise ValueError(f"out is {plan.out}, where a checkpoint lies: give the engines a folder of their own")
+        raise ValueError(f"out is {plan.out}, which is a checkpoint folder: choose another folder for the engines")
     plan.out.mkdir(parents=True, exist_ok=True)
     layout.clear(plan.out)
     progress("loading the verifier")
@@ -107,10 +109,10 @@ def build_engines(
     compute_capabilities: tuple[str, ...] = (),
     progress: Progress = logger.info,
 ) -> layout.EngineDirectory:
-    """Build the engines of a directory's ONNX files into it.
+    """Build the engines of a directory's ONNX files into the directory.
 
     Raises:
-        BuildError: the builder refuses a graph.
+        BuildError: the builder cannot build a graph.
     """
     folder = directory.folder
     parts: list[tuple[str, GraphConfig, Any]] = [(layout.BASE, directory.base, base_profiles)]
@@ -154,7 +156,9 @@ def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead | OnePassHea
 def _one_pass_head(plan: BuildPlan, target: TargetDescription) -> OnePassHead:
     checkpoint = read_one_pass_checkpoint(plan.drafter)
     if checkpoint.family is OnePassFamily.PEAGLE:
-        raise ValueError(f"drafter {plan.drafter} is a P-EAGLE head: engines are built of the other one-pass heads")
+        raise ValueError(
+            f"drafter {plan.drafter} is a P-EAGLE head: engines can be built from the other one-pass heads"
+        )
     head = load_one_pass_head(checkpoint, target, plan.dtype, "cpu")
     if head.config.block_size > plan.limits.max_draft_tree_size:
         raise ValueError(
@@ -201,10 +205,11 @@ def _draft_config(plan: BuildPlan, head: DecoderHead | OnePassHead, base: BaseEn
 
 
 def head_fields(head: DecoderHead | OnePassHead, visual: EngineVisual | None = None) -> dict[str, Any]:
-    """What draft_config.json says of a head.
+    """Fields of draft_config.json that describe a head.
 
     Args:
-        visual: of its verifier.
+        head: the head.
+        visual: vision encoder of its verifier.
     """
     config, in_one_pass, media = head.config, isinstance(head, OnePassHead), media_of(head, visual)
     block = None
@@ -245,7 +250,7 @@ def _common(plan: BuildPlan, name: str, checkpoint: Path) -> dict[str, Any]:
 
 
 def _digests(folder: Path, name: str) -> dict[str, str]:
-    """Of a graph's files and of those that go with it: the vision encoder's, or the map of draft ids."""
+    """Digests of a graph's files and of the files used with it: the vision encoder's, or the map of draft ids."""
     others = [layout.DRAFT_TO_TARGET] if name == layout.DRAFT else layout.graph_files(folder, layout.VISUAL)
     names = sorted([*layout.graph_files(folder, name), *others])
     return {one: layout.file_digest(folder / one) for one in names}

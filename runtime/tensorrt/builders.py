@@ -1,6 +1,6 @@
-"""TensorRT's builder and TensorRT-RTX's: the same interface under two names, imported where they are asked for.
+"""The builders of TensorRT and TensorRT-RTX: one interface under two module names, imported on demand.
 
-TensorRT builds for the GPU it runs on. TensorRT-RTX builds without one, for the compute capabilities it is given.
+TensorRT builds for the GPU of this machine. TensorRT-RTX builds without a GPU, for given compute capabilities.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ class EngineBuilder(NamedTuple):
     """An installed builder."""
 
     name: str
-    """One of BUILDERS."""
+    """A member of BUILDERS."""
     module: ModuleType
     version: str
 
@@ -42,14 +42,17 @@ class EngineBuilder(NamedTuple):
         compute_capabilities: tuple[str, ...] = (),
         timing_cache: Path | None = None,
     ) -> None:
-        """Parse a graph, build it strongly typed with one profile a stage in their order, and write the engine.
+        """Parse a graph, build it strongly typed with one profile per stage, in order, and write the engine.
 
         Args:
-            compute_capabilities: such as "8.9"; empty is the GPU of this machine.
-            timing_cache: read where it is there, and written.
+            onnx_file: the graph.
+            profiles: shape ranges of each stage.
+            engine_file: file to write.
+            compute_capabilities: such as "8.9"; empty means this machine's GPU.
+            timing_cache: file that is read if it exists, and written.
 
         Raises:
-            BuildError: parser or builder refuse; names the file, the node or the capability.
+            BuildError: the parser or builder fails; names the file, the node or the capability.
         """
         trt, messages = self.module, _Messages(self.module)
         builder = trt.Builder(messages.logger)
@@ -77,7 +80,9 @@ class EngineBuilder(NamedTuple):
         if not names:
             return
         if kinds is None:
-            raise BuildError(f"compute_capability {', '.join(names)}: {self} builds for this machine's GPU alone")
+            raise BuildError(
+                f"compute_capability {', '.join(names)}: {self} can only build for the GPU of this machine"
+            )
         known = [name for name in dir(kinds) if name.startswith("SM")]
         config.num_compute_capabilities = len(names)
         for index, name in enumerate(names):
@@ -104,13 +109,13 @@ class EngineBuilder(NamedTuple):
 
 
 def find_builder(name: str = "auto") -> EngineBuilder:
-    """An installed builder: TensorRT's where it is there, TensorRT-RTX's else.
+    """An installed builder; "auto" prefers TensorRT over TensorRT-RTX.
 
     Args:
         name: "auto" or one of BUILDERS.
 
     Raises:
-        BuildError: it is not installed; one line that says what to install.
+        BuildError: no such builder is installed; one line that says what to install.
     """
     finders = {"tensorrt": _tensorrt, "tensorrt-rtx": _tensorrt_rtx}
     for kind in BUILDERS if name == "auto" else (name,):
@@ -130,7 +135,7 @@ def _tensorrt() -> EngineBuilder | None:
     except (ImportError, OSError):
         logger.debug("tensorrt cannot be imported", exc_info=True)
         return None
-    # Bindings without their libraries import on some versions, as an empty module.
+    # On some versions bindings without their libraries import as an empty module.
     return EngineBuilder("tensorrt", module, module.__version__) if hasattr(module, "OnnxParser") else None
 
 
@@ -147,7 +152,7 @@ def _tensorrt_rtx() -> EngineBuilder | None:
     [folder] = libraries.submodule_search_locations
     try:
         for library in _RTX_LIBRARIES:
-            # The bindings look for them by name: what is loaded already is found.
+            # The bindings look the libraries up by name and find loaded ones.
             ctypes.CDLL(str(Path(folder) / library), ctypes.RTLD_GLOBAL)
         module = import_module("tensorrt_rtx_bindings.tensorrt_rtx")
     except (ImportError, OSError):
@@ -166,14 +171,14 @@ def _version(*packages: str) -> str:
 
 
 def _named_shape(tensor: Any) -> tuple[int | str, ...]:
-    """A network input's shape, free dimensions by their names."""
+    """A network input's shape, with free dimensions by name."""
     return tuple(
         tensor.get_dimension_name(index) if size == -1 else size for index, size in enumerate(tuple(tensor.shape))
     )
 
 
 class _Messages:
-    """Keeps what a library logs as errors."""
+    """Collects the error messages that a library logs."""
 
     def __init__(self, trt: ModuleType) -> None:
         kept = self.errors = []

@@ -1,7 +1,8 @@
-"""An EAGLE head as a graph: its layers over linear KV, the same for prefill, proposal and accept.
+"""An EAGLE head as an exportable graph: its layers over linear KV, the same for prefill, proposal and accept.
 
-Known pairs bring the verifier's hidden states and zeros for the head's own; drafted pairs the other way round. Behind a
-verifier that takes images, heads that read these have their embeddings as inputs, and the axes that they turn by.
+Committed pairs have the verifier's hidden states and zeros for the head's own; drafted pairs the reverse. For a
+verifier that takes images, the graph has image embeddings and multi-axis RoPE positions as inputs if the head uses
+them.
 """
 
 import torch
@@ -14,15 +15,16 @@ from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineVisual
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 
 NUM_PLAIN_INPUTS = 7
-"""Before images and caches."""
+"""Number of inputs before images and caches."""
 _NUM_SHOWN = 2
 
 
 def media_of(head: DecoderHead | OnePassHead, visual: EngineVisual | None) -> DraftMedia:
-    """What the graph of a head takes of its verifier's images; nothing of those that draft a block in one pass.
+    """Image inputs of a head's graph; one-pass heads have none.
 
     Args:
-        visual: None where the verifier takes none.
+        head: the head.
+        visual: vision encoder of its verifier; None if the verifier takes no images.
     """
     if visual is None or isinstance(head, OnePassHead):
         return DraftMedia()
@@ -32,10 +34,12 @@ def media_of(head: DecoderHead | OnePassHead, visual: EngineVisual | None) -> Dr
 
 
 class DraftGraph(nn.Module):
-    """A draft head to be exported.
+    """A draft head in the form to be exported.
 
     Args:
-        media: what it takes of images.
+        head: the head.
+        ops: operators of the export.
+        media: image inputs of the graph.
     """
 
     def __init__(self, head: DraftHead, ops: GraphOps, media: DraftMedia = DraftMedia()) -> None:
@@ -55,19 +59,20 @@ class DraftGraph(nn.Module):
         attention_mask: Tensor,
         others: list[Tensor],
     ) -> list[Tensor]:
-        """One pass.
+        """Run the graph.
 
         Args:
             input_ids: int64 [batch, rows], target ids.
-            hidden_states_input: [batch, rows, taps_size], the verifier's; zeros in drafted pairs.
-            hidden_states_from_draft: [batch, rows, hidden_size], of each pair's parent; zeros in known pairs.
-            attention_pos_id: int64 [batch, rows], or [batch, 3, rows] of a head that turns by axes.
+            hidden_states_input: [batch, rows, taps_size], the verifier's taps; zeros in drafted pairs.
+            hidden_states_from_draft: [batch, rows, hidden_size], hidden state of each pair's parent; zeros in committed
+                pairs.
+            attention_pos_id: int64 [batch, rows]; [batch, 3, rows] for a head with multi-axis RoPE.
             kvcache_start_index: int64 [batch].
-            last_token_ids: int64 [batch, selected], rows whose outputs are wanted.
+            last_token_ids: int64 [batch, selected], rows whose outputs are computed.
             attention_mask: bool [batch, 1, rows, capacity].
-            others: of a head that reads images the pairs whose tokens stand for some, bool [batch, rows], and
-                their embeddings [batch, rows, width]; key and value of each layer in turn, [batch, kv_heads, capacity,
-                dim].
+            others: for a head that reads image embeddings, a mask of the pairs whose tokens belong to images, bool
+                [batch, rows], and the embeddings [batch, rows, width]; key and value cache of each layer in turn,
+                [batch, kv_heads, capacity, dim].
 
         Returns:
             logits [batch, selected, draft_vocab_size], hidden states [batch, selected, hidden_size], and the caches.
@@ -86,7 +91,7 @@ class DraftGraph(nn.Module):
 
             return attend
 
-        # A bias of fc would be added to what the head drafted: the two are chosen between, not summed.
+        # Selected, not summed: fc may have a bias, which a sum would add to the head's own hidden states.
         drafted = hidden_states_from_draft.abs().amax(dim=-1, keepdim=True) > 0
         features = torch.where(drafted, head.feedback(hidden_states_from_draft), head.fuse(hidden_states_input))
         attends = [layer(*pair) for pair in zip(caches[::2], caches[1::2], strict=True)]
@@ -101,6 +106,6 @@ class DraftGraph(nn.Module):
         return [head.logits(hidden), hidden, *written]
 
     def arguments(self, inputs: list) -> tuple:
-        """What `forward` takes, of one thing for each of the graph's inputs in their order."""
-        # In one list: torch names no free dimension where one of several is empty.
+        """Groups a flat list with one entry per graph input, in order, into the arguments of `forward`."""
+        # A single list for all others: torch does not name free dimensions if one of several lists is empty.
         return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:]

@@ -1,7 +1,7 @@
-"""The draft engine and its three steps: prefill and accept commit KV, a proposal does not.
+"""Runs the draft engine's three stages: prefill and accept commit KV, proposal does not.
 
-Pair j of a sequence is (the verifier's hidden state at position j, token j + 1), stored at j. A pair is known, with the
-verifier's hidden state and zeros for the head's own, or drafted, the other way round.
+Pair j of a sequence is (the verifier's hidden state at position j, token j + 1), stored at position j. A committed pair
+has the verifier's hidden state and zeros for the head's own; a drafted pair the reverse.
 """
 
 from typing import NamedTuple
@@ -19,65 +19,67 @@ from wingbeat.runtime.tensorrt.stage_runner import StageRunner
 
 
 class DraftOutput(NamedTuple):
-    """What a step yields."""
+    """Outputs of a stage."""
 
     logits: Tensor
-    """[num_seqs, draft_vocab_size], of a proposal [num_seqs, top_k, draft_vocab_size]"""
+    """[num_seqs, draft_vocab_size]; for a proposal [num_seqs, top_k, draft_vocab_size]"""
     hidden: Tensor
-    """[num_seqs, hidden_size], of a proposal [num_seqs, top_k, hidden_size]"""
+    """[num_seqs, hidden_size]; for a proposal [num_seqs, top_k, hidden_size]"""
 
 
 class KnownPairs(NamedTuple):
-    """Pairs of some sequences that are to be committed, padded to the same number for each."""
+    """Pairs to commit, padded to the same number for each sequence."""
 
     kv_rows: list[int]
-    """Of each sequence."""
+    """KV row of each sequence."""
     starts: list[int]
-    """Pairs of each sequence that are there already."""
+    """Number of pairs of each sequence that are committed already."""
     counts: list[int]
-    """Pairs of each sequence that count, 1 at least."""
+    """Number of valid pairs of each sequence, at least 1."""
     token_ids: Tensor
-    """int64 [num_seqs, num_padded], each one position after its hidden state."""
+    """int64 [num_seqs, num_padded]: tokens, each one position after its hidden state."""
     base_hidden: Tensor
     """[num_seqs, num_padded, base_model_hidden_size]"""
     rotated: Tensor | None = None
-    """int64 [num_seqs, num_padded], or by axis [num_seqs, 3, num_padded]: by what pairs are rotated; None is by their
+    """int64 [num_seqs, num_padded], or [num_seqs, 3, num_padded] by axis: RoPE positions; None means the pairs'
     positions."""
     shown: tuple[Tensor, Tensor] | None = None
-    """Pairs whose tokens stand for parts of images, bool [num_seqs, num_padded], and the parts' embeddings [num_seqs,
-    num_padded, media_width]; None where no token does."""
+    """Mask of pairs whose tokens belong to images, bool [num_seqs, num_padded], and the embeddings [num_seqs,
+    num_padded, media_width]; None if there are no such tokens."""
 
     def parts(self) -> dict[str, list[int] | Tensor]:
-        """Everything of sequences that is there, by name."""
+        """The fields that are not None, by name, with `shown` split into its two tensors."""
         shown = {} if self.shown is None else dict(zip((SHOWN, EMBEDDINGS), self.shown, strict=True))
         own = {name: part for name, part in self._asdict().items() if part is not None and name != "shown"}
         return own | shown
 
 
 class DraftedTree(NamedTuple):
-    """The trees of some sequences so far, padded to the same size, behind what is committed."""
+    """The partial trees of several sequences, padded to the same size, stored behind the committed pairs."""
 
     kv_rows: list[int]
-    """Of each sequence."""
+    """KV row of each sequence."""
     starts: list[int]
-    """Pairs of each sequence that are committed."""
+    """Number of committed pairs of each sequence."""
     token_ids: Tensor
     """int64 [num_seqs, num_padded]"""
     draft_hidden: Tensor
-    """[num_seqs, num_padded, draft_model_hidden_size], of each node's parent."""
+    """[num_seqs, num_padded, draft_model_hidden_size]: hidden state of each node's parent."""
     depths: Tensor
     """int64 [num_padded], 0 for children of the root."""
     visible: Tensor
-    """bool [num_seqs, num_padded, num_padded], nodes that each node sees, itself included."""
+    """bool [num_seqs, num_padded, num_padded]: nodes that each node sees, including itself."""
     deltas: Tensor | None = None
-    """int64 [num_seqs]: as `Roots.position_deltas`."""
+    """int64 [num_seqs]: see `Roots.position_deltas`."""
 
 
 class DraftRunner:
     """Runs the draft engine.
 
     Args:
-        session: of `eagle_draft`.
+        session: session of the graph `eagle_draft`.
+        config: config of the graph.
+        kv: KV rows of all sequences.
         graph_device: captures proposal and accept; None runs them eagerly.
     """
 
@@ -102,7 +104,7 @@ class DraftRunner:
         )
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device)
         self.committed = [0] * kv.num_rows
-        """Pairs of each KV row that are committed."""
+        """Number of committed pairs of each KV row."""
         self._device = session.device
         self._keys = torch.arange(kv.capacity, device=self._device)
         self._zeros = torch.zeros(0, dtype=config.torch_dtype, device=self._device)
@@ -111,7 +113,9 @@ class DraftRunner:
         """Capture accepts of padded paths and proposals of padded trees; False if a stage has to run eagerly.
 
         Args:
-            tree_size: 0 where no tree is ever looked at: the last accepted token drafts all.
+            tree_size: number of drafted nodes; 0 if there are no proposals, because accept's output suffices to draft.
+            top_k: nodes per level.
+            max_path: maximum length of an accepted path.
         """
         done = [self.stages.capture(EngineStage.ACCEPT, max_path, 1)]
         if tree_size:
@@ -119,17 +123,19 @@ class DraftRunner:
         return all(done)
 
     def begin(self, kv_row: int, start: int, block_table: Tensor) -> None:
-        """Pairs of a chunk are to come from `start` on: what lies before them comes from pages, where there are any.
+        """Prepare to commit a chunk at `start`: fill the row's earlier positions from pages, if there are pages.
 
         Args:
-            block_table: int64 [1, num_table_blocks], of its sequence.
+            kv_row: KV row of the sequence.
+            start: number of pairs before the chunk.
+            block_table: int64 [1, num_table_blocks], the sequence's blocks.
         """
         if self.kv.pages:
             self.kv.fill(upload([kv_row], self._device), block_table, start)
             self.committed[kv_row] = start
 
     def prefill(self, pairs: KnownPairs) -> DraftOutput:
-        """Pairs of a prompt; commits.
+        """Commit pairs of a prompt.
 
         Returns:
             Logits and hidden state of each sequence's last pair.
@@ -143,23 +149,24 @@ class DraftRunner:
         return self._commit(EngineStage.PREFILL, pairs)
 
     def accept(self, pairs: KnownPairs) -> DraftOutput:
-        """Accepted tokens with the verifier's hidden states; commits.
+        """Commit accepted tokens with the verifier's hidden states.
 
         Returns:
             Logits and hidden state of each sequence's last accepted token.
 
         Raises:
-            WrongInputError: the parts are of different batches, or what lies before them was not committed; names the
+            WrongInputError: inputs differ in batch size, or the positions before them were not committed; names the
                 value.
             CapacityExceededError: a sequence has no room.
         """
         return self._commit(EngineStage.ACCEPT, pairs)
 
     def proposal(self, tree: DraftedTree, selected: Tensor) -> DraftOutput:
-        """The whole tree so far; does not commit.
+        """Run the whole tree drafted so far; does not commit.
 
         Args:
-            selected: int64 [num_seqs, top_k], nodes whose outputs are wanted.
+            tree: the trees.
+            selected: int64 [num_seqs, top_k], nodes whose outputs are computed.
 
         Returns:
             Logits and hidden states of the selected nodes.
@@ -174,7 +181,7 @@ class DraftRunner:
         starts = upload(tree.starts, self._device)[:, None]
         mask = (self._keys < starts).unsqueeze(1).repeat(1, num_nodes, 1)
         columns = (starts + self._keys[:num_nodes])[:, None].expand_as(tree.visible)
-        # Where the capacity ends there are no columns left; the check of the stage names that.
+        # Columns beyond the capacity are clamped; the stage's room check reports them.
         mask.scatter_(2, columns.clamp_max(self.kv.capacity - 1), tree.visible)
         positions = starts + tree.depths
         inputs = {
@@ -203,7 +210,7 @@ class DraftRunner:
         return DraftOutput(outputs["logits"][:, 0], outputs["hidden_states"][:, 0])
 
     def _known_inputs(self, pairs: KnownPairs, positions: Tensor) -> dict[str, Tensor]:
-        """What the graph reads of known pairs at positions int64 [num_seqs, num_padded]."""
+        """Graph inputs for committing pairs at positions int64 [num_seqs, num_padded]."""
         return {
             "input_ids": pairs.token_ids,
             "hidden_states_input": pairs.base_hidden,
@@ -213,14 +220,16 @@ class DraftRunner:
         }
 
     def _by_axes(self, rotated: Tensor) -> Tensor:
-        """Of int64 [num_seqs, num_padded] or [num_seqs, 3, num_padded] what the graph takes; heads that know one axis
-        alone turn by the first, of time."""
+        """Converts RoPE positions int64 [num_seqs, num_padded] or [num_seqs, 3, num_padded] to the graph's input shape.
+
+        A head with one axis uses the first axis, time.
+        """
         if not self.config.num_axes:
             return rotated if rotated.dim() == 2 else rotated[:, 0].contiguous()
         return (rotated if rotated.dim() == 3 else rotated[:, None].expand(-1, self.config.num_axes, -1)).contiguous()
 
     def _shown(self, token_ids: Tensor, shown: tuple[Tensor, Tensor] | None) -> dict[str, Tensor]:
-        """What the graph reads of images, by name; nothing where the head reads none."""
+        """Image inputs of the graph by name; empty if the head has none."""
         width = self.config.media_width
         if not width:
             return {}
@@ -237,10 +246,10 @@ class DraftRunner:
         return self._zeros[:needed].view(shape)
 
     def _check_context(self, rows: list[int], starts: list[int]) -> None:
-        """What lies before a step must have been committed."""
+        """Checks that all positions before a step are committed."""
         check_batch(len(rows), {"starts": starts})
         for row, start in zip(rows, starts, strict=True):
             if start > self.committed[row]:
                 raise WrongInputError(
-                    f"KV row {row} goes on from {start}: {self.committed[row]} pairs of it are committed"
+                    f"KV row {row} continues at position {start}: {self.committed[row]} of its pairs are committed"
                 )

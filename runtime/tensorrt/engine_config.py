@@ -1,6 +1,6 @@
-"""What an engine directory says of itself: base_config.json and draft_config.json, validated field by field.
+"""The configs of an engine directory: base_config.json and draft_config.json, validated field by field.
 
-Names are Edge-LLM's where it has the field.
+Field names are TensorRT Edge-LLM's where it has the field.
 """
 
 from pathlib import Path
@@ -26,39 +26,39 @@ class EngineDirectoryError(ValueError):
 
 
 class GraphConfig(BaseModel):
-    """What both kinds of graphs have."""
+    """Fields that the configs of both graphs have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     format_version: Literal[3] = FORMAT_VERSION
     name: str
-    """Of the checkpoint."""
+    """Name of the checkpoint."""
     dtype: Literal["float32", "float16", "bfloat16"]
-    """Of weights, activations and KV."""
+    """Dtype of weights, activations and KV."""
     opset: int
     rope_config: dict[str, Any]
     num_decoder_layers: int = Field(ge=1)
     max_position_embeddings: int = Field(ge=1)
     limits: Limits
     weights_fingerprint: str
-    """Of the checkpoint that was exported."""
+    """Fingerprint of the exported checkpoint."""
     files: dict[str, str]
-    """SHA-256 of what the graph needs, by file name."""
+    """SHA-256 of each file that the graph needs, by file name."""
     tools: dict[str, str]
-    """Versions of what made the files."""
+    """Versions of the tools that made the files."""
     builder: str | None = None
-    """What built the .engine file; None where there is the ONNX file alone."""
+    """Library that built the .engine file; None if there is only the ONNX file."""
     compute_capabilities: tuple[str, ...] = ()
-    """Of the GPUs that the .engine file is for."""
+    """Compute capabilities of the GPUs that the .engine file is for."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Of weights, activations and KV."""
+        """Dtype of weights, activations and KV."""
         return getattr(torch, self.dtype)
 
 
 class EngineLayer(BaseModel):
-    """One layer's attention."""
+    """Attention shape of one layer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,12 +69,12 @@ class EngineLayer(BaseModel):
     sliding_window: int | None = Field(None, ge=0)
 
     def attention(self) -> LayerAttention:
-        """As the engine's bookkeeping has it."""
+        """The layer as the runtime's `LayerAttention`."""
         return LayerAttention(**self.model_dump())
 
 
 class EngineInterpolation(BaseModel):
-    """How an encoder makes embeddings of positions of a grid of a table of them."""
+    """Settings by which an encoder interpolates position embeddings of an image grid from a table."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -84,37 +84,37 @@ class EngineInterpolation(BaseModel):
 
 
 class EngineVisual(BaseModel):
-    """The vision encoder, and what its images do to the verifier's graph."""
+    """The vision encoder, and its inputs to the verifier's graph."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pixels: tuple[int, ...]
-    """Of an image, or of a patch of one that has a grid of its own."""
+    """Shape of an image; for images with grids, shape of a patch."""
     num_axes: int = Field(0, ge=0, le=3)
-    """By which rows are rotated, 3 where images have rows and columns; 0 where there is but one."""
+    """Number of RoPE axes: 3 if image rows and columns have their own positions, else 0."""
     num_deep: int = Field(0, ge=0)
-    """Layers whose results get features added (DeepStack)."""
+    """Number of first layers whose outputs get image features added (DeepStack)."""
     num_tokens: int = Field(0, ge=0)
-    """Of an image without a grid of its own."""
+    """Number of tokens of an image without a grid."""
     merge: int = Field(0, ge=0)
-    """Rows and columns of patches that a token is made of, where images have grids; else 0."""
+    """Side length in patches of the square merged into a token, for images with grids; else 0."""
     window_size: int | None = None
     patch_size: int = 0
     interpolation: EngineInterpolation | None = None
 
     @property
     def num_taps(self) -> int:
-        """Embeddings that one of a grid is made of."""
+        """Number of table entries that one interpolated position embedding is computed from."""
         return 16 if self.interpolation is not None and self.interpolation.mode == "bicubic" else 4
 
 
 class DraftMedia(NamedTuple):
-    """What a head's graph takes of images beside their tokens; nothing."""
+    """Image inputs of a draft head's graph; by default none."""
 
     num_axes: int = 0
-    """By which pairs are rotated, 3 where images have rows and columns that the head knows; 0 where it knows one."""
+    """Number of RoPE axes of the head's pairs: 3 if the head uses image rows and columns, else 0."""
     width: int = 0
-    """Of the embeddings of images, which it reads in the place of their tokens' own; 0 reads the tokens' own."""
+    """Width of the image embeddings that the head reads instead of token embeddings; 0 if it reads none."""
 
 
 PartConfig = create_model(
@@ -122,11 +122,11 @@ PartConfig = create_model(
     __base__=GraphConfig,
     **merged("graph_fields"),
 )
-"""Fields of the parts that are there."""
+"""`GraphConfig` with the fields of the installed runtime parts."""
 
 
 class BaseEngineConfig(PartConfig):
-    """base_config.json: the verifier."""
+    """Config of the verifier's graph (base_config.json)."""
 
     layers: tuple[EngineLayer, ...]
     rotary_dim: int = Field(ge=1)
@@ -134,11 +134,11 @@ class BaseEngineConfig(PartConfig):
     vocab_size: int = Field(ge=1)
     eos_token_ids: tuple[int, ...]
     tap_layers: tuple[int, ...]
-    """Layers whose input is an output of the graph, ascending; the number of layers stands for the final norm's."""
+    """Layers whose input is an output of the graph, ascending; num_decoder_layers means the final norm's output."""
     has_draft_model: bool
     is_vlm: bool = False
     visual: EngineVisual | None = None
-    """Where `is_vlm`."""
+    """Set if `is_vlm`."""
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:
@@ -152,55 +152,55 @@ class BaseEngineConfig(PartConfig):
 
     @property
     def more_inputs(self) -> MoreInputs | None:
-        """Inputs of the graph that a part has added; None where there are none."""
+        """Optional graph inputs of a runtime part; None if there are none."""
         return first("graph_inputs", self)
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Distinct sliding windows over the layers; 0 stands for none."""
+        """Distinct sliding windows of the layers in tokens; 0 means none."""
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers}))
 
     @property
     def hidden_states_size(self) -> int:
-        """Width of the output `hidden_states`; 0 where there is none."""
+        """Width of the output `hidden_states`; 0 if there is no such output."""
         return len(self.tap_layers) * self.hidden_size
 
 
 class EngineBlock(BaseModel):
-    """What a head drafts in one pass."""
+    """Block of a head that drafts in one pass."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     slots: str
-    """What a slot predicts, by the name of `Slots`."""
+    """Position that a slot predicts, by name of a `Slots` member."""
     size: int = Field(ge=2)
-    """Slots, the last decided token's included."""
+    """Number of slots, including the last committed token's."""
     first_slot: int = Field(ge=0)
-    """That predicts something."""
+    """First slot that predicts a token."""
     vocab_size: int = Field(ge=1)
-    """Of the target."""
+    """Vocabulary size of the target."""
     masks: tuple[LayerMask, ...]
-    """By layer."""
+    """Mask of each layer."""
 
     @property
     def num_drafted(self) -> int:
-        """Tokens that it predicts."""
+        """Number of tokens that the block predicts."""
         return self.size - self.first_slot
 
     @property
     def distinct_masks(self) -> tuple[LayerMask, ...]:
-        """Each once, in the order of the layers."""
+        """The distinct masks, in layer order."""
         return tuple(dict.fromkeys(self.masks))
 
 
 class DraftEngineConfig(GraphConfig):
-    """draft_config.json: the head."""
+    """Config of the draft head's graph (draft_config.json)."""
 
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
     value_dim: int = Field(ge=1)
-    """Of a head's values, where `head_dim` is of its queries and keys."""
+    """Width of a head's values; `head_dim` is the width of its queries and keys."""
     rotary_dim: int = Field(ge=1)
     draft_vocab_size: int = Field(ge=1)
     base_model_hidden_size: int = Field(ge=1)
@@ -208,13 +208,13 @@ class DraftEngineConfig(GraphConfig):
     draft_model_hidden_size: int = Field(ge=1)
     tap_layers: tuple[int, ...]
     base_fingerprint: str
-    """`weights_fingerprint` of the verifier it was exported for."""
+    """`weights_fingerprint` of the verifier that the head was exported for."""
     block: EngineBlock | None = None
-    """Of a head that drafts a block in one pass; None of an EAGLE head."""
+    """Set for a head that drafts a block in one pass; None for an EAGLE head."""
     num_axes: int = Field(0, ge=0, le=3)
-    """As `DraftMedia`."""
+    """See `DraftMedia`."""
     media_width: int = Field(0, ge=0)
-    """As `DraftMedia.width`."""
+    """See `DraftMedia.width`."""
 
     @model_validator(mode="after")
     def _check_media(self) -> Self:
@@ -224,21 +224,21 @@ class DraftEngineConfig(GraphConfig):
 
     @property
     def media(self) -> DraftMedia:
-        """What the graph takes of images."""
+        """Image inputs of the graph."""
         return DraftMedia(self.num_axes, self.media_width)
 
     @property
     def layers(self) -> list[LayerAttention]:
-        """Of its KV."""
+        """Attention shape of each layer, for the KV."""
         layer = LayerAttention(self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim, None)
         return [layer] * self.num_decoder_layers
 
 
 def read_engine_config(file: Path, kind: type[ConfigT]) -> ConfigT:
-    """A config of an engine directory.
+    """Read a config of an engine directory.
 
     Raises:
-        EngineDirectoryError: it is not there, or a field is missing, unknown or wrong; names file and field.
+        EngineDirectoryError: the file is missing, or a field is missing, unknown or invalid; names file and field.
     """
     try:
         return kind(**read_json(file))

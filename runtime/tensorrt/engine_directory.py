@@ -1,4 +1,4 @@
-"""A folder that holds everything a pair needs to be served by engines, and nothing that changes afterwards."""
+"""An engine directory: all files needed to serve a pair from engines; read-only after it is built."""
 
 import hashlib
 import shutil
@@ -43,16 +43,16 @@ TOKENIZER_FILES = (
 
 
 class EngineDirectory:
-    """An engine directory that exists.
+    """An existing engine directory.
 
     Raises:
-        EngineDirectoryError: it is none, or a config cannot be used; one line that names file and field.
+        EngineDirectoryError: the folder is not an engine directory, or a config is invalid; names file and field.
     """
 
     def __init__(self, folder: Path) -> None:
         if not (folder / BASE_CONFIG).is_file():
             raise EngineDirectoryError(
-                f"{folder} holds no {BASE_CONFIG}: make an engine directory by wingbeat build-engine"
+                f"{folder} holds no {BASE_CONFIG}: make an engine directory with wingbeat build-engine"
             )
         self.folder = folder
         self.base = read_engine_config(folder / BASE_CONFIG, BaseEngineConfig)
@@ -62,22 +62,22 @@ class EngineDirectory:
             self._check_pair(self.draft)
 
     def graph(self, name: str, suffix: str) -> Path:
-        """`eagle_base.onnx`, `eagle_draft.engine` and so on.
+        """The path of a graph's file, such as `eagle_base.onnx` or `eagle_draft.engine`.
 
         Raises:
-            EngineDirectoryError: it is not there.
+            EngineDirectoryError: the file is missing.
         """
         file = self.folder / f"{name}{suffix}"
         if not file.is_file():
-            raise EngineDirectoryError(f"{file} is not there: build it by wingbeat build-engine")
+            raise EngineDirectoryError(f"{file} is missing: build it with wingbeat build-engine")
         return file
 
     def open_session(self, name: str, device: torch.device) -> EngineSession:
-        """BASE, DRAFT or VISUAL: its engine on a GPU, by the library that built it; on a CPU its ONNX file.
+        """Open BASE, DRAFT or VISUAL: on a GPU the engine, with the library that built it; on a CPU the ONNX file.
 
         Raises:
-            EngineDirectoryError: the file is not there.
-            EngineLoadError: nothing here runs it; one line that says what to change.
+            EngineDirectoryError: the file is missing.
+            EngineLoadError: no installed library can run it; one line that says what to change.
         """
         if device.type == "cpu":
             return OnnxSession(self.graph(name, ".onnx"), torch.get_num_threads())
@@ -88,21 +88,21 @@ class EngineDirectory:
         file = self.graph(name, ".engine")
         if config.opset < SCATTER_OPSET:
             raise EngineLoadError(
-                f"{file}: opset is {config.opset}: only from {SCATTER_OPSET} on is KV written in place"
+                f"{file}: opset is {config.opset}: engines need opset {SCATTER_OPSET} to write KV in place"
             )
         library = find_builder(config.builder or "auto")
         if config.tools.get(library.name, library.version) != library.version:
             raise EngineLoadError(
                 f"{file}: {library.name} {config.tools[library.name]} built it, and {library.version} is installed: "
-                "install that version or build it anew"
+                "install that version or rebuild the engine"
             )
         return TensorRTSession(file, library, stages, device)
 
     def check_model(self, model: Path) -> None:
-        """Compare a checkpoint with the one that was exported; a folder without weights is taken as it is.
+        """Compare a checkpoint with the exported one; a folder without weights is accepted.
 
         Raises:
-            EngineDirectoryError: it is another one.
+            EngineDirectoryError: the checkpoint differs.
         """
         try:
             found = checkpoint_fingerprint(model)
@@ -111,34 +111,34 @@ class EngineDirectory:
         if found != self.base.weights_fingerprint:
             raise EngineDirectoryError(
                 f"{self.folder}: weights_fingerprint is {self.base.weights_fingerprint}, that of {model} is {found}: "
-                "it was built of another checkpoint"
+                "the engine was built from another checkpoint"
             )
 
     def check_files(self, *names: str) -> None:
-        """Compare files with what was noted of them.
+        """Compare files with their recorded digests.
 
         Args:
-            names: BASE or DRAFT; none is both.
+            names: BASE or DRAFT; none means both.
 
         Raises:
-            EngineDirectoryError: one is missing or is another one.
+            EngineDirectoryError: a file is missing or differs.
         """
         for graph, config_name, config in ((BASE, BASE_CONFIG, self.base), (DRAFT, DRAFT_CONFIG, self.draft)):
             wanted = config is not None and (not names or graph in names)
             for name, digest in config.files.items() if wanted else ():
                 file = self.folder / name
                 if not file.is_file():
-                    raise EngineDirectoryError(f"{file} is not there: {config_name} has it in files")
+                    raise EngineDirectoryError(f"{file} is missing: {config_name} lists it in files")
                 if file_digest(file) != digest:
                     raise EngineDirectoryError(
-                        f"{file} is not the file that {config_name} has in files: build the directory anew"
+                        f"{file} differs from the digest in {config_name}, field files: rebuild the directory"
                     )
 
     def draft_token_ids(self) -> Tensor:
         """int64 [draft_vocab_size]: the target id of each draft id.
 
         Raises:
-            EngineDirectoryError: the file is not there or of another size.
+            EngineDirectoryError: the file is missing or has another size.
         """
         file = self.folder / DRAFT_TO_TARGET
         try:
@@ -184,13 +184,13 @@ def write_config(folder: Path, config: GraphConfig) -> None:
 
 
 def write_draft_to_target(folder: Path, draft_token_ids: Tensor) -> None:
-    """Write d2t.safetensors: offsets that take a draft id to the target's."""
+    """Write d2t.safetensors: the offset from each draft id to its target id."""
     ids = draft_token_ids.cpu()
     save_file({"d2t": (ids - torch.arange(len(ids))).contiguous()}, folder / DRAFT_TO_TARGET)
 
 
 def copy_tokenizer(model: Path, folder: Path) -> list[str]:
-    """Take a checkpoint's tokenizer, chat template and config along; returns the names."""
+    """Copy a checkpoint's tokenizer, chat template and config; returns the file names."""
     names = [name for name in TOKENIZER_FILES if (model / name).is_file()]
     for name in names:
         shutil.copyfile(model / name, folder / name)
@@ -204,7 +204,7 @@ def file_digest(file: Path) -> str:
 
 
 def clear(folder: Path) -> None:
-    """Take away what an earlier build left: an engine must not outlive the graph it was built of."""
+    """Delete the files of an earlier build, so that no engine outlives the graph it was built from."""
     others = (BASE_CONFIG, DRAFT_CONFIG, DRAFT_TO_TARGET, *TOKENIZER_FILES)
     graphs = (name for graph in (BASE, DRAFT, VISUAL) for name in graph_files(folder, graph))
     for name in (*graphs, *others):
@@ -212,5 +212,5 @@ def clear(folder: Path) -> None:
 
 
 def graph_files(folder: Path, name: str) -> list[str]:
-    """Files of one graph: the ONNX file, its external data, the engine."""
+    """Names of a graph's files: the ONNX file, its external data, the engine."""
     return sorted(path.name for path in folder.iterdir() if path.name.startswith(f"{name}."))

@@ -1,4 +1,4 @@
-"""Drafting with the draft engine: the trees of `EagleDrafter`, each level one proposal of the whole tree so far."""
+"""Drafts with the draft engine: the trees of `EagleDrafter`; each level is one proposal of the whole tree so far."""
 
 import torch
 from torch import Tensor
@@ -19,11 +19,13 @@ from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 
 
 class EngineDrafter(Drafter):
-    """The draft engine and its linear KV: a sequence's row is its slot's, with pages under its verifier's blocks.
+    """The draft engine and its linear KV; each slot has a KV row, with pages under the verifier's block ids.
 
     Args:
-        session: of `eagle_draft`.
-        draft_token_ids: int64 [draft_vocab_size], the target's id of each draft id.
+        session: session of the graph `eagle_draft`.
+        config: config of the graph.
+        draft_token_ids: int64 [draft_vocab_size], target id of each draft id.
+        speculation: shape of the trees.
         graph_device: captures proposal and accept; None runs them eagerly.
 
     Raises:
@@ -47,7 +49,7 @@ class EngineDrafter(Drafter):
         self.tree_size = self._rows_behind()
         if self.tree_size > config.limits.max_draft_tree_size:
             raise ValueError(
-                f"a draft has {self.tree_size} nodes behind its context: the engine was built with "
+                f"a draft has {self.tree_size} nodes after its context: the engine was built with "
                 f"max_draft_tree_size {config.limits.max_draft_tree_size}"
             )
         token_bytes = sum(layer.kv_size for layer in config.layers) * self.dtype.itemsize
@@ -57,15 +59,15 @@ class EngineDrafter(Drafter):
         self._graph_device = graph_device
         self.runner: DraftRunner | None = None
         self._epochs: dict[int, int] = {}
-        """By KV row, of the sequence that it was of at its last decode."""
+        """Epoch of the sequence that each KV row belonged to at its last decode."""
         self._hidden = self._logits = torch.zeros(0)
-        """By slot: the head's output at the last committed pair."""
+        """By slot: the head's hidden state and logits at the last committed pair."""
 
     def _growth_of(self, draft_token_ids: Tensor) -> Growth:
         return Growth(self.speculation, draft_token_ids)
 
     def _rows_behind(self) -> int:
-        """That a sequence's draft takes behind what is committed."""
+        """Number of KV rows that a draft uses behind the committed positions."""
         return (self.growth.max_depth - 1) * self.growth.top_k
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
@@ -82,22 +84,22 @@ class EngineDrafter(Drafter):
         with torch.inference_mode(mode=False):
             self._hidden = grown(self._hidden, (num_slots, config.draft_model_hidden_size), self.dtype, self.device)
             self._logits = grown(self._logits, (num_slots, config.draft_vocab_size), self.dtype, self.device)
-            # One block a sequence is never full, so nobody shares it.
+            # With one block per sequence blocks are never shared, so pages are not needed.
             pages = Pages(num_blocks, spec.block_size) if spec.max_blocks_per_seq > 1 else NO_PAGES
             self._make_room(num_slots + FIRST_ROW, pages, spec.max_path)
 
     def commit(self, batch: DraftBatch) -> None:
-        """Prefill of chunks, accept of decodes; see `Drafter.commit`."""
+        """Prefill chunks and accept decodes; see `Drafter.commit`."""
         self._prefill(batch)
         if not batch.decode_slots.numel():
             return
         kv_rows, slots = self._rows(batch.decode_slots.tolist())
-        # One wait for the device, whose numbers they are.
+        # A single synchronisation for all three columns.
         columns = (batch.decode_positions, batch.decode_num_tokens, batch.epochs[slots])
         starts, counts, epochs = torch.stack(columns).tolist()
         for index, (row, start, epoch) in enumerate(zip(kv_rows, starts, epochs, strict=True)):
             if self._epochs.get(row) != epoch or self.runner.committed[row] < start:
-                # Of what is cached nobody is told: it lies in the blocks.
+                # The verifier does not report cached prefixes: the drafter's KV of such a prefix is in its pages.
                 self.runner.begin(row, start, batch.block_tables[slots[index : index + 1]])
                 self._epochs[row] = epoch
         ids, taps = batch.decode_token_ids.contiguous(), batch.decode_taps.to(self.dtype).contiguous()
@@ -116,7 +118,7 @@ class EngineDrafter(Drafter):
         return self.growth.grow(roots, self._logits[slots][:, None], tree.expand, batch.growth_rules)
 
     def _prefill(self, batch: DraftBatch) -> None:
-        """Chunks one after another, each in as many passes as the engine's input length asks for."""
+        """Commits chunks one after another, each in as many passes as the engine's input length requires."""
         if not batch.chunk_slots:
             return
         most, offset = self.config.limits.max_input_len, 0
@@ -144,8 +146,12 @@ class EngineDrafter(Drafter):
             offset += length
 
     def _media(self, batch: DraftBatch) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
-        """Of a batch's chunks, back to back: by what they are rotated, as `DraftBatch.chunk_rotations` has it, None
-        where that is their positions; and `KnownPairs.shown` without its first dimension."""
+        """RoPE positions and image inputs of a batch's chunks, concatenated.
+
+        Returns:
+            `DraftBatch.chunk_rotations`, or None if RoPE positions equal positions; and `KnownPairs.shown` without its
+            first dimension
+        """
         media, rotated = batch.chunk_inputs, None
         if media is not None or batch.position_deltas is not None:
             chunks = zip(batch.chunk_positions, batch.chunk_lens, strict=True)
@@ -161,13 +167,13 @@ class EngineDrafter(Drafter):
         self._logits.index_copy_(0, slots, output.logits)
 
     def _rows(self, slots: list[int]) -> tuple[list[int], Tensor]:
-        """KV rows of slots, and the slots on the device."""
+        """KV rows of slots, and the slots as a tensor on the device."""
         return [slot + FIRST_ROW for slot in slots], upload(slots, self.device)
 
     def _keep_pages(
         self, batch: DraftBatch, slots: Tensor, starts: Tensor, steps: Tensor, counted: Tensor | None = None
     ) -> None:
-        """Copy what was committed to the pages of its blocks: positions `steps` from each start that count."""
+        """Copies committed positions (each start + `steps`, where counted) to the pages of their blocks."""
         kv = self.runner.kv
         if kv.pages:
             positions = starts[:, None] + steps
@@ -189,7 +195,7 @@ class EngineDrafter(Drafter):
 
 
 class _GrowingTree:
-    """The trees of one growth, padded to the largest: a proposal looks at all of it."""
+    """The trees of one growth, padded to the full size: each proposal runs the whole tree."""
 
     def __init__(
         self,
@@ -201,7 +207,7 @@ class _GrowingTree:
     ) -> None:
         num_seqs, size, device = len(kv_rows), drafter.tree_size, drafter.device
         self._runner, self._hidden = drafter.runner, hidden
-        # Padding sees itself, so that no row sees nothing.
+        # Padding nodes see themselves: a row that sees nothing would give NaN.
         own = torch.eye(size, dtype=torch.bool, device=device)
         self._tree = DraftedTree(
             kv_rows,
@@ -214,7 +220,7 @@ class _GrowingTree:
         )
 
     def expand(self, level: Level) -> Tensor:
-        """Logits of what follows each node of a level."""
+        """Logits that follow each node of a level."""
         tree, width = self._tree, level.token_ids.shape[1]
         now, so_far = slice((level.depth - 1) * width, level.depth * width), level.depth * width
         parents = self._hidden if level.visible is None else of_parents(self._hidden, level)

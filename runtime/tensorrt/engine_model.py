@@ -1,4 +1,4 @@
-"""The forward pass of a verifier's engine: what the model runner has in the place of `VerifierModel`."""
+"""The forward pass of a verifier's engine, in the place of `VerifierModel`."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,22 +17,23 @@ from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 
 
 class KvRows(NamedTuple):
-    """Whose rows of the linear KV a batch's rows are."""
+    """Owners of a batch's rows in the linear KV."""
 
     slots: Tensor
-    """int64 [num_rows]"""
+    """int64 [num_rows]: slot of each row."""
     fresh: frozenset[int] = frozenset()
-    """Slots whose rows hold nothing of their sequences yet: what these have in blocks is another's work."""
+    """Slots whose KV rows were not written for their current sequences: cached prefixes must be copied in from
+    pages."""
 
 
 class LinearRows(Feature):
-    """Of an engine: sequences have rows of KV by their slots."""
+    """Feature of an engine: each slot has a row of linear KV."""
 
     kind = KvRows
 
     def __init__(self) -> None:
         self._epochs: dict[int, int] = {}
-        """By slot, of the sequence that its row is of."""
+        """Epoch of the sequence that each slot's row belongs to."""
 
     def column(self, placed: Placed) -> KvRows:
         """See `Feature.column`."""
@@ -45,14 +46,16 @@ class LinearRows(Feature):
 
 
 class EngineModel:
-    """The forward pass of a verifier's engine; takes what `VerifierModel` takes, over linear KV.
+    """The forward pass of a verifier's engine: the interface of `VerifierModel` over linear KV.
 
     Args:
-        cache: whose rows the runner reads and writes.
-        tap_layers, kv_layers: that the drafter needs.
+        runner: runs the engine.
+        cache: the rows that the runner reads and writes.
+        tap_layers, kv_layers: layers that the drafter reads.
+        folder: the engine directory, for messages.
 
     Raises:
-        EngineDirectoryError: the drafter needs hidden states that the engine was not exported with.
+        EngineDirectoryError: the drafter needs hidden states that the engine does not output.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class EngineModel:
             )
         if tap_layers and tap_layers != config.tap_layers:
             raise EngineDirectoryError(
-                f"{folder}: tap_layers is {config.tap_layers}: the drafter needs {tap_layers}; build it anew with "
+                f"{folder}: tap_layers is {config.tap_layers}: the drafter needs {tap_layers}; rebuild the engine with "
                 "this drafter"
             )
         self.runner, self.cache = runner, cache
@@ -78,7 +81,7 @@ class EngineModel:
         self.taps_size = config.hidden_states_size if tap_layers else 0
 
     def __call__(self, batch: Rows) -> ModelOutput:
-        """Run the batch, segment by segment; KV is written into the rows of the sequences' slots."""
+        """Run the batch, segment by segment; KV is written to the rows of the sequences' slots."""
         wanted = None if batch.logits_rows is None else batch.logits_rows.tolist()
         segments = batch.segments
         outputs = []
@@ -93,7 +96,7 @@ class EngineModel:
         for picked, output in outputs:
             if picked.into:
                 logits[picked.into] = output.logits.flatten(0, 1)[picked.rows]
-        # Segments lie behind one another.
+        # Segments are concatenated in order.
         taps = [output.hidden.flatten(0, 1) for _, output in outputs] if self.taps_size else None
         return ModelOutput(logits, None if taps is None else torch.cat(taps))
 
@@ -109,7 +112,7 @@ class EngineModel:
         else:
             # The first row of a chunk or a tree is stored at its own position.
             numbers = torch.stack((owners.slots[rows].view(shape)[:, 0] + FIRST_ROW, positions[:, 0]))
-        kv_rows, starts = numbers.tolist()  # one wait for the device
+        kv_rows, starts = numbers.tolist()  # a single synchronisation
         if owners is not None:
             self.cache.place(numbers[0], segment.block_tables, numbers[1], shape[1])
             for index, row in enumerate(kv_rows):
@@ -125,16 +128,16 @@ class EngineModel:
         return output
 
     def _rotated(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> Tensor:
-        """Of a segment's rows, by what they are rotated: int64 [num_reqs, num_query], or by three axes."""
+        """RoPE positions of a segment's rows: int64 [num_reqs, num_query], or [num_reqs, 3, num_query] by axis."""
         visual, found = self.runner.config.visual, batch.positions[..., rows]
         if visual is None or not visual.num_axes:
             return found[0].view(shape)
-        # Of rows without images all axes are one.
+        # For rows without images all axes are equal.
         axes = found.view(-1, *shape).transpose(0, 1)
         return axes.expand(-1, visual.num_axes, -1).contiguous()
 
     def _shown(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> tuple[Tensor, ...]:
-        """Embeddings in the place of those of a segment's tokens; see `BasePass.shown`."""
+        """Image embeddings of a segment's rows; see `BasePass.shown`."""
         media = first("embedded_rows", batch.columns)
         if media is None:
             return ()
@@ -147,10 +150,10 @@ class EngineModel:
         return is_shown[rows].view(shape), *spread
 
     def remove_taps(self) -> None:
-        """See `VerifierModel.remove_taps`; there are no hooks."""
+        """See `VerifierModel.remove_taps`; an engine has no hooks."""
 
     def _nobodys(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows with their starts, and positions, of a pass of nobody's, which is measured: behind what is kept."""
+        """KV rows with starts, and positions, of a measured pass without sequences; written behind all kept KV."""
         num_reqs, num_query = positions.shape[0], positions.shape[-1]
         most = self.runner.config.max_position_embeddings
         rows = torch.arange(FIRST_ROW, FIRST_ROW + num_reqs, device=positions.device)
@@ -158,7 +161,7 @@ class EngineModel:
         return torch.stack((rows, starts)), positions.clamp_max(most - 1)
 
     def _mask(self, segment: Segment, window: int) -> Tensor:
-        """bool [num_reqs, num_query, capacity]: what each row sees."""
+        """bool [num_reqs, num_query, capacity]: keys that each row sees."""
         num_query, positions = segment.num_query, segment.positions
         if segment.mask_words is None:
             visible = torch.ones(num_query, num_query, dtype=torch.bool, device=positions.device).tril()
@@ -170,14 +173,14 @@ class EngineModel:
 
 
 class _Picked(NamedTuple):
-    """Rows of a segment whose logits are wanted."""
+    """Rows of a segment whose logits are computed."""
 
     selected: Tensor
     """int64 [num_reqs, n]"""
     rows: list[int]
-    """Of what the pass returns, flat."""
+    """Indices into the flattened output of the pass."""
     into: list[int]
-    """Rows of the batch's logits."""
+    """Rows of the batch's logits to write."""
 
 
 def _picked(segment: Segment, wanted: list[int] | None) -> _Picked:
@@ -185,7 +188,7 @@ def _picked(segment: Segment, wanted: list[int] | None) -> _Picked:
     device = segment.block_tables.device
     count = num_reqs * num_query
     if wanted is None or num_reqs > 1 or wanted[start : start + count] == list(range(start, start + count)):
-        # Every row of trees is wanted, and these lie before all chunks.
+        # Every row of a tree is wanted, and trees come before all chunks.
         selected = torch.arange(num_query, device=device).expand(num_reqs, -1).contiguous()
         return _Picked(selected, list(range(count)), list(range(start, start + count)))
     found = [(row - start, index) for index, row in enumerate(wanted) if start <= row < start + count]

@@ -1,6 +1,6 @@
-"""From checkpoints to ONNX: the verifier as eagle_base.onnx, the EAGLE head as eagle_draft.onnx.
+"""Exports checkpoints to ONNX: the verifier as eagle_base.onnx, the draft head as eagle_draft.onnx.
 
-One graph serves every stage: batch, rows and selected rows are free, capacity and widths are fixed.
+One graph serves every stage: batch, rows and selected rows are free dimensions; capacity and widths are fixed.
 """
 
 import ast
@@ -43,7 +43,7 @@ _NOISE = ("torch.onnx", "torch._dynamo", "torch.export", "onnxscript", "onnx_ir"
 
 
 class ExportError(ValueError):
-    """A graph cannot be exported, or the exported file is not valid; the message says which."""
+    """A graph cannot be exported, or the exported file is invalid; the message names the file."""
 
 
 def export_base(
@@ -55,15 +55,20 @@ def export_base(
     more: MoreInputs | None = None,
     visual: EngineVisual | None = None,
 ) -> None:
-    """Write a verifier's graph, its weights in a file beside it, checked.
+    """Export a verifier's graph, with weights in a separate file, and check it.
 
     Args:
-        loaded: in the dtype of the engine, on the CPU.
-        tap_layers: layers whose inputs the graph returns side by side; empty returns none.
+        loaded: the verifier on the CPU, in the dtype of the engine.
+        tap_layers: layers whose inputs the graph outputs, concatenated; empty for none.
+        limits: limits of the shapes.
+        ops: operators of the export.
+        file: ONNX file to write.
+        more: optional inputs of a runtime part.
+        visual: vision encoder of a model that takes images.
 
     Raises:
-        UnsupportedModelError: the model has what the graphs do not do.
-        ExportError: torch or onnx refuse it.
+        UnsupportedModelError: the model has a feature that the graphs do not support.
+        ExportError: torch or onnx cannot export it.
     """
     taps_size = len(tap_layers) * loaded.hidden_size
     with as_graph(loaded, ops):
@@ -88,13 +93,17 @@ def export_base(
 def export_draft(
     head: DraftHead | OnePassHead, limits: Limits, ops: GraphOps, file: Path, media: DraftMedia = DraftMedia()
 ) -> None:
-    """Write a draft head's graph, its weights in a file beside it, checked.
+    """Export a draft head's graph, with weights in a separate file, and check it.
 
     Args:
-        media: what it takes of its verifier's images; see `media_of`.
+        head: the head.
+        limits: limits of the shapes.
+        ops: operators of the export.
+        file: ONNX file to write.
+        media: image inputs; see `media_of`.
 
     Raises:
-        ExportError: torch or onnx refuse it.
+        ExportError: torch or onnx cannot export it.
     """
     config, vocab_size, masks = head.config, len(head.draft_token_ids), []
     heads, sizes = config.num_key_value_heads, (config.head_dim, getattr(head, "value_dim", config.head_dim))
@@ -110,7 +119,7 @@ def export_draft(
 
 
 def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:
-    """Inputs that a graph is traced with; sizes of 1 would be taken for constants."""
+    """Inputs for tracing a graph; torch would treat sizes of 1 as constants."""
     sizes = {BATCH: 2, ROWS: min(5, limits.max_input_len), SELECTED: 3, TOKENS: 6}
     return [
         torch.zeros([sizes.get(dim, dim) for dim in spec.shape], dtype=spec.dtype) for spec in shapes.inputs.values()
@@ -118,7 +127,7 @@ def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:
 
 
 def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim | None]]:
-    """Of each input, the free dimensions by index, None for fixed ones: an empty one would be no input to torch."""
+    """Free dimensions of each input by index; fixed ones are None, because torch drops an input with an empty entry."""
     most = max(limits.max_input_len, limits.max_verify_tree_size, limits.max_draft_tree_size, 8)
     dims = {
         BATCH: Dim(BATCH, min=1, max=max(limits.max_batch_size, 2)),
@@ -130,7 +139,7 @@ def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim | None
 
 
 def check_exporter() -> None:
-    """Raises ExportError, one line that says what to install, where torch could not export."""
+    """Raises ExportError (one line that says what to install) if torch cannot export here."""
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
             raise ExportError(f"{package} is not installed: pip install 'wingbeat[onnx]'")
@@ -139,13 +148,18 @@ def check_exporter() -> None:
 def export_module(
     module: nn.Module, arrange: Callable[[list], tuple], shapes: GraphShapes, limits: Limits, opset: int, file: Path
 ) -> None:
-    """Write a module's graph, its weights in a file beside it, checked.
+    """Export a module's graph, with weights in a separate file, and check it.
 
     Args:
-        arrange: the module's arguments, of one thing for each input in their order.
+        module: the module.
+        arrange: groups a flat list with one entry per input into the module's arguments.
+        shapes: shapes of inputs and outputs.
+        limits: limits of the shapes.
+        opset: ONNX opset.
+        file: ONNX file to write.
 
     Raises:
-        ExportError: torch or onnx refuse it.
+        ExportError: torch or onnx cannot export it.
     """
     from onnx import checker, shape_inference
 
@@ -155,13 +169,13 @@ def export_module(
     names = {"input_names": list(shapes.inputs), "output_names": list(shapes.outputs)}
     options: dict[str, Any] = {"opset_version": opset, "dynamo": True, "verbose": False}
     try:
-        # With gradients on, nothing takes the CPU's own kernels, which no graph can hold.
+        # With gradients enabled nothing takes the CPU's own kernels, which a graph cannot contain.
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(module, args, dynamic_shapes=dims, **names, **options)
             _name_weights(program.model.graph)
             program.save(file, external_data=True)
-    except Exception as error:  # torch wraps whatever its tracing leads to
+    except Exception as error:  # torch may wrap any exception that tracing raises
         raise ExportError(f"{file.name}: torch.onnx cannot export it: {_cause(error)}") from error
     try:
         checker.check_model(file, full_check=True)
@@ -170,9 +184,10 @@ def export_module(
 
 
 def _name_weights(graph: Any) -> None:
-    """Weights get the names they have in the checkpoint, so that they are found there.
+    """Gives weights their names in the checkpoint, so that tools find them there.
 
-    What a linear layer multiplies by is stored [in, out] and has lost its name on the way; its module is known.
+    The weight of a linear layer is stored transposed, [in, out], and has lost its name; the name is derived from its
+    module's.
     """
     names: dict[str, str] = {}
     for node in graph:
@@ -180,7 +195,7 @@ def _name_weights(graph: Any) -> None:
         weight = node.inputs[1] if node.op_type == "MatMul" and scopes else None
         if weight is not None and weight.is_initializer() and weight.name.startswith(_FOLDED):
             modules = [scope for scope in ast.literal_eval(scopes) if scope.startswith(_MODULE_PREFIXES)]
-            if modules:  # else it is a part of a matrix, which has no name of its own
+            if modules:  # otherwise the weight is a slice of a matrix and has no name of its own
                 names[weight.name] = f"{modules[-1]}.weight"
     for value in list(graph.initializers.values()):
         name = names.get(value.name, value.name)

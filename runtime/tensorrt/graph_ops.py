@@ -1,6 +1,7 @@
-"""What the exported graphs are made of beside torch's own operators: ONNX's for attention, KV and rotation.
+"""Operators of the exported graphs beside torch's own: ONNX operators for attention, KV writes and RoPE.
 
-An opset that lacks one, or a dtype in which TensorRT does not build it, gets the same mathematics in smaller operators.
+If an opset lacks an operator, or TensorRT does not build it in a dtype, the same mathematics is exported as smaller
+operators.
 """
 
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor
 from torch.onnx.ops import symbolic
 
 OPSETS = (24, 23, 18)
-"""Newest first: 24 has TensorScatter, 23 Attention, RotaryEmbedding and RMSNormalization, 18 none of them."""
+"""Supported opsets, newest first: 24 has TensorScatter; 23 has Attention, RotaryEmbedding and RMSNormalization; 18 has
+none of these."""
 SCATTER_OPSET, ATTENTION_OPSET = 24, 23
 
 
@@ -17,11 +19,11 @@ class GraphOps:
 
     Args:
         opset: one of OPSETS.
-        dtype: of weights and KV. TensorRT builds the operator Attention in float16 and bfloat16 alone: in float32 it is
-            decomposed.
+        dtype: dtype of weights and KV. TensorRT builds the Attention operator only in float16 and bfloat16; in float32
+            it is decomposed.
 
     Raises:
-        ValueError: there is no such opset.
+        ValueError: the opset is not supported.
     """
 
     def __init__(self, opset: int, dtype: torch.dtype) -> None:
@@ -33,7 +35,7 @@ class GraphOps:
         self.native_scatter = opset >= SCATTER_OPSET
 
     def scatter(self, cache: Tensor, update: Tensor, start: Tensor) -> Tensor:
-        """The cache [batch, heads, capacity, dim] with `update` [batch, heads, rows, dim] from `start` [batch] on."""
+        """Cache [batch, heads, capacity, dim] with `update` [batch, heads, rows, dim] written at `start` [batch]."""
         if self.native_scatter:
             attributes = {"axis": -2, "mode": "linear"}
             return symbolic(
@@ -54,14 +56,17 @@ class GraphOps:
 
         Args:
             query: [batch, num_heads, rows, key_dim].
-            key: [batch, num_kv_heads, capacity, key_dim]; `value` likewise with value_dim.
-            mask: bool [batch, 1, rows, capacity], the keys each row sees.
+            key: [batch, num_kv_heads, capacity, key_dim].
+            value: [batch, num_kv_heads, capacity, value_dim].
+            mask: bool [batch, 1, rows, capacity], the keys that each row sees.
+            scaling: factor of query-key products.
+            softcap: limit of the scores; None for no limit.
 
         Returns:
             [batch, num_heads, rows, value_dim].
         """
         num_heads, num_kv_heads, dim = query.shape[1], key.shape[1], value.shape[3]
-        if self.native_attention and key.shape[3] == dim:  # TensorRT takes keys and values of one width alone
+        if self.native_attention and key.shape[3] == dim:  # TensorRT requires keys and values of equal width
             attributes = {"scale": float(scaling)} | ({} if softcap is None else {"softcap": float(softcap)})
             return symbolic(
                 "Attention",
@@ -80,7 +85,7 @@ class GraphOps:
         return (weights @ value[:, :, None]).flatten(1, 2)
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotary embedding of halves: [batch, heads, rows, dim] by cos and sin [batch, rows, dim]."""
+        """Rotary embedding by halves: [batch, heads, rows, dim] by cos and sin [batch, rows, dim]."""
         half = heads.shape[-1] // 2
         if self.native_rope:
             inputs = (heads, cos[..., :half], sin[..., :half])

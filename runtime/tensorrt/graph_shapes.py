@@ -1,6 +1,6 @@
-"""Shapes of the two graphs: their tensors, whose free dimensions have names, and each stage's sizes of those.
+"""Shapes of the graphs: tensors with named free dimensions, and the sizes of these dimensions for each stage.
 
-Knows neither how a graph is made nor what runs it.
+Independent of how a graph is made and run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,21 @@ BATCH, ROWS, SELECTED, TOKENS = "batch", "rows", "selected", "tokens"
 """Names of the free dimensions."""
 START, MASK = "kvcache_start_index", "attention_mask"
 SHOWN = "multimodal_rows"
-"""Rows that hold images."""
+"""Name of the input that marks rows with image embeddings."""
 EMBEDDINGS = "multimodal_embeddings"
-"""Of these rows."""
+"""Name of the input that holds the embeddings of these rows."""
 _TYPICAL_BATCH = 8
 
 
 class GraphShapes(NamedTuple):
-    """What a graph takes and gives, in its order."""
+    """Inputs and outputs of a graph, in order."""
 
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
 
 
 class SizeRange(NamedTuple):
-    """Least, typical and largest of a free dimension."""
+    """Minimum, typical and maximum size of a free dimension."""
 
     least: int
     typical: int
@@ -40,7 +40,7 @@ class SizeRange(NamedTuple):
 
 _ONE = SizeRange(1, 1, 1)
 Profile = dict[str, SizeRange]
-"""By the free dimension's name."""
+"""Size ranges by name of the free dimension."""
 
 
 def base_shapes(
@@ -54,13 +54,18 @@ def base_shapes(
     visual: EngineVisual | None = None,
     hidden_size: int = 0,
 ) -> GraphShapes:
-    """The verifier's graph.
+    """Shapes of the verifier's graph.
 
     Args:
-        windows: distinct sliding windows of the layers, each with a mask of its own; 0 stands for none.
-        taps_size: width of the output `hidden_states`; 0 leaves it out.
-        more: inputs of a part.
-        visual: of a model that takes images, whose embeddings are as wide as `hidden_size`.
+        layers: attention shapes of the layers.
+        windows: distinct sliding windows of the layers in tokens, each with its own mask; 0 means none.
+        vocab_size: width of the logits.
+        taps_size: width of the output `hidden_states`; 0 for no such output.
+        capacity: positions of a KV row.
+        dtype: dtype of weights and KV.
+        more: optional inputs of a runtime part.
+        visual: vision encoder of a model that takes images.
+        hidden_size: width of image embeddings.
     """
     positions = (BATCH, visual.num_axes, ROWS) if visual is not None and visual.num_axes else (BATCH, ROWS)
     masks = {mask_name(window): _mask(capacity) for window in windows}
@@ -92,13 +97,17 @@ def draft_shapes(
     block_masks: Sequence[str] = (),
     media: DraftMedia = DraftMedia(),
 ) -> GraphShapes:
-    """The draft head's graph.
+    """Shapes of a draft head's graph.
 
     Args:
-        vocab_size: of the draft.
-        taps_size: width of the verifier's hidden states.
-        hidden_size: width of the head's own.
-        block_masks: names of the masks of a head that drafts a block in one pass; none of other heads.
+        layers: attention shapes of the layers.
+        vocab_size: size of the draft vocabulary.
+        taps_size: width of the verifier's taps.
+        hidden_size: width of the head's hidden states.
+        capacity: positions of a KV row.
+        dtype: dtype of weights and KV.
+        block_masks: mask names of a one-pass head; empty for other heads.
+        media: image inputs.
     """
     own = {} if block_masks else {"hidden_states_from_draft": TensorSpec(dtype, (BATCH, ROWS, hidden_size))}
     inputs = {
@@ -121,27 +130,27 @@ def draft_shapes(
 
 
 def shown_names(visual: EngineVisual) -> list[str]:
-    """Names of the embeddings of images, and of what is added to the results of the first layers."""
+    """Names of the image inputs: the embeddings, and the features added to the outputs of the first layers."""
     return [EMBEDDINGS, *(f"deepstack_embeddings_{layer}" for layer in range(visual.num_deep))]
 
 
 def mask_name(window: int) -> str:
-    """Name of the mask of layers with a sliding window; 0 stands for none."""
+    """Name of the mask of layers with a sliding window in tokens; 0 means none."""
     return f"{MASK}_{window}" if window else MASK
 
 
 def block_mask_name(causal: bool, window: int | None) -> str:
-    """Name of the mask of a one-pass head's layers of one kind."""
+    """Name of the mask of a one-pass head's layers with this causality and window."""
     return mask_name(window or 0) + ("_causal" if causal else "")
 
 
 def cache_names(num_layers: int, prefix: str = "") -> list[str]:
-    """Names of keys and values of each layer in turn; `present_` for those that a pass returns."""
+    """Names of the key and value cache of each layer in turn; with prefix `present_` for the outputs of a pass."""
     return [f"{prefix}{kind}_cache_{layer}" for layer in range(num_layers) for kind in ("k", "v")]
 
 
 def base_profiles(limits: Limits) -> dict[EngineStage, Profile]:
-    """Sizes of the verifier's stages."""
+    """Size ranges of the verifier's stages."""
     tree = limits.max_verify_tree_size
     largest = max(limits.max_input_len, tree)
     rows = {
@@ -153,7 +162,7 @@ def base_profiles(limits: Limits) -> dict[EngineStage, Profile]:
 
 
 def draft_profiles(limits: Limits) -> dict[EngineStage, Profile]:
-    """Sizes of the drafter's stages."""
+    """Size ranges of the drafter's stages."""
     tree, path = limits.max_draft_tree_size, limits.max_verify_tree_size
     rows = {
         EngineStage.PREFILL: (_up_to(limits.max_input_len), _ONE),
@@ -166,10 +175,11 @@ def draft_profiles(limits: Limits) -> dict[EngineStage, Profile]:
 def input_shapes(
     profile: Profile, shapes: Mapping[str, tuple[int | str, ...]]
 ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    """Least, typical and largest shape of each input.
+    """Minimum, typical and maximum shape of each input.
 
     Args:
-        shapes: of the graph's inputs; a free dimension stands by its name.
+        profile: size ranges of the free dimensions.
+        shapes: shapes of the graph's inputs; free dimensions are names.
     """
     return {
         name: tuple(tuple(profile[dim][which] if isinstance(dim, str) else dim for dim in shape) for which in range(3))

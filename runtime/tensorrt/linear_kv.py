@@ -1,8 +1,8 @@
-"""Linear KV: every sequence has one row of each cache, as long as the longest sequence and the tree behind it.
+"""Linear KV: each sequence has one row of every cache, as long as the longest sequence plus a tree.
 
-An engine reads and writes rows alone. Pages beside them, where there are any, hold the same under block ids: what a
-pass wrote is copied to its pages, and a row begins as a copy of pages that others filled. So blocks are shared, cached
-and saved as without an engine, and each sequence still has its own row.
+An engine reads and writes rows only. Optional pages beside the rows hold the same data under block ids: each pass's
+output is copied to its pages, and a new row is filled from pages that others wrote. Blocks can therefore be shared,
+cached and saved as without an engine.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from wingbeat.runtime.kv.pool import KVCache, LayerAttention
 
 
 class Pages(NamedTuple):
-    """Blocks beside rows; block 0 belongs to nobody."""
+    """Shape of the pages beside the rows; block 0 is unused padding."""
 
     num_blocks: int
     block_size: int
@@ -26,11 +26,14 @@ NO_PAGES = Pages(0, 1)
 
 
 class LinearKV:
-    """Keys and values [num_rows, kv_heads, capacity, dim] of every layer; row 0 belongs to nobody.
+    """Keys and values [num_rows, kv_heads, capacity, dim] of every layer; row 0 is unused padding.
 
     Args:
-        num_rows: sequences, and one.
+        layers: attention shapes of the layers.
+        num_rows: number of sequences plus 1.
         capacity: positions of a row.
+        dtype, device: of the caches.
+        pages: shape of the pages.
     """
 
     def __init__(
@@ -44,9 +47,9 @@ class LinearKV:
     ) -> None:
         self.num_rows, self.capacity, self.page_shape = num_rows, capacity, pages
         self.layers: list[tuple[Tensor, Tensor]] = []
-        """Rows by layer."""
+        """Key and value rows by layer."""
         self.pages: list[tuple[Tensor, Tensor]] = []
-        """Keys and values by layer [num_blocks, block_size, kv_heads, dim]; none where there are no pages."""
+        """Key and value pages by layer [num_blocks, block_size, kv_heads, dim]; empty without pages."""
         vectors: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for layer in layers:
             heads, dims = layer.num_kv_heads, (layer.key_dim, layer.value_dim)
@@ -54,20 +57,20 @@ class LinearKV:
             both = [torch.zeros(in_rows + in_pages, dim, dtype=dtype, device=device) for dim in dims]
             self.layers.append(tuple(part[:in_rows].view(num_rows, heads, capacity, -1) for part in both))
             if pages.num_blocks:
-                # A head's positions lie side by side here too: the view has them as pools do.
+                # Pages store a head's positions contiguously, like rows; the view has the axes of a KV pool.
                 shape = (pages.num_blocks, heads, pages.block_size, -1)
                 self.pages.append(tuple(part[in_rows:].view(shape).transpose(1, 2) for part in both))
-            # To the kernel that moves rows, each head of each position is a block of its own.
+            # The kernel that moves rows sees each head of each position as a block of its own.
             vectors.setdefault(heads, []).append(tuple(part[:, None, None] for part in both))
         self._vectors = [(heads, views, pool_table(views)) for heads, views in vectors.items()]
         self._steps = torch.arange(capacity, device=device)
 
     def rows(self, begin: int, end: int) -> list[Tensor]:
-        """Keys and values of each layer in turn, of the rows from `begin` up to `end`."""
+        """Key and value rows of each layer in turn, from row `begin` up to but excluding `end`."""
         return [cache[begin:end] for pair in self.layers for cache in pair]
 
     def shift(self, from_places: Tensor, to_places: Tensor) -> None:
-        """Copy within rows: places int64 [n, m] are row * capacity + position; see `move_kv` for what may overlap."""
+        """Copy within rows: places int64 [n, m] are row * capacity + position; see `move_kv` for permitted overlap."""
         for heads, views, table in self._vectors:
             move_kv(views, self._in_rows(from_places, heads), self._in_rows(to_places, heads), table)
 
@@ -78,18 +81,18 @@ class LinearKV:
                 move_kv(views, self._in_pages(from_slots, heads), self._in_pages(to_slots, heads), table)
 
     def fill(self, row: Tensor, block_table: Tensor, num_positions: int) -> None:
-        """Bring the first positions of a row, int64 [1], from the pages of a table, int64 [1, num_table_blocks]."""
+        """Fill the first positions of a row int64 [1] from the pages of a block table int64 [1, num_table_blocks]."""
         if self.pages and num_positions:
             positions = self._steps[None, :num_positions]
             slots = slot_mapping(block_table, positions, self.page_shape.block_size)
             self._copy(slots.t(), row * self.capacity + positions.t(), into_pages=False)
 
     def keep(self, rows: Tensor, starts: Tensor, slots: Tensor) -> None:
-        """Copy what a pass wrote to its pages.
+        """Copy the KV that a pass wrote from rows to pages.
 
         Args:
-            rows, starts: int64 [n], of each sequence, and where its first position is.
-            slots: int64 [n, num_positions]: where each position belongs; those in block 0 belong nowhere.
+            rows, starts: int64 [n]: row of each sequence, and its first position that was written.
+            slots: int64 [n, num_positions]: page address of each position; positions in block 0 are padding.
         """
         if self.pages:
             positions = starts[:, None] + self._steps[: slots.shape[1]]
@@ -97,7 +100,7 @@ class LinearKV:
             self._copy(slots.reshape(-1, 1), places.view(-1, 1), into_pages=True)
 
     def take_over(self, other: "LinearKV") -> None:
-        """Begin as a smaller one of the same layers is."""
+        """Copy the content of a smaller `LinearKV` of the same layers."""
         for new, old in ((self.layers, other.layers), (self.pages, other.pages)):
             for new_pair, old_pair in zip(new, old, strict=False):
                 for part, before in zip(new_pair, old_pair, strict=True):
@@ -109,11 +112,11 @@ class LinearKV:
             move_kv(views, *(ends[::-1] if into_pages else ends), table)
 
     def _in_rows(self, places: Tensor, heads: int) -> Tensor:
-        """[n, m] -> [n, m * heads]: vectors of all heads."""
+        """Vector indices of all heads: places [n, m] -> [n, m * heads]."""
         return self._by_heads(places // self.capacity, places % self.capacity, heads, self.capacity)
 
     def _in_pages(self, slots: Tensor, heads: int) -> Tensor:
-        """[n, m] -> [n, m * heads], likewise."""
+        """Vector indices of all heads: page slots [n, m] -> [n, m * heads]."""
         size = self.page_shape.block_size
         return self.num_rows * heads * self.capacity + self._by_heads(slots // size, slots % size, heads, size)
 
@@ -123,11 +126,12 @@ class LinearKV:
 
 
 class RowCache(KVCache):
-    """The verifier's rows under the block ids that the engine's bookkeeping has.
+    """The verifier's linear KV under block ids, as a `KVCache`.
 
     Args:
-        linear: rows of all slots, with pages or without.
-        blocks: what block ids say; without pages each sequence has one block.
+        linear: rows of all slots, with or without pages.
+        blocks: number and size of blocks; without pages each sequence has one block.
+        block_bytes: bytes of a block.
     """
 
     def __init__(self, linear: LinearKV, blocks: Pages, block_bytes: int) -> None:
@@ -136,15 +140,15 @@ class RowCache(KVCache):
         self.block_bytes = block_bytes
         self.layers = linear.pages or linear.layers
         self._home = torch.zeros(blocks.num_blocks, dtype=torch.int64, device=linear.layers[0][0].device)
-        """By block, where its first position is in its sequence's row: row * capacity + position."""
+        """By block, place of its first position in its sequence's row: row * capacity + position."""
 
     def place(self, rows: Tensor, block_tables: Tensor, starts: Tensor, num_positions: int) -> None:
-        """Note where the blocks are that a pass writes: the only ones in which paths are compacted, and never shared.
+        """Record the places of the blocks that a pass writes: only these are compacted, and they are never shared.
 
         Args:
-            rows, starts: int64 [n], of each sequence, and where its first position is.
-            block_tables: int64 [n, num_table_blocks]; behind what is written they may have blocks of others.
-            num_positions: of each.
+            rows, starts: int64 [n]: row of each sequence, and its first position that is written.
+            block_tables: int64 [n, num_table_blocks]; entries behind the written blocks may belong to other sequences.
+            num_positions: number of positions written per sequence.
         """
         begins = torch.arange(block_tables.shape[1], device=rows.device) * self.block_size
         first, end = starts[:, None] - self.block_size, starts[:, None] + num_positions
@@ -153,10 +157,10 @@ class RowCache(KVCache):
         self._home[0] = 0
 
     def own_pools(self) -> None:
-        """None: a sequence's positions lie in its row, by head."""
+        """Returns None: a sequence's positions are stored in its row, by head."""
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """Compact accepted paths, in rows and in pages; see `KVCache.move`."""
+        """Compact accepted paths in rows and pages; see `KVCache.move`."""
         self.linear.shift(self._places(from_slots), self._places(to_slots))
         self.linear.shift_pages(from_slots, to_slots)
 

@@ -1,4 +1,4 @@
-"""Inputs of the verifier's graph that a part of the runtime adds."""
+"""Interface for optional inputs that a runtime part adds to the verifier's graph."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,40 +14,42 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
 class TracedInputs(Protocol):
-    """Hooks of a model that is traced, which read inputs of the graph."""
+    """Hooks on a traced model that read the optional inputs."""
 
     def enter(self, inputs: list[Tensor]) -> None:
-        """Inputs of the pass to come, in the order of `MoreInputs.specs`."""
+        """Set the inputs of the next pass, in the order of `MoreInputs.specs`."""
         ...
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         ...
 
 
 class MoreInputs(ABC):
-    """Room of a part in the verifier's graph."""
+    """Optional inputs of a runtime part in the verifier's graph."""
 
     @abstractmethod
     def specs(self, dtype: torch.dtype) -> dict[str, TensorSpec]:
-        """Its inputs, in their order."""
+        """Dtypes and shapes of the inputs, in order."""
 
     @abstractmethod
     def fields(self) -> dict[str, Any]:
-        """Fields of `BaseEngineConfig` by which it is found again."""
+        """Fields of `BaseEngineConfig` from which the part restores this object."""
 
     @abstractmethod
     def trace(self, model: nn.Module) -> TracedInputs:
-        """Let the model read them."""
+        """Install hooks with which the model reads the inputs."""
 
     @abstractmethod
     def bind(self, loaded: LoadedModel, limits: EngineConfig) -> Mapping[str, Tensor]:
-        """Inputs at addresses that stay, by which the verifier serves what `limits` say."""
+        """Inputs at fixed addresses, sized for the served `limits`."""
 
     @abstractmethod
     def of_pass(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> dict[str, Tensor]:
-        """All other inputs, of some rows of a batch.
+        """The inputs that change per pass, for some rows of a batch.
 
         Args:
-            shape: sequences of these rows, and rows of each.
+            batch: the batch.
+            rows: range of rows.
+            shape: number of sequences in the range, and rows per sequence.
         """

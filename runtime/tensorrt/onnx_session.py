@@ -1,4 +1,4 @@
-"""ONNX Runtime on a CPU: the graph that TensorRT builds an engine of, run as it is. Slow and exact."""
+"""Runs an exported ONNX graph with ONNX Runtime on a CPU: slow, and exact."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,11 +24,11 @@ class OnnxSession:
     """An `EngineSession` over an ONNX file.
 
     Args:
-        file: with its external data beside it.
-        threads: of ONNX Runtime's own pool.
+        file: ONNX file, with its external data beside it.
+        threads: number of threads of ONNX Runtime.
 
     Raises:
-        EngineLoadError: ONNX Runtime is not installed, or does not take the file.
+        EngineLoadError: ONNX Runtime is not installed, or cannot load the file.
     """
 
     device = torch.device("cpu")
@@ -39,7 +39,7 @@ class OnnxSession:
         options.intra_op_num_threads, options.log_severity_level = threads, _ERRORS_ONLY
         try:
             self._session = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # a family of classes that only the compiled module names
+        except Exception as error:  # the exception classes are named only in the compiled module
             raise EngineLoadError(f"{file}: ONNX Runtime {runtime.__version__} refuses it: {_line(error)}") from error
         self.inputs = {part.name: _spec(part) for part in self._session.get_inputs()}
         self.outputs = {part.name: _spec(part) for part in self._session.get_outputs()}
@@ -53,11 +53,11 @@ class OnnxSession:
             for name in names:
                 tensor = tensors[name]
                 bind(name, "cpu", 0, _ONNX_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
-        # The tensors are kept: the binding has their addresses alone.
+        # The tensors are kept alive: the binding holds only their addresses.
         self._bound[stage] = binding, tensors
 
     def keep_bound(self, stage: EngineStage) -> None:
-        """See `EngineSession.keep_bound`; nothing is captured on a host."""
+        """See `EngineSession.keep_bound`; nothing is captured on a CPU."""
 
     def enqueue(self, stage: EngineStage) -> None:
         """See `EngineSession.enqueue`."""

@@ -1,4 +1,4 @@
-"""A drafter's half of an engine directory."""
+"""Opens the drafter of an engine directory."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,23 +21,25 @@ from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 def open_drafter(
     folder: Path, head: str | Path, model: Path, speculation: SpeculationConfig, device: torch.device
 ) -> EngineDrafter | None:
-    """An engine directory's draft engine in the place of a head; None for other kinds, which torch runs.
+    """The draft engine that replaces a head; None for kinds of drafters that torch runs.
 
     Raises:
-        EngineDirectoryError: the directory has none, or one of another head.
-        EngineLoadError: nothing here runs it.
+        EngineDirectoryError: the directory has no draft engine, or that of another head.
+        EngineLoadError: no installed library can run it on this device.
     """
     if kind_of(head, model) not in ("eagle", "one_pass"):
         return None
     directory = EngineDirectory(folder)
     config = directory.draft
     if config is None:
-        raise EngineDirectoryError(f"{folder / BASE_CONFIG}: has_draft_model is false: build it with this drafter")
+        raise EngineDirectoryError(
+            f"{folder / BASE_CONFIG}: has_draft_model is false: rebuild the directory with this drafter"
+        )
     found = checkpoint_fingerprint(Path(head))
     if found != config.weights_fingerprint:
         raise EngineDirectoryError(
             f"{folder / DRAFT_CONFIG}: weights_fingerprint is {config.weights_fingerprint}, that of {head} is {found}: "
-            "build it anew with this drafter"
+            "rebuild the directory with this drafter"
         )
     directory.check_files(DRAFT)
     session = directory.open_session(DRAFT, device)
@@ -48,10 +50,10 @@ def open_drafter(
 
 
 def open_walker(directory: EngineDirectory, head: str | Path, device: torch.device) -> OnePassHead:
-    """What walks along the blocks of a directory's one-pass head, read from the head's folder.
+    """The walk of a directory's one-pass head, loaded from the head's folder.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the folder cannot be read.
     """
     base, draft, checkpoint = directory.base, directory.draft, read_one_pass_checkpoint(head)
     config = checkpoint.config(base.hidden_size, base.num_decoder_layers)

@@ -1,4 +1,4 @@
-"""Engine directories in the place of a pair's weights; imports what it adds where it is asked for."""
+"""Registers engine directories as replacement for a pair's weights; imports their code on use."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def open_backend(
     settings: "PairSettings", device: "torch.device"
 ) -> "tuple[LoadedModel, EngineConfig, Backend] | None":
-    """The verifier's half of an engine directory; None where there is none."""
+    """The verifier of an engine directory; None if no directory is set."""
     if settings.engine_dir is None:
         return None
     from wingbeat.runtime.tensorrt import backend
@@ -24,7 +24,7 @@ def open_backend(
 
 
 def open_drafter(settings: "PairSettings", device: "torch.device") -> "Drafter | None":
-    """The drafter's half; None for kinds that torch runs."""
+    """The drafter of an engine directory; None for kinds that torch runs."""
     from wingbeat.runtime.tensorrt import open_drafter
 
     source, speculation = settings.drafter.source, settings.engine.speculation

@@ -1,4 +1,4 @@
-"""Effect of a narrower dtype than a checkpoint's on a model's choices, tried on the trial's texts by transformers."""
+"""Measures the effect of a narrower dtype than a checkpoint's on a model's choices, on trial texts in transformers."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -12,12 +12,12 @@ from wingbeat.runtime.verifier.loading.reference import decoded_rows, distance, 
 
 
 class Rounding(NamedTuple):
-    """Differences of the logits in one dtype from those in another."""
+    """Differences between the logits in two dtypes."""
 
     distance: float
-    """The largest of a row, in the spread of its logits."""
+    """Largest difference over all rows, relative to the spread of the row's logits."""
     num_other: int
-    """Rows whose best token is another one."""
+    """Number of rows with another best token."""
     num_rows: int
 
     def __str__(self) -> str:
@@ -29,10 +29,10 @@ class Rounding(NamedTuple):
 
 @torch.inference_mode()
 def rounding_between(folder: Path, stored: torch.dtype, narrower: torch.dtype) -> Rounding:
-    """Compare a checkpoint in two dtypes, one loaded after the other, on the host.
+    """Compare a checkpoint in two dtypes, loaded one after the other on the host.
 
     Raises:
-        ModelCheckpointError: it cannot be loaded.
+        ModelCheckpointError: the checkpoint cannot be loaded.
     """
     exact, rounded = (_rows(ConfigFile.read(folder), dtype) for dtype in (stored, narrower))
     return Rounding(

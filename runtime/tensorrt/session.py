@@ -1,6 +1,6 @@
-"""What runs an exported graph: tensors bound by name, one context a stage, enqueued on a stream.
+"""Interface that runs an exported graph: tensors bound by name, one context per stage, enqueued on a stream.
 
-Knows neither trees nor sequences.
+Independent of trees and sequences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from torch import Tensor
 
 
 class EngineStage(StrEnum):
-    """What a pass is for; every stage is one optimization profile of its graph."""
+    """Purpose of a pass; each stage is one optimization profile of its graph."""
 
     PREFILL = "prefill"
-    """Prompt tokens, of the verifier or of the drafter."""
+    """Prompt tokens, in the verifier or the drafter."""
     VERIFY = "verify"
     """Token trees."""
     PLAIN = "plain"
-    """One token a sequence."""
+    """A single token per sequence."""
     PROPOSAL = "proposal"
     """The tree drafted so far."""
     ACCEPT = "accept"
@@ -34,7 +34,7 @@ DRAFT_STAGES = (EngineStage.PREFILL, EngineStage.PROPOSAL, EngineStage.ACCEPT)
 
 
 class EngineError(RuntimeError):
-    """An engine could not run; the message says which and why."""
+    """An engine failed to run; the message names the engine and the reason."""
 
 
 class EngineLoadError(ValueError):
@@ -42,21 +42,21 @@ class EngineLoadError(ValueError):
 
 
 class TensorSpec(NamedTuple):
-    """An input or an output of a graph."""
+    """Dtype and shape of a graph's input or output."""
 
     dtype: torch.dtype
     shape: tuple[int | str, ...]
-    """What each pass decides stands by a name, or as -1 where the name is not known."""
+    """Free dimensions are names, or -1 if the name is unknown."""
 
     def takes(self, shape: Sequence[int | str]) -> bool:
-        """Whether this shape is of as many dimensions and equal in all that are fixed in both."""
+        """Whether a shape has as many dimensions and is equal in all that are fixed in both."""
         return len(shape) == len(self.shape) and all(
             _is_free(mine) or _is_free(other) or mine == other for mine, other in zip(self.shape, shape, strict=True)
         )
 
 
 class EngineSession(Protocol):
-    """A loaded graph. All calls come from one thread."""
+    """A loaded graph. All calls must come from one thread."""
 
     device: torch.device
     inputs: Mapping[str, TensorSpec]
@@ -66,7 +66,8 @@ class EngineSession(Protocol):
         """Read a stage's inputs from these tensors and write its outputs into them, from its next run on.
 
         Args:
-            tensors: contiguous, on the session's device, every input and output by name. Outputs named `present_` may
+            stage: the stage.
+            tensors: every input and output by name, contiguous, on the session's device. Outputs named `present_` may
                 share their input's memory.
 
         Raises:
@@ -74,25 +75,26 @@ class EngineSession(Protocol):
         """
 
     def keep_bound(self, stage: EngineStage) -> None:
-        """Leave what is bound to a stage as it is for good, for a captured graph; the stage is bound anew elsewhere."""
+        """Keep a stage's current binding for a captured graph; later bindings of the stage use another context."""
 
     def enqueue(self, stage: EngineStage) -> None:
-        """Run what is bound, on torch's current stream; on the host it has run when this returns.
+        """Run the bound tensors on torch's current stream; on the host the run is complete on return.
 
         Raises:
-            EngineError: it could not be enqueued.
+            EngineError: the run could not be enqueued.
         """
 
 
 class WrongInputError(ValueError):
-    """A tensor is not what the graph takes; the message names it."""
+    """A tensor does not match the graph's input; the message names it."""
 
 
 def check_tensors(session: EngineSession, tensors: Mapping[str, Tensor]) -> None:
-    """Compare tensors with what a session's graph takes and gives.
+    """Compare tensors with a session's inputs and outputs.
 
     Raises:
-        WrongInputError: one is missing, unknown, of another dtype or shape, or not contiguous; names tensor and value.
+        WrongInputError: a tensor is missing, unknown, not contiguous, or has another dtype or shape; names tensor and
+            value.
     """
     known = {**session.inputs, **session.outputs}
     odd = sorted(tensors.keys() ^ known.keys())
@@ -108,10 +110,10 @@ def check_tensors(session: EngineSession, tensors: Mapping[str, Tensor]) -> None
 
 
 def check_dtypes(tensors: Mapping[str, Tensor], specs: Mapping[str, TensorSpec]) -> None:
-    """Compare the dtypes of a graph's tensors.
+    """Compare dtypes of tensors with a graph's specs.
 
     Raises:
-        WrongInputError: one is of another; names tensor and value.
+        WrongInputError: a dtype differs; names tensor and value.
     """
     for name, tensor in tensors.items():
         if tensor.dtype != specs[name].dtype:
@@ -119,10 +121,10 @@ def check_dtypes(tensors: Mapping[str, Tensor], specs: Mapping[str, TensorSpec])
 
 
 def check_batch(num_seqs: int, parts: Mapping[str, Sequence | Tensor]) -> None:
-    """Compare the first dimension of a pass's parts with its number of sequences.
+    """Compare the first dimension of a pass's inputs with its number of sequences.
 
     Raises:
-        WrongInputError: one is of another batch; names it.
+        WrongInputError: an input has another batch size; names it.
     """
     for name, part in parts.items():
         if len(part) != num_seqs:
@@ -130,10 +132,10 @@ def check_batch(num_seqs: int, parts: Mapping[str, Sequence | Tensor]) -> None:
 
 
 def check_graph(session: EngineSession, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]) -> None:
-    """Compare a loaded graph with what its config says of it.
+    """Compare a loaded graph with its config.
 
     Raises:
-        EngineLoadError: a tensor is missing, unknown, or of another dtype or shape; names tensor and value.
+        EngineLoadError: a tensor is missing, unknown, or has another dtype or shape; names tensor and value.
     """
     for found, expected in ((session.inputs, inputs), (session.outputs, outputs)):
         odd = sorted(found.keys() ^ expected.keys())

@@ -1,6 +1,6 @@
-"""Passes of one graph over rows of linear KV: padded to a range of rows, captured where that was asked for.
+"""Runs passes of one graph over rows of linear KV: padded to a contiguous range of rows, captured on request.
 
-Rows of a range that are no sequence of the pass write behind the longest length, where no sequence keeps anything.
+Rows of a range without a sequence of the pass write behind the maximum length, where no sequence keeps anything.
 """
 
 import logging
@@ -20,25 +20,25 @@ from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, Tensor
 
 logger = logging.getLogger(__name__)
 FIRST_ROW = 1
-"""Row 0 belongs to nobody."""
+"""First row of a sequence; row 0 is unused padding."""
 
 
 class CapacityExceededError(ValueError):
-    """More tokens than a sequence's KV has rows for."""
+    """A sequence has more tokens than positions in its KV row."""
 
 
 class RowRange(NamedTuple):
-    """Contiguous rows of the KV that one pass runs over."""
+    """Contiguous KV rows that one pass runs over."""
 
     begin: int
     end: int
     rows: list[int]
-    """Those of sequences of the pass, ascending."""
+    """Rows with a sequence of the pass, ascending."""
     indices: list[int]
-    """Of these sequences in the pass."""
+    """Index in the pass of each of these sequences."""
 
     def is_pass(self, num_seqs: int) -> bool:
-        """Whether its rows are all sequences of a pass in their order, and nothing else."""
+        """Whether the range consists of all sequences of a pass, in order, and nothing else."""
         return self.end - self.begin == num_seqs and self.indices == list(range(num_seqs))
 
 
@@ -52,13 +52,15 @@ class StageRunner:
     """Runs the stages of one graph.
 
     Args:
-        shapes: of the graph.
-        kv: rows of all sequences; its addresses must not change.
+        session: the loaded graph.
+        shapes: shapes of the graph.
+        kv: KV rows of all sequences; its addresses must not change.
+        limits: limits of the graph's shapes.
         graph_device: captures stages; None runs everything eagerly.
-        fixed: inputs that are the same in every pass, at addresses that stay.
+        fixed: inputs that are the same in every pass, at fixed addresses.
 
     Raises:
-        EngineLoadError: the session's graph is of other shapes.
+        EngineLoadError: the session's graph has other shapes.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class StageRunner:
         return sorted({stage for stage, _ in self._captured})
 
     def capture(self, stage: EngineStage, num_rows: int, num_selected: int) -> bool:
-        """Capture a stage at `num_rows` rows a sequence, for every batch; False where it has to run eagerly."""
+        """Capture a stage with `num_rows` rows per sequence for every batch bucket; False if it has to run eagerly."""
         if self._device is None:
             return False
         pool = self._device.new_pool()
@@ -101,7 +103,7 @@ class StageRunner:
                 self._device.warm_up(lambda: self.session.enqueue(stage))
                 graph, _ = self._device.capture(lambda: self.session.enqueue(stage), pool)
                 self.session.keep_bound(stage)
-            except Exception as error:  # whatever a library raises: the stage runs without
+            except Exception as error:  # libraries raise various classes; the stage then runs eagerly
                 self.failed[stage] = f"{type(error).__name__}: {error}"
                 logger.warning("stage %s is not captured and runs eagerly: %s", stage, self.failed[stage])
                 return False
@@ -112,11 +114,12 @@ class StageRunner:
     def run(
         self, stage: EngineStage, rows: list[int], starts: list[int], inputs: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """One pass.
+        """Run one pass.
 
         Args:
-            rows: of the KV, one a sequence, each once.
-            starts: where the first row of each sequence is stored.
+            stage: the stage.
+            rows: KV row of each sequence, without duplicates.
+            starts: cache position of the first input row of each sequence.
             inputs: [num_seqs, ...] by name, without starts and caches.
 
         Returns:
@@ -124,13 +127,13 @@ class StageRunner:
 
         Raises:
             CapacityExceededError: a sequence has no room for its rows; names them.
-            WrongInputError: an input is of another dtype or shape than the graph's; names it.
+            WrongInputError: an input has another dtype or shape than the graph's; names it.
         """
         sizes = {ROWS: inputs["input_ids"].shape[1], SELECTED: inputs["last_token_ids"].shape[1]}
         self._check_room(rows, starts, sizes[ROWS])
         inputs = {**inputs, START: upload(starts, self.session.device)}
         check_dtypes(inputs, self._inputs)
-        # Padding of more rows than a tree has would reach what other sequences keep.
+        # Padding with more rows than a tree has would overwrite KV that other sequences keep.
         gaps = sizes[ROWS] <= self.limits.capacity - self.limits.max_kv_cache_capacity
         captured = self._captured.get((stage, sizes[ROWS]), ())
         outputs: dict[str, Tensor] = {}
@@ -163,8 +166,8 @@ class StageRunner:
     def _replay(
         self, captured: _Captured, inputs: dict[str, Tensor], places: Tensor, indices: Tensor
     ) -> dict[str, Tensor]:
-        """Outputs of every row that was captured; the next replay writes over them."""
-        # What earlier rounds left in the other rows does no harm there, but for where it is stored.
+        """Outputs of every captured row, valid until the next replay."""
+        # Values of earlier rounds in the other rows are harmless, except for their storage position.
         captured.tensors[START].fill_(self.kv.capacity - inputs["input_ids"].shape[1])
         _fill(captured.tensors, inputs, places, indices)
         self._device.replay(captured.graph)
@@ -179,7 +182,7 @@ class StageRunner:
                 )
 
     def _bound(self, begin: int, end: int) -> dict[str, Tensor]:
-        """What is the same in every pass, and the caches of a range, as inputs and again as what it makes of them."""
+        """The fixed inputs, and the caches of a range as both inputs and outputs."""
         views, num_layers = self.kv.rows(begin, end), len(self.kv.layers)
         return dict(self._fixed) | {
             name: view
@@ -188,12 +191,12 @@ class StageRunner:
         }
 
     def _padding(self, sizes: dict[str, int]) -> dict[str, Tensor]:
-        """Inputs that are all padding."""
+        """Inputs that consist of padding only."""
         tensors = self._new(self._inputs, sizes, torch.zeros)
         tensors[START].fill_(self.kv.capacity - sizes[ROWS])
         for name, tensor in tensors.items():
             if name.startswith(MASK):
-                tensor[..., 0] = True  # a row that sees nothing would give no number
+                tensor[..., 0] = True  # a row that sees no key would give NaN
         return tensors
 
     def _empty_outputs(self, sizes: dict[str, int]) -> dict[str, Tensor]:
@@ -208,16 +211,18 @@ class StageRunner:
 
 
 def _fill(tensors: dict[str, Tensor], inputs: dict[str, Tensor], places: Tensor, indices: Tensor) -> None:
-    """Write sequences' rows of the inputs to their places."""
+    """Copies the sequences' rows of the inputs to their places in the range."""
     for name, tensor in inputs.items():
         tensors[name].index_copy_(0, places, tensor.index_select(0, indices))
 
 
 def row_ranges(rows: list[int], most: int, gaps: bool = True) -> list[RowRange]:
-    """Ranges of at most `most` rows that hold `rows`.
+    """Splits rows into ranges of at most `most` rows.
 
     Args:
-        gaps: a range may hold rows that are not wanted.
+        rows: the KV rows of a pass.
+        most: maximum rows per range.
+        gaps: whether a range may include rows that are not in `rows`.
     """
     ranges: list[RowRange] = []
     for index in sorted(range(len(rows)), key=rows.__getitem__):

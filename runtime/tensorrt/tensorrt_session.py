@@ -1,4 +1,4 @@
-"""A built engine on a GPU: one execution context a stage, addresses and shapes bound by name."""
+"""Runs a built engine on a GPU: one execution context per stage, addresses and shapes bound by name."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,18 +15,20 @@ class TensorRTSession:
     """An `EngineSession` over a serialized engine.
 
     Args:
-        library: that built it: it has the runtime too.
-        stages: in the order of the engine's profiles.
+        file: the engine.
+        library: library that built it, which also has the runtime.
+        stages: stages in the order of the engine's profiles.
+        device: GPU to run on.
 
     Raises:
         EngineLoadError: there is no CUDA device, or the engine is not for this one.
     """
 
     def __init__(self, file: Path, library: EngineBuilder, stages: Sequence[EngineStage], device: torch.device) -> None:
-        # Without a device deserializing ends the process.
+        # Without a device, deserializing would abort the process.
         if device.type != "cuda" or not torch.cuda.is_available():
             raise EngineLoadError(
-                f"{file}: an engine runs on a CUDA device, and {device} is what there is; use --device cpu"
+                f"{file}: an engine needs a CUDA device, but the device is {device}; use --device cpu"
             )
         trt = library.module
         self.device = device
@@ -36,7 +38,7 @@ class TensorRTSession:
         self._engine = self._runtime.deserialize_cuda_engine(file.read_bytes())
         if self._engine is None:
             raise EngineLoadError(
-                f"{file}: {library} cannot read it on {torch.cuda.get_device_name(device)}: build it anew"
+                f"{file}: {library} cannot read it on {torch.cuda.get_device_name(device)}: rebuild it"
             )
         if self._engine.num_optimization_profiles != len(stages):
             raise EngineLoadError(

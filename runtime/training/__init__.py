@@ -1,1 +1,1 @@
-"""Training of drafters and small verifiers."""
+"""Training of drafters and of small verifiers."""

@@ -1,4 +1,4 @@
-"""Curves of a run: a PNG of loss and acceptance, and TensorBoard's event files. Both are optional extras."""
+"""Curves of a training run: a PNG of loss and acceptance, and TensorBoard event files; both need optional packages."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -14,11 +14,12 @@ _SMOOTHED_SHARE = 0.05
 
 
 class Curves:
-    """Writes what was asked for; a context that closes the event file.
+    """Writes the curves that the config requests; a context manager that closes the event file.
 
     Args:
-        first_step: where this process begins; events of later steps that a killed run left are dropped by the reader.
-        enabled: False writes nothing: all processes but the first.
+        config: settings of the run.
+        first_step: step at which this process starts; TensorBoard drops later events that a killed run left.
+        enabled: False writes nothing; set for all processes but the first.
     """
 
     def __init__(self, config: TrainDrafterConfig, first_step: int, *, enabled: bool) -> None:
@@ -37,20 +38,20 @@ class Curves:
             self._writer.close()
 
     def loss(self, step: int, loss: float, learning_rate: float) -> None:
-        """Note the loss of a step."""
+        """Record the loss and learning rate of a step."""
         if self._writer is not None:
             self._writer.add_scalar("train/loss", loss, step)
             self._writer.add_scalar("train/learning_rate", learning_rate, step)
 
     def acceptance(self, step: int, acceptance: HeadAcceptance) -> None:
-        """Note what the engine measured before a step."""
+        """Record the acceptance that the engine measured before a step."""
         if self._writer is not None:
             self._writer.add_scalar("validation/tokens_per_round", acceptance.length, step)
             for depth, share in enumerate(acceptance.by_depth, 1):
                 self._writer.add_scalar(f"validation/acceptance_depth_{depth}", share, step)
 
     def draw(self, state: TrainingState) -> None:
-        """Draw the history so far."""
+        """Draw the history so far as an image, and flush the event file."""
         if self._image is not None:
             write_atomically(self._image, lambda path: _draw(path, state))
         if self._writer is not None:
@@ -84,7 +85,7 @@ def _draw_acceptance(axis: Any, validations: list[tuple[int, HeadAcceptance]]) -
 
 
 def _smoothed(losses: tuple[float, ...]) -> list[float]:
-    """Exponential mean over about a twentieth of the run."""
+    """Exponential mean of the losses with a horizon of about a twentieth of the run."""
     rate = 1 / max(1.0, _SMOOTHED_SHARE * len(losses))
     smooth: list[float] = []
     for loss in losses:

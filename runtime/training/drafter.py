@@ -1,4 +1,4 @@
-"""Train a draft head for a causal LM: distillation from the verifier, unrolled over the head's own predictions."""
+"""Trains a draft head for a causal LM: distillation from the verifier, unrolled over the head's own predictions."""
 
 from functools import partial
 from pathlib import Path
@@ -22,17 +22,18 @@ from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint, we
 
 
 def train_drafter(config: TrainDrafterConfig, channel_factory: ChannelFactory | None = None) -> None:
-    """Train a head and write it: config.json, model.safetensors and metrics.json.
+    """Train a head and write config.json, model.safetensors and metrics.json.
 
-    What is the verifier's stays out of the file: the embedding, and in EAGLE-1 the output matrix. A run that was killed
+    Weights of the verifier are omitted from the file: the embedding, and for EAGLE-1 the output matrix. A killed run
     continues from its last checkpoint with the same losses. Under torchrun the processes share every batch.
 
     Args:
-        channel_factory: `cluster.channels.channel.InProcessChannel`; without it nothing is measured by the engine.
+        config: settings of the run.
+        channel_factory: `cluster.channels.channel.InProcessChannel`; None skips measurements by the engine.
 
     Raises:
         FileNotFoundError: the corpus is not a folder.
-        ValueError: the corpus has too little text, a tap names a layer the verifier or the recording lacks, or the
+        ValueError: the corpus has too little text, a tap layer does not exist in the verifier or the recording, or the
             batch does not split into equal parts.
         FloatingPointError: the loss is not finite.
     """
@@ -96,13 +97,13 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
 
 
 def _coverage(source: Source, head: TrainedHead) -> float:
-    """Share of the verifier's text that the head can draft."""
+    """Share of the tokens in the verifier's text that the head can draft."""
     counts = source.judged_token_counts()
     return round(float(counts[head.draft_token_ids.cpu()].sum() / counts.sum().clamp_min(1)), 4)
 
 
 def _simulated(family: Family, head: TrainedHead, held_out: HeldOut, chain: int) -> dict[str, Any]:
-    """Greedy chain acceptance without an engine."""
+    """Acceptance of greedy chains, simulated without an engine."""
     measured = held_out.measure(head, partial(family.matches, head))
     return {
         "prompts": len(held_out.prompts),

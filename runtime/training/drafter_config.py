@@ -1,4 +1,4 @@
-"""Settings of a drafter's training. Validated once, then frozen."""
+"""Settings of a drafter training run; validated once, then frozen."""
 
 import re
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from wingbeat.runtime.standard_library import stdlib_root
 Family = Literal["eagle3", "eagle3.1", "eagle1", "mtp", "dflash", "jetspec", "dspark", "dflash2", "p-eagle"]
 _EAGLE = frozenset({"eagle3", "eagle3.1", "eagle1"})
 UNROLLED = _EAGLE | {"mtp"}
-"""Families that draft a token per pass."""
+"""Families that draft one token per pass."""
 ONE_PASS = frozenset({"dflash", "jetspec", "dspark", "dflash2", "p-eagle"})
 """Families that draft all their tokens in one pass."""
 _OWN_SETTINGS: dict[str, frozenset[str]] = {
@@ -31,20 +31,20 @@ _OWN_SETTINGS: dict[str, frozenset[str]] = {
     "intermediate_size": (UNROLLED | ONE_PASS) - {"mtp"},
     "layout": _EAGLE,
 }
-"""Settings that some families have, and which; the others refuse them."""
+"""Maps a setting to the families that have it; other families refuse it."""
 
 
 def _torch_sees_cuda() -> bool:
-    import torch  # takes seconds, for which no command's help should wait
+    import torch  # imported here because it takes seconds, which `--help` must not wait for
 
     return torch.cuda.is_available()
 
 
 class TrainDrafterConfig(Settings):
-    """Settings of `train_drafter`; the defaults suit a small verifier, the demo's in particular.
+    """Settings of `train_drafter`; the defaults suit a small verifier such as the demo's.
 
     Raises:
-        pydantic.ValidationError: a field is out of range, names no folder or an unavailable device.
+        pydantic.ValidationError: a field is out of range, or names a missing folder or an unavailable device.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,25 +56,27 @@ class TrainDrafterConfig(Settings):
     verifier: str = Field(description="Folder or hub name of the causal LM the head drafts for.")
     family: Family = Field(
         "eagle3",
-        description="Kind of head: eagle3.1 norms the taps and feeds the normed state back; eagle1 predicts the "
-        "verifier's last hidden state; mtp is a prediction module for the verifier's own checkpoint. These two draft "
-        "the whole vocabulary. dflash, jetspec, dspark, dflash2 and p-eagle draft a block of tokens in one pass.",
+        description="Kind of head: eagle3.1 normalises taps and feeds the normalised state back; eagle1 predicts the "
+        "verifier's last hidden state; mtp is a prediction module for the verifier's own checkpoint. eagle1 and mtp "
+        "draft the whole vocabulary. dflash, jetspec, dspark, dflash2 and p-eagle draft a block in one pass.",
     )
     recordings: Path | None = Field(
         None,
-        description="Folder of a recording to learn from, as `wingbeat extract` writes it; without it the verifier "
-        "runs beside the training.",
+        description="Folder of a recording to train on, written by `wingbeat extract`; without it the verifier "
+        "runs during the training.",
     )
     corpus: Path = Field(
         default_factory=stdlib_root,
         description="Folder of text files; the default is this interpreter's standard library.",
     )
     suffixes: tuple[str, ...] = Field((".py",), min_length=1, description="Endings of the corpus files' names.")
-    output: Path = Field(description="Folder the weights, their config and metrics.json are written to.")
-    steps: int = Field(2000, gt=0, description="Optimizer steps in the whole run, resumed parts included.")
+    output: Path = Field(description="Folder to write weights, config and metrics.json to.")
+    steps: int = Field(2000, gt=0, description="Optimizer steps of the whole run, including resumed parts.")
     batch_size: int = Field(8, gt=0, description="Sequences per step, over all processes and accumulated parts.")
     accumulation_steps: int = Field(
-        1, gt=0, description="Parts a process computes its share of a batch in, one after the other, to save memory."
+        1,
+        gt=0,
+        description="Parts in which a process computes its share of a batch, one after another, to save memory.",
     )
     sequence_length: int = Field(256, gt=8, description="Tokens per training sequence.")
     learning_rate: float = Field(4e-3, gt=0, description="Peak learning rate, after warm-up and before the decay.")
@@ -94,10 +96,10 @@ class TrainDrafterConfig(Settings):
         8,
         ge=2,
         le=256,
-        description="One-pass heads: slots of a block. dspark and p-eagle draft as many tokens, the others one less.",
+        description="One-pass heads: slots per block. dspark and p-eagle draft a token per slot, the others one less.",
     )
     num_anchors: int = Field(
-        32, gt=0, description="One-pass heads: blocks per sequence, which begin at tokens drawn at random."
+        32, gt=0, description="One-pass heads: blocks per sequence, starting at randomly drawn tokens."
     )
     num_layers: int = Field(
         2, gt=0, le=64, description="One-pass heads: decoder layers; published ones have 4 (p-eagle) or 5."
@@ -105,17 +107,17 @@ class TrainDrafterConfig(Settings):
     num_key_value_heads: int | None = Field(
         None,
         gt=0,
-        description="One-pass heads: heads of keys and values, through which all that is known of the text comes; by "
-        "default as many as there are query heads.",
+        description="One-pass heads: key-value heads, which carry all information about the context; by default as "
+        "many as query heads.",
     )
     pair_rank: int = Field(
         64,
         ge=0,
-        description="dspark and dflash2: rank of what a drafted token adds to the scores of the next one; published "
-        "heads have 256. 0 leaves it out of dspark.",
+        description="dspark and dflash2: rank of the correction that a drafted token adds to the next token's scores; "
+        "published heads have 256. 0 disables it in dspark.",
     )
     markov_kind: Literal["vanilla", "gated", "rnn"] = Field(
-        "vanilla", description="dspark: whether what the token before adds depends on the slot, or on all before."
+        "vanilla", description="dspark: correction by the previous token alone, gated by the slot, or recurrent (rnn)."
     )
     confidence_weight: float = Field(
         1.0, ge=0, description="dspark: weight of the loss of the confidence head; 0 trains none."
@@ -123,50 +125,52 @@ class TrainDrafterConfig(Settings):
     feature_weight: float = Field(
         10.0,
         ge=0,
-        description="eagle1: weight of the distance to the verifier's states, beside 1 of distillation.",
+        description="eagle1: weight of the distance to the verifier's states, relative to 1 for distillation.",
     )
     tap_layers: tuple[int, ...] | None = Field(
         None,
-        description="Layers whose input is tapped; by default the recording's, else (2, n // 2, n - 3), spread out for "
-        "shallow models. eagle1 and mtp have their own.",
+        description="Layers whose input is tapped; by default the recording's, else (2, n // 2, n - 3) of n layers, "
+        "adapted for shallow models. Not for eagle1 and mtp.",
     )
     initial_head: Path | None = Field(
-        None, description="Folder of a head to start from, for instance that of an earlier version of the verifier."
+        None, description="Folder of a head to start from, for example one for an earlier version of the verifier."
     )
     intermediate_size: int | None = Field(None, gt=0, description="Width of the head's MLP; by default the verifier's.")
     draft_vocab_size: int = Field(
-        32000, gt=0, description="Most frequent tokens the head can draft; at most the verifier's vocabulary."
+        32000,
+        gt=0,
+        description="Number of tokens that the head can draft, the most frequent ones; capped at the verifier's.",
     )
     rollout_rows: int = Field(
         4096,
         ge=0,
-        description="Without recordings: sequences the verifier writes first, as training text; 0 trains on the corpus "
-        "alone.",
+        description="Without recordings: sequences that the verifier generates first as training text; 0 trains on the "
+        "corpus alone.",
     )
-    rollout_share: float = Field(0.75, ge=0, le=1, description="Share of the verifier's own text in a batch.")
-    greedy_fraction: float = Field(0.75, ge=0, le=1, description="Share of the verifier's text written greedily.")
-    temperature: float = Field(0.8, gt=0, description="Temperature of the rest.")
+    rollout_share: float = Field(0.75, ge=0, le=1, description="Share of generated text in a batch.")
+    greedy_fraction: float = Field(0.75, ge=0, le=1, description="Share of the generated text that is greedy.")
+    temperature: float = Field(0.8, gt=0, description="Sampling temperature of the generated text that is not greedy.")
     validation_interval_steps: int = Field(
-        0, ge=0, description="Steps between two measurements of acceptance by the engine; 0 measures at the end alone."
+        0, ge=0, description="Steps between measurements of acceptance by the engine; 0 measures only at the end."
     )
     validation_prompts: int = Field(
-        64, ge=0, description="Held-out prompts of a measurement, 128 new tokens each; 0 measures nothing."
+        64, ge=0, description="Held-out prompts per measurement, 128 new tokens each; 0 disables measurements."
     )
     layout: Literal["specforge", "speculators", "safeailab"] | None = Field(
         None,
-        description="Tensor names and config of the result: specforge by default, for eagle1 safeailab alone; mtp "
-        "modules have DeepSeek's",
+        description="Format of the result: specforge by default, for eagle1 always safeailab; mtp modules are written "
+        "in DeepSeek's.",
     )
     device: str = Field("cpu", description="Torch device to train on: cpu, cuda or cuda:<index>.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="Arithmetic of matrix products: auto is bfloat16 where the device has units for it. Weights and "
-        "optimizer state stay float32.",
+        description="Arithmetic of matrix products: auto is bfloat16 if the hardware supports it, else float32. "
+        "Weights and optimizer state are float32.",
     )
-    threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's own choice.")
-    resume: bool = Field(True, description="Continue from the last checkpoint in `output` when there is one.")
-    checkpoint_interval_s: float = Field(120.0, gt=0, description="Seconds between two checkpoints.")
-    log_interval_steps: int = Field(20, gt=0, description="Steps between two entries of the loss history.")
+    threads: int = Field(0, ge=0, description="CPU threads; 0 keeps torch's default.")
+    resume: bool = Field(True, description="Continue from the last checkpoint in `output`, if there is one.")
+    checkpoint_interval_s: float = Field(120.0, gt=0, description="Seconds between checkpoints.")
+    log_interval_steps: int = Field(20, gt=0, description="Steps between entries of the loss history.")
     plot: bool = Field(False, description="Draw curves.png at every checkpoint; needs matplotlib.")
     tensorboard: bool = Field(False, description="Write TensorBoard's event files; needs tensorboard.")
 
@@ -188,14 +192,14 @@ class TrainDrafterConfig(Settings):
     @model_validator(mode="after")
     def _check_drafter(self) -> "TrainDrafterConfig":
         if self.family not in (*_EAGLE, *merged("trained_families")):
-            raise ValueError(f"family={self.family!r}: nothing that is installed trains it")
+            raise ValueError(f"family={self.family!r}: no installed part trains it")
         for name, families in _OWN_SETTINGS.items():
             value = getattr(self, name)
             if self.family not in families and value != type(self).model_fields[name].default:
-                raise ValueError(f"{name}={str(value)!r}: family={self.family!r} has none")
+                raise ValueError(f"{name}={str(value)!r}: family={self.family!r} does not have this setting")
         drafted, name = (self.ttt_steps, "ttt_steps") if self.family in UNROLLED else (self.block_size, "block_size")
         if self.sequence_length <= drafted + 1:
-            raise ValueError(f"sequence_length={self.sequence_length} leaves no chain of {name}={drafted}")
+            raise ValueError(f"sequence_length={self.sequence_length} is too short for a chain of {name}={drafted}")
         if self.family == "dflash2" and not self.pair_rank:
             raise ValueError("pair_rank=0: family='dflash2' without it is family='dflash'")
         if self.family == "dspark" and not self.pair_rank and self.markov_kind != "vanilla":
@@ -213,11 +217,11 @@ class TrainDrafterConfig(Settings):
         return self
 
     def resume_settings(self) -> dict[str, Any]:
-        """The settings a run must share with the checkpoint it continues; the others may change in between."""
+        """The settings that a run must share with the checkpoint it continues; all others may change."""
         return self.model_dump(mode="json", exclude=set(self.free_on_resume))
 
     def learning_rate_scale(self, step: int) -> float:
-        """Share of the peak learning rate at a step: warm-up, constant, linear decay.
+        """Learning rate at a step as a share of the peak: warm-up, constant, linear decay.
 
         The constant part does not depend on `steps`, so a run stopped there may be resumed with another length.
         """

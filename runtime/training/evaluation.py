@@ -1,4 +1,4 @@
-"""How many tokens a round yields: greedy chain drafting, simulated offline on the verifier's own greedy text."""
+"""Tokens per round of greedy chain drafting, simulated offline on the verifier's own greedy text."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -10,27 +10,27 @@ from wingbeat.runtime.recordings.format import Record
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 
 Matches = Callable[[Tensor, Tensor, int], Tensor]
-"""From texts int64 [batch, length], their taps and a length of chains to whether drafts are right: `Family.matches`."""
+"""Function (texts int64 [batch, length], taps, chain length) -> whether drafts are right; see `Family.matches`."""
 
 
 class HeadAcceptance(NamedTuple):
-    """Outcome of greedy chain drafting over a set of prompts."""
+    """Result of greedy chain drafting over a set of prompts."""
 
     length: float
-    """Tokens per round: the accepted ones and the bonus token."""
+    """Tokens per round: accepted tokens plus the bonus token."""
     by_depth: list[float]
-    """Share of drafts at each depth that are right, given that all before them were."""
+    """By depth, share of drafts that are right, given that all previous drafts of the chain were right."""
     num_rounds: int
 
     @classmethod
     def of_counts(cls, accepted: Sequence[float], drafted: Sequence[float], num_rounds: int) -> "HeadAcceptance":
-        """From the drafts at each depth that were right, and those whose predecessors all were."""
+        """Build from counts by depth of right drafts, and of drafts whose predecessors were all right."""
         by_depth = [round(right / max(1, tried), 3) for right, tried in zip(accepted, drafted, strict=True)]
         return cls(round(1 + sum(accepted) / max(1, num_rounds), 3), by_depth, num_rounds)
 
 
 class ChainCount:
-    """Rounds of greedy chains over texts, counted.
+    """Counts rounds of greedy chains over texts.
 
     Args:
         num_steps: length of the chains.
@@ -40,14 +40,15 @@ class ChainCount:
         self._drafted, self._accepted, self._rounds = torch.zeros(num_steps), torch.zeros(num_steps), 0
 
     def add(self, hits: Tensor, begin: int, end: int) -> None:
-        """The rounds that commit the tokens from `begin` to `end` of one text.
+        """Count the rounds that commit the tokens from `begin` up to `end` of one text.
 
         Args:
-            hits: bool [N, num_steps], as `Family.matches` gives them.
+            hits: bool [N, num_steps], as returned by `Family.matches`.
+            begin, end: range of token indices.
         """
         committed = begin
         while committed < end:
-            # The round behind the committed token c uses the chain of index c - 1, whose features are known.
+            # The round after committed token c uses the chain at index c - 1, whose features are known.
             count = int(hits[committed - 1].long().cumprod(0).sum())
             self._accepted[:count] += 1
             self._drafted[: count + 1] += 1
@@ -62,9 +63,9 @@ class ChainCount:
 
 @torch.no_grad()
 def recorded_acceptance(matches: Matches, records: Iterable[Record], num_steps: int) -> HeadAcceptance:
-    """Rounds of greedy chains over recorded answers, without a verifier.
+    """Count rounds of greedy chains over recorded answers, without a verifier.
 
-    Exact where the answer was written greedily; behind a sampled one, a draft counts where the sample equals it.
+    Exact for greedy answers; in a sampled answer a draft counts as right if it equals the sample.
     """
     count = ChainCount(num_steps)
     for record in records:
@@ -75,7 +76,7 @@ def recorded_acceptance(matches: Matches, records: Iterable[Record], num_steps: 
 
 
 def first_learnt(record: Record) -> int:
-    """The first token of a record that is to be learnt; its length where none is."""
+    """Index of the first token of a record to be learnt; the record's length if there is none."""
     learnt = record.loss_mask.nonzero()
     return int(learnt[0]) if len(learnt) else len(record.token_ids)
 
@@ -91,15 +92,19 @@ def greedy_acceptance(
 ) -> HeadAcceptance:
     """Simulate rounds of greedy chains of `num_steps` over `num_tokens` new tokens per prompt.
 
-    Exact for greedy decoding, up to rounding that depends on batch shapes: a draft counts only while all before it
-    equal the verifier's tokens, and there the head has read those same tokens.
+    Exact for greedy decoding, up to rounding that depends on batch shapes: a draft counts only while all previous
+    drafts equal the verifier's tokens, and the head has then read those same tokens.
 
     Args:
+        matches: see `Matches`.
+        verifier: the verifier.
         prompts: int64 [num_prompts, prompt_length].
+        num_tokens: new tokens per prompt.
+        num_steps: length of the chains.
     """
     start = prompts.shape[1]
     greedy = torch.zeros(len(prompts))
-    # Chains of the last tokens need text to be compared with.
+    # Extra text, with which the chains of the last tokens are compared.
     text = verifier.continue_text(prompts, start + num_tokens + num_steps + 1, greedy)
     hits = matches(text, verifier.observe(text).taps, num_steps).cpu()
     count = ChainCount(num_steps)

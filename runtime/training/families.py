@@ -1,4 +1,4 @@
-"""The kinds of heads that can be trained, by the names a user gives."""
+"""The families of heads that can be trained, by the names that users pass."""
 
 from wingbeat.kernels.parts import load_function
 from wingbeat.runtime.parts import merged
@@ -11,4 +11,4 @@ FAMILIES: dict[str, Family] = {
     "eagle1": Eagle1Family(),
     **{name: load_function(path)() for name, path in merged("trained_families").items()},
 }
-"""What `TrainDrafterConfig.family` names."""
+"""Families by the value of `TrainDrafterConfig.family`."""

@@ -1,4 +1,4 @@
-"""What a kind of head must say to be trained; everything else is the same for all kinds."""
+"""Interface that a family of heads implements to be trained; the rest of training is common to all families."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -15,42 +15,48 @@ from wingbeat.runtime.training.parallel import Part
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 TrainedHead = Any
-"""A `DraftHead`, or the head of a family of a part: a module with `taps_size`, `tap_layers` and `draft_token_ids`."""
+"""A `DraftHead`, or a head of an optional part's family: a module with `taps_size`, `tap_layers` and
+`draft_token_ids`."""
 
 _CHAIN = 5
 
 
 class Family(ABC):
-    """A kind of head: what it reads, how it starts, what it learns, and how it is written."""
+    """A family of heads: its inputs, initial weights, loss and file format."""
 
     inside_verifier = False
-    """It is written into a copy of the verifier's folder."""
+    """Whether the head is written into a copy of the verifier's folder."""
 
     def tap_layers(self, config: TrainDrafterConfig, target: TargetDescription) -> tuple[int, ...]:
-        """Layers of the verifier that the head reads; the number of layers stands for the final norm's output.
+        """Layers of the verifier that the head taps; num_layers means the final norm's output.
 
         Raises:
-            ValueError: the recording has taps of no layer's input.
+            ValueError: the recording has no tap of a layer's input.
         """
         if config.tap_layers is not None:
             return config.tap_layers
         if config.recordings is None:
             return default_tap_layers(target.num_layers)
-        # The final norm's output is there for other families.
+        # A recording may also hold the final norm's output, for other families.
         recorded = RecordingReader(config.recordings).spec.tap_layers
         taps = tuple(layer for layer in recorded if layer < target.num_layers)
         if not taps:
-            raise ValueError(f"the recording has taps {recorded}: family={config.family!r} reads the input of layers")
+            raise ValueError(
+                f"the recording has taps {recorded}: family={config.family!r} needs inputs of layers, and it has none"
+            )
         return taps
 
     @abstractmethod
     def new_head(
         self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_weights: Tensor
     ) -> TrainedHead:
-        """The head training starts from, its weights that are not the verifier's free to change.
+        """The head that training starts from; weights other than the verifier's are trainable.
 
         Args:
-            token_weights: [vocab_size], how much each token counts for a draft vocabulary.
+            config: settings of the run.
+            target: the verifier.
+            weights: weights of the verifier.
+            token_weights: [vocab_size], weight of each token in the choice of the draft vocabulary.
 
         Raises:
             ValueError: `config.initial_head` is of another family or shape, or the verifier's layer does not fit.
@@ -58,44 +64,46 @@ class Family(ABC):
 
     @abstractmethod
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
-        """Holds the head; maps the tensors of `inputs` to the mean loss."""
+        """A module that holds the head and maps the tensors of `inputs` to the mean loss."""
 
     def inputs(self, config: TrainDrafterConfig, found: Inputs, step: int, part: Part) -> Inputs:
-        """What `loss` reads, from what a source gives; depends on the arguments alone."""
+        """Inputs of `loss`, from the tensors of a source; must be a pure function of the arguments."""
         return found
 
     @abstractmethod
     def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
-        """Write a head as users load it."""
+        """Write a head in the format that users load."""
 
     @abstractmethod
     def matches(self, head: TrainedHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
-        """Whether the greedy draft of each step is the text's token, given that all before it are.
+        """Whether the greedy draft of each step equals the text's token, given that all previous drafts do.
 
         Args:
+            head: the head.
             token_ids: int64 [batch, length].
             taps: [batch, length, taps_size].
+            num_steps: length of the chains.
 
         Returns:
-            bool [batch, N, num_steps]: those at index i draft behind the token at i + 1.
+            bool [batch, N, num_steps]: the chain at index i drafts the tokens after the token at i + 1.
         """
 
     def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
-        """A head of this family in float32, as its drafter loads it; what is the verifier's is taken from there.
+        """Load a head of this family in float32 as its drafter does, borrowing the verifier's weights.
 
         Raises:
-            CheckpointError: it cannot be read, or is of another verifier.
+            CheckpointError: the folder cannot be read, or the head belongs to another verifier.
         """
         raise NotImplementedError
 
     def free(self, head: TrainedHead) -> TrainedHead:
-        """The head with its weights free to change, but for those that stay the verifier's."""
+        """Make the head's weights trainable, except those of the verifier."""
         raise NotImplementedError
 
     def settings_of(self, head: TrainedHead) -> dict[str, Any]:
-        """Fields of `TrainDrafterConfig` that a head that is there has settled."""
+        """Fields of `TrainDrafterConfig` that an existing head determines."""
         return {}
 
     def chain(self, config: TrainDrafterConfig) -> int:
-        """Length of the chains that acceptance is measured with."""
+        """Length of the chains with which acceptance is measured."""
         return _CHAIN

@@ -1,4 +1,4 @@
-"""The head training starts from: as much of the verifier as fits, because what is copied need not be learned."""
+"""Initial weights of a head: copied from the verifier as far as they fit, since copied weights need not be learnt."""
 
 from typing import Any
 
@@ -22,15 +22,19 @@ def initial_eagle3_head(
     fc_norm: bool = False,
     norm_output: bool = False,
 ) -> EagleHead:
-    """A head in the verifier's shape that drafts the most frequent tokens.
+    """An EAGLE-3 head in the verifier's shape that drafts the most frequent tokens.
 
-    The embedding and the rows of the output matrix are the verifier's, features start as its highest tap, and the layer
-    starts as its last one where the tensors have Llama's names and the same shapes.
+    The embedding and the rows of the output matrix are the verifier's. Features start as the verifier's highest tap.
+    The layer starts as the verifier's last layer if the tensors have Llama's names and equal shapes.
 
     Args:
-        token_weights: [vocab_size], how much each token counts for the draft vocabulary.
-        intermediate_size: width of the head's MLP; None takes the verifier's.
-        fc_norm, norm_output: EAGLE-3.1's.
+        weights: weights of the verifier.
+        tap_layers: layers of the verifier that are tapped.
+        token_weights: [vocab_size], weight of each token in the choice of the draft vocabulary.
+        draft_vocab_size: size of the draft vocabulary.
+        intermediate_size: width of the head's MLP; None means the verifier's.
+        seed: seed of all other weights.
+        fc_norm, norm_output: conventions of EAGLE-3.1.
     """
     torch.manual_seed(seed)
     size = min(draft_vocab_size, weights.vocab_size)
@@ -41,14 +45,14 @@ def initial_eagle3_head(
 
 
 def start_eagle3(head: EagleHead, weights: VerifierWeights, token_weights: Tensor) -> None:
-    """Fill a head of EAGLE-3's layer as `initial_eagle3_head` says."""
+    """Fill an EAGLE-3 head's weights as described in `initial_eagle3_head`."""
     hidden = head.hidden_size
     with torch.no_grad():
         head.draft_token_ids.copy_(frequent_tokens(token_weights, head.config.draft_vocab_size))
         head.embed_tokens.weight.copy_(weights.embedding)
         head.lm_head.weight.copy_(weights.lm_head.cpu()[head.draft_token_ids])
         head.fc.weight.zero_()[:, -hidden:].fill_diagonal_(1.0)
-        # Attention reads cat[embedding, features]: the verifier's projections belong to the second half.
+        # Attention reads cat[embedding, features]; the verifier's projections go to the second half.
         _copy_decoder(head, weights, head.qkv_proj.weight[:, hidden:])
         copy_tensors(head.hidden_norm.weight, weights, ["input_layernorm.weight"])
         copy_tensors(head.norm.weight, weights, ["final_norm.weight"])
@@ -61,9 +65,9 @@ def frequent_tokens(token_weights: Tensor, size: int) -> Tensor:
 
 
 def initial_eagle1_head(weights: VerifierWeights, *, intermediate_size: int | None, seed: int) -> Eagle1Head:
-    """A head in the verifier's shape over its whole vocabulary; embedding and output matrix stay the verifier's.
+    """An EAGLE-1 head in the verifier's shape over its whole vocabulary; embedding and output matrix are not trained.
 
-    The layer's input starts as the feature alone; the layer as in `initial_eagle3_head`.
+    The layer's input starts as the feature alone; the layer starts as in `initial_eagle3_head`.
     """
     torch.manual_seed(seed)
     shapes = head_shapes(weights, (weights.config.num_hidden_layers,), intermediate_size)
@@ -79,7 +83,7 @@ def initial_eagle1_head(weights: VerifierWeights, *, intermediate_size: int | No
 
 
 def head_shapes(weights: VerifierWeights, tap_layers: tuple[int, ...], intermediate_size: int | None) -> dict[str, Any]:
-    """Fields of the config of a head in the verifier's shape."""
+    """Config fields of a head in the verifier's shape."""
     target = weights.config
     heads = target.num_attention_heads
     rope = getattr(target, "rope_parameters", None) or {}
@@ -104,7 +108,7 @@ def _copy_decoder(head: DecoderHead, weights: VerifierWeights, qkv: Tensor) -> N
 
 
 def copy_layer(layer: nn.Module, weights: VerifierWeights) -> None:
-    """Fill what follows attention in a decoder layer from the verifier's last one, as far as it fits."""
+    """Copy the part of a decoder layer after attention from the verifier's last layer, as far as shapes match."""
     copy_tensors(layer.o_proj.weight, weights, ["self_attn.o_proj.weight"])
     copy_tensors(layer.gate_up_proj.weight, weights, ["mlp.gate_proj.weight", "mlp.up_proj.weight"])
     copy_tensors(layer.down_proj.weight, weights, ["mlp.down_proj.weight"])
@@ -112,7 +116,7 @@ def copy_layer(layer: nn.Module, weights: VerifierWeights) -> None:
 
 
 def copy_tensors(part: Tensor, weights: VerifierWeights, names: list[str]) -> None:
-    """Fill `part` with the verifier's tensors below each other, where it has them all and they fit."""
+    """Fill `part` with the verifier's tensors, concatenated, if all of them exist and the shape matches."""
     layer = weights.last_layer
     if all(name in layer and layer[name].is_floating_point() for name in names):
         source = torch.cat([layer[name] for name in names])

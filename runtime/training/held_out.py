@@ -1,4 +1,4 @@
-"""Text that a drafter is measured on and never trained on: answers of the recording, or prompts of held-out files."""
+"""Held-out text for measuring a drafter: answers of a recording, or prompts from held-out files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,26 +26,26 @@ _PROMPT_TOKENS = NEW_TOKENS = 128
 
 
 class HeldOut(NamedTuple):
-    """Prompts and texts that acceptance is measured on."""
+    """Prompts and texts on which acceptance is measured."""
 
     prompts: list[list[int]]
     new_tokens: int
-    """To generate after each prompt."""
+    """Tokens to generate after each prompt."""
     measure: Callable[[TrainedHead, Matches], HeadAcceptance]
-    """Acceptance of a head without an engine."""
+    """Measures acceptance of a head without an engine."""
 
 
 def served_dtype(device: torch.device) -> torch.dtype:
-    """The arithmetic of a verifier that is served."""
+    """The dtype in which a verifier is served on a device."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def held_out_records(
     records: list[Record], target: TargetDescription, chain: int, device: torch.device
 ) -> HeldOut | None:
-    """Recorded answers behind their prompts; None where there are none.
+    """Recorded answers with their prompts; None if there are none.
 
-    A record without a prompt has its first half in the place of one.
+    The prompt of a record without one is its first half.
     """
     prompts = [record.token_ids[: first_learnt(record) or len(record.token_ids) // 2].tolist() for record in records]
     new_tokens = _new_tokens(target, max(map(len, prompts), default=0), chain)
@@ -69,11 +69,15 @@ def held_out_text(
     ranks: Ranks,
     folder: Path,
 ) -> HeldOut | None:
-    """Prompts of held-out documents, which the verifier continues greedily; None where there is too little of them.
+    """Prompts of held-out documents, continued greedily by the verifier; None if there is too little text.
 
     Args:
+        config: settings of the run.
+        target: the verifier.
         documents: int64 [length] each.
-        folder: of the verifier.
+        chain: length of the chains.
+        ranks: this process.
+        folder: folder of the verifier.
     """
     length = min(_PROMPT_TOKENS, config.sequence_length // 2)
     new_tokens = _new_tokens(target, length, chain)
@@ -83,7 +87,7 @@ def held_out_text(
     text = WindowSampler(documents, config.seed).batch(0, config.validation_prompts, length)
 
     def measure(head: TrainedHead, matches: Matches) -> HeadAcceptance:
-        """In the verifier's arithmetic as it is served."""
+        """Measures acceptance in the dtype in which the verifier is served."""
         verifier = FrozenVerifier(str(folder), head.tap_layers, ranks.device, served_dtype(ranks.device))
         return greedy_acceptance(matches, verifier, text.to(ranks.device), num_tokens=new_tokens, num_steps=chain)
 
@@ -91,6 +95,6 @@ def held_out_text(
 
 
 def _new_tokens(target: TargetDescription, prompt_tokens: int, chain: int) -> int:
-    """To generate, at most, behind so long a prompt."""
+    """Maximum number of tokens to generate after a prompt of this length."""
     positions = getattr(target.config, "max_position_embeddings", None) or prompt_tokens + NEW_TOKENS + chain + 1
     return min(NEW_TOKENS, positions - prompt_tokens - chain - 1)

@@ -1,6 +1,6 @@
-"""The optimizer loop of a training run: schedule, accumulation, processes, progress, checkpoints that survive SIGKILL.
+"""The optimizer loop of a training run: schedule, accumulation, processes, progress, and crash-safe checkpoints.
 
-Does not know what is trained: a `Task` says that.
+Independent of what is trained, which a `Task` describes.
 """
 
 import json
@@ -30,7 +30,7 @@ _GRADIENT_NORM = 1.0
 
 
 class Inputs(NamedTuple):
-    """What the loss of a part of a batch is computed from."""
+    """Inputs of the loss for a part of a batch."""
 
     tensors: tuple
     num_tokens: int
@@ -38,26 +38,27 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What a run trains."""
+    """Describes what a run trains."""
 
     model: nn.Module
     """Holds the weights that are trained and saved."""
     loss: nn.Module
     """Holds `model`; maps `Inputs.tensors` to the part's mean loss."""
     inputs: Callable[[int, Part], Inputs]
-    """Of a step's part; must depend on the two alone, so that a resumed run sees the same."""
+    """Function (step, part) -> inputs; must be pure, so that a resumed run sees the same inputs."""
     export: Callable[[], None]
-    """Writes the weights as users load them; called with every checkpoint and at the end."""
+    """Writes the weights in the format that users load; called with every checkpoint and at the end."""
     validate: Callable[[], HeadAcceptance] | None = None
-    """Measures the weights as they are."""
+    """Measures acceptance with the current weights."""
     accepted: Callable[[], list[Tensor]] = list
-    """By step of the chains of the last pass, the share of the verifier's choices that the head drafts, where known."""
+    """By step of the last pass's chains, the mean verifier probability of the head's likeliest draft; empty if
+    unknown."""
     validation_interval_steps: int = 0
-    """Steps between two measurements; 0 measures at the end alone."""
+    """Steps between measurements; 0 measures only at the end."""
 
 
 class History(NamedTuple):
-    """What a finished run leaves for the metrics file."""
+    """History of a finished run for the metrics file."""
 
     losses: list[tuple[int, float]]
     validations: list[tuple[int, HeadAcceptance]]
@@ -71,14 +72,14 @@ def precision(config: TrainDrafterConfig) -> torch.dtype:
 
 
 def autocast(config: TrainDrafterConfig) -> Any:
-    """The context matrix products run in: bfloat16 autocast, or nothing for float32."""
+    """The context for matrix products: bfloat16 autocast, or no change for float32."""
     if precision(config) is torch.float32:
         return nullcontext()
     return torch.autocast(torch.device(config.device).type, dtype=torch.bfloat16)
 
 
 def prepare(config: TrainDrafterConfig) -> None:
-    """Set thread count and seeds, and make the output folder."""
+    """Set thread count and seed, and create the output folder."""
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
@@ -86,9 +87,9 @@ def prepare(config: TrainDrafterConfig) -> None:
 
 
 def optimize(config: TrainDrafterConfig, ranks: Ranks, task: Task) -> History:
-    """Run the steps left of `config.steps`; checkpoint at intervals; measure; remove the checkpoint's state at the end.
+    """Run the remaining steps of `config.steps`, with checkpoints and measurements at intervals.
 
-    Every process returns the same losses; the first one writes the files.
+    The state file is removed at the end. Every process returns the same losses; the first process writes the files.
 
     Raises:
         FloatingPointError: the loss is not finite.
@@ -98,7 +99,7 @@ def optimize(config: TrainDrafterConfig, ranks: Ranks, task: Task) -> History:
     state = TrainingState(task.model, optimizers)
     if config.resume and (config.output / STATE_FILE).exists():
         state.load(config.output / STATE_FILE, config, ranks.device)
-    # Nobody reads the file above once the first process may write it anew.
+    # The first process must not overwrite the state file before all processes have read it.
     ranks.wait_for_first()
     with Curves(config, state.step, enabled=ranks.is_first) as curves:
         _Run(config, ranks, task, optimizers, state, curves).finish()
@@ -108,7 +109,7 @@ def optimize(config: TrainDrafterConfig, ranks: Ranks, task: Task) -> History:
 
 
 def write_metrics(config: TrainDrafterConfig, history: History, **extra: Any) -> None:
-    """Write metrics.json beside the weights: settings, loss history, speed and what the caller adds."""
+    """Write metrics.json beside the weights: settings, loss history, speed, and `extra`."""
     metrics = {
         "settings": config.model_dump(mode="json", exclude={"corpus", "output"}),
         "torch": torch.__version__,
@@ -123,7 +124,7 @@ def write_metrics(config: TrainDrafterConfig, history: History, **extra: Any) ->
 
 
 class _Run:
-    """The steps of one process, from the state it starts with to the last."""
+    """Runs the steps of one process from the current state to the last step."""
 
     def __init__(
         self,
@@ -160,13 +161,13 @@ class _Run:
                     self._checkpoint()
                     saved_at = time.monotonic()
         if self.ranks.is_first:
-            # First: a run killed while it measures need not train again.
+            # Saved before measuring, so that a run killed during the measurement need not train again.
             self._checkpoint()
             self._validate()
             self.curves.draw(state)
 
     def _step(self, step: int, rate: float) -> tuple[int, float]:
-        """One optimizer step -> the tokens it saw, over all processes, and their mean loss."""
+        """An optimizer step -> number of tokens over all processes, and their mean loss."""
         rounds = self.config.accumulation_steps
         num_tokens, total = 0, torch.zeros((), device=self.ranks.device)
         times = self.times
@@ -195,7 +196,7 @@ class _Run:
         return num_tokens * self.ranks.world_size, loss
 
     def _passes_apart(self, step: int) -> None:
-        """A step's passes once more, whose gradients are dropped."""
+        """Repeats a step's forward and backward passes and drops the gradients."""
         for index in range(self.config.accumulation_steps):
             inputs = self.task.inputs(step, self.ranks.part(index, self.config.accumulation_steps))
             with autocast(self.config):
@@ -205,7 +206,7 @@ class _Run:
             optimizer.zero_grad(set_to_none=True)
 
     def _note(self, loss: float, speed: float) -> str:
-        """Figures of a step, for people."""
+        """Figures of a step for display."""
         accepted = "".join(f" {float(share):.2f}" for share in self.task.accepted())
         return f"loss {loss:.3f}" + (f"  accepted{accepted}" if accepted else "") + f"  {speed:,.0f} tok/s"
 
@@ -227,7 +228,7 @@ class _Run:
 
     def _validate(self) -> None:
         step, done = self.state.step, self.state.validations
-        # A run resumed at the step it measured last has the figures already.
+        # A run resumed at its last measured step already has the result.
         if self.task.validate is not None and not (done and done[-1][0] == step):
             done.append((step, self.task.validate()))
             self.curves.acceptance(*done[-1])

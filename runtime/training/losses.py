@@ -1,4 +1,4 @@
-"""What a head is pulled towards: the verifier's next-token distributions, and in EAGLE-1 its hidden states as well."""
+"""Training losses of heads: distillation from the verifier's next-token distributions; EAGLE-1 adds hidden states."""
 
 from typing import Any, NamedTuple
 
@@ -11,66 +11,69 @@ from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.unroll import unroll
 
 _LOGITS_AT_ONCE = {"cpu": 2**20}
-"""Logits of a cross-entropy that are read at once, by the kind of device: as a CPU's cache holds them."""
+"""Logits that a cross-entropy processes at once, by device type; on CPUs sized to fit the cache."""
 _MOST_LOGITS_AT_ONCE = 2**26
-"""Logits on other devices: 256 MiB in float32."""
+"""Logits processed at once on other devices: 256 MiB in float32."""
 
 
 class DenseTarget(NamedTuple):
-    """The verifier's distributions as logits of its whole vocabulary."""
+    """The verifier's distributions as logits over its whole vocabulary."""
 
     logits: Tensor
     """[batch, length, vocab_size]; row i is the prediction of token i + 1."""
 
 
 class TopTarget(NamedTuple):
-    """The verifier's distributions as far as a recording keeps them: the likeliest tokens."""
+    """The verifier's distributions as recorded: the likeliest tokens only."""
 
     token_ids: Tensor
     """int64 [batch, length, top_k]; row i predicts token i + 1."""
     probabilities: Tensor
-    """float32 [batch, length, top_k], of the whole softmax: what they leave of 1 is unknown."""
+    """float32 [batch, length, top_k], from the full softmax: the rest of the mass is unknown."""
 
 
 class Wanted(NamedTuple):
-    """The part of the verifier's distributions that can be drafted, in draft ids."""
+    """The draftable part of the verifier's distributions, in draft ids."""
 
     probabilities: Tensor
     """[batch, length, K]"""
     mass: Tensor
-    """[batch, length]: their sum."""
+    """[batch, length]: sum of the probabilities."""
     draft_ids: Tensor | None
-    """int64 [batch, length, K]: whose they are; None where K counts all draft ids."""
+    """int64 [batch, length, K]: draft id of each probability; None if K is the whole draft vocabulary."""
 
     def rows(self, rows: slice) -> "Wanted":
-        """Of some positions of every sequence."""
+        """These distributions at a range of positions of every sequence."""
         return Wanted(*(None if part is None else part[:, rows] for part in self))
 
     def at(self, rows: Tensor) -> "Wanted":
-        """Of positions int64 [batch, N] of each sequence."""
+        """These distributions at positions int64 [batch, N] of each sequence."""
         batch = torch.arange(len(rows), device=rows.device)[:, None]
         return Wanted(*(None if part is None else part[batch, rows] for part in self))
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Of a head's logits [batch, length, draft_vocab_size] -> [batch, length]."""
+        """Cross-entropy of a head's logits [batch, length, draft_vocab_size] -> [batch, length]."""
         mine = logits if self.draft_ids is None else logits.gather(-1, self.draft_ids)
-        # -sum(p * log_softmax(x)) with one pass less over the vocabulary.
+        # -sum(p * log_softmax(x)), with one pass less over the vocabulary.
         return self.mass * logits.logsumexp(-1) - (self.probabilities * mine).sum(-1)
 
     def totals(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the rows of a head's logits [rows, draft_vocab_size], for a part with one leading size.
+        """Sums over the rows of a head's logits [rows, draft_vocab_size]; this object must have one leading dimension.
 
         Returns:
-            The cross-entropies' sum, and that of the likeliest drafts' probabilities, which has no gradient.
+            The sum of cross-entropies, and the sum of the likeliest drafts' probabilities, which has no gradient.
         """
         return _Totals.apply(logits, *self)
 
     def where(self, chosen: Tensor) -> "Wanted":
-        """Of the positions that a mask, bool [batch, length], chooses: the leading sizes become one."""
+        """These distributions at positions selected by a mask bool [batch, length].
+
+        Leading dimensions are flattened.
+        """
         return Wanted(*(None if part is None else part[chosen] for part in self))
 
     def among(self, candidates: Tensor) -> "Wanted":
-        """Of some draft ids int64 [batch, length, C] alone; what others have is left out."""
+        """Restrict to draft ids int64 [batch, length, C]; probabilities of other ids are dropped."""
         if self.draft_ids is None:
             probabilities = self.probabilities.gather(-1, candidates)
         else:
@@ -80,17 +83,17 @@ class Wanted(NamedTuple):
 
 
 class _Totals(Function):
-    """`Wanted.totals`, with the gradient made while the logits are at hand.
+    """`Wanted.totals` with the gradient computed in the forward pass.
 
-    The scores of a vocabulary are the largest tensor of a step: they are read once, a few rows at a time, which lie in
-    a CPU's cache, and their gradient takes their place in memory.
+    The logits are the largest tensor of a step. They are read once, a few rows at a time so that the rows fit a CPU's
+    cache, and the gradient is saved instead of them.
     """
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, probabilities: Tensor, mass: Tensor, draft_ids: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Two float32 scalars."""
+        """Returns two float32 scalars; see `Wanted.totals`."""
         total, likeliest = torch.zeros((), device=logits.device), torch.zeros((), device=logits.device)
         gradient = torch.empty_like(logits)
         size = max(1, _LOGITS_AT_ONCE.get(logits.device.type, _MOST_LOGITS_AT_ONCE) // logits.shape[-1])
@@ -119,18 +122,19 @@ class _Totals(Function):
 
 
 class DraftedIds(nn.Module):
-    """From a verifier's distributions to what a head can draft of them.
+    """Maps a verifier's distributions to the tokens that a head can draft.
 
-    The verifier's probabilities are not renormalised, neither over the draft vocabulary nor over the tokens a recording
-    keeps: a position whose likely tokens cannot be drafted, or are not known, counts for less.
+    Probabilities are not renormalised, neither over the draft vocabulary nor over the tokens that a recording keeps: a
+    position whose likely tokens cannot be drafted, or are unknown, counts for less.
 
     Args:
-        draft_token_ids: int64 [draft_vocab_size], the target id of each draft id.
+        draft_token_ids: int64 [draft_vocab_size], target id of each draft id.
+        vocab_size: size of the target vocabulary.
     """
 
     token_ids: Tensor
     index: Tensor
-    """int64 [vocab_size]: the draft id of each token, -1 where it has none."""
+    """int64 [vocab_size]: draft id of each token, -1 for tokens that cannot be drafted."""
 
     def __init__(self, draft_token_ids: Tensor, vocab_size: int) -> None:
         super().__init__()
@@ -140,7 +144,7 @@ class DraftedIds(nn.Module):
         self.register_buffer("index", index, persistent=False)
 
     def forward(self, target: DenseTarget | TopTarget) -> Wanted:
-        """The part that can be drafted."""
+        """The draftable part of the distributions."""
         if isinstance(target, DenseTarget):
             probabilities = target.logits.float().softmax(-1)[..., self.token_ids]
             return Wanted(probabilities, probabilities.sum(-1), None)
@@ -150,16 +154,19 @@ class DraftedIds(nn.Module):
 
 
 class DraftLoss(nn.Module):
-    """Mean loss of all chains of a batch: `forward` is one unrolled pass.
+    """Mean loss of all chains of a batch; `forward` is one unrolled pass.
 
-    Cross-entropy to the verifier's distribution, later steps weighted down.
+    Cross-entropy to the verifier's distribution, with decreasing weights for later steps.
 
     Args:
+        head: the head.
         num_steps: length of the chains.
-        step_decay: weight of step j is `step_decay ** j`, divided by the weights' sum.
-        feature_weight: of the smooth-L1 distance between the chain's hidden states and the verifier's, which must be
-            the taps then (EAGLE-1, arXiv 2401.15077, section 4.1: 10 for 1 of cross-entropy); 0 leaves it out.
-        follows_some: chains that have nothing to learn are not run; else the head sees whole batches, as some need.
+        step_decay: weight of step j is `step_decay ** j`, divided by the sum of the weights.
+        feature_weight: weight of the smooth-L1 distance between the chain's hidden states and the verifier's, for which
+            the taps must be those states (EAGLE-1, arXiv 2401.15077, section 4.1: 10 relative to 1 for cross-entropy);
+            0 disables it.
+        follows_some: whether chains without a token to learn are skipped; False passes whole batches to the head, which
+            some heads require.
     """
 
     def __init__(
@@ -177,7 +184,7 @@ class DraftLoss(nn.Module):
         self.feature_weight = feature_weight
         self.follows_some = follows_some
         self.accepted: list[Tensor] = []
-        """By step of the chains of the last pass, the mean of the verifier's probability of the likeliest draft."""
+        """By step of the last pass's chains, the mean verifier probability of the likeliest draft."""
         self.wanted = DraftedIds(head.draft_token_ids, head.get_submodule("embed_tokens").weight.shape[0])
 
     def forward(
@@ -186,8 +193,10 @@ class DraftLoss(nn.Module):
         """The loss of int64 tokens [batch, length] with taps [batch, length, taps_size] -> scalar.
 
         Args:
-            loss_mask: bool [batch, length], False where predicting that token is not to be learnt. Such predictions
-                count as loss 0, so that the mean of a batch's parts is the mean of the batch.
+            token_ids, taps: the sequences.
+            target: the verifier's distributions.
+            loss_mask: bool [batch, length], False for tokens not to be learnt. Their predictions count as loss 0, so
+                that the mean over a batch's parts is the mean over the batch.
         """
         wanted = self.wanted(target)
         width = token_ids.shape[1] - self.num_steps - 1
@@ -197,7 +206,7 @@ class DraftLoss(nn.Module):
         accepted = []
         total = torch.zeros((), device=token_ids.device)
         for step in unroll(self.head, token_ids, taps, self.num_steps, chains=chains):
-            # The verifier's row i predicts token i + 1, hence the shift by one less than the offset.
+            # The verifier's row i predicts token i + 1, so the shift is the offset minus one.
             rows = slice(step.offset - 1, step.offset - 1 + width)
             learnt = loss_mask[:, step.offset : step.offset + width]
             hidden = step.hidden[learnt if chains is None else learnt.flatten()[chains]]
@@ -213,6 +222,6 @@ class DraftLoss(nn.Module):
         return total / sum(self.step_decay**step for step in range(self.num_steps))
 
     def _with_something_to_learn(self, loss_mask: Tensor, width: int) -> Tensor | None:
-        """The chains with a token to learn -> int64 [chains]; None where all or none have."""
+        """The chains with at least one token to learn -> int64 [chains]; None if all or none have one."""
         learnt = loss_mask.unfold(1, width, 1)[:, 2 : 2 + self.num_steps].any(1)
         return None if learnt.all() or not learnt.any() else learnt.flatten().nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""Muon, and the choice of an optimizer for each parameter."""
+"""The Muon optimizer, and the choice of an optimizer for each parameter."""
 
 import math
 from collections.abc import Iterable
@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units
 
 _WEIGHT_DECAY = 0.05
-"""Of the matrices that Muon trains."""
+"""Weight decay of the matrices that Muon trains."""
 _NO_LAYERS = ("embed", "lm_head", "markov_w", "confidence", "codebook", "key_norms")
-"""Parts of the names of tables by token, of what makes probabilities, and of norms side by side."""
+"""Name parts of parameters that AdamW trains although they are matrices: per-token tables, output layers and stacked
+norms."""
 _MOMENTUM = 0.95
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration, chosen for its slope at 0."""
@@ -19,15 +20,16 @@ _ITERATIONS = 5
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of matrix products on a device: bfloat16 where it has units for that, float32 elsewhere.
+    """The dtype of matrix products on a device: bfloat16 if the hardware supports it, else float32.
 
-    Units decide and no trial: a resumed run would not go on with the same bits where a second trial came out otherwise.
+    Decided by hardware features, not by timing: a resumed run must continue bit for bit, and a second timing could
+    decide otherwise.
     """
     return torch.bfloat16 if device.type != "cpu" or has_bfloat16_units() else torch.float32
 
 
 def build_optimizers(model: nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for embeddings, the output head, biases and norms."""
+    """Muon for the matrices of the layers; AdamW for embeddings, the output head, biases and norms."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     is_matrix = {name: p.ndim == 2 and not any(part in name for part in _NO_LAYERS) for name, p in trained.items()}
     matrices = [p for name, p in trained.items() if is_matrix[name]]
@@ -41,15 +43,17 @@ def build_optimizers(model: nn.Module, learning_rate: float) -> list[torch.optim
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose steps are made orthogonal, scaled to the RMS of AdamW's so that one learning rate serves both.
+    """Momentum with orthogonalised steps, scaled to the RMS of AdamW's so that both share one learning rate.
 
-    torch's own does the same in bfloat16 alone: on a CPU without units for it that takes 30 times as long as float32.
-
-    Source: K. Jordan, "Muon: an optimizer for hidden layers" (2024); the scale is from Moonlight (arXiv 2502.16982).
+    torch's own Muon always computes in bfloat16, which takes 30 times as long as float32 on a CPU without bfloat16
+    units. Source: K. Jordan, "Muon: an optimizer for hidden layers" (2024); the scale is from Moonlight (arXiv
+    2502.16982).
 
     Args:
         parameters: matrices.
-        dtype: of the products that make a step orthogonal.
+        learning_rate: step size.
+        weight_decay: decay per unit of learning rate.
+        dtype: dtype of the products that orthogonalise a step.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Move every matrix that has a gradient."""
+        """Update every matrix that has a gradient."""
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is None:
@@ -75,7 +79,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Nearly the orthogonal matrix next to a matrix, by Newton-Schulz: its singular values end between 0.7 and 1.2."""
+    """Approximately orthogonalise a matrix by Newton-Schulz iteration; its singular values end between 0.7 and 1.2."""
     a, b, c = _NEWTON_SCHULZ
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if is_tall else matrix).to(dtype)

@@ -1,6 +1,6 @@
-"""One training run over several processes: who this one is, and which rows of a batch are its own.
+"""Runs one training run over several processes: the rank of this process, and its rows of a batch.
 
-Knows torchrun's environment variables and torch.distributed; knows nothing of models.
+Uses torchrun's environment variables and torch.distributed; independent of models.
 """
 
 import os
@@ -13,21 +13,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# The first process writes text and measures acceptance while the others wait at the next collective.
+# The first process generates text and measures acceptance while the others wait at the next collective.
 _PATIENCE = timedelta(hours=12)
 
 
 class Part(NamedTuple):
-    """One of `count` equal parts of a batch."""
+    """A part of a batch, out of `count` equal parts."""
 
     index: int
     count: int
 
     def rows(self, batch_size: int) -> range:
-        """The part's row numbers in a batch.
+        """Row numbers of the part in a batch.
 
         Raises:
-            ValueError: the batch does not split into equal parts, without which their mean is not the batch's.
+            ValueError: the batch does not split into equal parts; their mean would not be the batch's.
         """
         if batch_size % self.count:
             raise ValueError(
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """This process among those of the run."""
+    """The rank of this process, and the number of processes."""
 
     rank: int
     world_size: int
@@ -51,31 +51,31 @@ class Ranks(NamedTuple):
         return self.rank == 0
 
     def part(self, round_index: int, num_rounds: int) -> Part:
-        """What this process computes in one of the rounds a batch is accumulated over."""
+        """The part that this process computes in one of the rounds over which a batch is accumulated."""
         return Part(round_index * self.world_size + self.rank, num_rounds * self.world_size)
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean of a scalar over the processes."""
+        """Mean of a scalar over the processes."""
         if self.world_size > 1:
             dist.all_reduce(value)
             value = value / self.world_size
         return value
 
     def wait_for_first(self) -> None:
-        """Return once every process is here."""
+        """Wait until every process has reached this call."""
         if self.world_size > 1:
             dist.barrier()
 
 
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """The processes of this run, as torchrun started them; one process without torchrun.
+    """Join the processes of this run as started by torchrun; a single process without torchrun.
 
     Args:
-        device: cpu, cuda (the GPU of the process's number on its machine) or cuda:<index>.
+        device: cpu, cuda (the GPU of the process's local rank) or cuda:<index>.
 
     Raises:
-        ValueError: several processes would share the one GPU of `device`.
+        ValueError: several processes would share the GPU of `device`.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:

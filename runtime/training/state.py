@@ -1,4 +1,4 @@
-"""What a resumed run needs, on disk: weights, optimizers, random state and history; written so that a kill is safe."""
+"""State of a training run on disk: weights, optimizers, random state and history; written atomically."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ STATE_FILE = "training_state.pt"
 
 
 class TrainingState:
-    """A run's progress. `step` is the next one to take."""
+    """Progress of a run. `step` is the next step to run."""
 
     def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
         self._model = model
@@ -26,7 +26,7 @@ class TrainingState:
         self.seconds = 0.0
 
     def record(self, loss: float, num_tokens: int, seconds: float, log_interval_steps: int) -> bool:
-        """Count a step; whether its loss entered the history."""
+        """Count a step; returns whether its loss was added to the history."""
         logged = self.step % log_interval_steps == 0
         if logged:
             self.losses.append((self.step, loss))
@@ -36,7 +36,7 @@ class TrainingState:
         return logged
 
     def save(self, path: Path, config: TrainDrafterConfig, own: dict[str, Any] | None = None) -> None:
-        """Write everything to `path`, at once; `own` is what the caller keeps beside it."""
+        """Write the state to `path` atomically; `own` is additional state of the caller."""
         state = {
             "settings": config.resume_settings(),
             "model": self._model.state_dict(),
@@ -52,15 +52,15 @@ class TrainingState:
         write_atomically(path, lambda temporary: torch.save(state, temporary))
 
     def load(self, path: Path, config: TrainDrafterConfig, device: torch.device) -> dict[str, Any]:
-        """Continue from `path`; returns what the caller kept beside the state.
+        """Restore the state from `path`; returns the caller's additional state.
 
         Raises:
-            ValueError: it was written by a run of other settings.
+            ValueError: the file was written by a run with other settings.
         """
         state = torch.load(path, map_location=device, weights_only=True)
         changed = sorted(k for k, v in config.resume_settings().items() if state["settings"].get(k) != v)
         if changed:
-            raise ValueError(f"{path} was made with another {', '.join(changed)}; use resume=False to start anew")
+            raise ValueError(f"{path} was made with another {', '.join(changed)}; use resume=False to start over")
         self._model.load_state_dict(state["model"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -1,4 +1,4 @@
-"""Parts of a training step's time on a CPU, and a line of the log where its matrix products do not explain it."""
+"""Times the phases of training steps on a CPU; warns if a step is slower than its matrix products explain."""
 
 import logging
 import time
@@ -10,17 +10,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 logger = logging.getLogger(__name__)
 _WARM_UP, _JUDGED = 2, 6
-"""Steps of a process that are not judged, and those behind them that are."""
+"""Number of first steps that are ignored, and of the following steps that are measured."""
 _MOST = 2.0
-"""A step may take so much longer than its matrix products."""
+"""Ratio of a step's time to that of its matrix products, above which the warning is logged."""
 
 
 class StepTimes:
-    """Seconds of the parts of the steps so far.
+    """Seconds spent in each phase of the steps so far.
 
     Args:
-        dtype: of the matrix products.
-        device: accelerators run behind the host, whose clock tells nothing of them: they are not judged.
+        dtype: dtype of the matrix products.
+        device: accelerators run asynchronously, so that host time is meaningless: they are not measured.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -31,17 +31,17 @@ class StepTimes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A part of a step."""
+        """Measure a phase of a step."""
         before = time.perf_counter()
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - before
 
     def end_step(self, passes: Callable[[], object]) -> None:
-        """Count a step; once, look at where its time goes.
+        """Count a step; after the measured steps, compare their time with that of their matrix products.
 
         Args:
-            passes: forward and backward pass of a step, whose operations are counted. The run's own are not: counting
-                changes the order in which some operations are summed.
+            passes: runs forward and backward pass of a step, whose operations are counted. The run's own passes are not
+                counted, because counting changes the order of some sums.
         """
         self._step += 1
         if self._step == _WARM_UP:
@@ -65,7 +65,7 @@ class StepTimes:
 
 
 def flops_per_second(dtype: torch.dtype) -> float:
-    """Rate of a matrix product of a head's size on this CPU, the best of three."""
+    """Speed of a matrix product of a head's size on this CPU, best of three."""
     left, right = torch.ones(512, 576, dtype=dtype), torch.ones(576, 4096, dtype=dtype)
     seconds = []
     for _ in range(3):

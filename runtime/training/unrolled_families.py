@@ -1,4 +1,4 @@
-"""Families that draft a token per pass and are unrolled over their own predictions, and EAGLE's among them."""
+"""Trainable families that draft one token per pass and are unrolled over their own predictions, including EAGLE."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 
 class UnrolledFamily(Family):
-    """A head over one layer, whose chains are trained as they are drafted."""
+    """A head whose chains are unrolled in training as in drafting."""
 
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
         """See `Family.loss`."""
@@ -30,14 +30,14 @@ class UnrolledFamily(Family):
 
 
 class EagleFamily(UnrolledFamily):
-    """EAGLE's heads, whose files say which they are."""
+    """EAGLE heads, whose family is recognised from their files."""
 
     trains_output = True
-    """Whether the output matrix is the head's own."""
+    """Whether the output matrix belongs to the head and is trained."""
 
     def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
         """See `Family.load`."""
-        # What is trained is not the verifier's.
+        # Trained weights must not be shared with a running verifier.
         return load_eagle_head(folder, replace(target, lender=None))
 
     def free(self, head: TrainedHead) -> TrainedHead:
@@ -60,10 +60,10 @@ class EagleFamily(UnrolledFamily):
 
 
 class Eagle3Family(EagleFamily):
-    """EAGLE-3, and 3.1 with its norms.
+    """EAGLE-3 and EAGLE-3.1.
 
     Args:
-        newer: EAGLE-3.1's norm of every tap, and its normed feedback.
+        newer: whether the head is EAGLE-3.1, with normalised taps and normalised feedback.
     """
 
     def __init__(self, newer: bool = False) -> None:
@@ -88,7 +88,7 @@ class Eagle3Family(EagleFamily):
 
 
 class Eagle1Family(EagleFamily):
-    """EAGLE-1, which predicts the verifier's last hidden states as well."""
+    """EAGLE-1, which also learns the verifier's last hidden states."""
 
     trains_output = False
 

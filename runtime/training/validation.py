@@ -1,4 +1,4 @@
-"""Acceptance of a head in training, measured by the engine that serves it: verifier, head and channel as they run."""
+"""Measures acceptance of a head in training with the engine that serves it: verifier, head and channel as deployed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,24 +25,24 @@ _SEQUENCES_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class EngineValidation:
-    """A measurement that can be repeated: greedy continuations of the same prompts with chains of one length."""
+    """A repeatable measurement: greedy continuations of the same prompts with chains of one length."""
 
     verifier: Path
     prompts: list[list[int]]
     num_tokens: int
     """New tokens per prompt."""
     chain: int
-    """Levels of a draft."""
+    """Length of the drafted chains."""
     channel_factory: ChannelFactory
     dtype: torch.dtype
     device: torch.device
     inside_verifier: bool = False
-    """The weights are an MTP module's, written in a folder with the verifier's."""
+    """Whether the weights are an MTP module, exported into a folder with the verifier's files."""
 
     def measure(self, export: Callable[[Path], None]) -> HeadAcceptance:
-        """Write the weights by `export`, load them as a user does, and generate.
+        """Export the weights, load them as a user does, and generate.
 
-        The verifier is loaded for the time of the measurement: beside training, memory is scarce.
+        The verifier is loaded only during the measurement, since memory is scarce during training.
         """
         shape = SpeculationConfig(self.chain, 1, self.chain + 1)
         longest = max(map(len, self.prompts)) + self.num_tokens

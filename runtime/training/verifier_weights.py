@@ -1,4 +1,4 @@
-"""Those weights of a verifier that a new head starts from, taken from a loaded model or straight from its files."""
+"""Weights of a verifier that a new head starts from, taken from a loaded model or from its files."""
 
 from typing import NamedTuple
 
@@ -15,17 +15,17 @@ class VerifierWeights(NamedTuple):
     """Shapes, embedding, output matrix and last layer of a verifier."""
 
     config: PretrainedConfig
-    """Of the text model."""
+    """Config of the text model."""
     embedding: Tensor
     """[vocab_size, hidden_size]"""
     lm_head: Tensor
     """[vocab_size, hidden_size]"""
     last_layer: dict[str, Tensor]
-    """By the names within the layer; the final norm is `final_norm.weight`."""
+    """Tensors of the last layer by name within the layer, and the final norm as `final_norm.weight`."""
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding."""
+        """Number of rows of the embedding."""
         return self.embedding.shape[0]
 
 
@@ -42,7 +42,7 @@ def weights_of_checkpoint(target: TargetDescription) -> VerifierWeights:
     """The weights of a verifier that is not loaded, read from its safetensors files.
 
     Raises:
-        ValueError: they hold no embedding or no output matrix of a known name.
+        ValueError: the files hold no embedding or no output matrix of a known name.
     """
     embedding, lm_head = target.embedding(), target.lm_head()
     if embedding is None or lm_head is None or not target.tensor_files:

@@ -1,1 +1,1 @@
-"""Drafters of a user's own."""
+"""Drafters written by users."""

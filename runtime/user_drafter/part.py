@@ -1,4 +1,4 @@
-"""Classes of a user's own, named by an import path."""
+"""Registers drafter classes of users, given by import path."""
 
 import importlib.util
 
@@ -14,7 +14,7 @@ drafter_kinds = (
 
 
 def find_problem(path: str) -> str | None:
-    """Whether the class's package is missing here; imports nothing."""
+    """Reports whether the class's package is missing on this machine; imports nothing."""
     package = path.partition(".")[0]
     if importlib.util.find_spec(package) is None:
         return f"there is no module {package}; is its folder on PYTHONPATH?"

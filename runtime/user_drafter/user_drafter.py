@@ -1,4 +1,4 @@
-"""Drafters of a user's own: a class by its import path, checked at the start so that each mistake has its own error."""
+"""Loads a user's drafter class from its import path; each mistake has its own error."""
 
 import importlib
 import inspect
@@ -17,11 +17,11 @@ class UserDrafterError(ValueError):
 def load_user_drafter(
     path: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> Drafter:
-    """Make an object of the class `module.path.ClassName` by `ClassName(target, speculation, options)`.
+    """Create a drafter by `ClassName(target, speculation, options)` from the import path `module.path.ClassName`.
 
     Raises:
-        UserDrafterError: there is no dot, module or class of that name, the class is no `Drafter`, it lacks a method,
-            or its module or constructor raised.
+        UserDrafterError: the path has no dot, the module or class does not exist, the class is not a `Drafter` or lacks
+            a method, or the module or constructor raised.
     """
     found = find_class(path)
     try:
@@ -36,7 +36,7 @@ def load_user_drafter(
 
 
 def find_class(path: str) -> type[Drafter]:
-    """Import a drafter's class; raises as `load_user_drafter`."""
+    """Import a drafter's class; raises the errors of `load_user_drafter`."""
     module_name, dot, class_name = path.rpartition(".")
     if not (dot and module_name and class_name):
         raise UserDrafterError(f"drafter {path!r} names no module: write module.path.ClassName")
@@ -44,9 +44,9 @@ def find_class(path: str) -> type[Drafter]:
     if found is None:
         raise UserDrafterError(f"drafter {path}: module {module_name} has no {class_name}")
     if not inspect.isclass(found):
-        raise UserDrafterError(f"drafter {path} is no class but a {type(found).__name__}")
+        raise UserDrafterError(f"drafter {path} is not a class but a {type(found).__name__}")
     if not issubclass(found, Drafter):
-        raise UserDrafterError(f"drafter {path} is no subclass of wingbeat.runtime.drafters.base.Drafter")
+        raise UserDrafterError(f"drafter {path} is not a subclass of wingbeat.runtime.drafters.base.Drafter")
     missing = sorted(found.__abstractmethods__)
     if missing:
         raise UserDrafterError(f"drafter {path} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}")

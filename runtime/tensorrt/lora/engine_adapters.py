@@ -1,7 +1,9 @@
-"""LoRA adapters as inputs of the verifier's graph: all of a linear layer's side by side, each sequence with its own.
+"""LoRA adapters as inputs of the verifier's graph.
 
-What a layer adds is (x A * chosen) B, with A [inputs, max_loras * rank] and B [max_loras * rank, outputs], where
-`chosen` is 1 in the columns of a sequence's adapter and 0 in the others': no weight is gathered, and no shape changes.
+Each layer's adapters are concatenated, and each sequence selects its own.
+
+A layer adds (x A * chosen) B, with A [inputs, max_loras * rank] and B [max_loras * rank, outputs], where `chosen` is 1
+in the columns of the sequence's adapter and 0 elsewhere: no weight is gathered, and no shape changes.
 """
 
 from collections.abc import Mapping
@@ -24,24 +26,24 @@ from wingbeat.runtime.tensorrt.session import TensorSpec
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 IDS = "lora_ids"
-"""int64 [batch], an input: the place of each sequence's adapter; 0 is none."""
+"""Name of the input int64 [batch] with the place of each sequence's adapter; 0 means none."""
 
 
 @dataclass(frozen=True)
 class GraphAdapters(MoreInputs):
-    """Linear layers that have room in a graph, and for how many adapters."""
+    """The linear layers of a graph that accept adapters, and the number and rank of adapters."""
 
     linears: Mapping[str, LinearShape]
-    """By path in the model."""
+    """Shapes by module path in the model."""
     max_loras: int
     max_rank: int
 
     @classmethod
     def of_model(cls, loaded: LoadedModel, limits: Limits) -> "GraphAdapters":
-        """The linear layers of a verifier that adapters may act on, as many as torch adapts.
+        """The linear layers of a verifier that accept adapters, the same as in torch.
 
         Raises:
-            ValueError: it has no such layers.
+            ValueError: the model has no such layers.
         """
         found = linears_of_all_rows(loaded.model, loaded.decoder_layers)
         linears = {
@@ -56,7 +58,7 @@ class GraphAdapters(MoreInputs):
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """Shapes of the matrices A and B of each linear layer in turn, by their names as inputs."""
+        """Shapes of the matrices A and B of each linear layer in turn, by input name."""
         width = self.max_loras * self.max_rank
         return {
             name: sizes
@@ -65,7 +67,7 @@ class GraphAdapters(MoreInputs):
         }
 
     def specs(self, dtype: torch.dtype) -> dict[str, TensorSpec]:
-        """See `MoreInputs.specs`: `IDS`, and the matrices."""
+        """See `MoreInputs.specs`: `IDS`, then the matrices."""
         matrices = {name: TensorSpec(dtype, sizes) for name, sizes in self.shapes.items()}
         return {IDS: TensorSpec(torch.int64, (BATCH,))} | matrices
 
@@ -92,11 +94,12 @@ class GraphAdapters(MoreInputs):
 
 
 class EngineAdapters(AdapterPlaces):
-    """Adapters that a graph reads, at addresses that stay.
+    """Adapter matrices that a graph reads, at fixed addresses.
 
     Args:
-        room: of the graph.
-        max_loras, max_rank: that are served, at most what the graph has room for.
+        room: adapters that the graph can hold.
+        max_loras, max_rank: adapters that are served, at most those of `room`.
+        dtype, device: of the matrices.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class EngineAdapters(AdapterPlaces):
         self.tensors = {name: torch.zeros(size, dtype=dtype, device=device) for name, size in room.shapes.items()}
 
     def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
-        """Which adapter each row of a pass has, int64 [num_rows]."""
+        """Adapter ids of a pass's rows, int64 [num_rows]."""
         return AdapterRows(ids)
 
     def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:
@@ -131,7 +134,7 @@ class EngineAdapters(AdapterPlaces):
 
 
 class AdaptedPass(nn.Module):
-    """Hooks that let the linear layers of a model that is traced add what their adapters do."""
+    """Forward hooks that add the adapters' output to linear layers during tracing."""
 
     columns: Tensor
 
@@ -151,7 +154,7 @@ class AdaptedPass(nn.Module):
         self._weights.update(zip(self._linears, zip(weights[::2], weights[1::2], strict=True), strict=True))
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
 

@@ -1,4 +1,4 @@
-"""LoRA adapters of a verifier that an engine runs; imports what serves them where there is room for some."""
+"""Registers LoRA adapters for engine directories; imports their code only if adapters are used."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,13 +15,16 @@ graph_fields = "wingbeat.runtime.tensorrt.lora.engine_linear:FIELDS"
 
 
 def beyond_graph(config: "EngineConfig", limits: "Limits") -> Iterator[tuple[str, int, str, int]]:
-    """Numbers and ranks of adapters."""
+    """Numbers and ranks of adapters, to compare with the engine's limits."""
     yield "max_loras", config.max_loras, "max_loras", limits.max_loras
     yield "max_lora_rank", config.max_lora_rank if config.max_loras else 1, "max_lora_rank", limits.max_lora_rank
 
 
 def graph_room(loaded: "LoadedModel", limits: "Limits") -> "GraphAdapters | None":
-    """Room in the graph of a verifier that is to be exported; raises ValueError where it cannot have any."""
+    """Adapter inputs of a verifier to be exported; None without adapters.
+
+    Raises ValueError if no layer accepts adapters.
+    """
     if not limits.max_loras:
         return None
     from wingbeat.runtime.tensorrt.lora.engine_adapters import GraphAdapters
@@ -30,7 +33,7 @@ def graph_room(loaded: "LoadedModel", limits: "Limits") -> "GraphAdapters | None
 
 
 def graph_inputs(config: "BaseEngineConfig") -> "GraphAdapters | None":
-    """Room in a graph that was exported."""
+    """Adapter inputs of an exported graph; None if it has none."""
     if not config.lora_linears:
         return None
     from wingbeat.runtime.lora.adapter import LinearShape

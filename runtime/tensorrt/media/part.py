@@ -1,4 +1,4 @@
-"""Images of engine directories; what reads and builds their encoders is imported when it is first asked for."""
+"""Registers images for engine directories; the code that reads and builds encoders is imported on first use."""
 
 extend_engine = "wingbeat.runtime.tensorrt.media.visual_encoder:extend_engine"
 embedded_rows = "wingbeat.runtime.media.rows:embedded_rows"

@@ -1,4 +1,4 @@
-"""The vision encoder's engine behind the same memory of images as a model's own encoder."""
+"""Runs the vision encoder's engine behind the same image cache as a model's own encoder."""
 
 from collections.abc import Sequence
 
@@ -21,17 +21,18 @@ from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, check_
 
 
 def extend_engine(directory: EngineDirectory, loaded: LoadedEngine, device: torch.device) -> None:
-    """Let an engine's verifier take images, where the directory has its vision encoder."""
+    """Enable images for an engine's verifier, if the directory has a vision encoder."""
     if directory.base.visual is not None:
         take_images(loaded, directory.open_session(VISUAL, device), read_config(directory.folder))
 
 
 def take_images(loaded: LoadedEngine, session: EngineSession, config: PreTrainedConfig) -> MediaPart:
-    """Let an engine's verifier take images; returns the part that reads them.
+    """Enable images for an engine's verifier; returns the part that reads them.
 
     Args:
-        session: of `visual`.
-        config: of the whole model.
+        loaded: the verifier.
+        session: session of the graph `visual`.
+        config: config of the whole model.
     """
     base = loaded.config
     sizes = base.hidden_size, base.torch_dtype, base.limits.max_image_tokens
@@ -42,14 +43,18 @@ def take_images(loaded: LoadedEngine, session: EngineSession, config: PreTrained
 
 
 class VisualEncoder(MediaEncoder):
-    """Images to embeddings by an engine.
+    """Encodes images to embeddings by an engine.
 
     Args:
-        session: of `visual`.
-        max_tokens: of an image.
+        session: session of the graph `visual`.
+        visual: config of the encoder.
+        family: model family, for the encoder's inputs.
+        hidden_size: width of the embeddings.
+        dtype: dtype of the embeddings.
+        max_tokens: maximum tokens of an image.
 
     Raises:
-        EngineLoadError: the session's graph is of other shapes.
+        EngineLoadError: the session's graph has other shapes.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class VisualEncoder(MediaEncoder):
         self._outputs = shapes.outputs
 
     def check(self, medium: MediaInput) -> None:
-        """Raises ValueError where an image has more tokens than the engine was built for."""
+        """Raises ValueError if an image has more tokens than the engine was built for."""
         if self.visual.merge and medium.length > self.max_tokens:
             raise ValueError(
                 f"{medium.kind} of {medium.length} tokens: the engine was built with max_image_tokens {self.max_tokens}"

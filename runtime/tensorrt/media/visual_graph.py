@@ -1,6 +1,6 @@
-"""The vision encoder as a graph of its own, one image a pass: what depends on the image's grid comes as inputs.
+"""The vision encoder as a separate graph, one image per pass; tensors derived from the image's grid are inputs.
 
-Transformers' encoders of images in grids take what they derive from a grid as arguments too; the host derives it.
+The encoders in transformers accept these tensors as arguments; they are computed on the host.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,12 +30,12 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 PIXELS = "pixel_values"
 _SEGMENTED = "wingbeat_flash_graph"
-"""By its name transformers' encoders hand an attention function whole images, and not windows one by one."""
+"""Name under which transformers' encoders pass whole images to an attention function instead of single windows."""
 _PLAIN = "eager"
 
 
 def visual_of(loaded: LoadedModel) -> EngineVisual | None:
-    """What an engine directory says of a model's vision encoder; None where it takes no images."""
+    """The vision encoder's entry in an engine directory's config; None if the model takes no images."""
     media = loaded.reader
     if media is None or media.family.kind != IMAGE:
         return None
@@ -56,7 +56,7 @@ def visual_of(loaded: LoadedModel) -> EngineVisual | None:
 
 
 def visual_shapes(visual: EngineVisual, hidden_size: int, dtype: torch.dtype) -> GraphShapes:
-    """The encoder's graph; `TOKENS` is free where images have grids of their own."""
+    """Shapes of the encoder's graph; `TOKENS` is free for images with grids."""
     if not visual.merge:
         output = TensorSpec(dtype, (visual.num_tokens, hidden_size))
         return GraphShapes({PIXELS: TensorSpec(dtype, (1, *visual.pixels))}, {"embeddings": output})
@@ -73,10 +73,12 @@ def visual_shapes(visual: EngineVisual, hidden_size: int, dtype: torch.dtype) ->
 
 
 def visual_inputs(visual: EngineVisual, arrays: Mapping[str, Tensor], dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    """What the graph reads of an image, pass by pass: one, or one for each of its crops.
+    """Graph inputs of an image by pass: one pass, or one for each crop.
 
     Args:
-        arrays: of the image, as its processor hands it over.
+        visual: config of the encoder.
+        arrays: output of the image processor.
+        dtype: dtype of the pixels.
     """
     pixels = arrays[PIXELS].to(dtype)
     if not visual.merge:
@@ -96,7 +98,7 @@ def visual_inputs(visual: EngineVisual, arrays: Mapping[str, Tensor], dtype: tor
 
 
 class VisualGraph(nn.Module):
-    """A loaded model's vision encoder to be exported."""
+    """A loaded model's vision encoder in the form to be exported."""
 
     def __init__(self, loaded: LoadedModel, visual: EngineVisual, names: list[str]) -> None:
         super().__init__()
@@ -105,7 +107,7 @@ class VisualGraph(nn.Module):
         self._names = names
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Inputs in the order of `visual_shapes` -> its outputs."""
+        """Inputs in the order of `visual_shapes` -> outputs in that order."""
         given = dict(zip(self._names, inputs, strict=True))
         if not self.visual.merge:
             output = self._family.encode(self.model, given)
@@ -121,12 +123,12 @@ class VisualGraph(nn.Module):
         return [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
 
     def arguments(self, inputs: list) -> tuple:
-        """What `forward` takes, of one thing for each of the graph's inputs in their order."""
+        """Groups a flat list with one entry per graph input into the arguments of `forward`."""
         return (inputs,)
 
 
 class _Whole:
-    """In the place of the segments of attention where an image is one."""
+    """Marker passed instead of attention segments if the whole image is one segment."""
 
 
 _WHOLE = _Whole()
@@ -135,7 +137,7 @@ _WHOLE = _Whole()
 def segmented_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attention of [1, heads, patches, dim] within segments: `cu_seq_lens_q` has each patch's, or is `_WHOLE`."""
+    """Attention of [1, heads, patches, dim] within segments; `cu_seq_lens_q` is each patch's segment, or `_WHOLE`."""
     segments, scaling = kwargs["cu_seq_lens_q"], kwargs["scaling"]
     scores = (query * scaling) @ key.transpose(-1, -2)
     if segments is not _WHOLE:
@@ -147,7 +149,7 @@ def segmented_attention(
 
 @contextmanager
 def as_visual_graph(loaded: LoadedModel, visual: EngineVisual) -> Iterator[None]:
-    """Within this context the encoder attends by operators that graphs have."""
+    """In this context the encoder uses attention operators that graphs support."""
     towers = loaded.reader.encoder.towers
     before = [tower.config._attn_implementation for tower in towers]
     try:
@@ -160,10 +162,10 @@ def as_visual_graph(loaded: LoadedModel, visual: EngineVisual) -> Iterator[None]
 
 
 def export_visual(loaded: LoadedModel, visual: EngineVisual, limits: Limits, ops: GraphOps, file: Path) -> None:
-    """Write the graph of a model's vision encoder, its weights in a file beside it, checked.
+    """Export the graph of a model's vision encoder, with weights in a separate file, and check it.
 
     Raises:
-        ExportError: torch or onnx refuse it.
+        ExportError: torch or onnx cannot export it.
     """
     shapes = visual_shapes(visual, loaded.hidden_size, loaded.dtype)
     with as_visual_graph(loaded, visual):
@@ -172,7 +174,7 @@ def export_visual(loaded: LoadedModel, visual: EngineVisual, limits: Limits, ops
 
 
 def visual_profiles(limits: Limits) -> dict[EngineStage, Profile]:
-    """Sizes of the vision encoder's stage."""
+    """Size ranges of the vision encoder's stage."""
     [stage] = VISUAL_STAGES
     return {stage: {TOKENS: SizeRange(1, limits.max_image_tokens, limits.max_image_tokens)}}
 

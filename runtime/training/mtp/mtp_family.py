@@ -1,4 +1,4 @@
-"""MTP modules as a family of heads that is trained."""
+"""MTP modules as a trainable family."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 
 class MtpFamily(UnrolledFamily):
-    """A multi-token-prediction module of the verifier's own class."""
+    """A multi-token-prediction (MTP) module of the verifier's own layer class."""
 
     inside_verifier = True
 
@@ -23,7 +23,7 @@ class MtpFamily(UnrolledFamily):
         """See `Family.tap_layers`.
 
         Raises:
-            ValueError: the verifier has modules already.
+            ValueError: the verifier already has MTP modules.
         """
         if num_mtp_modules(target):
             raise ValueError(f"verifier={config.verifier!r} has MTP modules already: serve it with the drafter mtp")
@@ -36,7 +36,7 @@ class MtpFamily(UnrolledFamily):
         return MtpHead(weights, config.seed)
 
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
-        """See `Family.loss`: the verifier's layer runs over whole sequences."""
+        """See `Family.loss`; whole batches are passed, because the verifier's layer runs over whole sequences."""
         return DraftLoss(head, config.ttt_steps, config.step_decay, follows_some=False)
 
     def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:

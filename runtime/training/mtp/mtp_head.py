@@ -1,7 +1,7 @@
-"""An MTP module in training: one decoder layer of the verifier's class, drafting the first token and all deeper ones.
+"""An MTP module in training: one decoder layer of the verifier's class, used at every depth.
 
-The mathematics is `wingbeat.runtime.mtp.mtp_modules.MtpModule`'s; here it runs over whole chains, as
-`wingbeat.runtime.heads.unroll` asks for, and its result is written in DeepSeek's layout beside the verifier's files.
+The mathematics is that of `wingbeat.runtime.mtp.mtp_modules.MtpModule`, run over whole chains as
+`wingbeat.runtime.heads.unroll` requires. The module is written in DeepSeek's layout beside the verifier's files.
 """
 
 import copy
@@ -27,18 +27,19 @@ _NAMES = {"norm.weight": "shared_head.norm.weight"}
 
 
 class MtpHead(DraftHead):
-    """A module as a head: features are the verifier's last hidden states, over the whole vocabulary.
+    """An MTP module as a draft head over the whole vocabulary; features are the verifier's last hidden states.
 
-    Starts from the verifier: the layer as its last one, the input as the normed hidden state alone.
+    Initial weights: the layer is the verifier's last layer, and the input projection passes the normalised hidden state
+    only.
 
     Raises:
-        ValueError: the verifier's last layer has other tensors than its class, as where experts are stored one by one.
+        ValueError: the verifier's last layer lacks tensors of its class, for example if experts are stored one by one.
     """
 
     def __init__(self, weights: VerifierWeights, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        # The attention function is the configuration's: the verifier's own must stay as it is.
+        # The config selects the attention function: a copy is changed, the verifier's stays as it is.
         config = copy.deepcopy(weights.config)
         with torch.device("meta"):
             model = build_model(config)
@@ -60,7 +61,7 @@ class MtpHead(DraftHead):
             self.lm_head.weight.copy_(weights.lm_head)
             self._start(weights)
         self.lm_head.weight.requires_grad_(False)
-        # The same parameters by the module's names.
+        # The module refers to the same parameters under its own names.
         self.module.embedding, self.module.head = self.embed_tokens.weight, self.lm_head.weight
         self.train()
 
@@ -77,23 +78,23 @@ class MtpHead(DraftHead):
         return self.module.eh_proj.weight.dtype
 
     def fuse(self, taps: Tensor) -> Tensor:
-        """The verifier's last hidden states, which are the features."""
+        """Returns the verifier's last hidden states unchanged: they are the features."""
         return taps
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        """Factors [1, batch * N, rotary_dim] of the tokens' positions, one above their features' int64 [batch, N]."""
+        """Rotary factors [1, batch * N, rotary_dim] of tokens, one position above features at int64 [batch, N]."""
         return self._rotary(self.embed_tokens.weight, position_ids.flatten()[None] + 1)
 
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Tokens int64 [batch, N] and features [batch, N, H] -> normed states [batch, N, H].
+        """Tokens int64 [batch, N] and features [batch, N, H] -> normalised states [batch, N, H].
 
         Raises:
-            ValueError: only some rows are asked for; training needs them all.
+            ValueError: `rows` is given; training needs every row.
         """
         if rows is not None:
-            raise ValueError("rows: a head in training gives the states of every row")
+            raise ValueError("rows must be None: a head in training computes every row")
         batch, length = token_ids.shape
         positions = torch.arange(1, length + 1, device=token_ids.device).repeat(batch)
         flat = self.module(
@@ -102,11 +103,11 @@ class MtpHead(DraftHead):
         return flat.unflatten(0, (batch, length))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """By the verifier's output matrix."""
+        """Logits by the verifier's output matrix."""
         return self.lm_head(hidden)
 
     def feedback(self, hidden: Tensor) -> Tensor:
-        """The module's states are its next features."""
+        """Returns the module's states unchanged: they are its next features."""
         return hidden
 
     def _start(self, weights: VerifierWeights) -> None:
@@ -123,7 +124,7 @@ class MtpHead(DraftHead):
 
 
 class _Chains:
-    """How the layer's attention gets at the chains' keys: flattened rows belong to `batch` sequences."""
+    """Adapts the layer's attention to chains: flattened rows are split into `batch` sequences."""
 
     def __init__(self, attend: Attend, batch: int) -> None:
         self.attend, self.batch = attend, batch
@@ -158,9 +159,9 @@ AttentionInterface.register(_CHAINS, _chain_attention)
 
 
 def save_mtp_module(head: MtpHead, verifier: Path, path: Path) -> None:
-    """Write a verifier's folder with the module in it: the verifier's files, linked or copied, and the module's own.
+    """Write a folder with the verifier's files, linked or copied, and the module's.
 
-    `config.json` states one module (`num_nextn_predict_layers`), as DeepSeek-V3's does.
+    `config.json` states one module (`num_nextn_predict_layers`), as in DeepSeek-V3.
     """
     path.mkdir(parents=True, exist_ok=True)
     for file in verifier.iterdir():
@@ -184,5 +185,5 @@ def _link(source: Path, link: Path) -> None:
     link.unlink(missing_ok=True)
     try:
         link.hardlink_to(source.resolve())
-    except OSError:  # another file system, or one without hard links
+    except OSError:  # another file system, or a file system without hard links
         shutil.copyfile(source, link)

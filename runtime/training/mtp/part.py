@@ -1,3 +1,3 @@
-"""MTP modules among what can be trained: a module of the verifier's own class."""
+"""Registers MTP modules as a trainable family."""
 
 trained_families = {"mtp": "wingbeat.runtime.training.mtp.mtp_family:MtpFamily"}

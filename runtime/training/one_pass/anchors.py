@@ -1,4 +1,4 @@
-"""Where the blocks begin that a head which drafts in one pass is trained on."""
+"""Draws the positions at which a one-pass head's training blocks start."""
 
 import numpy as np
 import torch
@@ -6,15 +6,17 @@ from torch import Tensor
 
 
 def draw_anchors(seed: int, step: int, rows: range, learnt: Tensor, num_drafted: int, num_anchors: int) -> Tensor:
-    """Positions at which blocks begin, ascending -> int64 [len(rows), num_anchors or as many as there are].
+    """Start positions of blocks, ascending -> int64 [len(rows), min(num_anchors, number of candidates)].
 
-    Each row of a batch has a random stream of its own, so that parts of a batch make up the batch. Positions before
-    tokens that are not to be learnt are drawn where there are no others.
+    Each row of a batch has its own random stream, so that parts of a batch draw the same positions as the batch.
+    Positions before tokens that are not to be learnt are drawn only if there are no others.
 
     Args:
-        rows: numbers of the sequences in the step's batch.
+        seed, step: select the random streams.
+        rows: indices of the sequences in the step's batch.
         learnt: bool [len(rows), length]: whether predicting a token is to be learnt.
-        num_drafted: tokens behind each that must be there.
+        num_drafted: number of tokens that must follow a block's start.
+        num_anchors: maximum number of positions per row.
     """
     drawn = []
     count = learnt.shape[1] - 1 - num_drafted

@@ -1,4 +1,4 @@
-"""What heads that draft in one pass learn: the verifier's distribution at every slot, given the text before it."""
+"""Training losses of one-pass heads: the verifier's distribution at every slot, given the text before it."""
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,9 @@ from wingbeat.runtime.training.losses import DenseTarget, DraftedIds, TopTarget,
 
 
 class BlockLoss(nn.Module):
-    """Mean loss of all blocks of a batch, of heads whose slots know nothing of one another's tokens.
+    """Mean loss of all blocks of a batch, for heads whose slots are independent.
 
-    Cross-entropy to the verifier's distribution, later slots weighted down by `step_decay ** slot`.
+    Cross-entropy to the verifier's distribution, with weight `step_decay ** slot`.
     """
 
     def __init__(self, head: OnePassHead | ParallelEagleHead, step_decay: float) -> None:
@@ -33,8 +33,10 @@ class BlockLoss(nn.Module):
         """The loss of int64 tokens [batch, length] with taps [batch, length, taps_size] -> scalar.
 
         Args:
+            token_ids, taps: the sequences.
+            target: the verifier's distributions.
             loss_mask: see `DraftLoss.forward`.
-            anchors: int64 [batch, A], where blocks begin.
+            anchors: int64 [batch, A]: start positions of the blocks.
         """
         hidden = block_states(self.head, token_ids, taps, anchors)
         logits = self.head.logits(hidden).float()
@@ -43,7 +45,7 @@ class BlockLoss(nn.Module):
         total = torch.zeros((), device=hidden.device)
         for depth in range(self.head.config.num_drafted):
             rows = anchors + depth
-            # The text's own tokens come before: a walk counts only as far as it has drafted them.
+            # The walk is fed with the text's own tokens: a draft counts only if all previous drafts equal the text.
             following = walk.step(depth, token_ids.gather(1, rows).flatten()[:, None], none)
             loss = self.of_slot(following, slots[depth], wanted.at(rows), token_ids.gather(1, rows + 1))
             if loss_mask is not None:
@@ -52,24 +54,26 @@ class BlockLoss(nn.Module):
         return total / sum(self.step_decay**depth for depth in range(self.head.config.num_drafted))
 
     def of_slot(self, following: Continuations, logits: Tensor, wanted: Wanted, next_ids: Tensor) -> Tensor:
-        """Of one slot of every block -> [batch, A].
+        """Loss of one slot of every block -> [batch, A].
 
         Args:
-            following: what the head says [batch * A, 1, ...].
-            logits: of the slots [batch * A, draft_vocab_size], without what corrects them.
-            wanted: what the verifier says [batch, A, ...].
-            next_ids: int64 [batch, A]: the tokens that do come.
+            following: the head's continuations [batch * A, 1, ...].
+            logits: the slots' uncorrected logits [batch * A, draft_vocab_size].
+            wanted: the verifier's distributions [batch, A, ...].
+            next_ids: int64 [batch, A]: the tokens that follow in the text.
         """
         return wanted.cross_entropy(_shaped(following.logits, next_ids))
 
 
 class MarkovLoss(BlockLoss):
-    """DSpark's: of the corrected logits, and of how sure the head is that its best token is the one that comes.
+    """DSpark's loss: of the corrected logits, and of the confidence that the best token is the next one.
 
     Source: arXiv 2607.05147.
 
     Args:
-        confidence_weight: of the second part.
+        head: the head.
+        step_decay: weight of later slots.
+        confidence_weight: weight of the confidence loss.
     """
 
     def __init__(self, head: OnePassHead, step_decay: float, confidence_weight: float) -> None:
@@ -89,7 +93,7 @@ class MarkovLoss(BlockLoss):
 
 
 class LatticeLoss(BlockLoss):
-    """DFlash2's: of the slots' own logits, and of the scores of their candidates given the token before."""
+    """DFlash2's loss: of the slots' own logits, and of the candidates' scores given the previous token."""
 
     def of_slot(self, following: Continuations, logits: Tensor, wanted: Wanted, next_ids: Tensor) -> Tensor:
         """See `BlockLoss.of_slot`."""
@@ -100,12 +104,14 @@ class LatticeLoss(BlockLoss):
 
 
 class ParallelLoss(BlockLoss):
-    """P-EAGLE's: every pair predicts the token after its own, and masked slots behind some of them what follows.
+    """P-EAGLE's loss: each pair predicts the next token, and masked slots after anchors the tokens after it.
 
-    Cross-entropy to the verifier's distribution, later tokens weighted down by `step_decay ** depth`.
+    Cross-entropy to the verifier's distribution, with weight `step_decay ** depth`.
 
     Args:
-        num_drafted: tokens drafted in a pass.
+        head: the head.
+        num_drafted: number of tokens drafted in a pass.
+        step_decay: weight of later tokens.
     """
 
     def __init__(self, head: ParallelEagleHead, num_drafted: int, step_decay: float) -> None:
@@ -123,7 +129,7 @@ class ParallelLoss(BlockLoss):
         """See `BlockLoss.forward`."""
         pairs, slots = parallel_states(self.head, token_ids, taps, anchors, self.num_drafted)
         wanted = self.wanted(target)
-        # The pair at index i, whose token is at i + 1, predicts the token at i + 2: the verifier's row i + 1.
+        # The pair at index i has the token at i + 1 and predicts the token at i + 2: the verifier's row i + 1.
         known = torch.arange(1, token_ids.shape[1] - 1, device=anchors.device).expand(len(token_ids), -1)
         total = self._mean(self.head.logits(pairs[:, :-1]), wanted, known, loss_mask)
         for depth in range(1, self.num_drafted):
@@ -132,7 +138,7 @@ class ParallelLoss(BlockLoss):
         return total / sum(self.step_decay**depth for depth in range(self.num_drafted))
 
     def _mean(self, logits: Tensor, wanted: Wanted, rows: Tensor, loss_mask: Tensor | None) -> Tensor:
-        """Of logits [batch, N, draft_vocab_size] that predict what the verifier's rows int64 [batch, N] do."""
+        """Mean loss of logits [batch, N, draft_vocab_size] against the verifier's rows int64 [batch, N]."""
         loss = wanted.at(rows).cross_entropy(logits.float())
         return (loss if loss_mask is None else loss * loss_mask.gather(1, rows + 1)).mean()
 

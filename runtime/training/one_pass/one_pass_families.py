@@ -1,4 +1,4 @@
-"""Families that draft a block of tokens in one pass: DFlash, what is built upon it, and P-EAGLE."""
+"""Trainable families that draft a block in one pass: DFlash and its derivatives, and P-EAGLE."""
 
 from abc import abstractmethod
 from pathlib import Path
@@ -33,22 +33,22 @@ from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 
 class BlockFamily(Family):
-    """A head that drafts a block: blocks begin at tokens of the text drawn at random."""
+    """A head that drafts a block; training blocks start at randomly drawn tokens."""
 
     kind: OnePassFamily
 
     def shapes(self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights) -> dict[str, Any]:
-        """Fields of the head's config that follow the verifier's and what a user may change of them."""
+        """Config fields of the head that follow the verifier, with the user's overrides."""
         shapes = head_shapes(weights, self.tap_layers(config, target), config.intermediate_size)
         shapes["num_key_value_heads"] = config.num_key_value_heads or shapes["num_attention_heads"]
         return shapes | {"draft_vocab_size": min(config.draft_vocab_size, weights.vocab_size)}
 
     @abstractmethod
     def num_drafted(self, config: TrainDrafterConfig) -> int:
-        """Tokens that a block drafts."""
+        """Number of tokens that a block drafts."""
 
     def inputs(self, config: TrainDrafterConfig, found: Inputs, step: int, part: Part) -> Inputs:
-        """See `Family.inputs`; with the blocks' first positions."""
+        """See `Family.inputs`; adds the start positions of the blocks."""
         token_ids, taps, target, *masks = found.tensors
         loss_mask = masks[0] if masks else None
         learnt = torch.ones_like(token_ids, dtype=torch.bool) if loss_mask is None else loss_mask
@@ -62,13 +62,13 @@ class BlockFamily(Family):
         return block_matches(head, token_ids, taps, num_steps)
 
     def chain(self, config: TrainDrafterConfig) -> int:
-        """See `Family.chain`; no longer than a block."""
+        """See `Family.chain`; at most the block's number of tokens."""
         return min(super().chain(config), self.num_drafted(config))
 
     def continued(
         self, config: TrainDrafterConfig, target: TargetDescription, shape: OnePassConfig | EagleHeadConfig
     ) -> TrainedHead:
-        """The head that a run starts from, which has to be of this family and shape."""
+        """The head of `config.initial_head`, which must have this family and shape."""
         name = f"initial_head={str(config.initial_head)!r}"
         if read_one_pass_checkpoint(config.initial_head).family is not self.kind:
             raise ValueError(f"{name} is not of family={config.family!r}")
@@ -80,7 +80,7 @@ class BlockFamily(Family):
 
 
 class DFlashFamily(BlockFamily):
-    """DFlash's body with marginals alone."""
+    """The DFlash head, whose slots are independent."""
 
     kind = OnePassFamily.DFLASH
     slots = Slots.FILL_IN
@@ -135,18 +135,18 @@ class DFlashFamily(BlockFamily):
         )
 
     def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict[str, Any]:
-        """Fields of `OnePassConfig` that the family has beside DFlash's."""
+        """Fields of `OnePassConfig` that the family adds to DFlash's."""
         return {}
 
 
 class JetSpecFamily(DFlashFamily):
-    """DFlash's body whose slots see those to their left."""
+    """JetSpec: DFlash's body with slots that see only slots to their left."""
 
     kind = OnePassFamily.JETSPEC
 
 
 class DSparkFamily(DFlashFamily):
-    """DSpark: what the token before adds to a slot's scores, and how sure the head is."""
+    """DSpark: DFlash's body with a correction by the previous token, and a confidence head."""
 
     kind = OnePassFamily.DSPARK
     slots = Slots.SHIFT
@@ -162,7 +162,7 @@ class DSparkFamily(DFlashFamily):
 
 
 class DFlash2Family(DFlashFamily):
-    """DFlash2: convolutions over the slots, and scores of pairs of candidates."""
+    """DFlash2: DFlash's body with convolutions over the slots, and scores of pairs of candidates."""
 
     kind = OnePassFamily.DFLASH2
 
@@ -176,7 +176,7 @@ class DFlash2Family(DFlashFamily):
 
 
 class ParallelEagleFamily(BlockFamily):
-    """P-EAGLE: EAGLE-3's pairs, and masked slots behind them."""
+    """P-EAGLE: EAGLE-3's pairs, followed by masked slots."""
 
     kind = OnePassFamily.PEAGLE
 

@@ -1,4 +1,4 @@
-"""The head that drafts in one pass, before training: as much of the verifier as fits."""
+"""Initial weights of a one-pass head: copied from the verifier as far as they fit."""
 
 import torch
 from torch import Tensor
@@ -11,16 +11,16 @@ from wingbeat.runtime.training.head_init import copy_layer, copy_tensors, freque
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 _GROUPS = 16
-"""Most channels that share a kernel of DFlash2's convolutions."""
+"""Maximum number of channels that share a kernel of DFlash2's convolutions."""
 
 
 def mask_token(token_weights: Tensor) -> int:
-    """The token that stands for what is not known: the last one that no text has, else the rarest."""
+    """Id of the mask token: the highest id absent from the corpus, else the highest id of the rarest tokens."""
     return int((token_weights == token_weights.min()).nonzero().max())
 
 
 def lattice_shape(hidden_size: int, draft_vocab_size: int, rank: int) -> LatticeConfig:
-    """DFlash2's parts for a head of a width."""
+    """DFlash2's part of the config for a head of this width."""
     group_size = next(size for size in range(_GROUPS, 0, -1) if hidden_size % size == 0)
     return LatticeConfig(group_size=group_size, rank=rank, top_k=min(16, draft_vocab_size))
 
@@ -28,9 +28,9 @@ def lattice_shape(hidden_size: int, draft_vocab_size: int, rank: int) -> Lattice
 def initial_one_pass_head(
     weights: VerifierWeights, config: OnePassConfig, token_weights: Tensor, seed: int
 ) -> OnePassHead:
-    """A head of DFlash's body; its context vectors start as the verifier's highest tap, what corrects slots as nothing.
+    """A DFlash-based head whose context vectors start as the verifier's highest tap, and corrections as zero.
 
-    The embedding stays the verifier's, and so does the output matrix of a head that drafts the whole vocabulary.
+    The embedding is not trained, nor the output matrix of a head that drafts the whole vocabulary.
     """
     torch.manual_seed(seed)
     head = OnePassHead(config)
@@ -59,14 +59,14 @@ def initial_one_pass_head(
 
 
 def for_training(head: OnePassHead) -> OnePassHead:
-    """A head whose weights are free to change, but for those that stay the verifier's."""
+    """Make a head's weights trainable, except those of the verifier."""
     head.requires_grad_(True).embed_tokens.weight.requires_grad_(False)
     head.lm_head.weight.requires_grad_(head.config.draft_vocab_size < head.config.vocab_size)
     return head.train()
 
 
 def _start_corrections(head: OnePassHead) -> None:
-    """DSpark's and DFlash2's parts: convolutions pass their inputs on, and no token changes the next one's scores."""
+    """Initialise DSpark's and DFlash2's parts: convolutions are the identity, and tokens do not change later scores."""
     for layer in head.layers:
         for conv in (layer.attention_conv, layer.mlp_conv):
             if conv is not None:
@@ -87,7 +87,7 @@ def initial_parallel_head(
     mask_token_id: int,
     seed: int,
 ) -> ParallelEagleHead:
-    """A P-EAGLE head: its first layer starts as EAGLE-3's, those behind it as the verifier's last one."""
+    """A P-EAGLE head: the first layer starts as in EAGLE-3, later layers as the verifier's last one."""
     torch.manual_seed(seed)
     head = ParallelEagleHead(config, mask_token_id)
     start_eagle3(head, weights, token_weights)

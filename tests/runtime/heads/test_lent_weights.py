@@ -47,7 +47,7 @@ def test_a_head_reads_an_embedding_where_it_lies_in_the_place_of_a_copy(embeddin
     assert head.embed_tokens.weight.data_ptr() == verifier.lent[EMBEDDING].data_ptr()
     own = load_eagle_head(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier), BF16)
     assert all(torch.equal(one, other) for one, other in zip(head.parameters(), own.parameters(), strict=True))
-    assert "the verifier's embed_tokens.weight is used where it lies (0.00 GB)" in caplog.text
+    assert "the drafter shares the verifier's embed_tokens.weight (0.00 GB)" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
@@ -76,7 +76,7 @@ def test_memory_that_holds_something_else_is_not_used_and_one_line_says_so(embed
     assert torch.equal(head.embed_tokens.weight, embedding)
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert line == (
-        "the drafter loads a copy of its own of model.embed_tokens.weight: what the verifier lends is not the file's"
+        "the drafter loads a copy of its own of model.embed_tokens.weight: the verifier's differs from the file's"
     )
 
 

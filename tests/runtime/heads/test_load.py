@@ -124,8 +124,8 @@ def test_an_unexpected_tensor_is_named(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t["d2t"].add_(VOCAB), "d2t leads outside"),
-        (lambda t: t["d2t"].copy_(-torch.arange(DRAFT_VOCAB)), "d2t leads two draft ids"),
+        (lambda t: t["d2t"].add_(VOCAB), "d2t points outside"),
+        (lambda t: t["d2t"].copy_(-torch.arange(DRAFT_VOCAB)), "d2t maps two draft ids"),
         (lambda t: t.update(t2d=~t["t2d"]), "t2d marks other"),
     ],
     ids=["out of range", "duplicate", "t2d disagrees"],
@@ -154,7 +154,7 @@ def test_a_config_that_does_not_fit_is_refused_by_field(folder, fields, message)
 @pytest.mark.parametrize(
     ("drop", "fields", "message"),
     [
-        ((), {"wingbeat_convention": {"taps": [1]}}, "wingbeat_convention={'taps': [1]} is no convention"),
+        ((), {"wingbeat_convention": {"taps": [1]}}, "wingbeat_convention={'taps': [1]} is not a convention"),
         ((), {"wingbeat_convention": {"tap_layers": [1, 3, LAYERS]}}, "taps enter layers (1, 3, 8)"),
         (
             ("target_hidden_size",),
@@ -282,5 +282,5 @@ def test_a_quantised_head_is_refused_where_no_part_reads_it(folder, fields, edit
 def test_a_head_of_compressed_attention_is_refused_where_no_part_reads_it(folder, monkeypatch):
     edit_config(folder, kv_lora_rank=8)
     monkeypatch.setattr(head_config, "first", lambda *given: None)
-    with pytest.raises(CheckpointError, match=r"^a head of compressed attention \(MLA\) is not supported$"):
+    with pytest.raises(CheckpointError, match=r"^a head with compressed attention \(MLA\) is not supported$"):
         load(folder)

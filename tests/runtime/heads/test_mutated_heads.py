@@ -63,11 +63,14 @@ def test_every_wrong_field_is_refused_or_harmless(saved: Path, tmp_path: Path) -
         ({"rope_parameters": {"rope_type": "default", "rope_theta": -1}}, "rope_theta is -1"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({"draft_vocab_size": 0}, "draft_vocab_size is 0"),
-        ({"head_dim": 0}, "head_dim=0 is no positive number"),
+        ({"head_dim": 0}, "head_dim=0 is not a positive integer"),
         ({"head_dim": 5}, "head_dim=5 is odd"),
-        ({"eagle_config": [1]}, "eagle_config=.* is no object"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1.0, 3, 4]}, "wingbeat_convention": None}, "no list"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": 3}, "wingbeat_convention": None}, "no list"),
+        ({"eagle_config": [1]}, "eagle_config=.* is not an object"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1.0, 3, 4]}, "wingbeat_convention": None},
+            "not a list",
+        ),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": 3}, "wingbeat_convention": None}, "not a list"),
     ],
     ids=str,
 )
@@ -80,7 +83,7 @@ def test_a_number_that_cannot_be_right_is_refused_by_its_name(folder: Path, fiel
 @pytest.mark.parametrize("offset", [-1000, 1000, 2**40])
 def test_a_map_out_of_the_vocabulary_is_refused(folder: Path, offset: int) -> None:
     edit_tensors(folder, lambda tensors: tensors["d2t"][-1:].fill_(offset))
-    with pytest.raises(CheckpointError, match="d2t leads outside the target's vocabulary of 40"):
+    with pytest.raises(CheckpointError, match="d2t points outside the target's vocabulary of 40"):
         load(folder)
 
 

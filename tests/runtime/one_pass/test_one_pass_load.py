@@ -205,7 +205,7 @@ def test_p_eagle_is_read_from_flat_and_nested_configs(tmp_path, nested):
     ("edit", "message"),
     [
         (lambda raw, tensors: tensors.pop("mask_hidden"), "missing tensor mask_hidden"),
-        (lambda raw, tensors: raw.pop("ptd_token_id"), "names no token of masked slots"),
+        (lambda raw, tensors: raw.pop("ptd_token_id"), "states no mask token"),
         (lambda raw, tensors: raw.update(ptd_token_id=97), "mask_token_id=97 is outside"),
         (lambda raw, tensors: raw.update(layer_types=["sliding_attention"]), "layer_types='sliding_attention'"),
         (lambda raw, tensors: tensors.pop("layers.1.mlp.up_proj.weight"), r"missing tensor layers\.1\.mlp\.up_proj"),

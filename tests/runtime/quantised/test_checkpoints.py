@@ -241,7 +241,7 @@ def test_parts_that_do_not_fit_together_are_named(tmp_path, change, says):
 @pytest.mark.parametrize(
     ("case", "change", "says"),
     [
-        ("fp8", lambda parts: parts.pop("weight_scale_inv"), r"q_proj.weight is torch.float8_e4m3fn, and no scale"),
+        ("fp8", lambda parts: parts.pop("weight_scale_inv"), r"q_proj.weight is torch.float8_e4m3fn, but has no scale"),
         ("fp8", lambda parts: parts["weight"].view(torch.uint8).fill_(0x7F), r"q_proj.weight or its scales hold NaN"),
         (
             "float-quantized",

@@ -69,12 +69,14 @@ def test_a_model_in_parts_is_read_whole(tmp_path):
     held = served(tmp_path).model
     assert torch.equal(dense_weight(held.lm_head), meant.lm_head.weight)
     third = tmp_path / "tiny-00003-of-00003.gguf"
-    with pytest.raises(ModelCheckpointError, match=r"tiny-00003-of-00003.gguf is a part of a model: give the first"):
+    with pytest.raises(
+        ModelCheckpointError, match=r"tiny-00003-of-00003.gguf is a part of a split model: give the first"
+    ):
         checkpoint_folder(third)
     third.unlink()
     (tmp_path / "tiny-00001-of-00003.gguf").touch()  # what was read before is not asked
     with pytest.raises(
-        ModelCheckpointError, match=r"the first of 3 parts, and tiny-00003-of-00003.gguf is not beside it"
+        ModelCheckpointError, match=r"the first of 3 parts, but tiny-00003-of-00003.gguf is missing in its folder"
     ):
         served(tmp_path)
 
@@ -138,7 +140,10 @@ def cut(num_bytes):
         (cut(900), "is truncated or damaged"),
         (cut(-100), "is truncated or damaged"),
         (lambda file: file.write_bytes(b"GGML" + file.read_bytes()[4:]), "does not begin with GGUF"),
-        (lambda file: write_model(file, "Q8_0", pre="unheard-of"), "splits texts as 'unheard-of' does"),
+        (
+            lambda file: write_model(file, "Q8_0", pre="unheard-of"),
+            "tokenizer.ggml.pre = 'unheard-of', which is not supported",
+        ),
     ],
     ids=["metadata cut", "weights cut", "another format", "another tokenizer"],
 )

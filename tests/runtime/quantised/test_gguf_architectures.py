@@ -57,17 +57,17 @@ def write_head(file, architecture, **fields):
 @pytest.mark.parametrize(
     ("architecture", "fields", "says"),
     [
-        ("falcon", {}, r"tiny.gguf \(falcon\) is of an architecture that is not read: llama, "),
-        ("llama", {"logit_scale": 2}, r"says llama.logit_scale = 2, which is not read"),
-        ("llama", {"rope.dimension_count": 8}, "rotary angles of a part of each head are not read"),
-        ("llama", {"rope.scaling.type": "longrope"}, "rotary positions scaled as 'longrope' are not read"),
-        ("llama", {"attention.value_length": 8}, "keys and values are of unlike lengths"),
+        ("falcon", {}, r"tiny.gguf \(falcon\) has an unsupported architecture: llama, "),
+        ("llama", {"logit_scale": 2}, r": llama.logit_scale = 2 is not supported"),
+        ("llama", {"rope.dimension_count": 8}, "RoPE over a part of each head is not supported"),
+        ("llama", {"rope.scaling.type": "longrope"}, "RoPE scaling 'longrope' is not supported"),
+        ("llama", {"attention.value_length": 8}, "keys and values of different width are not supported"),
         ("llama", {"attention.head_count": 0}, "cannot be read: ZeroDivisionError"),
-        ("llama", {"block_count": "many"}, "block_count is 'many', and no number"),
+        ("llama", {"block_count": "many"}, "block_count is 'many', not a number"),
         ("qwen2moe", {"expert_count": 4, "expert_used_count": 0}, "cannot be read: ZeroDivisionError"),
-        ("olmoe", {"expert_feed_forward_length": 32}, "says olmoe.expert_feed_forward_length = 32, which is not read"),
-        ("granitemoe", {"rope.scaling.finetuned": False}, "positions without rotary angles are not read"),
-        ("deepseek2", {}, r"tiny.gguf \(deepseek2\) is of an architecture that is not read"),
+        ("olmoe", {"expert_feed_forward_length": 32}, ": olmoe.expert_feed_forward_length = 32 is not supported"),
+        ("granitemoe", {"rope.scaling.finetuned": False}, "layers without RoPE are not supported"),
+        ("deepseek2", {}, r"tiny.gguf \(deepseek2\) has an unsupported architecture"),
     ],
 )
 def test_what_is_not_read_is_named(tmp_path, architecture, fields, says):

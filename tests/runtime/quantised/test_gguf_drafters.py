@@ -243,11 +243,11 @@ def test_inspect_shows_a_head(pair, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("fields", "without", "says"),
     [
-        ({"target_layers": None}, (), r"head.gguf \(eagle3\) says eagle3.target_layers = None"),
+        ({"target_layers": None}, (), r"head.gguf \(eagle3\): eagle3.target_layers = None"),
         ({"target_layers": [1, 2, 9]}, (), "taps enter layers"),
-        ({"block_count": 2}, (), r"head.gguf \(eagle3\) says eagle3.block_count = 2"),
-        ({"expert_count": 4}, (), r"head.gguf \(eagle3\) says eagle3.expert_count = 4, which is not read"),
-        ({"embedding_length": None}, (), r"head.gguf \(eagle3\) does not say eagle3.embedding_length"),
+        ({"block_count": 2}, (), r"head.gguf \(eagle3\): eagle3.block_count = 2"),
+        ({"expert_count": 4}, (), r"head.gguf \(eagle3\): eagle3.expert_count = 4 is not supported"),
+        ({"embedding_length": None}, (), r"head.gguf \(eagle3\) has no field eagle3.embedding_length"),
         ({"target_hidden_size": 32}, (), "target_hidden_size=32 differs"),
         ({}, ("o_proj",), r"missing tensor midlayer.self_attn.o_proj.weight"),
         ({"attention.head_count": 8}, (), r"q_proj.weight"),

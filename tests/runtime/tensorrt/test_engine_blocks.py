@@ -95,7 +95,7 @@ def test_a_block_larger_than_the_engine_has_rows_for_is_refused(tmp_path):
     head = head_of(tmp_path, "dflash")
     small = LIMITS.model_copy(update={"max_draft_tree_size": 6})
     config = draft_config(head).model_copy(update={"limits": small})
-    with pytest.raises(ValueError, match="a draft has 7 nodes behind its context"):
+    with pytest.raises(ValueError, match="a draft has 7 nodes after its context"):
         BlockDrafter(draft_session(head, config), config, head, CHAIN)
 
 

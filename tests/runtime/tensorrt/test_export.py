@@ -237,7 +237,7 @@ def test_a_mixture_of_experts_is_refused_by_name():
 
 @needs_states
 def test_layers_with_states_are_refused_by_name():
-    with pytest.raises(UnsupportedModelError, match="lfm2 keeps recurrent states"):
+    with pytest.raises(UnsupportedModelError, match="lfm2 has recurrent states"):
         check_exportable(hybrid("lfm2").loaded)
 
 

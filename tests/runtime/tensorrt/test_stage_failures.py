@@ -125,7 +125,7 @@ def test_a_proposal_commits_nothing_and_needs_a_committed_context(llama):
     assert output.logits.shape == (1, 2, config.draft_vocab_size)
     assert runner.committed[1] == 5
     assert all(torch.equal(cache[1, :, :5], kept) for cache, kept in zip(kv.layers[0], before, strict=True))
-    with pytest.raises(WrongInputError, match="KV row 1 goes on from 9: 5 pairs of it are committed"):
+    with pytest.raises(WrongInputError, match="KV row 1 continues at position 9: 5 of its pairs are committed"):
         runner.proposal(tree._replace(starts=[9]), selected)
     runner.accept(KnownPairs([1], [5], [2], torch.arange(3)[None], taps[:, :3]))
     assert runner.committed[1] == 7

@@ -276,5 +276,5 @@ def test_a_batch_that_does_not_split_is_refused(config):
 
 
 def test_a_chain_that_does_not_fit_the_sequence_is_refused(config):
-    with pytest.raises(ValueError, match="sequence_length=9 leaves no chain of ttt_steps=8"):
+    with pytest.raises(ValueError, match="sequence_length=9 is too short for a chain of ttt_steps=8"):
         TrainDrafterConfig(**config.model_dump() | {"sequence_length": 9, "ttt_steps": 8})

@@ -101,8 +101,8 @@ def test_a_verifier_whose_last_layer_has_other_names_is_refused(world):
     ("fields", "message"),
     [
         ({"tap_layers": (1,)}, "mtp has one tap"),
-        ({"layout": "specforge"}, "layout='specforge': family='mtp' has none"),
-        ({"intermediate_size": 8}, "intermediate_size='8': family='mtp' has none"),
+        ({"layout": "specforge"}, "layout='specforge': family='mtp' does not have this setting"),
+        ({"intermediate_size": 8}, "intermediate_size='8': family='mtp' does not have this setting"),
         ({"output": None}, "is the verifier's folder"),
     ],
 )
