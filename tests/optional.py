@@ -88,7 +88,7 @@ FEATURES = {
             *("deployments/inspection", "tests/deployments/inspection", "tests/runtime/mtp/test_mtp_inspection.py"),
             "tests/runtime/one_pass/test_one_pass_inspected.py",
         ),
-        needs=("local",),
+        needs=("local", "doctor"),
         words=("inspect",),
     ),
     "offline": Feature(
