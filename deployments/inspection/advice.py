@@ -99,7 +99,7 @@ def hub_heads(name: HubName | None, folder: Path) -> tuple[list[Head], str | Non
         the heads, and why there are none if the hub cannot be asked.
     """
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers, get_session
+    from huggingface_hub.utils import get_session
 
     model = name.name if name is not None else getattr(read_config(folder), "_name_or_path", "") or folder.name
     model = re.sub(r"-(gguf|awq|gptq|fp8|int4|q\d\w*)$", "", Path(model).name, flags=re.I)
@@ -109,7 +109,6 @@ def hub_heads(name: HubName | None, folder: Path) -> tuple[list[Head], str | Non
         answer = get_session().get(
             f"{constants.ENDPOINT}/api/models",
             params={"search": model, "sort": "downloads", "limit": str(MOST_ASKED)},
-            headers=build_hf_headers(),
             timeout=HUB_S,
         )
         answer.raise_for_status()

@@ -32,9 +32,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, list[str]]]]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            is_search = urlparse(self.path).path == "/api/models"
-            queries.extend([parse_qs(urlparse(self.path).query)] * is_search)
-            body = json.dumps(REPOSITORIES if is_search else {}).encode()
+            queries.append(parse_qs(urlparse(self.path).query))
+            body = json.dumps(REPOSITORIES).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
