@@ -1,4 +1,4 @@
-"""The setting `embeddings`, and what a model's own files say of its embeddings."""
+"""The setting `embeddings`, and the pooling that a model's own files name."""
 
 import json
 from pathlib import Path
@@ -14,43 +14,45 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 POOLING_FILE = Path("1_Pooling") / "config.json"
-"""Of an embedding model in the layout of sentence-transformers."""
+"""Pooling configuration of an embedding model in the layout of sentence-transformers."""
 _MODES = {"pooling_mode_mean_tokens": Pooling.MEAN, "pooling_mode_lasttoken": Pooling.LAST}
 MOST_HIDDEN = 16_384
-"""Numbers of an embedding that an answer must have room for, where config.json leaves the hidden size to its class."""
+"""Assumed size of an embedding if config.json leaves the hidden size to the model class; used to bound answers."""
 
 
 class EmbeddingKind(NamedTuple):
-    """Kind of a model's embeddings."""
+    """Pooling and size of a model's embeddings."""
 
     pooling: Pooling | None = None
-    """None where it has none."""
+    """None if the model has no embeddings."""
     can_be_cut: bool = False
-    """Whether the first numbers of one are an embedding, too."""
+    """Whether a leading part of an embedding is itself an embedding (Matryoshka)."""
     num_numbers: int = 1
-    """Of one that is not cut."""
+    """Numbers in a full embedding."""
 
 
 NO_EMBEDDINGS = EmbeddingKind()
 _DESCRIPTION = (
-    "What /v1/embeddings answers: the model's last hidden states, their mean or the last one, with "
-    f"length 1. 'auto' is what {POOLING_FILE} of the model's folder says, and none without it."
+    "Pooling of /v1/embeddings: 'mean' of the model's last hidden states or the 'last' one, normalised to length 1; "
+    f"'none' serves no embeddings. 'auto' reads {POOLING_FILE} in the model's folder, and is none without that file."
 )
 _FIELD = Field("auto", description=_DESCRIPTION, json_schema_extra={"panel": FEATURES})
 SETTINGS = {"embeddings": (Literal["auto", "none", "mean", "last"], _FIELD)}
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError where embeddings are asked of an engine that has none."""
+    """Raises ValueError if embeddings are set for an engine other than Wingbeat's own, which returns no hidden
+    states.
+    """
     if config.embeddings in ("mean", "last") and not config.is_wingbeats_own():
         raise ValueError(f"embeddings is {config.embeddings}: engines other than Wingbeat's own show no hidden states")
 
 
 def pooling_of(config: "AppConfig") -> Pooling | None:
-    """How a prompt's hidden states become its embedding; None where the model has none.
+    """Returns the pooling of a prompt's hidden states; None if the model has no embeddings.
 
     Raises:
-        ValueError: the model's folder says what is not served.
+        ValueError: the model's folder names a pooling that is not supported.
     """
     if config.embeddings == "none" or not config.is_wingbeats_own():
         return None
@@ -66,7 +68,7 @@ def pooling_of(config: "AppConfig") -> Pooling | None:
 
 
 def embedding_kind_of(config: "AppConfig") -> EmbeddingKind:
-    """Which embeddings a model has; raises ValueError as `pooling_of`."""
+    """Returns the kind of a model's embeddings; raises ValueError as `pooling_of`."""
     pooling = pooling_of(config)
     if pooling is None:
         return NO_EMBEDDINGS

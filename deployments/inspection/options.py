@@ -8,9 +8,10 @@ from wingbeat.deployments.options.model_options import LoadOptions
 
 
 class InspectConfig(LoadOptions):
-    """Options of `wingbeat inspect`, the folder apart."""
+    """Options of `wingbeat inspect`, except the folder."""
 
     model: Path | None = Field(
         None,
-        description="Folder of the verifier to try the drafter with; a model's own, to try its prediction modules.",
+        description="Folder of the verifier to try the drafter with. If it is the inspected folder itself, the "
+        "model's own multi-token prediction modules are tried.",
     )

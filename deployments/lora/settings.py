@@ -1,4 +1,4 @@
-"""Settings of LoRA adapters."""
+"""Settings of LoRA adapters (`lora_modules` and others)."""
 
 import json
 from functools import partial
@@ -43,33 +43,36 @@ def _named(adapters: Any) -> Any:
 
 
 Folders = Annotated[dict[str, Path] | None, BeforeValidator(_by_name), AfterValidator(_named)]
-"""Folders of adapters by name; a text on the command line."""
+"""Folders of adapters by name; `name=folder,..` or JSON on the command line."""
 _field = partial(Field, json_schema_extra={"panel": FEATURES})
 _MODULES = _field(
     None,
-    description="LoRA adapters by the name that requests give as their model: name=folder, several separated by "
-    "commas, or a JSON object.",
+    description="LoRA adapters by the name that requests pass as `model`: name=folder, several separated by commas, or "
+    "a JSON object.",
 )
 _FOLDER = _field(
     None,
-    description="Folder below which operators may load adapters while the server runs "
-    "(/v1/load_lora_adapter); none serves no such path.",
+    description="Folder below which operators may load adapters while the server runs (/v1/load_lora_adapter). By "
+    "default the path is not served.",
 )
 _NUMBER = _field(
-    8, ge=1, le=MOST_LORAS, description="Adapters an engine holds at once; others are read again when needed."
+    8,
+    ge=1,
+    le=MOST_LORAS,
+    description="Adapters that an engine holds in memory; others are read from disk when needed.",
 )
 SETTINGS = {
     "lora_modules": (Folders, _MODULES),
     "lora_update_dir": (Path | None, _FOLDER),
     "max_loras": (int, _NUMBER),
-    "max_lora_rank": (int, _field(RANK, ge=1, le=MOST_RANK, description="Highest rank of an adapter.")),
+    "max_lora_rank": (int, _field(RANK, ge=1, le=MOST_RANK, description="Maximum rank of an adapter.")),
 }
 LIVE_SETTINGS = {"lora_modules": (Annotated[dict[str, str], AfterValidator(_named)], {})}
-"""Adapters beside those of the settings: by name, a folder below `lora_update_dir`."""
+"""Live setting: further adapters, folders below `lora_update_dir` by name."""
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError, one line, for an adapter that cannot be served, and for a folder that is none."""
+    """Raises ValueError, one line, if an adapter cannot be served or `lora_update_dir` is not a directory."""
     for name, folder in (config.lora_modules or {}).items():
         if name in config.model_names():
             raise ValueError(f"lora_modules: the name {name!r} is that of the base model")
@@ -82,12 +85,12 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def variant_names(config: "AppConfig") -> tuple[str, ...]:
-    """Names of the adapters of the settings."""
+    """Names of the adapters in `lora_modules`."""
     return tuple(config.lora_modules or ())
 
 
 def engine_limits(config: "AppConfig") -> dict[str, int]:
-    """No room for adapters where the settings ask for none."""
+    """Limits of an engine for adapters: no room if the settings name none."""
     return {} if _serves_adapters(config) else {"max_loras": 0}
 
 

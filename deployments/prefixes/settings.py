@@ -1,4 +1,4 @@
-"""Settings of saved prefixes."""
+"""Settings of saved prefixes (`prefix_dir`, `max_pinned_tokens`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +15,14 @@ PREFIX_DIR, NO_PREFIX_CACHE = "`prefix_dir`", "`enable_prefix_caching` false"
 _MOST_TOKENS = 2**31 - 1
 _FOLDER = Field(
     None,
-    description="Folder in which every engine keeps saved prefixes, such as system prompts (/v1/prefixes), and "
-    "from which it reads them when it starts; none keeps them in memory alone.",
+    description="Folder in which each engine stores saved prefixes, such as system prompts (/v1/prefixes), and "
+    "from which it reads them when it starts. By default prefixes are kept in memory only.",
     json_schema_extra={"panel": FEATURES},
 )
 _TOKENS = Field(
     None,
     ge=0,
-    description="Tokens of saved prefixes an engine holds; none takes a quarter of its KV blocks.",
+    description="Maximum tokens of saved prefixes that an engine holds. By default a quarter of its KV blocks.",
     json_schema_extra={"panel": FEATURES},
 )
 SETTINGS = {"prefix_dir": (Path | None, _FOLDER), "max_pinned_tokens": (int | None, _TOKENS)}
@@ -30,7 +30,7 @@ REFUSED = (Refusal(PREFIX_DIR, NO_PREFIX_CACHE, "no prefixes are kept then", "le
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError, one line, for a folder that is none, or a number that no machine holds."""
+    """Raises ValueError, one line, if `prefix_dir` is not a directory or `max_pinned_tokens` is above 2^31 - 1."""
     if config.prefix_dir is not None and config.prefix_dir.exists() and not config.prefix_dir.is_dir():
         raise ValueError(f"prefix_dir is {str(config.prefix_dir)!r}: must be a directory, or not there yet")
     if (config.max_pinned_tokens or 0) > _MOST_TOKENS:
@@ -38,7 +38,7 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether prefixes are kept in a folder, and whether none are cached."""
+    """Whether prefixes are stored in a folder, and whether prefix caching is off."""
     return {
         PREFIX_DIR: (config.prefix_dir is not None, "prefix_dir is given"),
         NO_PREFIX_CACHE: (not config.enable_prefix_caching, "enable_prefix_caching is False"),

@@ -10,15 +10,15 @@ from wingbeat.runtime.tensor_parallel.group import PART_OF_GPU, RANKS, THREADS_T
 if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 _DESCRIPTION = (
-    "Ranks that each verifier's weights and KV heads are divided among: processes of one node, each with "
-    "num_gpus_per_verifier and num_cpus_per_verifier."
+    "Number of ranks that each verifier's weights and KV heads are divided among. Ranks are processes of one node, "
+    "each with num_gpus_per_verifier and num_cpus_per_verifier."
 )
 _FIELD = Field(1, ge=1, description=_DESCRIPTION, json_schema_extra={"panel": CLUSTER})
 SETTINGS = {"tensor_parallel_size": (int, _FIELD)}
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether a verifier has ranks, and what else does not go with them."""
+    """Returns features that conflict with ranks, and whether a verifier has several."""
     size, share = config.tensor_parallel_size, config.num_gpus_per_verifier
     return {
         RANKS: (size > 1, f"tensor_parallel_size is {size}"),
@@ -28,7 +28,7 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Refuse sizes of the model that are not divided evenly; raises ValueError that names the setting to change."""
+    """Raises ValueError, naming the setting to change, if sizes of the model are not divisible by the ranks."""
     size, num_gpus = config.tensor_parallel_size, config.num_gpus_per_verifier
     if num_gpus > 1 and num_gpus == int(num_gpus):
         raise ValueError(

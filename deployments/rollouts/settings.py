@@ -1,4 +1,4 @@
-"""Settings of a server whose weights change."""
+"""Settings of a server whose weights change while it serves (rollouts)."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 ROLLOUTS = "`rollouts`"
 JOURNAL, RANKS, PREFIX_DIR = "`rollouts_journal`", "`tensor_parallel_size` above 1", "`prefix_dir`"
-"""Features of other parts, by their names there."""
-_OLD = "what is stored is of weights that change"
+"""Features of other parts, under the same names."""
+_OLD = "stored data would be of weights that change"
 REFUSED = (
     Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines hold the weights that they were built with"),
     Refusal(ROLLOUTS, Feature.INT8, "rounded weights take no others while they are served"),
@@ -33,7 +33,7 @@ class WeightTransfer(BaseModel):
     backend: Literal["gloo", "nccl", "disk", "ray"] = Field(
         "ray",
         description="How trainers send weights: 'gloo' and 'nccl' broadcast them in a process group; 'disk' names "
-        "files; 'ray' hands over object references by a Serve handle. Files and references go with each of them.",
+        "files; 'ray' passes object references over a Serve handle. Files and references work with every backend.",
     )
 
 
@@ -52,8 +52,8 @@ SETTINGS = {
         bool,
         Field(
             False,
-            description="Serve /pause, /sleep, /update_weights and the like, for operators who sample what a policy in "
-            "training writes.",
+            description="Serve /pause, /sleep, /update_weights and related paths, for operators who sample from a "
+            "policy that is being trained.",
             json_schema_extra=_PANEL,
         ),
     ),
@@ -61,8 +61,8 @@ SETTINGS = {
         bool,
         Field(
             False,
-            description="Hold weights that are written over in host memory until their update is finished: one that "
-            "is not leaves the old weights, and not an engine without any.",
+            description="Keep overwritten weights in host memory until an update is finished, so that an unfinished "
+            "update restores the old weights. Needs rollouts.",
             json_schema_extra=_PANEL,
         ),
     ),
@@ -70,25 +70,30 @@ SETTINGS = {
         Path | None,
         Field(
             None,
-            description="Folder, on the machine of each replica, of draft heads that come with weights "
-            "(/start_draft_weight_update); it holds the last two, and is this server's alone.",
+            description="Folder, on each replica's machine, for draft heads that arrive by /start_draft_weight_update; "
+            "it holds the last two and must not be shared with another server. Needs rollouts.",
             json_schema_extra=_PANEL,
         ),
     ),
     "weight_transfer_config": (
         Annotated[WeightTransfer | None, BeforeValidator(_from_text)],
-        Field(None, description="As vLLM's, a JSON object of a backend; implies rollouts.", json_schema_extra=_PANEL),
+        Field(
+            None,
+            description='vLLM\'s setting, as JSON such as {"backend": "gloo"}: how trainers send weights (gloo, '
+            "nccl, disk, ray). Implies rollouts.",
+            json_schema_extra=_PANEL,
+        ),
     ),
 }
 
 
 def changes_weights(config: "AppConfig") -> bool | None:
-    """Whether weights change while they are served; None where they do not."""
+    """Returns True if weights change while they are served, else None."""
     return True if config.rollouts or config.weight_transfer_config is not None else None
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether weights change, and how that is asked for."""
+    """Whether weights change, and the words that say so."""
     said = "rollouts is True" if config.rollouts else "weight_transfer_config is given"
     return {
         ROLLOUTS: (bool(changes_weights(config)), said),
@@ -97,7 +102,9 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError, one line, for what no rollouts are there for, and for a recording of several weights."""
+    """Raises ValueError, one line, for settings that need rollouts and for a recording, which would mix several
+    weights.
+    """
     if not changes_weights(config):
         for name in ("rollouts_journal", "rollouts_dir"):
             if getattr(config, name):

@@ -1,4 +1,4 @@
-"""Settings of several models behind one endpoint."""
+"""The setting `models`: several models behind one endpoint."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,13 +15,13 @@ OF_ONE_MODEL = (
     *("model", "served_model_name", "drafter", "engine_dir", "lora_modules"),
     *("lora_update_dir", "prefix_dir", "recording_dir"),
 )
-"""Settings that stand in an entry of `models`, never beside it."""
+"""Settings of a single model: allowed in an entry of `models`, never beside `models`."""
 OF_ROUTER = (
     *("models", "api_key", "operator_key", "allowed_hosts", "allowed_origins", "unknown_fields", "access_log"),
     *("otlp_traces_endpoint", "max_body_bytes", "max_answer_bytes", "max_ongoing_requests", "shutdown_timeout_s"),
     *("num_router_replicas", "router_autoscaling_config"),
 )
-"""Settings that stand beside `models`, never in an entry."""
+"""Settings of the router, which all models share: allowed beside `models`, never in an entry."""
 _EXAMPLE = '[{"model": "org/one"}, {"model": "org/two", "drafter": "ngram"}]'
 
 
@@ -35,34 +35,34 @@ def _from_command_line(value: Any) -> Any:
 
 
 Models = Annotated[tuple[dict[str, Any], ...] | None, BeforeValidator(_from_command_line)]
-"""The setting's type: the settings of each model, or JSON of them on the command line."""
+"""Type of the setting: the settings of each model, as JSON on the command line."""
 _DESCRIPTION = (
-    "Several models behind one endpoint, of which a request's `model` chooses one: the settings of "
-    f"each, such as {_EXAMPLE}; what stands beside it is for all of them."
+    "Several models behind one endpoint; a request's `model` chooses one. A list of the settings of each model, such "
+    f"as {_EXAMPLE}; settings given beside it apply to all models."
 )
 SETTINGS = {"models": (Models, Field(None, description=_DESCRIPTION, json_schema_extra={"panel": MODEL}))}
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError where an entry is wrong, naming its place in the list and the field."""
+    """Raises ValueError if an entry is invalid (with its index and field), or if two models have the same name."""
     names = [name for one in config.served() for name in one.all_names()] if config.models is not None else []
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"models: two of them have the name {twice!r}")
+        raise ValueError(f"models: two models have the name {twice!r}; give one of them another served_model_name")
 
 
 def served(config: "AppConfig") -> "tuple[AppConfig, ...] | None":
-    """The settings of each model, complete; None where there is one.
+    """Returns the complete settings of each model; None if `models` is not given.
 
     Raises:
-        ValueError: a setting stands where it does not belong, or is wrong.
+        ValueError: a setting of one model is given for all, or the reverse, or is invalid.
     """
     if config.models is None:
         return None
     misplaced = next((name for name in OF_ONE_MODEL if name in config.model_fields_set), None)
     if misplaced is not None:
         raise ValueError(f"{misplaced} is given beside models: put it into the entry of its model")
-    common = {"threads": 1, **_beside(config)}  # each would take what all of them have
+    common = {"threads": 1, **_beside(config)}  # by default each model would take all cores
     return tuple(_one(config, index, common, entry) for index, entry in enumerate(config.models))
 
 
@@ -73,7 +73,7 @@ def _beside(config: "AppConfig") -> dict[str, Any]:
 def _one(config: "AppConfig", index: int, common: dict[str, Any], entry: dict[str, Any]) -> "AppConfig":
     misplaced = next((name for name in OF_ROUTER if name in entry), None)
     if misplaced is not None:
-        raise ValueError(f"models[{index}].{misplaced}: all models have the same; put it beside models")
+        raise ValueError(f"models[{index}].{misplaced}: this setting is shared by all models; put it beside models")
     try:
         return type(config)(**common | entry)
     except ValidationError as error:
@@ -83,7 +83,7 @@ def _one(config: "AppConfig", index: int, common: dict[str, Any], entry: dict[st
 
 
 def with_served(config: "AppConfig", served: "tuple[AppConfig, ...]", names: tuple[str, ...]) -> "AppConfig":
-    """Settings of several models, of which `names` are as in `served`."""
+    """Returns settings of several models whose fields `names` have the values of `served`."""
     entries = tuple(
         entry | {name: getattr(one, name) for name in names} for entry, one in zip(config.models, served, strict=True)
     )

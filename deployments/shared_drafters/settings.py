@@ -1,4 +1,4 @@
-"""Settings of drafters that verifiers share, in place of one per verifier."""
+"""The setting `drafters`: drafters that verifiers share, in place of one per verifier."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 VERIFIERS_HELD = 8
-"""Verifiers that a drafter has slots for, where nothing is given: those of several drafters that are gone, too."""
+"""Verifiers that a drafter has slots for by default, enough to take over those of several lost drafters."""
 
 SHARED_DRAFTERS, _REMEDY = "`drafters`", "leave drafters out"
 
 
 class DrafterPoolOptions(Settings):
-    """The setting `drafters`.
+    """Fields of the setting `drafters`.
 
     Raises:
-        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+        pydantic.ValidationError: a field is unknown, of the wrong type or out of range.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    num: int = Field(ge=1, le=MOST_PROCESSES, description="Drafters, of whatever number of verifiers.")
+    num: int = Field(ge=1, le=MOST_PROCESSES, description="Number of drafters, whatever the number of verifiers.")
     max_num_seqs: int | None = Field(
         None, ge=1, le=MOST_OF_ENGINE["max_num_seqs"], description="Sequences that one drafter drafts for."
     )
-    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Of the KV that one drafter keeps.")
+    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes of the KV cache that one drafter keeps.")
     start_timeout_s: float = Field(
         30.0,
         ge=0,
         le=MOST_SECONDS,
-        description="What a starting verifier waits for a drafter before it serves without one.",
+        description="Seconds that a starting verifier waits for a drafter before it serves without one.",
     )
 
     def slots(self, max_num_seqs: int) -> int:
-        """Sequences of one drafter.
+        """Number of sequences that one drafter has slots for.
 
         Args:
-            max_num_seqs: of one verifier.
+            max_num_seqs: sequences of one verifier.
         """
         return self.max_num_seqs or VERIFIERS_HELD * max_num_seqs
 
@@ -55,10 +55,12 @@ def _from_command_line(value: Any) -> Any:
 
 
 SharedDrafters = Annotated[DrafterPoolOptions | None, BeforeValidator(_from_command_line)]
-"""The setting's type: as a mapping, or as JSON on the command line."""
+"""Type of the setting: a mapping, or JSON on the command line."""
 _DESCRIPTION = (
-    'Drafters that all verifiers share, such as {"num": 2}, placed by themselves; none gives each '
-    "verifier its own. Further fields: max_num_seqs, kv_cache_memory_bytes, start_timeout_s."
+    'Drafters that all verifiers share, placed independently of them, as JSON such as {"num": 2}. Further fields: '
+    "max_num_seqs (sequences that one drafter drafts for), kv_cache_memory_bytes (KV cache of one drafter), "
+    "start_timeout_s (seconds that a verifier waits for a drafter at its start, by default 30). By default each "
+    "verifier has its own drafter."
 )
 _FIELD = Field(None, description=_DESCRIPTION, json_schema_extra={"panel": CLUSTER})
 SETTINGS = {"drafters": (SharedDrafters, _FIELD)}
@@ -70,14 +72,14 @@ REFUSED = (
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError where a drafter has no room for one verifier."""
+    """Raises ValueError if a drafter has fewer slots than one verifier has sequences."""
     most, needed = config.drafters and config.drafters.max_num_seqs, config.most_num_seqs()
     if most is not None and most < needed:
-        raise ValueError(f"drafters.max_num_seqs is {most}: at least max_num_seqs, {needed}, or no verifier fits")
+        raise ValueError(f"drafters.max_num_seqs is {most}: use at least max_num_seqs, {needed}, or no verifier fits")
 
 
 def check_before_start(config: "AppConfig") -> None:
-    """Raises ValueError where drafters on CPUs set more memory aside than this machine has."""
+    """Raises ValueError if a drafter on CPUs would reserve more memory than this machine has."""
     num_bytes = config.drafters and config.drafters.kv_cache_memory_bytes
     if num_bytes and config.resolved_device() == "cpu":
         from wingbeat.runtime.free_memory import total_memory
@@ -87,6 +89,6 @@ def check_before_start(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether drafters are shared."""
+    """Whether drafters are shared, and the words that say so."""
     shared = config.drafters
     return {SHARED_DRAFTERS: (shared is not None, f"drafters.num is {shared and shared.num}")}

@@ -1,4 +1,4 @@
-"""Settings of spans, and the packages that they need."""
+"""The setting `otlp_traces_endpoint`, and a check for the packages it needs."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 SDK = "opentelemetry.sdk.trace"
-_WHERE = "Where OpenTelemetry spans of requests go, such as http://localhost:4318/v1/traces; none writes none."
+_WHERE = (
+    "URL that OpenTelemetry spans of requests are sent to, such as http://localhost:4318/v1/traces. By default no "
+    "spans are written."
+)
 SETTINGS = {"otlp_traces_endpoint": (str | None, Field(None, description=_WHERE, json_schema_extra={"panel": API}))}
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError, one line that says what to install, where spans are asked for and cannot be written."""
+    """Raises ValueError, one line that names the extra to install, if spans are on and a package is missing."""
     for module in () if config.otlp_traces_endpoint is None else (SDK, EXPORTER):
         try:
             importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""The setting `suffix_beside`, and what trees of earlier text brought."""
+"""The setting `suffix_beside`, and metrics of its draft trees."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -21,8 +21,8 @@ refusals = (
     Refusal(SUFFIX_BESIDE, Feature.ENGINE_DIR, "its engines are built for their drafter's trees"),
 )
 _DESCRIPTION = (
-    "Beside a drafter: continue earlier text, of the request and of outputs of others, where that is expected to bring "
-    "more tokens than a draft, which is then not asked for. For requests that quote: edits of files, tool results."
+    "Beside a drafter with weights: draft by continuing earlier text, of the request or of other requests' outputs, "
+    "if more tokens are expected from that than from a draft. For requests that quote: edits of files, tool results."
 )
 model_settings = {
     "suffix_beside": (bool, Field(False, description=_DESCRIPTION, json_schema_extra={"panel": DRAFTING}))
@@ -30,7 +30,7 @@ model_settings = {
 
 
 def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
-    """Feature of texts that are continued beside a drafter: whether they are asked for, and how."""
+    """Whether earlier text is continued beside a drafter, and the words that say so."""
     none = config.choice().drafts
     return {
         SUFFIX_BESIDE: (config.suffix_beside, "suffix_beside is True"),
@@ -39,12 +39,12 @@ def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
 
 
 def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
-    """Rounds of sequences whose tree continued earlier text."""
+    """Counters of rounds, draft tokens and accepted tokens of trees that continue earlier text."""
     from wingbeat.deployments.metrics.families import counter
     from wingbeat.deployments.metrics.vllm_families import LABELS, rows
 
     texts = {
-        "rounds": "Sequences' rounds with a tree that continued earlier text",
+        "rounds": "Rounds of sequences with a draft tree that continued earlier text",
         "draft_tokens": "Nodes of such trees verified",
         "accepted_tokens": "Nodes of such trees accepted",
     }

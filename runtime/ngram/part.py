@@ -10,15 +10,15 @@ _SETTINGS = (
         int,
         1,
         64,
-        "With drafter ngram: most tokens at the end of a text that are looked up in it; by default 4, or "
-        "prompt_lookup_min.",
+        "With drafter ngram: maximum tokens at the end of a text that are looked up in the text; by default 4, or "
+        "prompt_lookup_min if that is given.",
     ),
     DrafterSetting(
         "prompt_lookup_min",
         int,
         1,
         64,
-        "With drafter ngram: fewest of these tokens that must be found; by default 2, or prompt_lookup_max.",
+        "With drafter ngram: minimum tokens that must be found; by default 2, or prompt_lookup_max if that is given.",
     ),
 )
 drafter_kinds = (

@@ -9,23 +9,24 @@ _SETTINGS = (
         int,
         2,
         1 << 16,
-        "With drafter suffix: most tokens of a context that matched and of the draft behind it, together; by default "
-        "contexts have at most 32, and drafts draft_steps.",
+        "With drafter suffix: maximum tokens of a matched context and the draft behind it together; by default "
+        "contexts have at most 32 tokens and drafts draft_steps.",
     ),
     DrafterSetting(
         "suffix_decoding_max_cached_requests",
         int,
         0,
         1 << 31,
-        "With drafter suffix: requests whose outputs others are drafted from, the oldest forgotten first; 0 has each "
-        "request drafted from its own text alone. By default as many as 131,072 tokens have.",
+        "With drafter suffix: maximum requests whose outputs are kept to draft other requests from; the older half is "
+        "dropped at a time, and 0 drafts each request from its own text only. By default, and at most, outputs of "
+        "131,072 tokens are kept.",
     ),
     DrafterSetting(
         "suffix_decoding_max_spec_factor",
         float,
         0.0,
         1e6,
-        "With drafter suffix: most drafted levels for each token of the context that matched; by default 4.",
+        "With drafter suffix: maximum drafted levels per token of the matched context; by default 4.",
     ),
     DrafterSetting(
         "suffix_decoding_min_token_prob",

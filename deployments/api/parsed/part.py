@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 message_fields = "wingbeat.deployments.api.parsed.tools:CallFields"
 chat_reader = "wingbeat.deployments.api.parsed.reading:chat_reader"
 _SETTINGS = {"tool_call_parser": ("tool calls", TOOL_CALL_PARSERS), "reasoning_parser": ("thoughts", REASONING_PARSERS)}
-_SAYS = "What finds {} in answers: {}, module:Class of yours, or none; auto is what the chat template says."
+_SAYS = "Parser that finds {} in answers: {}, your own module:Class, or none; auto follows the chat template."
 settings = {
     name: (
         str | None,

@@ -26,7 +26,7 @@ def test_vllm_s_switch_implies_them():
         ),
         ({"rollouts": True, "engine_factory": "a:b"}, "its weights are its own"),
         ({"rollouts": True, "recording_dir": "/tmp/r"}, "rollouts and recording_dir are both given"),
-        ({"rollouts": True, "prefix_dir": "/tmp/r"}, "what is stored is of weights that change"),
+        ({"rollouts": True, "prefix_dir": "/tmp/r"}, "stored data would be of weights that change"),
         ({"weight_transfer_config": {"backend": "ipc"}}, "backend"),
         ({"weight_transfer_config": "gloo"}, "is not JSON"),
         ({"rollouts_journal": True}, "rollouts_journal is given: give rollouts as well"),

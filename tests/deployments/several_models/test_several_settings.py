@@ -26,10 +26,13 @@ def test_the_command_line_takes_them_as_json():
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"models": [{}, {}]}, "two of them have the name 'wingbeat-demo'"),
+        ({"models": [{}, {}]}, "two models have the name 'wingbeat-demo'"),
         ({"models": [{"served_model_name": "a,b"}, {"served_model_name": "b"}]}, "the name 'b'"),
-        ({"models": [{"api_key": "x"}]}, "models[0].api_key: all models have the same; put it beside models"),
-        ({"models": [{}, {"models": []}]}, "models[1].models: all models have the same"),
+        (
+            {"models": [{"api_key": "x"}]},
+            "models[0].api_key: this setting is shared by all models; put it beside models",
+        ),
+        ({"models": [{}, {"models": []}]}, "models[1].models: this setting is shared by all models"),
         ({"models": [{}], "drafter": "none"}, "drafter is given beside models: put it into the entry"),
         ({"models": [{"dafter": "none"}]}, "there is no setting models[0].dafter: did you mean models[0].drafter?"),
         ({"models": [{"block_size": 0}]}, "models[0]: block_size"),
