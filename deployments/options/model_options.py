@@ -48,9 +48,8 @@ class ModelFolder(Settings):
 
     model: Path | None = Field(
         None,
-        description="Folder of a Hugging Face checkpoint, a GGUF file, a name on the Hugging Face hub (org/name or "
-        "org/name@revision), or the short name of a model that wingbeat fetch has. By default the demo's "
-        "verifier.",
+        description="Folder of a Hugging Face checkpoint, a GGUF file, a name on the Hugging Face hub, "
+        "org/name[@revision], or the short name of a model that wingbeat fetch has. By default the demo's verifier.",
     )
 
     @model_validator(mode="before")
@@ -94,11 +93,12 @@ class LoadOptions(ModelFolder):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] | None = Field(
         None,
         description="Dtype of weights and KV cache. By default float32 on CPUs, and on GPUs float16 if config.json "
-        "names it and bfloat16 otherwise. 'auto' is the default, except for a bfloat16 checkpoint on a "
-        "CPU with bfloat16 units: both dtypes are timed at the start, and bfloat16 is taken if rounds are"
-        " 10 % shorter; texts then have bfloat16's rounding. 'int8', on CPUs only: float32 with linear "
-        "layers' weights rounded to eight bits with one scale per channel, which are read in half the "
-        "time of bfloat16 and change texts.",
+        "names it and bfloat16 otherwise. 'auto' is the default, except for a bfloat16 checkpoint on a CPU with "
+        "bfloat16 units (AVX512-BF16, AMX): both dtypes are timed at the start, bfloat16 is taken if rounds are 10 % "
+        "shorter, and the choice is kept in the cache folder; texts then have bfloat16's rounding, so name a dtype "
+        "if replicas run on different kinds of CPU. 'int8', on CPUs only: float32 with linear layers' weights "
+        "rounded to eight bits with one scale per channel, which are read in half the time of bfloat16 and change "
+        "texts.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
@@ -225,8 +225,8 @@ class ModelOptions(ModelSettings):
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         "auto",
         description="Dtype of the verifier's KV cache: 'auto' is the model's dtype; 'fp8' rounds keys and values to "
-        "float8_e4m3fn, so that the same memory holds twice the tokens of bfloat16. fp8 changes texts, "
-        "equally with and without speculation, is slower on CPUs, and does not go with "
+        "float8_e4m3fn, so that the same memory holds twice the tokens of bfloat16 and four times those of float32. "
+        "fp8 changes texts, equally with and without speculation, is slower on CPUs, and does not go with "
         "tensor_parallel_size or engine_dir.",
     )
 

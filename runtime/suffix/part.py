@@ -33,8 +33,8 @@ _SETTINGS = (
         float,
         0.0,
         1.0,
-        "With drafter suffix: least share of a context's occurrences that a token followed, along with those before it "
-        "in the draft; by default an estimate of at least 0.01.",
+        "With drafter suffix: minimum fraction of a context's occurrences that a drafted token, "
+        "with the tokens before it in the draft, has followed; by default an estimate of at least 0.01.",
     ),
 )
 drafter_kinds = (DrafterKind("suffix", _BUILD, copies_text=True, remembers=True, settings=_SETTINGS),)
