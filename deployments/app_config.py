@@ -56,8 +56,8 @@ class AppConfig(
     max_queued_requests: int = Field(
         256,
         ge=0,
-        description="Requests that may wait per engine beyond the max_num_seqs that run, over all routers "
-        "together; further requests are answered by 503.",
+        description="Requests that may wait, over all engines and routers together, beyond the max_num_seqs that "
+        "each engine runs; further requests are answered by 503.",
     )
     engine_wait_s: float = Field(
         120.0,
