@@ -81,7 +81,7 @@ def test_the_address_printed_is_where_the_cluster_listens(fake_ray, capsys):
 def test_an_application_that_is_deleted_while_it_starts_is_not_said_to_be_ready(fake_ray, capsys):
     fake = fake_ray(attached=True)
     fake.run = lambda app, name: None
-    with pytest.raises(StartError, match="deleted the application while it was starting"):
+    with pytest.raises(StartError, match="application was deleted while it was starting"):
         serve_until_stopped(AppConfig())
     assert "/v1" not in capsys.readouterr().out
 
@@ -115,7 +115,7 @@ def test_a_port_that_is_taken_after_it_was_looked_at_ends_the_start_in_one_line(
     with bind("127.0.0.1", 0) as other:
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 cannot be listened at: Address already in use"):
+        with pytest.raises(StartError, match=f"cannot listen on port {port} of 127.0.0.1: Address already in use"):
             serve_until_stopped(AppConfig(), port=port)
     assert "run" not in fake.calls
     assert fake.watchdogs == 0

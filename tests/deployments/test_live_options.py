@@ -98,7 +98,7 @@ def test_a_router_that_runs_goes_on_as_it_was_and_says_why(router: Router, caplo
     assert [live.max_queued_requests for live in router._fronts[0].taken] == [3]
     (said,) = caplog.messages
     assert said.startswith("user_config.log_level loud")
-    assert said.endswith("This replica goes on as it was.")
+    assert said.endswith("This replica keeps its settings.")
 
 
 class Engines:

@@ -63,7 +63,7 @@ def test_an_address_where_nobody_listens_ends_the_start_in_one_line(monkeypatch:
 
 
 def test_a_server_that_is_no_ray_is_named(silent: int):
-    with pytest.raises(ClusterError, match="no head of a Ray cluster"):
+    with pytest.raises(ClusterError, match="is not the head of a Ray cluster"):
         address_to_join(f"127.0.0.1:{silent}")
 
 

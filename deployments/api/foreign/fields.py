@@ -1,7 +1,7 @@
-"""Fields of vLLM's, SGLang's and llama.cpp's requests that have no field of their own here.
+"""Unsupported request fields of vLLM, SGLang and llama.cpp, and how each is handled.
 
-A value that would change the text, or the promises about it, is refused. What only adds to an answer is passed over by
-name. What says nothing by itself, or where and how fast a request runs, is accepted.
+Values that would change the text, or guarantees about it, are refused. Fields that only add to an answer are ignored
+and named. Fields without effect by themselves, or about where and how fast a request runs, are accepted.
 """
 
 from collections.abc import Mapping
@@ -124,7 +124,7 @@ FOREIGN: Mapping[str, Unserved] = {
     "rid": hint("it says who asks"),
     "custom_labels": hint("it says who asks"),
 }
-"""What becomes of each, in every body that generates."""
+"""Handling of each field in every body that generates."""
 
 FOREIGN_COMPLETION: Mapping[str, Unserved] = {
     **FOREIGN,
@@ -132,9 +132,9 @@ FOREIGN_COMPLETION: Mapping[str, Unserved] = {
     "continue_final_message": refused("a prompt is not a conversation", False),
     "mm_processor_kwargs": refused(_MEDIA),
 }
-"""The same of `/v1/completions`."""
+"""Handling of each field in `/v1/completions`."""
 
 
 def unserved_fields(path: str) -> Mapping[str, Unserved]:
-    """Fields of other servers at an endpoint that generates, with what becomes of each."""
+    """Returns the handling of other servers' fields at an endpoint that generates."""
     return FOREIGN_COMPLETION if path == "/v1/completions" else FOREIGN

@@ -1,4 +1,4 @@
-"""Fields of `/v1/messages` that are not served, and what becomes of them."""
+"""Unsupported fields of `/v1/messages`, and how each is handled."""
 
 from collections.abc import Mapping
 

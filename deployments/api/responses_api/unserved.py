@@ -1,4 +1,4 @@
-"""Fields of `/v1/responses` that are not served, and what becomes of them."""
+"""Unsupported fields of `/v1/responses`, and how each is handled."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ RESPONSE: Mapping[str, Unserved] = {
     "prompt": refused(f"{NO_STATE}: send its text"),
     "top_logprobs": refused("log-probabilities are told in chat completions", 0),
     "moderation": refused(CHECKS),
-    "access_programs": refused("no such programs are known here"),
+    "access_programs": refused("this server has no access programs"),
     "image": refused(TEXT_ALONE),
     "context_management": passed_over("an input that is too long is refused, not shortened", []),
     "truncation": passed_over("an input that is too long is refused, not shortened", "disabled"),
