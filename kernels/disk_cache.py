@@ -1,5 +1,7 @@
-"""JSON files of measurements, kept on disk so that a later start need not repeat them. Failures are logged, never
-raised."""
+"""JSON files of measurements, kept on disk so that a later start need not repeat them.
+
+Failures are logged, never raised.
+"""
 
 import json
 import logging

@@ -48,8 +48,10 @@ def options(*, fused: bool) -> dict[str, bool]:
 
 
 def compiled_capability() -> int:
-    """Compute capability that kernels are compiled for on a machine without a GPU, times ten; 0 if they are
-    interpreted."""
+    """Compute capability that kernels are compiled for on a machine without a GPU, times ten.
+
+    0 if they are interpreted.
+    """
     if knobs.runtime.interpret:
         return 0
     try:

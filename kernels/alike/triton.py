@@ -129,8 +129,10 @@ def tile_of(num_rows: int, dtype: torch.dtype) -> int:
 
 
 def splits_are_shared(device: torch.device, num_rows: int, tiles: tuple[int, int], splits: int) -> bool:
-    """Returns whether each split has a program of its own: if rows are few, or if the tiles fill at most half of the
-    GPU."""
+    """Returns whether each split has a program of its own.
+
+    True if rows are few, or if the tiles fill at most half of the GPU.
+    """
     idle = 2 * tiles[0] * tiles[1] <= _num_sms(device) and tiles[0] <= 2  # the counters cover two tiles of rows
     return splits > 1 and (num_rows <= _FEW_ROWS or idle)
 

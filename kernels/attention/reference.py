@@ -118,8 +118,10 @@ def _check_arguments(
     sinks: Tensor | None,
     out: Tensor | None,
 ) -> None:
-    """Rejects arguments that the kernels would misread or read out of bounds. Checks shapes and dtypes, no tensor
-    values."""
+    """Rejects arguments that the kernels would misread or read out of bounds.
+
+    Checks shapes and dtypes, no tensor values.
+    """
     num_reqs, num_query, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = key_cache.shape[2], value_cache.shape[3]
     if query.dtype not in _FLOATS:
@@ -249,8 +251,10 @@ def masked_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Grouped-query attention over dense keys [num_reqs, num_keys, num_kv_heads, dim]. Other arguments:
-    `paged_attention`."""
+    """Grouped-query attention over dense keys [num_reqs, num_keys, num_kv_heads, dim].
+
+    Other arguments: `paged_attention`.
+    """
     num_kv_heads = key.shape[2]
     group, num_query = query.shape[2] // num_kv_heads, query.shape[1]
     # The query heads of a group share their keys, so they become rows of one tile, head by head.

@@ -65,8 +65,10 @@ class Compacted(NamedTuple):
 
 
 class Decree(NamedTuple):
-    """Forced acceptance, for benchmarks: accepts a random number of levels along first children, whatever the target
-    chooses."""
+    """Forced acceptance, for benchmarks.
+
+    A random number of levels is accepted along first children, whatever the target chooses.
+    """
 
     limits: Tensor
     """int32 [max_depth]: a level is accepted if its random bits are below its limit."""
@@ -174,8 +176,7 @@ class TreeAcceptance:
 
 
 class _Room:
-    """Result buffers for paths of one shape, with the columns of committed lengths and last tokens that the paths
-    update."""
+    """Result buffers for paths of one shape, with the per-slot columns that accepting a path updates."""
 
     def __init__(self, num_reqs: int, longest: int, width: int, committed_lens: Tensor, last_token_ids: Tensor) -> None:
         new = committed_lens.new_empty

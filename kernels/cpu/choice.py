@@ -1,5 +1,4 @@
-"""Chooses the target's tokens on the host in C++ (`choice.h`), with the results of torch's operations token for
-token."""
+"""Chooses the target's tokens on the host in C++ (`choice.h`); the tokens equal those of torch's operations."""
 
 from ctypes import CDLL, POINTER, Structure, byref, c_int64, c_void_p
 from typing import NamedTuple

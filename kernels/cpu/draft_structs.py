@@ -1,5 +1,7 @@
-"""ctypes mirrors, field by field, of the drafting structs in `growth.h`, `draft.h`, `walks.h`, `block.h`, `rounds.h`
-and `trees.h`."""
+"""ctypes mirrors, field by field, of the C++ structs for drafting.
+
+Sources: `growth.h`, `draft.h`, `walks.h`, `block.h`, `rounds.h` and `trees.h`.
+"""
 
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_void_p

@@ -122,8 +122,10 @@ class NodeChoice(NamedTuple):
 
 
 class TakenTrees(NamedTuple):
-    """Nodes to verify, and their storage: int64 [num_reqs, width] unless stated. Overwritten by the fourth call after
-    this one."""
+    """Nodes to verify, and their storage: int64 [num_reqs, width] unless stated.
+
+    Overwritten by the fourth call after this one.
+    """
 
     trees: TreeFields
     roots: Tensor
@@ -229,8 +231,10 @@ class DraftIntake:
         return room.views(taken, num_reqs, source.num_nodes if by is not None else 0) if taken.believed else None
 
     def _source(self, sent: Sent) -> "_Source":
-        """Returns the C++ description of a reply; the latest ones are kept, since a channel alternates between two
-        replies."""
+        """Returns the C++ description of a reply.
+
+        The latest ones are kept, since a channel alternates between two replies.
+        """
         source = self._sources.get(id(sent))
         if source is None:
             if len(self._sources) == MOST_SOURCES:

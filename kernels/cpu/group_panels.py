@@ -68,8 +68,10 @@ class GroupPanels(NamedTuple):
         return cls(storage, (columns,), inputs, torch.float32, bias, order, is_whole, tuple(held), matrices, read)
 
     def round_rows(self) -> bool:
-        """Makes products round their rows to int8 first, in blocks of 32 inputs (`rounded.h`). Returns whether they
-        can."""
+        """Makes products round their rows to int8 first, in blocks of 32 inputs (`rounded.h`).
+
+        Returns whether they can.
+        """
         for matrix in self.matrices:
             matrix.groups.rounded = self.is_whole
         return self.is_whole

@@ -51,8 +51,10 @@ def open_library(folder: Path) -> ctypes.CDLL:
 
 
 def why_missing() -> str | None:
-    """Returns the reason why this machine has no library, in one line; None if the library opens. Compiles if
-    needed."""
+    """Returns the reason why this machine has no library, in one line.
+
+    None if the library opens. Compiles if needed.
+    """
     try:
         open_library(kept_in())
     except NoLibraryError as error:

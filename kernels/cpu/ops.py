@@ -229,8 +229,10 @@ class CpuKernels:
         return DraftIntake(self._library, present, shape)
 
     def take_in(self, head: Head | BlockHead, sequences: Sequences, decided: Decided) -> None:
-        """Runs a head over decided pairs: stores keys and values, and for an EAGLE head each sequence's last hidden
-        state."""
+        """Runs a head over decided pairs.
+
+        Stores keys and values, and for an EAGLE head each sequence's last hidden state.
+        """
         self._drafts[type(head)].take_in(*map(ctypes.byref, (head, sequences, decided)))
 
     def grow(self, head: Head | BlockHead, sequences: Sequences, roots: Roots) -> int:
@@ -238,8 +240,10 @@ class CpuKernels:
         return self._drafts[type(head)].grow(*map(ctypes.byref, (head, sequences, roots)))
 
     def answer(self, head: Head | BlockHead, sequences: Sequences, channel: Channel) -> bool:
-        """Runs `take_in` and `grow` for a round of a channel. Returns False, having done nothing, if the outcome does
-        not fit the channel."""
+        """Runs `take_in` and `grow` for a round of a channel.
+
+        Returns False, having done nothing, if the outcome does not fit the channel.
+        """
         return self._drafts[type(head)].answer(*map(ctypes.byref, (head, sequences, channel))) != 0
 
 

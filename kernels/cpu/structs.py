@@ -17,8 +17,10 @@ class Scales(Structure):
 
 
 class Groups(Structure):
-    """Groups of `size` inputs with a scale and a shift (`group_panels.GroupPanels`); `rounded` makes products round
-    rows to int8."""
+    """Groups of `size` inputs with a scale and a shift (`group_panels.GroupPanels`).
+
+    `rounded` makes products round rows to int8.
+    """
 
     _fields_ = [
         ("scales", Scales),

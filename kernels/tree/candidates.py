@@ -1,6 +1,6 @@
-"""Candidates for the nodes of a tree: the likeliest continuations by a drafter's logits, or by the target's own noise.
+"""Candidates for the nodes of a draft tree: the likeliest continuations by a drafter's logits.
 
-The torch reference and the CPU path; CUDA tensors go to the kernel of `kernels.gpu.tree.candidates`.
+Torch reference and CPU path; CUDA tensors use the kernel of `kernels.gpu.tree.candidates`.
 """
 
 import torch
@@ -12,11 +12,11 @@ from wingbeat.kernels.tree.results import Candidates, Coupling
 
 
 def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling: Coupling | None = None) -> Candidates:
-    """The likeliest continuations of each node and their log-probabilities.
+    """Likeliest continuations of each node, and their log-probabilities.
 
-    With a coupling the scores are logits / temperature + Gumbel noise, and so are what the log-softmax is of: the best
-    of them is likeliest to equal the target's own choice (Daliri et al., arXiv:2408.07978). Of equal scores the kernel
-    takes the lower draft index, and the CPU path any.
+    With a coupling, scores are logits / temperature + Gumbel noise, and log-probabilities are the log-softmax of these
+    scores: the best candidate is likeliest to equal the target's own choice (Daliri et al., arXiv:2408.07978). On ties
+    the kernel takes the lower draft index, the CPU path any.
 
     Args:
         logits: [num_reqs, width, draft_vocab_size], any float type.
@@ -38,7 +38,7 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
         sampled = (coupling.temperatures > 0)[:, None]
         noise = gumbel_noise(coupling.seeds, coupling.positions, draft_token_ids).masked_fill_(~sampled, 0.0)
         scores = scores / torch.where(sampled, coupling.temperatures[:, None], 1.0)[..., None] + noise[:, None]
-    if top_k == 1:  # three passes over the vocabulary where the general form needs five
+    if top_k == 1:  # three passes over the vocabulary instead of five
         likeliest = scores.softmax(dim=-1).max(dim=-1, keepdim=True)
         return Candidates(draft_token_ids[likeliest.indices], likeliest.values.log())
     best = torch.topk(scores, top_k, dim=-1)
@@ -46,7 +46,7 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
 
 
 def top_among(scores: Tensor, token_ids: Tensor, top_k: int, coupling: Coupling | None = None) -> Candidates:
-    """`top_candidates` where each request has a few candidates of its own; torch's operations on every device.
+    """`top_candidates` for requests with a few candidates of their own; uses torch operations on every device.
 
     Args:
         scores: [num_reqs, width, num_candidates], any float type.
@@ -54,7 +54,7 @@ def top_among(scores: Tensor, token_ids: Tensor, top_k: int, coupling: Coupling 
         top_k: candidates of a node, 1 to num_candidates.
 
     Raises:
-        ValueError: top_k is out of range, or token_ids are not the scores' candidates.
+        ValueError: top_k is out of range, or token_ids does not have the scores' candidates.
     """
     num_candidates = scores.shape[-1]
     if not 1 <= top_k <= num_candidates:
