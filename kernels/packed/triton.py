@@ -245,7 +245,7 @@ def _launch(
     add: bool = False,
     routes: Routes | None = None,
 ) -> None:
-    """Launches products of rows by columns of the matrix: the first ones, or with `routes` those of each row's expert."""
+    """Launches products of rows by the first `columns` columns, or with `routes` by those of each row's expert."""
     if not len(out):
         return
     tile, blocks = _tile(columns), 1 if routes is None else routes.blocks.shape[1]
