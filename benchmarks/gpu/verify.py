@@ -1,4 +1,4 @@
-"""Verification of a draft tree relative to a plain step: forward, choice, walk, compaction, taps, by nodes and batch."""
+"""Verification of a draft tree relative to a plain step: forward, choice, walk, compaction, taps."""
 
 from functools import partial
 

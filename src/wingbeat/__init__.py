@@ -1,4 +1,5 @@
-"""The package `wingbeat`: what a program imports first. Importing it takes neither torch nor Ray.
+"""The package `wingbeat`: its public names, imported on first use, so that importing the package loads neither torch
+nor Ray.
 
 import wingbeat
 
