@@ -43,7 +43,7 @@ def replace(*names: str) -> None:
     """
     for name in names:
         if name not in KERNELS:
-            raise ValueError(f"kernel {name!r} is none of {', '.join(KERNELS)}")
+            raise ValueError(f"kernel {name!r} does not exist: it must be one of {', '.join(KERNELS)}")
         _replaced.add(name)
 
 

@@ -138,9 +138,11 @@ def _check_arguments(
             f"caches are {key_cache.dtype} and {value_cache.dtype}: both must be {query.dtype}, the query's, or {_FP8}"
         )
     if block_tables.dtype != torch.int64 or block_tables.shape[0] != num_reqs or block_tables.stride(1) != 1:
-        raise ValueError(f"block_tables is {block_tables.dtype} {tuple(block_tables.shape)}: int64 [{num_reqs}, width]")
+        raise ValueError(
+            f"block_tables is {block_tables.dtype} {tuple(block_tables.shape)}: int64 [{num_reqs}, n] needed"
+        )
     if num_context.dtype != torch.int64 or num_context.shape != (num_reqs,) or not num_context.is_contiguous():
-        raise ValueError(f"num_context is {num_context.dtype} {tuple(num_context.shape)}: int64 [{num_reqs}]")
+        raise ValueError(f"num_context is {num_context.dtype} {tuple(num_context.shape)}: int64 [{num_reqs}] needed")
     if mask_words is not None:
         if positions is None or positions.shape[0] != num_reqs or positions.shape[1] < num_query:
             shape = None if positions is None else tuple(positions.shape)
@@ -149,7 +151,7 @@ def _check_arguments(
         if mask_words.shape != expected or mask_words.dtype != torch.int64 or mask_words.stride(2) != 1:
             raise ValueError(f"mask_words is {mask_words.dtype} {tuple(mask_words.shape)}: int64 {expected} needed")
         if positions.dtype != torch.int64 or positions.stride(1) != 1:
-            raise ValueError(f"positions is {positions.dtype} {tuple(positions.shape)}: int64 rows needed")
+            raise ValueError(f"positions is {positions.dtype} {tuple(positions.shape)}: contiguous int64 rows needed")
     if scaling <= 0 or (softcap is not None and softcap <= 0) or (sliding_window is not None and sliding_window < 1):
         raise ValueError(f"scaling {scaling}, softcap {softcap} and sliding_window {sliding_window} must be above 0")
     if sinks is not None and (sinks.shape != (num_heads,) or not sinks.is_contiguous()):

@@ -96,7 +96,9 @@ class CpuKernels:
             ValueError: the rows' dtype differs from the weight's, or is not in `KINDS`.
         """
         if x.dtype != weight.dtype or x.dtype not in KINDS:
-            raise ValueError(f"rows are {x.dtype} and weights {weight.dtype}: one dtype of float32, bfloat16, float16")
+            raise ValueError(
+                f"rows are {x.dtype} and weights {weight.dtype}: one of float32, bfloat16, float16 for both"
+            )
         inputs, columns = weight.shape
         address = None if bias is None else bias.data_ptr()
         matrices = (Matrix * 1)(Matrix(weight.data_ptr(), address, columns, columns, 0, KINDS[weight.dtype], None))
@@ -250,9 +252,9 @@ class CpuKernels:
 def _check_rows(x: Tensor, panels: Panels | GroupPanels) -> None:
     """Rejects rows that a product would read past their ends; raises ValueError."""
     if x.dtype != panels.dtype:
-        raise ValueError(f"rows are {x.dtype} and weights {panels.dtype}: one dtype needed")
+        raise ValueError(f"rows are {x.dtype} and weights {panels.dtype}: both must have the same dtype")
     if x.shape[-1] != panels.inputs:
-        raise ValueError(f"rows have {x.shape[-1]} numbers and weights {panels.inputs} inputs: as many needed")
+        raise ValueError(f"rows have {x.shape[-1]} elements, but the weight has {panels.inputs} inputs")
 
 
 def pack_segments(segments: list[Any], dtype: torch.dtype) -> Segments | None:
@@ -345,5 +347,5 @@ def _opened() -> CpuKernels | None:
     try:
         return CpuKernels(kept_in())
     except NoLibraryError as error:
-        logger.warning("CPU kernels are left out, torch's operations run in their place: %s", error)
+        logger.warning("CPU kernels are unavailable, torch operations run instead: %s", error)
         return None

@@ -184,8 +184,8 @@ def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:
     """
     if weight.dtype not in KINDS or weight.device.type != "cpu" or weight.stride(0) != 1:
         raise ValueError(
-            f"weight is {weight.dtype} with strides {weight.stride()}: float32, bfloat16 or float16, input by input, "
-            "needed"
+            f"weight is {weight.dtype} with strides {weight.stride()}: float32, bfloat16 or float16 on the CPU with "
+            "first stride 1 needed"
         )
     bias_address = None if bias is None else bias.data_ptr()
     return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1), 0, KINDS[weight.dtype], None)

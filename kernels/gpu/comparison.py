@@ -94,7 +94,7 @@ def _wrong(ours: list[Tensor], expected: list[Tensor], dtype: torch.dtype, name:
         else:
             other = (mine != its).float().mean().item()
             if other > (_MOST_OTHER if name == "choose_tokens" else 0.0):
-                reasons.append(f"{other:.0%} of its values differ from its reference's")
+                reasons.append(f"{other:.0%} of its values differ from those of its reference")
     return reasons
 
 

@@ -62,7 +62,7 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
     _check(parts, hidden.dtype)
     _check_weights([("weight", weight, (size,))], hidden.dtype)
     if size > MOST_HIDDEN:
-        raise ValueError(f"hidden has rows of {size}: a norm takes {MOST_HIDDEN} at most")
+        raise ValueError(f"hidden has rows of {size} elements: a norm takes at most {MOST_HIDDEN}")
     normed = torch.empty_like(hidden)
     total = hidden if residual is None else torch.empty_like(hidden)
     if hidden.numel():
@@ -129,7 +129,7 @@ def embed_beside(
     _check([(f"weights[{index}]", weight, (size,)) for index, weight in enumerate(weights)], features.dtype)
     _check([("token_ids", token_ids, (num_rows,))], torch.int64)
     if size > MOST_HIDDEN or table.shape[1] != size:
-        raise ValueError(f"table is {tuple(table.shape)}: rows of {size} needed, of {MOST_HIDDEN} at most")
+        raise ValueError(f"table is {tuple(table.shape)}: rows of {size} elements needed, at most {MOST_HIDDEN}")
     out, normed = features.new_empty(num_rows, 2 * size), torch.empty_like(features)
     if num_rows:
         block = triton.next_power_of_2(size)
@@ -323,7 +323,9 @@ def rotate_and_store(
         ):
             raise ValueError(f"{name} is {cache.dtype} {tuple(cache.shape)}: it does not fit qkv {tuple(qkv.shape)}")
     if num_heads < 1 or dim % 2 or (query_norm is None) != (key_norm is None):
-        raise ValueError(f"qkv is {tuple(qkv.shape)}: queries beside {num_kv_heads} keys of an even size needed")
+        raise ValueError(
+            f"qkv is {tuple(qkv.shape)}: query heads, {num_kv_heads} KV heads, even size, 0 or 2 norms needed"
+        )
     query = qkv.new_empty(num_tokens, num_heads, dim)
     if num_tokens == 0:
         return query

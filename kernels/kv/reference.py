@@ -112,4 +112,4 @@ def _check_store(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Ten
         if cache.stride(3) != 1:
             raise ValueError(f"{name}_cache must be contiguous in its last dimension")
         if cache.dtype not in (part.dtype, _FP8):
-            raise ValueError(f"{name} is {part.dtype}, its cache {cache.dtype}: they do not fit")
+            raise ValueError(f"{name} is {part.dtype}, its cache {cache.dtype}: the same dtype or {_FP8} needed")

@@ -138,7 +138,9 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, tiles: Tiles
         if not tensor.is_contiguous() or tensor.dtype != b.dtype:
             raise ValueError(f"{name} is {tensor.dtype} with strides {tensor.stride()}: contiguous {b.dtype} needed")
     if len(parts) > 3 or a.stride(2) != 1 or b.stride(2) != 1:
-        raise ValueError(f"adapters of {len(parts)} parts with strides {a.stride()} and {b.stride()}")
+        raise ValueError(
+            f"adapters have {len(parts)} parts, strides {a.stride()}, {b.stride()}: 3 at most, last stride 1"
+        )
     if not len(x):
         return out
     of_split, splits = shares(x.shape[1], len(tiles.ids) * len(parts))

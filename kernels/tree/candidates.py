@@ -30,7 +30,9 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
     if not 1 <= top_k <= vocab_size:
         raise ValueError(f"top_k is {top_k}: it must be 1 to {vocab_size}, the size of the draft vocabulary")
     if draft_token_ids.shape != (vocab_size,):
-        raise ValueError(f"draft_token_ids is {list(draft_token_ids.shape)} and the logits have {vocab_size} columns")
+        raise ValueError(
+            f"draft_token_ids is {list(draft_token_ids.shape)}: [{vocab_size}] needed, as the logits' columns"
+        )
     if kernels := choice.compiled("top_candidates", logits):
         return kernels.top_candidates(logits, draft_token_ids, top_k, coupling)
     scores = logits.to(torch.float32)
@@ -58,9 +60,11 @@ def top_among(scores: Tensor, token_ids: Tensor, top_k: int, coupling: Coupling 
     """
     num_candidates = scores.shape[-1]
     if not 1 <= top_k <= num_candidates:
-        raise ValueError(f"top_k is {top_k}: it must be 1 to {num_candidates}, the candidates that there are")
+        raise ValueError(f"top_k is {top_k}: it must be 1 to {num_candidates}, the number of candidates")
     if token_ids.shape != (len(scores), num_candidates):
-        raise ValueError(f"token_ids is {list(token_ids.shape)} and the scores are {list(scores.shape)}")
+        raise ValueError(
+            f"token_ids is {list(token_ids.shape)}: [{len(scores)}, {num_candidates}] needed, as the scores"
+        )
     scores = scores.to(torch.float32)
     if coupling is not None:
         sampled = (coupling.temperatures > 0)[:, None]

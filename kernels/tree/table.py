@@ -59,7 +59,9 @@ class TreeTable:
         width = 1 if level == 0 else self.top_k
         expected = (self.num_reqs, width, self.top_k)
         if tuple(candidate_token_ids.shape) != expected or candidate_log_probs.shape != candidate_token_ids.shape:
-            raise ValueError(f"level {level} wants candidates of shape {expected}, got {candidate_token_ids.shape}")
+            raise ValueError(
+                f"candidates of level {level} have shape {tuple(candidate_token_ids.shape)}: {expected} needed"
+            )
         if level > 0 and (self._frontier is None or level >= self.steps):
             raise ValueError(f"level {level} of {self.steps} added without the level before it")
         if kernels := choice.compiled("grow_tree", self._scores):
@@ -112,7 +114,7 @@ class TreeTable:
             ValueError: num_nodes is below 1.
         """
         if num_nodes < 1:
-            raise ValueError(f"num_nodes is {num_nodes}: a tree has at least its root")
+            raise ValueError(f"num_nodes is {num_nodes}: it must be at least 1, the root")
         if kernels := choice.compiled("grow_tree", self._scores):
             table = (self._token_ids, self._parents, self._scores)
             return kernels.finalize(table, self._depths, root_token_ids, num_nodes)

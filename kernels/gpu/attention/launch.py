@@ -169,9 +169,13 @@ def _attend_alike(
     num_reqs, num_query, num_heads, _ = query.shape
     value_dim, max_keys, splits = value_cache.shape[3], block_tables.shape[1] * key_cache.shape[1], FIXED_SPLITS
     if mask_words is not None and mask_words.shape[2] > 1:
-        raise ValueError(f"mask_words has {mask_words.shape[2]} words a row: rows are alike in trees of 64 nodes")
+        raise ValueError(
+            f"mask_words has {mask_words.shape[2]} words a row: deterministic attention takes 1 (64 nodes)"
+        )
     if max_keys > splits.most * splits.least_keys:
-        raise ValueError(f"tables hold {max_keys} keys: rows are alike among {splits.most * splits.least_keys}")
+        raise ValueError(
+            f"tables hold {max_keys} keys: deterministic attention takes {splits.most * splits.least_keys}"
+        )
     if out is None:
         out = query.new_empty(num_reqs, num_query, num_heads, value_dim)
     size = 4 * workspace_size(splits.at_most(max_keys), 1, num_query, num_heads, value_dim)

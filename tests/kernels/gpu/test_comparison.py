@@ -109,5 +109,5 @@ def test_caches_of_eight_bits_are_not_asked_for_where_there_are_none(monkeypatch
 
 
 def test_a_name_that_is_no_kernel_is_refused():
-    with pytest.raises(ValueError, match="kernel 'attend' is none of attention, "):
+    with pytest.raises(ValueError, match="kernel 'attend' does not exist: it must be one of attention, "):
         choice.replace("attend")
