@@ -1,5 +1,4 @@
-"""The package `wingbeat`: its public names, imported on first use, so that importing the package loads neither torch
-nor Ray.
+"""Public names of `wingbeat`, imported on first use: importing the package loads neither torch nor Ray.
 
 import wingbeat
 
