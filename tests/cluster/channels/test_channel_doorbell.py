@@ -197,7 +197,7 @@ def test_a_reused_process_id_is_another_process() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="timer slack is Linux's")
 def test_naps_between_looks_end_when_they_should():
-    """Of the thread that waits, and of no other."""
+    """The timer slack is lowered for the waiting thread only."""
 
     def slack() -> int:
         return ctypes.CDLL(None).prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0)

@@ -23,7 +23,7 @@ HEAD = str(Path(__file__).parents[3] / "examples" / "demo_pair" / "drafter")
 
 
 def settings_of(line: str) -> tuple[dict[str, Any], list[str]]:
-    """What `wingbeat serve` would build, by the fields that a line gives, and the notes."""
+    """Settings that `wingbeat serve` would use for a command line, by field, and the notes that it prints."""
     seen: dict[str, Any] = {}
     words = without_vllm(shlex.split(line), AppConfig)
 

@@ -20,7 +20,7 @@ SHAPES = [
 
 @pytest.fixture
 def kernels_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of the two runs of each case the first one runs kernels, the second references; on a GPU they do so anyway."""
+    """Runs kernels in the first run of each case and references in the second, as a GPU does without this fixture."""
     if DEVICE.type == "cuda":
         yield
         return

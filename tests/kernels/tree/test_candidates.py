@@ -35,7 +35,7 @@ def test_candidates_outside_the_vocabulary_are_refused():
 
 
 def test_candidates_of_each_request_are_ranked_as_the_vocabulary_is():
-    """Those of `top_candidates` where all but a request's own candidates are out of the question."""
+    """Equal to `top_candidates` where every token but a request's own candidates has the score -inf."""
     generator = torch.Generator().manual_seed(2)
     token_ids = torch.stack([torch.randperm(50, generator=generator)[:7] for _ in range(3)])
     scores = torch.randn(3, 2, 7, generator=generator)
