@@ -137,7 +137,7 @@ class Written(NamedTuple):
 
     token_ids: Sequence[int]
     scores_at: Callable[[int], Mapping[int, float]]
-    """Of the likeliest tokens at a place of the text, its own one among them; that with the highest is chosen."""
+    """Scores of the likeliest tokens at a position, including the text's own token, which has the highest."""
 
 
 def same_text(found: Sequence[int], expected: Written, gap: float = GAP) -> bool:

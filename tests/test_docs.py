@@ -96,7 +96,7 @@ def test_defaults_by_device_are_told() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """Of a document's headings, as GitHub names them."""
+    """Anchors of a document's headings, as GitHub names them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

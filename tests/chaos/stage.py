@@ -30,7 +30,7 @@ from wingbeat.deployments.door import Door
 
 
 def say(answer: Any) -> None:
-    """One line; Ray may write others."""
+    """Print an answer as a line of JSON; Ray may print other lines."""
     print(json.dumps(answer), flush=True)
 
 

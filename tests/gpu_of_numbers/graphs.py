@@ -29,7 +29,7 @@ class StaleAddressError(RuntimeError):
 
 
 class Call(NamedTuple):
-    """One recorded call."""
+    """A recorded call."""
 
     function: Callable
     args: tuple
@@ -45,7 +45,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.calls: list[Call] = []
         self.spoiled: str | None = None
-        """What was done that a capture forbids."""
+        """Description of an operation that a capture forbids, if there was any."""
         self.outside: dict[int, tuple[StorageWeakRef, str]] = {}
         """Memory that was there before the capture, by its identity: and who uses it."""
         self._own: set[int] = set()
@@ -210,5 +210,5 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def identity(tensor: Tensor) -> int:
-    """The same for all tensors in one storage."""
+    """Key that tensors in a storage share."""
     return tensor.untyped_storage()._cdata

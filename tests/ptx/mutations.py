@@ -64,7 +64,7 @@ CASES = {
 
 
 def noticed(check: Callable[[], None], mutation: Callable[[str, Program], list[int]]) -> str | None:
-    """What a mutation leads to; None where nothing is amiss under any seed."""
+    """Fault or failed check that a mutation causes; None if no seed shows any."""
     launches.without = mutation
     for seed in range(SEEDS):
         launches.machines.clear()

@@ -55,7 +55,7 @@ class Program:
 
     @property
     def text(self) -> Text:
-        """What it was made from."""
+        """Text that the program was made from."""
         return self._text
 
     @property

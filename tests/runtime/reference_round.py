@@ -24,7 +24,7 @@ from wingbeat.runtime.heads.contract import DraftHead
 
 
 class Node(NamedTuple):
-    """Of a draft tree: its token, its parent's index (-1: none), the sum of its path's log-probabilities, its path."""
+    """A node of a draft tree: token, index of the parent (-1: none), sum of its path's log-probabilities, path."""
 
     token: int
     parent: int
@@ -33,7 +33,7 @@ class Node(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How tokens are chosen."""
+    """Rule by which tokens are chosen."""
 
     temperature: float = 0.0
     seed: int = 0

@@ -50,7 +50,7 @@ def installed_alone(folder: Path, wheel: Path) -> Path:
 
 
 def required_distributions(root: str) -> list[Distribution]:
-    """What a distribution requires without extras, and what that requires; without itself."""
+    """Distributions that `root` requires without extras, directly or indirectly; without `root` itself."""
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting: list[tuple[str, frozenset[str]]] = [(root, frozenset())]

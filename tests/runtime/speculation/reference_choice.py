@@ -1,4 +1,4 @@
-"""Which nodes of trees are worth verifying, by numpy: what kernels and policies are held against."""
+"""Choice of tree nodes worth verifying, in numpy: the reference for kernels and policies."""
 
 import numpy as np
 

@@ -257,7 +257,7 @@ class Clock:
         return tokens / (self.now - started)
 
     def _round(self, levels, asks, batch):
-        """One round, behind a draft of so many levels; returns its tokens."""
+        """Run a round after a draft of so many levels; returns its tokens."""
         tokens, kept, draft = float(batch), 0, None
         if levels:
             path, trees = chains(self.acceptance, batch, levels)

@@ -149,7 +149,7 @@ def draft_differences(
 
 
 class _Told(NamedTuple):
-    """Of images in the prompts."""
+    """Positions and embeddings of images in the prompts."""
 
     axes: Tensor
     """int64 [batch, 3, T], of the prompts and whatever follows them."""
