@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Contestant:
-    """One way to generate, with its turns so far by load."""
+    """A way to generate, with its turns so far by load."""
 
     name: str
     threads: str

@@ -18,7 +18,7 @@ class DelayingProxy:
 
     def __init__(self, target: int) -> None:
         self.delay_s = 0.0
-        """One-way delay in seconds; may be changed at any time."""
+        """Delay in seconds, one way; may be changed at any time."""
         self._target = target
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]

@@ -41,7 +41,7 @@ WORKLOADS = ({HELD_OUT: 0.0, AGAIN: 0.0}, {SAMPLED: 1.0})
 
 
 class Run(NamedTuple):
-    """One run of one kind of drafter on one workload."""
+    """A run of a kind of drafter on a workload."""
 
     tokens_per_s: float
     draft_ms: float

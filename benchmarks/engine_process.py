@@ -1,4 +1,4 @@
-"""The same engine in process, in an engine process without HTTP, and over HTTP: milliseconds per round.
+"""An engine in process, in an engine process without HTTP, and over HTTP: milliseconds per round.
 
     .venv/bin/python benchmarks/engine_process.py [--threads 1 2] [--ways process own http] [--out FILE]
 
@@ -32,7 +32,7 @@ WAYS = {IN_PROCESS: "in process", OWN: "in the engine's process", HTTP: "over HT
 
 
 class Block(NamedTuple):
-    """One block of concurrent requests, from the first one's start to the last one's end."""
+    """A block of concurrent requests, from the first one's start to the last one's end."""
 
     way: str
     threads: int

@@ -27,7 +27,7 @@ FULL_CAP_S = 20.0
 
 
 class Kill(NamedTuple):
-    """One failure that was caused."""
+    """A failure that was caused."""
 
     kind: str
     engine_id: str

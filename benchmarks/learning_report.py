@@ -59,7 +59,7 @@ class Mark(NamedTuple):
         return self.new(0) / self.new(1) - 1
 
     def line(self) -> str:
-        """One line for the terminal."""
+        """A line for the terminal."""
         each = ", ".join(f"{domain} {now:.3f} ({still:.3f})" for domain, (now, still) in self.lengths.items())
         return (
             f"{self.minutes:5.1f} min, {self.num_tokens} tokens, learner {self.learner_s:.0f} s: "

@@ -52,7 +52,7 @@ class Block(NamedTuple):
 
 
 class Engines:
-    """One engine per mode, in this process."""
+    """An engine per mode, in this process."""
 
     def __init__(self, pair: Pair, max_num_seqs: int, forced: list[float] | None) -> None:
         fixed = SpeculationConfig(FIXED_STEPS, 1, FIXED_STEPS + 1)

@@ -1,4 +1,4 @@
-"""One engine with a model in a process of its own, controlled by `packed.py` through stdin and stdout.
+"""An engine with a model in a process of its own, controlled by `packed.py` through stdin and stdout.
 
     PYTHON benchmarks/packed_child.py wingbeat|llama.cpp|openvino MODEL THREADS AT_ONCE [..]
 

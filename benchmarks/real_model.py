@@ -36,7 +36,7 @@ class Question(NamedTuple):
 
 @dataclass
 class Mode:
-    """One way of decoding, with its results."""
+    """A way of decoding, with its results."""
 
     llm: LLM
     speculation: bool

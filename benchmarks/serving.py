@@ -53,7 +53,7 @@ SILENCE_MS = 1e6
 
 
 class Mode(NamedTuple):
-    """One way to serve the same requests."""
+    """A way to serve the requests."""
 
     name: str
     url: str

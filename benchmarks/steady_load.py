@@ -48,7 +48,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class Trace:
-    """One request, in flight or ended."""
+    """A request, in flight or ended."""
 
     number: int
     """Index of the request in the list of bodies."""

@@ -57,7 +57,7 @@ class Load(NamedTuple):
 
 @dataclass
 class Mode:
-    """One way of decoding, with sums over its groups."""
+    """A way of decoding, with sums over its groups."""
 
     llm: LLM
     speculation: bool = True
@@ -118,7 +118,7 @@ def pieces(count: int, least: int, most: int) -> list[str]:
 def demo_loads(tokenizer: Tokenizer, count: int) -> list[Load]:
     """Requests to the demo model: code to continue.
 
-    One kind repeats a file, as an edit does; the other has files that were not seen before.
+    The first load repeats a file, as an edit does; the second continues files that were not seen before.
     """
     edits = []
     for piece in pieces(count, 20, 60):

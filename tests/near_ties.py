@@ -141,8 +141,10 @@ class Written(NamedTuple):
 
 
 def same_text(found: Sequence[int], expected: Written, gap: float = GAP) -> bool:
-    """Whether two texts are the same; raises AssertionError where they differ by more than a near-tie: the first token
-    that differs has to be, within `gap`, as likely as the one in its place. What follows is not compared."""
+    """Whether two texts are equal; raises AssertionError where they differ by more than a near-tie.
+
+    The first token that differs has to be as likely, within `gap`, as the expected one; later tokens are not compared.
+    """
     assert len(found) == len(expected.token_ids)
     for place, (token, wanted) in enumerate(zip(found, expected.token_ids, strict=True)):
         if token != wanted:

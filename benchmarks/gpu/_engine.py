@@ -32,7 +32,7 @@ OTHER_BYTES = 8 << 30
 
 
 class Case(NamedTuple):
-    """One way to speculate, at one batch size."""
+    """A way to speculate, at a batch size."""
 
     name: str
     batch: int

@@ -25,7 +25,7 @@ NO_GPU = 2
 
 
 class Figure(NamedTuple):
-    """One measured number."""
+    """A measured number."""
 
     name: str
     value: float

@@ -39,7 +39,7 @@ WORKERS = 8
 
 @dataclass
 class Part:
-    """One command of the suite, with its result."""
+    """A command of the suite, with its result."""
 
     name: str
     command: list[str]

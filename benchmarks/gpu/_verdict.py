@@ -14,7 +14,7 @@ SWITCHES = {
     "CUDA IPC": "`--channel shm` (`auto`, the default, takes host memory where a drafter's trial fails)",
     "speculation": "the drafter `none`",
 }
-"""What avoids a failure, by what fails."""
+"""Option that avoids a failure, by the failing part."""
 ABOUT = {
     "tests_kernels": "GPU kernels",
     "tests_graphs": "CUDA graphs",

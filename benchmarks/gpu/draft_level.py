@@ -1,4 +1,4 @@
-"""One level of an EAGLE-3 head for the 8B model: head, tree attention, draft logits, candidates, next frontier."""
+"""A level of an EAGLE-3 head for the 8B model: head, tree attention, draft logits, candidates, next frontier."""
 
 from functools import partial
 from typing import NamedTuple

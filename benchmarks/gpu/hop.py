@@ -4,7 +4,7 @@ benchmarks/gpu/run.sh --only hop
 
 A round trip is two hops. The host's round trip ends when the verifier's host observes that the reply is enqueued; the
 device's ends when the verifier's device has run a kernel that reads the reply, after the drafter's device has run one
-that reads the outcome. The same rounds are also measured over host shared memory; without a GPU, --quick measures those
+that reads the outcome. Rounds are also measured over host shared memory; without a GPU, --quick measures those
 alone.
 """
 

@@ -47,7 +47,7 @@ class NativeChoice:
     def choose(self, logits: Tensor, rows: SamplingRows, processors: LogitProcessors | None = None) -> Tensor:
         """Chooses a token per row, as `kernels.sampling.reference.choose_tokens`.
 
-        That function chooses for rows whose result depends on the last bits of a number, where the C++ may differ.
+        Rows whose result depends on the last bits of a number, where the C++ may differ, are left to that function.
 
         Args:
             logits: [num_rows, vocab_size] on the host, any float type.

@@ -1,6 +1,6 @@
 """Operations of a round besides the forward pass, on a GPU: one launch per function of `kernels.round.reference`.
 
-One program handles a request: trees are small, so the number of launches dominates.
+Each program handles a request: trees are small, so the number of launches dominates.
 """
 
 import torch

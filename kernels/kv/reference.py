@@ -77,7 +77,7 @@ def move_kv(
 ) -> None:
     """Moves rows between slots in all layers, to compact accepted paths.
 
-    All reads precede all writes. One launch on CUDA.
+    All reads precede all writes. On CUDA this is a single launch.
 
     Args:
         caches: (key_cache, value_cache) per layer, as in `store_kv`; contiguous, all with one block_size.

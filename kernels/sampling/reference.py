@@ -134,7 +134,7 @@ def process_logits(
 
 
 def best_tokens(logits: Tensor, workspace: Any = None) -> Tensor:
-    """Likeliest token of each row; ties go to the lowest id. One launch on a GPU.
+    """Likeliest token of each row; ties go to the lowest id. Takes a single launch on a GPU.
 
     Args:
         logits: [num_rows, vocab_size], any float type.

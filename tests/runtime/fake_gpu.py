@@ -1,7 +1,7 @@
 """A GPU of shapes alone: tensors on cuda:0 in a torch without CUDA, so that the CUDA branches run on any machine.
 
-Nothing is computed. What is seen is what a GPU would be asked to do: every launch is counted, and every wait of the
-host, every mix of host and device memory and every shape that depends on data is an error at the line that does it.
+Nothing is computed; only requests to a GPU are observed: every launch is counted, and every wait of the host, every mix
+of host and device memory and every shape that depends on data is an error at the line that causes it.
 """
 
 import ctypes

@@ -34,7 +34,7 @@ def build_wheel(output: Path) -> Path:
 def installed_alone(folder: Path, wheel: Path) -> Path:
     """An environment of this one's distributions that the wheel requires, by links; the path of its Python.
 
-    What only extras bring is not there: not for `import`, not for `find_spec`, not for metadata, in no process.
+    Distributions of extras are absent: for `import`, for `find_spec` and for metadata, in every process.
     """
     run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     (packages,) = folder.glob("lib/python*/site-packages")

@@ -1,6 +1,6 @@
 """First steps of a new user, with the standard library and an installed wheel alone: `python exercise.py [STEP ...]`.
 
-It runs in environments of other versions than the tests' own, without extras and without pytest.
+The script runs in environments with other versions than the tests' own, without extras and without pytest.
 """
 
 import json

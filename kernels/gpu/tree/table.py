@@ -1,6 +1,6 @@
 """Growth of draft trees on a GPU; the reference is `table`.
 
-One program handles a request, in registers; a level is one launch, and so is the finished tree. The host never waits
+Each program handles a request, in registers; a level is one launch, and so is the finished tree. The host never waits
 for the device, and launches depend on shapes alone.
 """
 

@@ -1,6 +1,6 @@
-"""Walks and masks of draft trees on a GPU; the reference is `tree`. One launch per function.
+"""Walks and masks of draft trees on a GPU; the reference is `tree`. Each function is one launch.
 
-One program handles a request, in registers: trees are small, so the number of launches dominates. The host never waits
+Each program handles a request, in registers: trees are small, so the number of launches dominates. The host never waits
 for the device, and launches depend on shapes alone.
 """
 

@@ -1,6 +1,6 @@
 """Every kind of drafter, loaded as a user would name it: speed may change, no token does.
 
-That the greedy text of each is generate()'s is a row of `test_losslessness`.
+A row of `test_losslessness` compares the greedy text of each kind with generate()'s.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""The CUDA IPC channel on a GPU: order between two processes' streams, what killed peers leave behind, and leaks.
+"""The CUDA IPC channel on a GPU: order between two processes' streams, effects of killed peers, and leaks.
 
-Both peers are plain processes. Run as a script, this file is one of them: `python FILE ROLE NAME` prints a line of JSON
-at its end. What could hang a stream is tried in a process of its own.
+Both peers are plain processes. Run as a script, this file is such a peer: `python FILE ROLE NAME` prints a line of JSON
+at its end. Operations that could hang a stream run in a process of their own.
 """
 
 import json
