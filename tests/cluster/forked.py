@@ -1,4 +1,4 @@
-"""What the tests' fork server runs: says who it is, and does as it is told."""
+"""Functions that the tests' fork server runs: report their process and follow commands."""
 
 import os
 import signal

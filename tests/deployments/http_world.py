@@ -43,7 +43,7 @@ GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/me
 
 
 def byte_tokenizer(chat_template: str = CHAT_TEMPLATE) -> Tokenizer:
-    """One token per byte, after one special token."""
+    """A tokenizer with a token per byte, after one special token."""
     entries = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     backend = BackendTokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -122,7 +122,7 @@ class FakePool:
         self.hang_after: int | None = None
         """Outputs after which a request waits for ever."""
         self.weights_digest = ""
-        """Of those that were pushed and write what comes."""
+        """Digest of the weights that were pushed last and generate the next tokens; empty before a push."""
         self.fail_after: tuple[int, Exception] | None = None
         """Outputs after which a request fails, and how."""
 
@@ -248,7 +248,7 @@ def app_of_a_call(pool: FakePool, path: str, app: Mapping[str, Any]) -> FastAPI:
 def call(
     pool: FakePool, path: str, body: dict | bytes | None = None, method: str = "POST", headers=None, **app
 ) -> httpx.Response:
-    """One request with a body in JSON unless `headers` say otherwise; `app` goes to `app_for`."""
+    """Send a request, with a JSON body unless `headers` set another type; `app` goes to `app_for`."""
     headers = httpx.Headers(headers or {})
     if body is not None:
         headers.setdefault("Content-Type", "application/json")
@@ -280,7 +280,7 @@ def chunks(response: httpx.Response) -> list[dict]:
 
 
 class Connection:
-    """One HTTP request spoken straight in ASGI, so that the client can leave and events can be seen one by one."""
+    """An HTTP request sent straight through ASGI, so that the client can leave and events can be seen one by one."""
 
     def __init__(self, pool: FakePool, body: dict) -> None:
         self._app = app_for(pool)

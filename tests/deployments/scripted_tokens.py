@@ -1,4 +1,4 @@
-"""Which tokens a scripted engine writes for a request: its own text, as far as the request's fields allow it."""
+"""Tokens that a scripted engine generates: its own text, as far as the request's fields allow."""
 
 from collections.abc import Sequence
 from importlib import import_module

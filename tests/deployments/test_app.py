@@ -41,7 +41,7 @@ def fake_app(ray_cluster: str, tiny_model: Path) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def real_app(ray_cluster: str, tiny_model: Path) -> Iterator[httpx.Client]:
-    """One real engine with a drafter of the model's own text, if there is one."""
+    """A real engine with the `FALLBACK` drafter, which has no weights."""
     config = AppConfig(
         model=tiny_model,
         drafter=FALLBACK.kind,

@@ -222,7 +222,7 @@ def test_sequences_at_once_are_left_to_a_gpus_memory_unless_they_are_given():
     assert [AppConfig(**more).most_num_seqs() for more in ({}, gpu, gpu | {"max_num_seqs": 7})] == [16, 256, 7]
     lowered = [AppConfig(**more).engine_config().lower_max_num_seqs for more in ({}, gpu, gpu | {"max_num_seqs": 7})]
     assert lowered == [False, True, False]
-    # What the router asks for needs no other limit to be right for the model's positions.
+    # The router's question is answered without a check of the other limits against the model's positions.
     assert AppConfig(max_model_len=64, num_kv_blocks=8).most_num_seqs() == 16
     of_another = gpu | {"engine_factory": "module:function"}
     assert AppConfig(**of_another).most_num_seqs() == 16

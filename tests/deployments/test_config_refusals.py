@@ -1,4 +1,4 @@
-"""What a configuration may not be: every wrong value is named with what is allowed, and no error shows a key."""
+"""Refused configurations: every wrong value is named with the allowed values, and no error shows a key."""
 
 from pathlib import Path
 from typing import Any

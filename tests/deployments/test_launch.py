@@ -293,14 +293,14 @@ KILLED = (
     "Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other reasons at node",
     "worker(s) were killed due to the node running low on memory. Refer to the documentation on how to address",
 )
-"""What a raylet says where it has killed processes, behind their number."""
+"""Text of a raylet that has killed processes for lack of memory, after their number."""
 ENDED_ON_PURPOSE = (
     "0 Workers (tasks / actors) killed due to memory pressure (OOM), 1 Workers crashed due to other reasons at node",
     "A worker died or was killed while executing a task by an unexpected system error. Worker exit detail: Worker "
     "unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process was "
     "killed by the OOM killer due to high memory usage, (2) ray stop --force was called, or (3) the worker crashed",
 )
-"""What it says of processes that this application has ended."""
+"""Text of a raylet about processes that this application has ended."""
 
 
 def test_lines_of_rays_processes_are_shown_where_they_are_ours(fake_ray, capsys):

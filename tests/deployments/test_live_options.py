@@ -1,4 +1,4 @@
-"""What the `user_config` of routers and verifiers changes while they run."""
+"""Changes of a running router's and verifier's `user_config`."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from wingbeat.deployments.router import Router
 
 
 class Front:
-    """What stands for a `ModelFront`."""
+    """A stand-in for a `ModelFront`."""
 
     def __init__(self) -> None:
         self.taken: list[LiveOptions] = []
@@ -102,7 +102,7 @@ def test_a_router_that_runs_goes_on_as_it_was_and_says_why(router: Router, caplo
 
 
 class Engines:
-    """What stands for an `EngineSupervisor`."""
+    """A stand-in for an `EngineSupervisor`."""
 
     failure = None
     problem: Exception | None = None

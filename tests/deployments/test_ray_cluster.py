@@ -1,4 +1,4 @@
-"""Which Ray an application runs on: a silent cluster is named at once, a start that fails is tried once more."""
+"""Choice of the Ray cluster: a silent cluster is reported at once, a failed start is tried once more."""
 
 import re
 import socket

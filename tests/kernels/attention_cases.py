@@ -132,9 +132,9 @@ def by_formula(inputs: Inputs) -> torch.Tensor:
 
 
 def moved_before_the_beginning(inputs: Inputs, count: int) -> Inputs:
-    """The same rows behind `count` more, of which those of the shortest contexts have no place.
+    """`inputs` moved `count` positions back: rows of the shortest contexts then lie before position 0.
 
-    Context becomes new rows that the others see; what has no place sees itself, and nobody sees it.
+    Context becomes new rows that the other rows see. A row before position 0 is seen by itself only and sees no other.
     """
     query, key_cache, value_cache, tables, contexts, positions, words, scaling = inputs.arguments
     contexts = contexts - count
@@ -189,4 +189,4 @@ SHORT = [
     Case((0, 2, 40), 7, heads=(2, 1)),
     Case((0, 2, 40), 7, window=4, softcap=2.0),
 ]
-"""Of contexts that end before the beginning where a few more rows come first; queries are all new rows."""
+"""Cases in which some contexts end before position 0 after `moved_before_the_beginning`; queries are all new rows."""

@@ -1,4 +1,4 @@
-"""What the tests of rooms of the runtime share."""
+"""Fixtures shared by the tests of the runtime's folders."""
 
 import pytest
 

@@ -23,7 +23,7 @@ class Latent:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a head computes, beside its weights."""
+    """Computation of a head, apart from its weights."""
 
     family: int = 3
     hidden: int = 24
@@ -59,7 +59,7 @@ class Recipe:
 
 @dataclass
 class Formula:
-    """One sequence's head: `known` takes a true pair, `drafted` a drafted one; both extend what attention sees."""
+    """A sequence's head: `known` takes a true pair, `drafted` a drafted one; both extend what attention sees."""
 
     recipe: Recipe
     weights: dict[str, Tensor]
@@ -75,11 +75,11 @@ class Formula:
         return self._step(token, self.feedback(hidden))
 
     def feedback(self, hidden: Tensor) -> Tensor:
-        """What is fed back of a hidden state."""
+        """Hidden state as the next level reads it."""
         return self._norm(hidden, "norm") if self.recipe.norm_output else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Over the draft vocabulary."""
+        """Logits over the draft vocabulary."""
         return self.weights["lm_head"] @ (hidden if self.recipe.family == 1 else self._norm(hidden, "norm"))
 
     def target_ids(self) -> Tensor:

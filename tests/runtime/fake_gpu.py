@@ -1,7 +1,7 @@
 """A GPU of shapes alone: tensors on cuda:0 in a torch without CUDA, so that the CUDA branches run on any machine.
 
-Nothing is computed. What is seen is what a GPU would be asked to do: every launch is counted, and every wait of the
-host, every mix of host and device memory and every shape that depends on data is an error at the line that does it.
+Nothing is computed; only requests to a GPU are observed: every launch is counted, and every wait of the host, every mix
+of host and device memory and every shape that depends on data is an error at the line that causes it.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ CARD = {
 }
 """An H100's properties, as torch names them."""
 REGISTERS = 128
-"""Of any kernel as compiled; `SHARED_BYTES` likewise."""
+"""Registers per thread of every compiled kernel; likewise `SHARED_BYTES` per program."""
 SHARED_BYTES = 72 << 10
 
 # Indexing asks for a device guard, which a torch without CUDA has none of.
@@ -195,7 +195,7 @@ class FakeGpu(TorchDispatchMode):
         return target
 
     def _copy_all(self, targets: list[Tensor], sources: list[Tensor]) -> None:
-        """One launch of tensors that lie alike, as torch has it, else one each."""
+        """Count a launch for tensors of equal layout, as torch does, else a launch per tensor."""
         pairs = list(zip(targets, sources, strict=True))
         if not all(isinstance(part, GpuTensor) for pair in pairs for part in pair):
             raise MixedDevicesError("_foreach_copy_ gets tensors from the host")
@@ -241,7 +241,7 @@ class FakeGpu(TorchDispatchMode):
 
     @contextmanager
     def capture(self) -> Iterator[Counter[str]]:
-        """What is launched within is captured: nothing may touch the host."""
+        """Capture the launches within the block, which must not touch the host."""
         before, self.launches, self.capturing = self.launches, Counter(), True
         try:
             yield self.launches
@@ -353,7 +353,7 @@ def place(module: nn.Module) -> nn.Module:
 
 
 def _variant(kernel: Any, arguments: dict[str, Any]) -> tuple:
-    """What a kernel is compiled for: its constants, its types, and of integers what Triton looks at."""
+    """Key of a compiled kernel: its constants, its types, and the integers' properties on which Triton specialises."""
     # Triton's interpreter keeps what the decorator was given, its compiler what it made of it.
     given = kernel.kwargs.get("do_not_specialize") if hasattr(kernel, "kwargs") else kernel.do_not_specialize
     free = set(given or ())

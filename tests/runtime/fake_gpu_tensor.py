@@ -86,7 +86,7 @@ def is_composite(func: Any) -> bool:
 
 
 _results: dict[tuple, Any] = {}
-"""What operations return for arguments of these shapes: torch's own rules for them take ten times as long."""
+"""Results of operations by argument shapes: torch's own shape rules take ten times as long."""
 
 
 def run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -139,7 +139,7 @@ def _mapped(values: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def memory(tensor: Tensor) -> int:
-    """The same for all tensors in one storage, and another for others that live at the same time."""
+    """Address that tensors of a storage share, and that differs from other living storages'."""
     behind = tensor.meta if isinstance(tensor, GpuTensor) else tensor
     return behind.untyped_storage()._cdata
 

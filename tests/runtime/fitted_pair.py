@@ -17,7 +17,7 @@ from wingbeat.runtime.verifier.model import VerifierModel
 
 NUM_LAYERS = 8
 TAPS = (3, 5, 6)
-"""One behind the layers that a head taps where its config does not say."""
+"""Tapped layers, each one after a layer that a head taps by default."""
 _NUM_TOKENS = 32
 
 

@@ -62,7 +62,7 @@ IDS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
 
 
 def llama(num_layers: int = NUM_LAYERS) -> LlamaConfig:
-    """Of `verifier`."""
+    """Configuration of `verifier`."""
     return LlamaConfig(**SHAPE, **IDS, num_hidden_layers=num_layers, tie_word_embeddings=False)
 
 
@@ -120,16 +120,16 @@ def new_drafter(
 
 @dataclass
 class Served:
-    """What rounds of an engine on the fake GPU launched."""
+    """An engine on the fake GPU and the launches of its rounds."""
 
     engine: Engine
     device: FakeGraphDevice
     launches: list[Counter] = field(default_factory=list)
-    """Of each round with nothing but decodes."""
+    """Launches of each round that holds decodes only."""
 
     @property
     def num_graphs(self) -> int:
-        """Of a whole round: the verifier's two, and the drafter's where there is one."""
+        """Number of graphs of a whole round: two of the verifier, and one of a drafter."""
         return 2 if self.engine.drafter_state == "none" else 3
 
 

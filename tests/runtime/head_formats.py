@@ -31,7 +31,7 @@ _LAYER |= {"kv_a_norm": "self_attn.kv_a_layernorm"}
 
 @dataclass(frozen=True)
 class Format:
-    """How one tool writes a head."""
+    """A tool's format of a head's folder."""
 
     layer: str
     config: dict[str, Any]

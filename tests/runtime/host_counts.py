@@ -1,4 +1,4 @@
-"""What a steady round costs the host, counted on a fake GPU: functions entered, torch operations, launches, uploads.
+"""Host work of a steady round, counted on a fake GPU: functions entered, torch operations, launches, uploads.
 
 Times of a round's host work differ by machine and hour; these counts do not. The verifier's thread and the drafter's,
 which is another process where they are served, are counted apart; and of the verifier's what it does between a reply
@@ -78,16 +78,16 @@ _LAUNCH = GraphRunner.replay.__wrapped__.__code__
 
 
 class Counts(NamedTuple):
-    """Of one side of the busiest of some steady rounds."""
+    """Counts of one side in the busiest of some steady rounds."""
 
     functions: int
     """Functions of Wingbeat that were entered; comprehensions are not counted, which some versions of Python inline."""
     operations: int
     """torch operations, on host and device, views too."""
     launches: int
-    """What the device is asked for: kernels and copies, a replayed graph as one of them."""
+    """Requests to the device: kernels and copies; a replayed graph counts as one."""
     graphs: int
-    """Among those."""
+    """Replayed graphs, among the launches."""
     uploads: int
     """Copies from the host to the device, among the launches too."""
 
@@ -115,7 +115,7 @@ class HostCounter:
         """Types of ours, named tuples and dataclasses, that functions were given, by side."""
 
     def counts(self) -> dict[str, Counts]:
-        """What was counted, by side."""
+        """Counts by side."""
         return {side: Counts(*(found[name] for name in Counts._fields)) for side, found in self._found.items()}
 
     @contextmanager

@@ -58,7 +58,7 @@ _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 SHAPES = {"qwen3_5": _SHAPE | _DELTA}
-"""Of configurations that are the text part of another one."""
+"""Shapes of models whose text configuration is part of another configuration."""
 
 CONFIGS = {
     "lfm2": lambda: Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"] * 2),

@@ -1,4 +1,4 @@
-"""What a remote channel adds to the contract of every channel: what travels, who waits for what, and what ends it."""
+"""Guarantees of a remote channel beyond the contract of every channel: messages, waits and ends."""
 
 import dataclasses
 import gc
@@ -55,7 +55,7 @@ def exchange(pair: Pair) -> Outcome:
 
 
 def bytes_of_next_round(pair: Pair) -> int:
-    """That travel to the drafter for the round that was filled."""
+    """Number of bytes that the next round sends to the drafter."""
     connection = pair[0].verifier_end._link.connection
     sent, send = [], connection.send
     connection.send = lambda num_bytes: (sent.append(num_bytes), send(num_bytes))

@@ -69,7 +69,7 @@ def of_llama_cpp(path: Path) -> dict[str, list[str]]:
             return _SWITCHED_OFF.sub("", package.extractfile(files[f"{SERVER}/{name}"]).read().decode())
 
         schema, common = set(_SCHEMA.findall(text("server-schema.cpp"))), text("server-common.cpp")
-    # What a chat's parser hands on to the schema is no field of a client.
+    # Fields that the chat parser passes to the schema are not sent by clients.
     handed_on = {"chat_format", "chat_parser", "parse_tool_calls", "preserved_tokens", "grammar_triggers"}
     handed_on |= {"grammar_lazy", "grammar_type", "generation_prompt", "include_usage"}
     schema -= handed_on

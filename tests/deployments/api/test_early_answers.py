@@ -28,7 +28,7 @@ JSON = {"Content-Type": "application/json", "Authorization": "Bearer key"}
 
 @pytest.fixture(scope="module", params=["httptools", "h11"])
 def port(request) -> Iterator[int]:
-    """Of a real server; the pool answers hello world."""
+    """Port of a real server whose pool answers "hello world"."""
     app = app_for(FakePool(), Access.of_server("127.0.0.1", api_keys=[SecretStr("key")]), LIMITS)
     config = uvicorn.Config(app, "127.0.0.1", 0, http=request.param, log_level="error", lifespan="off")
     server = uvicorn.Server(config)

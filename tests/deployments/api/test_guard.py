@@ -226,7 +226,7 @@ class TestBodies:
             for connection in connections:
                 tasks.append(asyncio.create_task(connection.run()))
                 async with asyncio.timeout(20):
-                    # It runs, or is answered.
+                    # Wait until every request so far is running or answered.
                     while len(pool.running) + sum(bool(one.sent) for one in connections) < len(tasks):
                         await asyncio.sleep(0.01)
             assert len(pool.running) == 2, "the second one waits for nobody"

@@ -1,4 +1,4 @@
-"""What a request can do to others: nothing, and what becomes of it when its engine dies."""
+"""A request cannot harm other requests; requests of an engine that dies are resumed or fail."""
 
 import asyncio
 import threading

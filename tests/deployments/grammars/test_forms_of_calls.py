@@ -1,4 +1,4 @@
-"""Which form answers with tools and thoughts are held to."""
+"""Formats that answers with tools and reasoning are constrained to."""
 
 import json
 

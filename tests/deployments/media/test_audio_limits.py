@@ -1,4 +1,4 @@
-"""What is wrong with a sound is told by the name of its field, and nothing of it is decoded beyond its limits."""
+"""Errors of audio inputs name the field; nothing is decoded beyond the limits."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""What is wrong with an image is told by the name of its field, and nothing of it is read beyond its limits."""
+"""Errors of images name the field; nothing is read beyond the limits."""
 
 import asyncio
 import json
@@ -219,7 +219,7 @@ async def site(addresses):
 
 
 def fetched(url_of, **addresses):
-    """What comes of a URL, and the hosts that were resolved."""
+    """The image or the error that a URL yields, and the hosts that were resolved."""
 
     async def run():
         async with site({"outer.test": ["127.0.0.1"], "inner.test": ["10.0.0.7"]} | addresses) as at:

@@ -25,7 +25,7 @@ VALUES = {
     "decision": ("promoted", "rejected", "rolled_back", "refused"),
     "status": ("5..",),
 }
-"""What labels may be."""
+"""Possible values of labels."""
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt-get install prometheus")
 
 

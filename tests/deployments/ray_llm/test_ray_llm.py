@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
 
 
 def settings(*, beside: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """What is set by one model with these fields, but for what `CONFIG` sets."""
+    """Settings that a model with these fields sets, without those of `CONFIG`."""
     config, _, _ = ray_llm.settings_of({"llm_configs": [{**CONFIG, **fields}], **(beside or {})})
     found = {name: getattr(config, name) for name in config.model_fields_set}
     assert found.pop("served_model_name") == "demo"
@@ -207,7 +207,7 @@ def test_arguments_that_are_none_are_one_line(args: Any, line: str) -> None:
 
 
 class Dumped:
-    """What stands for Ray's own `LLMConfig`, a pydantic model."""
+    """A stand-in for Ray's `LLMConfig`, a pydantic model."""
 
     def model_dump(self, exclude_unset: bool) -> dict[str, Any]:
         assert exclude_unset

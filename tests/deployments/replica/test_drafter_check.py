@@ -89,7 +89,7 @@ def _complete(client: httpx.Client) -> dict:
 
 
 def _in_process(head: Path, norm_output: bool) -> dict:
-    """What the same request reports where the head is read in a given way."""
+    """Report of an equal request in process, with the head read under the given convention."""
     import torch
 
     from wingbeat.cluster.channels.channel import InProcessChannel

@@ -57,7 +57,7 @@ class FakeRayDrafter:
 
 @pytest.fixture(autouse=True)
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was done with cores; also puts the fakes in Ray's place."""
+    """Log of the cores claimed and released; also replaces Ray by fakes."""
     done: list[str] = []
     claim = SimpleNamespace(core=0, release=lambda: done.append("released"))
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id=ENGINE_ID))

@@ -227,7 +227,7 @@ UNFIT: dict[str, tuple[Callable[[dict], dict], str]] = {
         "model.layers.0.mlp.up_proj.weight",
     ),
 }
-"""What is done to the tensors, and the tensor that the answer names."""
+"""Changes that make tensors unfit, and the tensor that the answer names."""
 
 
 @pytest.mark.parametrize("what", UNFIT)

@@ -77,7 +77,7 @@ def status(*channels: str, node: str = THERE, silent_s: float = 0.0) -> DrafterS
 
 
 def member(number: int, *channels: str, node: str = HERE) -> PoolMember:
-    """One that answers, with these verifiers."""
+    """A member that is alive and serves verifiers with these channels."""
     made = PoolMember(number, start=lambda: None, complaint_s=COMPLAINT_S)
     made.status = status(*channels, node=node)
     return made
@@ -144,7 +144,7 @@ def test_a_drafter_that_dies_gets_a_new_process_of_its_actor_while_there_is_one(
 def test_a_drafter_that_dies_is_replaced_at_once_and_one_that_never_starts_less_and_less_often():
     started, made = lives(200.0, dies_at(100.0), dies_at(0.0))
     assert started[:6] == [0.0, 100.0, 101.0, 103.0, 107.0, 115.0]
-    # Of one that has never loaded no process is known.
+    # The process of a member that never loaded is unknown.
     assert [drafter.killed for drafter in made] == [[status().process]] + [[None]] * (len(made) - 1)
 
 
@@ -156,7 +156,7 @@ def test_a_drafter_whose_thread_hangs_is_replaced_sooner_where_a_verifier_has_le
     def blame(one: PoolMember) -> None:
         if blamed:
             one.blame()
-            # What has just answered is not stuck, so the complaint is of later.
+            # A drafter that has just reported is not stuck, so the complaint is made later.
             sleep = one._sleep
 
             async def complain(seconds: float) -> None:
@@ -230,7 +230,7 @@ class FakePool:
 
 
 def place(pool: FakePool, ends_at: float = 1e9, then: Callable[[PoolDrafter], Awaitable[None]] | None = None):
-    """What a verifier gets: process id or None, the incarnations it used, and the handle."""
+    """Place a verifier: process id of its drafter or None, the incarnations it used, and the handle."""
     used: list[int] = []
     time = FakeTime(ends_at)
 

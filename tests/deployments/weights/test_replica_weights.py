@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(weights: str, count: int) -> tuple[int, ...]:
-    """What the engine of `build_of_weights` writes."""
+    """Tokens that the engine of `build_of_weights` generates."""
     from tests.deployments.replica.child_engines import token_of_weights
 
     return (token_of_weights(weights),) * count
@@ -103,7 +103,7 @@ def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folde
             digest = weights_digest(folder)
             await until_written_by("", later)
             await pool.weights.push(str(folder), 30.0)
-            # What waited is answered behind the push, not before it ends.
+            # Waiting requests are answered after the push, not before it ends.
             await until_written_by(digest, later)
             for task in asking:
                 task.cancel()

@@ -113,7 +113,7 @@ def test_builds_for_narrower_registers_multiply_likewise(draw, march, tmp_path, 
 
 
 def check_eight_bits(kernels, draw, shape, num_rows):
-    """Of a weight [columns, inputs] in eight bits: right, and each row as if it were alone, by any parts."""
+    """The product of an eight-bit weight [columns, inputs] is right, and no row depends on the others or on `cut`."""
     columns, inputs = shape
     weight, x, bias = draw(*shape) * draw(columns, 1), draw(num_rows, inputs), draw(columns)
     exact = (x.double() @ to_eight_bits(weight).dense().double().t() + bias).float()
@@ -129,7 +129,7 @@ def check_eight_bits(kernels, draw, shape, num_rows):
 
 
 def check_products(kernels, draw, dtype, shape, num_rows, halved=False):
-    """Of a packed weight [columns, inputs]: right, those of the plain one, and each row as if it were alone."""
+    """A packed weight [columns, inputs] gives the plain weight's products, each row independent of the others."""
     columns, inputs = shape
     weight, x, bias = draw(*shape).to(dtype), draw(num_rows, inputs).to(dtype), draw(columns)
     parts = (columns // 3, columns - columns // 3) if columns > 5 else None

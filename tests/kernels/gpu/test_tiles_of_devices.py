@@ -17,13 +17,13 @@ EVERY = [(dtype, dim) for dtype in (BF16, torch.float32) for dim in (64, 128, 25
 
 
 def limits_of(capability: int) -> DeviceLimits:
-    """Of the first GPU known of that capability."""
+    """Limits of the first known GPU of that capability."""
     return next(limits for limits in KNOWN.values() if limits.capability == capability)
 
 
 @pytest.fixture(scope="session")
 def limits(request: pytest.FixtureRequest) -> DeviceLimits:
-    """Of the GPU whose instructions are executed."""
+    """Limits of the GPU whose instructions are executed (`--ptx`)."""
     capability = request.config.getoption("--ptx")
     if capability is None:
         pytest.skip("needs --ptx: the interpreter knows no tiles")

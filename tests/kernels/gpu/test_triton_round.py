@@ -1,4 +1,4 @@
-"""What a round does beside its forward pass: kernels against their reference, padding and malformed trees included."""
+"""Kernels of a round outside the forward pass agree with their references, also for padding and malformed trees."""
 
 import pytest
 import torch
@@ -101,7 +101,7 @@ def test_nodes_lie_where_the_references_do(num_nodes):
 
 
 def drawn_limits(rate, max_path):
-    """Of paths both longer and shorter than trees are deep."""
+    """Limits of acceptance for paths shorter and longer than trees are deep."""
     return torch.tensor([round(rate * 2**23 / depth) for depth in range(1, max(max_path, 2))], dtype=torch.int32)
 
 
@@ -143,7 +143,7 @@ def test_addresses_are_the_references(width):
 
 @pytest.mark.parametrize(("num_rows", "vocab_size"), [(1, 5000), (3, 1024), (40, 2049)])
 def test_best_tokens_are_the_first_of_the_likeliest(num_rows, vocab_size):
-    """Of a workspace that is used again, by fewer rows as well; many tokens are equally likely."""
+    """Equal results from a reused workspace, also with fewer rows than before; many tokens tie for the best."""
     draw = torch.Generator().manual_seed(num_rows)
     workspace = SamplingWorkspace(num_rows + 1, vocab_size, DEVICE, scaled=False)
     for count in (num_rows, max(num_rows - 1, 1), num_rows):

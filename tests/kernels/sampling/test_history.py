@@ -19,7 +19,7 @@ def histories_of(width: int) -> Histories:
 
 
 def tables(num_columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an earlier round has left."""
+    """Tables with values left over from an earlier round."""
     return torch.ones(3, num_columns, dtype=torch.bool), torch.full((3, num_columns), 7, dtype=torch.int32)
 
 

@@ -71,7 +71,7 @@ def test_graphs_that_write_something_else_are_not_replayed_and_it_is_said(folder
 
 @pytest.mark.slow
 def test_mixed_rounds_are_held_against_eager_ones_too(folder):
-    """Of graphs that replay well but for the one that has prompt chunks beside decodes."""
+    """Only the graph of rounds with prompt chunks beside decodes replays wrongly."""
 
     class WrongChunks(RecordingDevice):
         def replay(self, graph: Any) -> None:

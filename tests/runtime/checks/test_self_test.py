@@ -126,7 +126,7 @@ def test_drafts_are_of_the_full_shape_whatever_pays(pair):
 @pytest.mark.slow
 @pytest.mark.parametrize("speculation", ["chain", "tree"])
 def test_captured_rounds_with_the_host_a_round_behind_are_as_new_too(pair, speculation):
-    """What a GPU does: pruned on the device, replayed as graphs, results read one round late."""
+    """Rounds as on a GPU: pruned on the device, replayed as graphs, results read a round late."""
     shape = SpeculationConfig(draft_top_k=1 if speculation == "chain" else 4, adaptive=True)
     loaded = load_model(pair[0], torch.float32, torch.device("cpu"))
     drafter = load_drafter(pair[1], TargetDescription.from_checkpoint(pair[0]), shape)

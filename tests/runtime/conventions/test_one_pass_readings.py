@@ -1,4 +1,4 @@
-"""Which reading of a head that drafts in one pass is right: its taps and what its slots predict."""
+"""The right convention of a one-pass head is found: its taps and what its slots predict."""
 
 import json
 import shutil

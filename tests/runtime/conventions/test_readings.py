@@ -1,4 +1,4 @@
-"""Which reading of a head is right: found by measuring, kept on disk, left to the files where it hardly matters."""
+"""A head's right convention is measured and kept on disk; the files decide where measurements hardly differ."""
 
 import logging
 
@@ -46,7 +46,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def outputs_of(layers):
-    """The same taps counted by the layer they leave."""
+    """Layers as ids of outputs: each tap is counted by the layer that it leaves."""
     return tuple(layer - 1 for layer in layers)
 
 

@@ -143,7 +143,7 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
 @pytest.mark.parametrize("kind", [*KINDS, "deep-eagle"])
 @torch.inference_mode()
 def test_the_shortest_sequences_are_drafted_for_alike(kinds, kind, speculation, monkeypatch):
-    """Of two to six tokens, before anything is behind them and after, in memory that is full of others' rows."""
+    """Sequences of two to six tokens, with and without earlier rows, in memory full of other sequences' rows."""
     monkeypatch.setattr(draft_stages, "draft_batches", lambda *sizes: (5,))
     speculation = replace(speculation, draft_steps=5)
     drafters = [attached(kinds, kind, speculation), attached(kinds, kind, speculation, FakeDevice())]
@@ -208,7 +208,7 @@ def test_padding_and_drafted_rows_touch_nothing_committed(kinds, kind, speculati
     world = new_world(drafter)
     world.feed(drafter)
     slots = world.slots[2:5]
-    # Of L settled tokens module k has L - 1 - k rows, whose results the next one reads.
+    # With L settled tokens, module k has L - 1 - k rows, whose results the next module reads.
     behind = range(drafter.num_modules) if kind.startswith("mtp") else [0] * len(drafter.pool.caches)
     stored = [(part, lag) for pair, lag in zip(drafter.pool.caches, behind, strict=True) for part in pair]
     stored += list(zip(drafter.pool.extras, behind, strict=False))

@@ -1,4 +1,4 @@
-"""Which drafter a word, a folder or an import path means."""
+"""Drafters by word, folder or import path."""
 
 import json
 from pathlib import Path

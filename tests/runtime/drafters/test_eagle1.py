@@ -119,7 +119,7 @@ def test_it_can_be_read_in_one_way_only():
 @pytest.mark.few(1)
 @pytest.mark.parametrize("tied", [False, True], ids=["own-output", "tied"])
 def test_a_folder_with_an_eagle1_head_is_a_drafter(tied, tmp_path):
-    """What the published file leaves out is found in the verifier's folder."""
+    """Tensors that the published file leaves out are read from the verifier's folder."""
     model = random_model("llama", tie_word_embeddings=tied)
     model.save_pretrained(tmp_path / "verifier")
     loaded = prepare_model(model, "llama")

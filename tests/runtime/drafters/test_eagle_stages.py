@@ -187,7 +187,7 @@ def test_room_for_another_verifier_keeps_what_is_stored():
 
 @torch.inference_mode()
 def test_a_verifier_with_other_blocks_starts_afresh():
-    """What lay in blocks of another size is of no use to anybody."""
+    """Contents of blocks of another size are dropped."""
     drafter = new_drafter(CHAIN, fixed_shapes=True)
     spec = channel_spec(CHAIN, drafter.head.fc.in_features)
     other = replace(spec, block_size=8, max_blocks_per_seq=12, num_blocks=30)

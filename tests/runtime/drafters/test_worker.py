@@ -1,4 +1,4 @@
-"""One drafter serving several verifiers drafts for each as if it were alone."""
+"""A drafter that serves several verifiers drafts for each as if it were alone."""
 
 from dataclasses import replace
 
@@ -265,6 +265,6 @@ def test_a_drafter_serves_channels_on_either_side(channel_device, drafter_device
 
 
 def test_uploads_of_the_worker_are_those_of_the_runtime():
-    """What the tests above replace is what a GPU runs."""
+    """Functions that the tests above replace are those that a GPU runs."""
     assert draft_worker.upload is eagle.upload is staged_drafter.upload is transfer.upload
     assert draft_stages.upload_into is transfer.upload_into

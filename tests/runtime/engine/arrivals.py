@@ -27,7 +27,7 @@ class Load:
         self.arrivals: dict[int, list[Request]] = {}
         self.aborts: dict[int, list[str]] = {}
         self.expected: dict[str, list[int]] = {}
-        """Of greedy requests."""
+        """Expected tokens of greedy requests."""
         for number in range(count):
             name, index, at = str(number), chance.randrange(len(ref.prompts)), chance.randrange(20)
             limit = chance.randrange(1, 4) if chance.random() < 0.3 else chance.randrange(4, 64)

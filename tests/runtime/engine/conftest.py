@@ -1,4 +1,4 @@
-"""What tests of the engine share."""
+"""Fixtures shared by the engine's tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an engine says of its requests and rounds agrees with the tokens that it gave out."""
+"""An engine's figures of requests and rounds agree with the tokens that it returned."""
 
 from dataclasses import asdict
 from types import NoneType

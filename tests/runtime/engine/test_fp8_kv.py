@@ -51,13 +51,13 @@ def mixed():
 
 @cache
 def plain(model):
-    """Of an engine with much room and no drafter."""
+    """Texts of an engine with ample memory and no drafter."""
     ref = reference(model)
     return plainly(ref.loaded, engine_config(**FP8), ref.prompts, mixed())
 
 
 def plainly(loaded, config, prompts, params):
-    """What a fresh engine writes without drafts."""
+    """Texts of a new engine without drafts."""
     engine = new_engine(loaded, config)
     try:
         return write(engine, prompts, params)

@@ -86,7 +86,7 @@ def test_a_late_drafter_is_lost_once_its_patience_is_over(ref, taps, rigs):
 
 
 def test_nobody_counts_as_asked_for_while_the_drafter_is_late(ref, taps, rigs):
-    """What others make of a round's tokens must not be held against the drafter's trees."""
+    """Tokens that other drafts yield in a round must not count against the drafter's trees."""
     one, end, _, _ = new_rig(rigs, ref, taps)
     run = Run(one.engine, ref.prompts, greedy_params(SHORT))
     while not any(seq.draft.tree_requested for seq in one.engine.scheduler.running):

@@ -67,7 +67,7 @@ ONE_PASS = {"dflash", "jetspec", "dspark", "dflash2", "peagle"}
 ONLY_FOR_LLAMA |= {*ONE_PASS, "eagle3_latent", "eagle3_layers"}
 ONLY_TREES = {"random", "wrong", "malformed"}
 GROWN = {"eagle", "eagle1", "eagle3_latent", "eagle3_layers", "draft_model", "mtp", "shared_keys", *ONE_PASS}
-"""Of candidates that have ranks, which a tree may be drawn of."""
+"""Drafters with ranked candidates, from which a tree may be drawn."""
 SHAPES = {"tree": TREE, "chain": CHAIN, "drawn": DRAWN}
 NEVER_TAKEN = {"none", "wrong", "malformed"}
 OFTEN_TAKEN = {"right", "random", "ngram"}
@@ -180,7 +180,7 @@ def test_all_that_is_right_is_accepted(shape):
     drafter = drafter_of("right", ref, shape)
     tokens, engine = generate(ref.loaded, engine_config(shape), drafter, ref.prompts, greedy_params())
     assert tokens == ref.continuations
-    # One token comes with the prompt and the last one alone; each round between brings five drafted ones and the bonus.
+    # The prompt yields the first token, and the last token comes alone; each round between yields 5 drafts and a bonus.
     num_drafts = 8 * ((NUM_TOKENS - 1) // 6)
     assert engine.speculation.num_drafts == num_drafts
     assert engine.speculation.num_accepted_tokens == 5 * num_drafts

@@ -57,7 +57,7 @@ def test_preemption_without_a_prefix_cache():
 @pytest.mark.parametrize("model", ["llama", "gemma3"])
 @pytest.mark.parametrize("kind", ["none", "eagle", "right"])
 def test_prefix_hits(model, kind):
-    """The same prompts again, and prompts that part from them in the middle of a block."""
+    """Prompts run again, then prompts that diverge from them in the middle of a block."""
     ref = reference(model)
     engine = new_engine(ref.loaded, engine_config(block_size=4, num_kv_blocks=600), drafter_of(kind, ref))
     Run(engine, ref.prompts, greedy_params(SHORT)).finish()

@@ -1,4 +1,4 @@
-"""What is left for KV: the largest round, the graphs and the drafter are counted on a GPU of shapes."""
+"""Memory left for KV: the largest round, the graphs and the drafter are counted on a GPU of shapes."""
 
 import gc
 import logging
@@ -139,7 +139,7 @@ def test_a_memory_that_holds_less_than_a_tenth_of_the_positions_is_warned_of_onc
 def test_sequences_are_as_many_as_the_memory_holds_unless_they_are_given(gpu: FakeGpu, monkeypatch):
     loaded, total = verifier(), 1 << 30
     monkeypatch.setattr(memory, "reserved_bytes", lambda *args: 0)
-    # Of a sequence: 1,024 tokens, the drafter's own of each, and what choosing takes of each node.
+    # Bytes per sequence: 1,024 tokens, the drafter's memory for each, and 23 bytes per node and vocabulary entry.
     token_bytes = block_bytes(loaded.layers, 16, loaded.dtype) // 16 + NEEDS.token_bytes
     each = min(1024, LIMITS.max_model_len) * token_bytes + 23 * TREE.num_nodes * VOCAB_SIZE
     for held, expected in ((70, 64), (63, 32), (1, 16)):

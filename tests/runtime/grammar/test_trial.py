@@ -20,7 +20,7 @@ BOMB = GrammarSpec(
     json.dumps({"allOf": [{"type": "string", "pattern": f"[ab]*a[ab]{{{10 + count}}}"} for count in range(20)]}),
     "structured_outputs.json",
 )
-"""What is asked for at once has more than a million ways to be begun."""
+"""A grammar whose alternatives, all required at once, have more than a million beginnings."""
 
 
 TEXTS = {"regex": "ax", "json": "{", "grammar": "ba", "choice": "b"}
@@ -48,7 +48,7 @@ def trial():
     ids=lambda spec: spec.kind,
 )
 def test_what_compiles_passes_and_is_not_made_again_beside_the_rounds(trial, spec, monkeypatch):
-    """What makes Lark keeps Python's lock, and an engine's rounds would wait: the other process has made it."""
+    """Conversion to Lark holds Python's lock and would block an engine's rounds: the other process converts."""
     vocabulary = trial.grammars.vocabulary()
     expected, lark = lark_of_spec(vocabulary, spec), trial.check(spec)
     assert lark == (None if spec.kind in CHEAP_KINDS else expected)

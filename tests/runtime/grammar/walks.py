@@ -8,7 +8,7 @@ CLOSING = b'"}]'
 
 
 def taken(grammar, text):
-    """How many of a text's tokens a grammar takes, how many there are, and whether the grammar is complete then."""
+    """Number of a text's tokens that a grammar takes, number of all its tokens, and whether the grammar is complete."""
     matcher, token_ids = grammar.matcher(), grammar.vocabulary.encode(text)
     return matcher.try_consume_tokens(token_ids), len(token_ids), matcher.is_accepting()
 

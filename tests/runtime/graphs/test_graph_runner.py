@@ -224,7 +224,7 @@ def test_the_first_failure_of_a_stage_ends_its_captures_and_no_other_stages(capl
 
 
 def test_a_runner_that_fails_beside_one_of_its_stage_that_was_captured_ends_alone():
-    """Of two ways to choose tokens one may wait for the device."""
+    """Only one of two sampling stages waits for the device and so cannot be captured."""
     device = FakeDevice(failing=lambda capture: capture == 2)
     pool = GraphPool(device)
     good, bad = (runner_of(Counting(), [Bucket(n, 3) for n in (2, 1)], pool, Stage.BASE_DECODING) for _ in range(2))

@@ -30,7 +30,7 @@ def weights_of(name):
 def load(name, folder, **changes):
     chosen, weights = FORMATS[name], weights_of(name)
     chosen.write(folder, weights)
-    # What a format leaves out is asked for, and nothing else.
+    # Only tensors that a format leaves out may be requested from the target.
     left_out = {name: weights[name] for name in chosen.leaves_out}
     target = target_of(
         chosen.recipe.target_hidden,
@@ -44,7 +44,7 @@ def load(name, folder, **changes):
 
 
 class Recorder:
-    """What a drafter asks its head for while it grows a chain: logits of every level, and what it feeds back."""
+    """Logits and feedback that a head computes while a drafter grows a chain."""
 
     def __init__(self, head):
         self.logits, self.fed_back = [], []
@@ -62,7 +62,7 @@ class Recorder:
 
 
 def compare_chain(tree, recorder, formula, hidden, root):
-    """One drafted chain against the formula, which continues from `hidden`, its state at the last known pair.
+    """Compare a drafted chain with the formula, which continues from `hidden`, its state at the last known pair.
 
     Args:
         recorder: None where kernels draft, whose steps nobody sees.
@@ -89,7 +89,7 @@ def compare_chain(tree, recorder, formula, hidden, root):
 
 @pytest.fixture(params=["kernels", "torch", "fixed shapes"])
 def way(request):
-    """How a head drafts on this machine."""
+    """Implementation by which a head drafts."""
     with without_cpu() if request.param == "torch" else nullcontext():
         yield request.param
 
@@ -143,7 +143,7 @@ def test_the_same_weights_draft_the_same_in_every_format(tmp_path):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_nothing_that_is_there_is_asked_of_the_target(name, tmp_path):
-    """What a file brings is not read a second time from the verifier, whose embedding may be gigabytes."""
+    """Tensors in the file are not read again from the verifier, whose embedding may be gigabytes."""
     asked = []
     chosen, weights = FORMATS[name], weights_of(name)
     lent = {

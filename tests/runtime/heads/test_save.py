@@ -1,4 +1,4 @@
-"""What is written is its tool's layout: names and fields are that tool's, and what is read back is the head."""
+"""Written heads have their tool's layout, names and fields, and are read back unchanged."""
 
 import json
 from functools import partial

@@ -16,13 +16,13 @@ FILE_PREFIX = "wingbeat-fake-cuda-"
 
 @dataclass
 class FakeEventState:
-    """What an event is on the device, whichever process holds it."""
+    """State of an event on the device, shared by all processes that hold it."""
 
     gpu: int | None = None
     """The GPU it was made on; None where the maker is another process of the test."""
     num_records: int = 0
     num_finished: int = 0
-    """Of the records; behind while the recorder's stream has work left."""
+    """Records that have finished; fewer than `num_records` while the recorder's stream has work left."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class FakeMachine:
 
 
 class FakeEvent:
-    """One process's hold on an event."""
+    """A process's handle of an event."""
 
     may_record = True
 

@@ -1,7 +1,7 @@
-"""The CUDA IPC channel on a GPU: order between two processes' streams, what killed peers leave behind, and leaks.
+"""The CUDA IPC channel on a GPU: order between two processes' streams, effects of killed peers, and leaks.
 
-Both peers are plain processes. Run as a script, this file is one of them: `python FILE ROLE NAME` prints a line of JSON
-at its end. What could hang a stream is tried in a process of its own.
+Both peers are plain processes. Run as a script, this file is such a peer: `python FILE ROLE NAME` prints a line of JSON
+at its end. Operations that could hang a stream run in a process of their own.
 """
 
 import json
@@ -45,7 +45,7 @@ LONG_BUSY_CYCLES = 200 * BUSY_CYCLES
 DEATH_AFTER_S = 0.3
 """Time for the peer to enqueue its wait, well within the busy time."""
 LIMIT_S = 40.0
-"""Of a peer's process; a stream that hangs would hang it."""
+"""Time limit in seconds for a peer process, which would hang with a hanging stream."""
 
 
 class CountedEvent:
@@ -83,7 +83,7 @@ def start(role: str, name: str) -> subprocess.Popen:
 
 
 def report(process: subprocess.Popen) -> dict:
-    """What a process printed at its end; fails the test if it hangs or breaks."""
+    """Report that a process printed at its end; fails the test if the process hangs or fails."""
     try:
         printed, _ = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:

@@ -126,7 +126,7 @@ class World:
 
     def _launch(self) -> FakeDrafter:
         self.num_launched += 1
-        # What the supervisor slept last, after it had found the drafter lost, is the pause before this one.
+        # The supervisor's latest sleep since it found the drafter lost is the pause before this launch.
         self.pauses.append(0.0 if self.time.sleeps[-1] == POLL_S else self.time.sleeps[-1])
         if not self._lives:
             self.engine.failed = True
@@ -217,7 +217,7 @@ def test_a_drafter_whose_connections_break_at_once_is_replaced():
 
 @pytest.mark.parametrize("during", ["renew", "pause"])
 def test_where_the_engine_ends_while_its_drafter_is_being_replaced_none_is_left_behind(during: str):
-    """It would hold the place of the next engine's drafter for ever, as nobody would know of it."""
+    """A drafter left behind would block the place of the next engine's drafter for ever, unknown to every process."""
     world = World()
     world.renewals = [30.0]
     reached = asyncio.Event()

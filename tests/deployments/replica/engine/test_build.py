@@ -1,4 +1,4 @@
-"""What both processes of a pair are built from: the channel they meet in, and no more code than each needs."""
+"""Construction of both processes of a pair: their channel, and no more imported code than each needs."""
 
 import os
 import pickle

@@ -82,5 +82,5 @@ def test_plain_rounds_draft_what_is_certain_where_that_pays(loaded, grammars, mo
     assert (run.last[0].metrics.num_accepted_tokens > 5) == is_drafted
     assert bool(run.last[0].metrics.num_drafts) == is_drafted
     assert run.engine.stats().plain_rounds.get(str(policy.reason), 0) > 0 or is_drafted
-    # What a grammar brings about says nothing of the drafter.
+    # Tokens that the grammar forces are no evidence of the drafter's acceptance.
     assert run.engine.stats().policy.num_accepted == 0

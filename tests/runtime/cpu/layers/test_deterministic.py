@@ -87,7 +87,7 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(dtype, name, num_nodes, ba
         max_num_seqs=batch,
         max_model_len=144,
         max_num_batched_tokens=24,
-        # One of the longest fits; sequences are preempted.
+        # Only one of the longest sequences fits, so that sequences are preempted.
         num_kv_blocks=1 + max(13, 2 * batch),
     )
     tokens, engine = generate(loaded, config, drafter, prompts, params_of(count))

@@ -28,7 +28,7 @@ def prepared(name: str, **overrides):
 
 
 def both_ways(model, loaded, num_reqs=3, num_nodes=4):
-    """What the same round gives by our kernels, and by the model's own code."""
+    """Outputs of a round by our kernels, then by the model's own code."""
     cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
     for kernels in (True, False):
         used = use_kernels(kernels)
@@ -40,7 +40,7 @@ def both_ways(model, loaded, num_reqs=3, num_nodes=4):
 
 @pytest.fixture
 def num_calls(monkeypatch):
-    """How many layers each call of the kernels ran."""
+    """Number of layers that each call of the kernels ran."""
     counts, run = [], cpu_kernels().run_layers
     monkeypatch.setattr(
         cpu_kernels(),

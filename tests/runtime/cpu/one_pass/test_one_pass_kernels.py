@@ -204,7 +204,7 @@ def test_threads_that_are_tried_change_no_tree(tmp_path):
 
 @torch.inference_mode()
 def test_weights_of_two_bytes_are_read(tmp_path):
-    """What is rounded beside them are the angles, and keys and values where they are stored."""
+    """Only rotary angles, and keys and values where they are stored, are rounded as well."""
     rounded = head_of(tmp_path / "two", "dflash2", dtype=torch.bfloat16)
     drafters = [OnePassDrafter(rounded, CHAIN), OnePassDrafter(head_of(tmp_path / "four", "dflash2"), CHAIN)]
     spec = channel_spec(CHAIN, rounded.taps_size)

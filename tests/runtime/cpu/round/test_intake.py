@@ -55,7 +55,7 @@ def drafted(rng, count, shape="random"):
 
 
 class Reply:
-    """What a drafter sent."""
+    """Reply of a drafter."""
 
     def __init__(self, trees, epochs, committed_lens):
         self.epochs, self.committed_lens = epochs, committed_lens
@@ -64,7 +64,7 @@ class Reply:
 
 
 def spoilt(rng, trees):
-    """One field of one tree is no longer what it was."""
+    """Change a random field of a random tree."""
     row, node = rng.randrange(NUM_SLOTS), rng.randrange(NUM_NODES)
     field = rng.choice(["token_ids", "parents", "depths", "num_valid"])
     wrong = rng.choice([-7, -1, 0, 1, NUM_NODES, NUM_NODES + 1, VOCAB, 1 << 40])
@@ -151,7 +151,7 @@ def kept_nodes(trees, kinds, acceptance, useful, forced, prices, max_depth):
 
 
 def assert_alike(found, expected):
-    """The same nodes, in rows without padding."""
+    """Both hold the same nodes, without regard to the padding of rows."""
     real = torch.arange(expected.token_ids.shape[1]) < expected.tree.num_valid[:, None]
     for name in ("token_ids", "parents", "depths", "scores"):
         one, other = (getattr(decodes.tree, name)[real].nan_to_num() for decodes in (found, expected))
