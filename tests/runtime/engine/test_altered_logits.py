@@ -128,7 +128,7 @@ def params_of(fields, temperature=0.0, seed=0):
 
 
 def drafters(ref, texts, shape):
-    """One that has learned nothing, one that knows the text, one that knows it here and there."""
+    """Drafters to test with: an untrained head, a script that is always right, and a script that is sometimes right."""
     sequences = [prompt + more + [1] * 8 for prompt, more in zip(ref.prompts, texts, strict=True)]
     yield eagle_drafter(ref.loaded, shape)
     for plan in (right_chain,) if shape is CHAIN else (right_tree, random_tree):
