@@ -72,7 +72,7 @@ def verifier(num_layers: int = NUM_LAYERS) -> LoadedModel:
 
 
 def new_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model in bfloat16 on the host; its norms have weights as checkpoints have them."""
+    """Build a model in bfloat16 on the host; its norms have weights as in checkpoints."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     for name, parameter in model.named_parameters():
@@ -134,7 +134,7 @@ class Served:
 
 
 def engine_config(speculation: SpeculationConfig, num_slots: int, **overrides) -> EngineConfig:
-    """Prompts come in chunks, beside running sequences."""
+    """Limits under which prompts come in chunks, beside sequences that decode."""
     fields = {"max_num_seqs": num_slots, "max_model_len": 128, "max_num_batched_tokens": 16, "num_kv_blocks": 64}
     return EngineConfig(**(fields | {"speculation": speculation} | overrides))
 

@@ -1,4 +1,4 @@
-"""Captured rounds are held against eager ones before anybody is served."""
+"""Captured rounds are compared with eager rounds before the first request is served."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ PROMPT = Request("a", (5, 6, 7), SamplingParams(max_tokens=6, temperature=0.0, i
 
 
 class WrongDevice(RecordingDevice):
-    """Replays do nothing: outputs are those of the capture."""
+    """Replays that do nothing, so that outputs stay as the capture left them."""
 
     def replay(self, graph: Any) -> None:
         return

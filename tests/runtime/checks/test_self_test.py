@@ -1,4 +1,4 @@
-"""The self-test: it tells heads that suit from heads that do not, and leaves the engine as it found it."""
+"""The self-test separates heads that suit a verifier from those that do not, and leaves the engine unchanged."""
 
 import logging
 from dataclasses import asdict
@@ -31,7 +31,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def off_by_one(pair, tmp_path_factory):
-    """The head, said to read one layer further down."""
+    """Copy of the head whose config counts the tapped layers one lower."""
     convention = {"tap_layers": [layer - 1 for layer in TAPS], "norm_output": False, "norm_before_residual": False}
     return rewrite_config(pair[1], tmp_path_factory.mktemp("heads") / "off-by-one", **{STATED: convention})
 
@@ -154,7 +154,7 @@ def test_a_drafter_that_is_lost_meanwhile_is_no_pass(pair):
         return channels[-1]
 
     llm = open_llm(pair, channel_factory=new_channel, drafter_timeout_s=0.05)
-    channels[0].pump = None  # from now on nobody drafts
+    channels[0].pump = None  # from now on no drafter answers
     with pytest.raises(BadDrafterError, match="lost"):
         check_drafter(llm.engine, None, "head", allow_bad=True)
 

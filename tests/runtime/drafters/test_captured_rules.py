@@ -1,4 +1,4 @@
-"""Captured drafts under the requests' own rules of sampling are those of eager passes on the host; nobody else pays."""
+"""Captured drafts apply sampling rules like eager passes on the host; requests without rules do not pay for them."""
 
 from itertools import pairwise
 
@@ -77,8 +77,7 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
 @by_shape
 @torch.inference_mode()
 def test_few_of_a_batch_have_rules_and_none_of_those_that_are_only_decided(speculation, monkeypatch):
-    """Padded batches of two; another sequence's decided tokens are taken in beside them. The head knows half of the
-    vocabulary."""
+    """Batches of two are padded; another sequence only commits tokens. The head's vocabulary is half the target's."""
     few_batches(monkeypatch)
     eager, captured = new_drafter(speculation), new_drafter(speculation, RecordingDevice())
     assert captured.growth.columns.size < VOCAB

@@ -1,4 +1,4 @@
-"""Bounds of what several verifiers may take of one drafter."""
+"""Limits on the slots and bytes that several verifiers may use in one drafter."""
 
 from dataclasses import replace
 

@@ -33,7 +33,7 @@ class World:
 
 
 def some(names, chosen):
-    """Parameters of which those that are not chosen are `slow`."""
+    """Parameters of a test; names that are not among `chosen` are marked `slow`."""
     return [pytest.param(name, marks=() if name in chosen else pytest.mark.slow) for name in names]
 
 

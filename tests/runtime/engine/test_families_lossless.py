@@ -29,12 +29,12 @@ TOKENIZER = metaspace_tokenizer()
 
 
 def allowed(row):
-    """A drafter in the engine's own process takes the request of a round with it, where there is but one."""
+    """Whether a row can run: a round of one request ends that request if the drafter in this process dies."""
     return row["batch"] == "8" or not row["asked"].startswith("killed")
 
 
 def table(asked):
-    """Rows in which all pairs of values meet; the first of everything that is asked for is in every run."""
+    """Pairwise-covering rows; the first row of each feature runs always, the others are slow."""
     seen, params = set(), []
     for row in pairwise({"asked": asked} | AXES, allowed):
         params.append(
@@ -95,7 +95,7 @@ class Asking(Run):
 
 
 def fails_in(drafter, stage, monkeypatch):
-    """The third call of a stage kills it."""
+    """Make the third call of a stage raise."""
     calls, whole = [], getattr(drafter, stage)
 
     def failing(*args):
@@ -145,7 +145,7 @@ def test_the_text_is_that_of_plain_decoding(row, drafter_of, monkeypatch):
 
 
 def check(row, world, drafter_of, monkeypatch, variants=(None,)):
-    """The text of plain decoding, and its reports."""
+    """Check that text and log-probabilities equal those of plain decoding."""
     expected, reported = run(row, world, None, monkeypatch, variants)
     drafter, successor = drafter_of(row), None
     if row["asked"].startswith("killed"):

@@ -178,7 +178,7 @@ def test_fewer_sequences_are_tried_where_rounds_of_more_do_not_fit_unless_they_a
 def test_a_round_takes_fewer_prompt_tokens_where_memory_is_short_unless_they_are_given(
     gpu: FakeGpu, monkeypatch, caplog, rounds, expected
 ):
-    """KV is to hold 16 rounds of them."""
+    """The KV cache must hold 16 rounds of that many prompt tokens."""
     loaded, total = replace(verifier(), max_position_embeddings=9900), 1 << 30
     monkeypatch.setattr(memory, "reserved_bytes", lambda *args: 0)
     tokens = int(rounds * 2048) // 16 * 16

@@ -1,4 +1,4 @@
-"""Grammars are tried out elsewhere: an endless one is refused within its limits, and stops nothing."""
+"""Grammars are tried in another process: an endless one is refused within its limits, and stops no round."""
 
 import contextlib
 import json
@@ -105,7 +105,7 @@ def test_a_process_that_dies_under_grammars_is_replaced_and_they_are_tried_again
         thread.start()
     while len(processes) < 3 and any(thread.is_alive() for thread in threads):
         process = trial.process
-        # The next one is ended once it has work, too.
+        # Processes that replace the killed one are killed as well, once they have work.
         if process is not None and process.poll() is None and children_of(process.pid):
             processes.add(process)
             process.kill()
@@ -116,7 +116,7 @@ def test_a_process_that_dies_under_grammars_is_replaced_and_they_are_tried_again
 
 
 def test_a_trial_that_is_ended_from_outside_is_done_again_and_says_nothing_of_its_grammar(trial):
-    """Both processes of a trial: the one that computes, and the one that waits for it."""
+    """Killed are, in turn, both processes of a trial: the process that computes, and the process that waits for it."""
     slow = spec_of("json", json.dumps({"allOf": [{"pattern": f"[ab]*a[ab]{{{n + 5}}}"} for n in range(11)]}))
     for depth in (1, 2):
         trial.check(spec_of("regex", f"[a-z]{{{depth}}}x"))
@@ -137,7 +137,7 @@ def test_a_trial_that_is_ended_from_outside_is_done_again_and_says_nothing_of_it
             if depth == 2 and found:
                 found = children_of(found[0])
         for process_id in found:
-            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself since
+            with contextlib.suppress(ProcessLookupError):  # the process may have ended by itself since
                 os.kill(process_id, signal.SIGKILL)
         thread.join()
         assert not verdicts or "takes more than" not in verdicts[0]
@@ -159,7 +159,7 @@ def test_a_process_that_was_started_ahead_answers_at_once():
 
 def test_nobody_waits_for_a_process_that_starts_where_it_is_to_end():
     made = GrammarTrial(Grammars(byte_level_tokenizer(), 4096, frozenset([0])))
-    made.grammars.vocabulary()  # imported, so that the process itself is what starts
+    made.grammars.vocabulary()  # modules are imported, so that the start of the process itself is measured
     starting = threading.Thread(target=made.warm)
     starting.start()
     while made.process is None:

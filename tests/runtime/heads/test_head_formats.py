@@ -1,4 +1,4 @@
-"""A head of every published format drafts what the published mathematics says, known and drafted pairs alike."""
+"""A head in every published format drafts as the published formula says, from known and from drafted pairs."""
 
 from contextlib import nullcontext
 
@@ -65,7 +65,7 @@ def compare_chain(tree, recorder, formula, hidden, root):
     """Compare a drafted chain with the formula, which continues from `hidden`, its state at the last known pair.
 
     Args:
-        recorder: None where kernels draft, whose steps nobody sees.
+        recorder: None where kernels draft, whose intermediate results are not visible.
     """
     fed_back, pairs = hidden, list(formula.pairs)
     tokens, scores = tree.token_ids[0].tolist(), tree.scores[0].tolist()
@@ -83,7 +83,7 @@ def compare_chain(tree, recorder, formula, hidden, root):
                 fed = recorder.fed_back[level][0, 0].double()
                 torch.testing.assert_close(fed, formula.feedback(fed_back), rtol=1e-4, atol=1e-4)
             fed_back = formula.drafted(tokens[1 + level], fed_back)
-    # Drafted pairs are forgotten: those of accepted tokens are computed anew from the target's taps.
+    # Drafted pairs are dropped: pairs of accepted tokens are recomputed from the target's taps.
     formula.pairs[:] = pairs
 
 
@@ -97,7 +97,7 @@ def way(request):
 @pytest.mark.parametrize("name", FORMATS)
 @torch.inference_mode()
 def test_a_head_of_every_format_drafts_by_the_formula(name, way, tmp_path):
-    """A prompt of 20 tokens, five drafted ones, three accepted pairs, five more."""
+    """Cases: a prompt of 20 tokens, five drafted tokens, three accepted pairs, five more drafted tokens."""
     head, recipe = load(name, tmp_path), FORMATS[name].recipe
     assert head.tap_layers == FORMATS[name].taps
     assert head.taps_size == recipe.taps_size
@@ -162,13 +162,13 @@ def test_what_is_ambiguous_has_several_readings_and_nothing_else_does(name, tmp_
     assert readings[0].tap_layers == FORMATS[name].taps
     assert len(set(readings)) == len(readings)
     expected = {
-        # No ids: the usual layers, and those around them.
+        # Configs without ids: the usual layers, or one layer lower or higher.
         "safeailab": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         "angelslim": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         "angelslim-theta": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         "angelslim-mrope": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         "specforge-3.1": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
-        # Ids that could be counted either way.
+        # Ids that could count layers from 0 or from 1.
         "specforge-wide": {(1, 3, 7), (0, 2, 6)},
         "speculators-qwen3-3.1": {(1, 3, 6), (2, 4, 7)},
     }.get(name, {FORMATS[name].taps})
