@@ -71,7 +71,7 @@ class FakeAdmission:
 
 
 class FakeOneEngine:
-    """A transport to one engine, whose operations are methods; remembers what it was told."""
+    """A transport to an engine whose operations are methods; records the calls."""
 
     def __init__(self) -> None:
         self.told: list[NameChanges] = []
@@ -84,7 +84,7 @@ class FakeOneEngine:
 
 
 class FakeCaches(FakeOneEngine):
-    """An engine whose prefix cache is forgotten."""
+    """Id of the engine whose prefix cache is forgotten."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class FakeCaches(FakeOneEngine):
 
 
 class FakePool:
-    """Answers a request with a script's text, a few tokens at a time; remembers what was asked and what was aborted."""
+    """Answers a request with a script's text, a few tokens at a time; records requests and aborts."""
 
     def __init__(
         self,
@@ -235,8 +235,7 @@ def shared_app() -> tuple[FastAPI, LaterModels]:
 
 
 def app_of_a_call(pool: FakePool, path: str, app: Mapping[str, Any]) -> FastAPI:
-    """An application of its own where more is given than the tokenizer and what answers are parsed by, and for routes
-    that look at the models when they are made."""
+    """The shared application, or a new one for other settings and for routes that read the models on creation."""
     if app.keys() - {"tokenizer", "parsers"} or path not in GENERATES:
         return app_for(pool, **app)
     shared, models = shared_app()

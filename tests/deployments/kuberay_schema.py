@@ -31,7 +31,7 @@ def problems(manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def closed(schema: Any) -> Any:
-    """The schema whose objects have the fields that it names and no other, but where Kubernetes keeps unknown ones."""
+    """The schema with unknown fields forbidden, except where Kubernetes preserves them."""
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""The configuration: strings of the command line become values, and what is wrong is named."""
+"""The configuration: strings of the command line become values, and errors name the setting."""
 
 import json
 from pathlib import Path
@@ -293,7 +293,7 @@ def test_a_word_for_nothing_is_nothing_where_a_setting_may_be_none_and_text_else
     ],
 )
 def test_threads_are_tried_by_a_pair_that_has_the_machine(given, expected):
-    """Each of several would take what all of them have."""
+    """With several pairs, each would take the threads that all of them share."""
     config = AppConfig(**given)
     assert config.num_threads() == expected
     assert config.shares_core() == (expected == 1 and "drafters" not in given)

@@ -1,4 +1,4 @@
-"""A socket that outlives who accepts at it: nobody is refused while one server follows another, however that ended."""
+"""A listening socket that outlives its server: no client is refused while a server follows another."""
 
 import os
 import signal

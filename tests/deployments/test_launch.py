@@ -1,4 +1,4 @@
-"""From start to end of a served application, without Ray: what is refused at the start, what happens at a signal."""
+"""A served application from start to end, without Ray: refusals at the start, and signals."""
 
 import json
 import shlex

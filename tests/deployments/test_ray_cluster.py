@@ -29,7 +29,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """A port where somebody listens who answers nothing."""
+    """A port whose listener answers nothing."""
     with socket.create_server(("", 0)) as server:
         yield server.getsockname()[1]
 

@@ -1,4 +1,4 @@
-"""Settings that cannot be meant: fields nobody knows, and numbers that no machine holds, end in one line."""
+"""Impossible settings, such as unknown fields and numbers that no machine holds, end in a line."""
 
 import importlib
 import pkgutil
@@ -55,7 +55,7 @@ def test_what_cannot_be_meant_is_refused_by_its_name(values: dict, message: str)
 
 
 def option_models() -> list[type[BaseModel]]:
-    """Every model of settings, those inside settings included."""
+    """Every pydantic model of settings, nested ones included."""
     root = importlib.import_module("wingbeat.deployments")
     for module in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
         if re.match(r"wingbeat\.deployments\.(options|cli|bench|inspection|app_config)", module.name):

@@ -1,4 +1,4 @@
-"""A launcher that is killed leaves nothing of its Ray, not even what was stopped; without Ray."""
+"""A killed launcher leaves no process of its Ray, not even stopped ones; without Ray."""
 
 import os
 import signal

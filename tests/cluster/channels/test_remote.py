@@ -31,7 +31,7 @@ def pair() -> Iterator[Pair]:
 
 
 def decode(outcome: Outcome, slots: list[int], num_tokens: list[int], seed: int = 0) -> AcceptedPaths:
-    """A round of these sequences, all of which ask for trees; what it wrote."""
+    """Write a round in which all these sequences request trees; returns the accepted paths."""
     count, path = len(slots), SPEC.max_path
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1, 99, (count, path), generator=generator)
@@ -45,7 +45,7 @@ def decode(outcome: Outcome, slots: list[int], num_tokens: list[int], seed: int 
 
 
 def exchange(pair: Pair) -> Outcome:
-    """Publish the round that was filled, answer it, and return what the drafter saw."""
+    """Publish the filled round, answer it, and return the outcome that the drafter received."""
     channel, drafter = pair
     round_number = channel.verifier_end.publish_outcome()
     outcome = drafter.wait_outcome(LONG_S)

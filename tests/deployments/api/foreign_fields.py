@@ -52,7 +52,7 @@ def of_class(source: str, name: str) -> set[str]:
 
 
 def of_wheel(path: Path, server: str) -> dict[str, list[str]]:
-    """Fields by endpoint."""
+    """Fields by endpoint: those of completions, and the additional ones of chats."""
     with zipfile.ZipFile(path) as wheel:
         return {
             endpoint: sorted(of_class(wheel.read(file).decode(), name))
@@ -61,7 +61,7 @@ def of_wheel(path: Path, server: str) -> dict[str, list[str]]:
 
 
 def of_llama_cpp(path: Path) -> dict[str, list[str]]:
-    """Fields by endpoint: what its completions read, and what its chat reads beside them."""
+    """Fields by endpoint: those of completions, and the additional ones of chats."""
     with tarfile.open(path) as package:
         files = {name.partition("/")[2]: name for name in package.getnames() if SERVER in name}
 

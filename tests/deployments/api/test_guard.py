@@ -1,4 +1,4 @@
-"""The rules every request meets before its endpoint, in the order of the contract, and what every answer carries."""
+"""Rules that apply to every request before its endpoint, in the contract's order, and headers of every answer."""
 
 import asyncio
 import json
@@ -303,7 +303,7 @@ def test_the_first_rule_that_is_broken_is_the_one_that_is_named():
 
 
 class Exchange(Connection):
-    """A request spoken in ASGI whose body comes in parts."""
+    """An ASGI request whose body comes in parts."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Requests of agents, written by hand in the formats that their documents and those of their libraries describe."""
+"""Requests of agents, written by hand in the formats of the agents' and their libraries' documents."""
 
 from typing import Any, NamedTuple
 

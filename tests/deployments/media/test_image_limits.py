@@ -69,7 +69,7 @@ def refusal(*urls, fetcher=None, limits=LIMITS) -> ApiError:
 
 
 def large_png(width, height):
-    """A header that says so, and next to nothing behind it."""
+    """A PNG whose header states this size, followed by hardly any data."""
     data = bytearray(GOOD)
     data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
     data[29:33] = zlib.crc32(bytes(data[12:29])).to_bytes(4, "big")
@@ -178,7 +178,7 @@ class Site(NamedTuple):
 
 @asynccontextmanager
 async def site(addresses):
-    """`addresses`: host -> what it resolves to. 127.0.0.1 counts as public, for it is where the server is."""
+    """Addresses by host name. 127.0.0.1 counts as public, since the test's server listens there."""
     routes, seen = web.RouteTableDef(), []
 
     @routes.get("/good")

@@ -1,4 +1,4 @@
-"""Alerting rules: they ask for what is exported, name their runbook, fire over their faults and over nothing else."""
+"""Alerting rules use exported metrics, name their runbook, and fire for their faults and for no others."""
 
 import asyncio
 import re

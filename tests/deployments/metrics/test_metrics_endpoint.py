@@ -1,4 +1,4 @@
-"""`GET /metrics`: vLLM's names over all engines, whichever router is asked; nobody waits for an engine that hangs."""
+"""`GET /metrics`: vLLM's names over all engines, at every router; a hanging engine delays no scrape."""
 
 import asyncio
 from collections.abc import Iterable

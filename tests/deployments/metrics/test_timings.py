@@ -11,7 +11,7 @@ TIMINGS = {"time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mea
 
 
 class Clock:
-    """Seconds, when told so."""
+    """A clock in seconds that the test sets."""
 
     def __init__(self) -> None:
         self.now = 10.0

@@ -1,4 +1,4 @@
-"""A model's parsers follow from what its chat template writes of old calls and thoughts."""
+"""A model's parsers are recognised from its chat template's text of earlier calls and reasoning."""
 
 import pytest
 

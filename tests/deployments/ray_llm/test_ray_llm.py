@@ -1,4 +1,4 @@
-"""Ray Serve LLM's YAML as settings, field by field; the examples, and what is refused by name."""
+"""Settings from Ray Serve LLM's YAML, field by field; the examples, and refusals by name."""
 
 import ast
 import copy

@@ -28,7 +28,7 @@ _NAME = re.compile(r"\bray_(?:vllm|wingbeat)_\w+")
 
 @pytest.fixture(scope="module")
 def published() -> set[str]:
-    """Names as Ray's exporters show them, of an engine that clients have asked."""
+    """Names of metrics in Ray's exporters, for an engine that has served requests."""
 
     async def families() -> list[Metric]:
         monitor = Engines(a=engine_stats()).monitor()
@@ -79,7 +79,7 @@ def over_ray(dashboard: dict[str, Any]) -> dict[str, Any]:
 
 
 def _moved_up(panels: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Without gaps: each row of panels is as far up as those above it let it be."""
+    """The panels without gaps: each row is moved up to the row above."""
     rows = sorted({panel["gridPos"]["y"] for panel in panels})
     top = 0
     for row in rows:

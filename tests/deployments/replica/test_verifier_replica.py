@@ -1,4 +1,4 @@
-"""A replica and its engine's process: what it tells, what it leaves behind, and what follows the engine's death."""
+"""A replica and its engine's process: reports, leftovers, and consequences of the engine's death."""
 
 import asyncio
 import os

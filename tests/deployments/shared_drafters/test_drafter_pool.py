@@ -1,4 +1,4 @@
-"""A pool of drafters by a clock that only sleeping moves: what becomes of a drafter, who gets which, and who waits."""
+"""A pool of drafters, with a clock that only sleeping moves: lives of drafters, placement and waiting."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -37,7 +37,7 @@ class FakeTime:
 
 
 class FakeDrafter:
-    """A drafter whose status and whose answers to verifiers the test gives."""
+    """A drafter with scripted status and scripted answers to verifiers."""
 
     def __init__(self, status: Callable[[], DrafterStatus], refusals: tuple[str | None, ...] = ()) -> None:
         self.told = status
@@ -84,7 +84,7 @@ def member(number: int, *channels: str, node: str = HERE) -> PoolMember:
 
 
 def lives(until_s: float, *scripts: Callable[[float], DrafterStatus], before: Callable[[PoolMember], None] = id):
-    """Times at which the drafters of a member were started, and the drafters; each is told its age by `scripts`."""
+    """Start times of a member's drafters, and the drafters; `scripts` map a drafter's age to its status."""
     time, started, made = FakeTime(until_s), [], []
 
     def start() -> FakeDrafter:
@@ -215,7 +215,7 @@ def test_over_nodes_whoever_is_let_go_does_not_come_back_and_that_ends(numbers: 
 
 
 class FakePool:
-    """Gives what candidates the test says, time after time."""
+    """A pool with scripted lists of candidates, one per call."""
 
     def __init__(self, *answers: list[FakeDrafter]) -> None:
         self.answers = list(answers)

@@ -1,5 +1,8 @@
-"""A replica whose weights are replaced: what runs ends by the old ones, what has not begun waits for the new ones, and
-whatever goes wrong leaves the old ones served."""
+"""A replica whose weights are replaced.
+
+Running requests end with the old weights, and later ones wait for the new weights. After a failure the old weights are
+still served.
+"""
 
 import asyncio
 import json
@@ -61,7 +64,7 @@ async def taken(replica: Replica, name: str, weights: Weights) -> Refusal | None
 
 
 def keep_by(monkeypatch: pytest.MonkeyPatch, get: Callable[..., bytes | None], put: Callable[..., None]) -> None:
-    """Have replicas keep what was pushed by these functions in the place of the cluster's."""
+    """Replace the cluster's key-value store, in which replicas keep pushed weights, by these functions."""
     monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_get", get)
     monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_put", put)
     monkeypatch.setattr(

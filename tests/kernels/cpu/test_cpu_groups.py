@@ -1,4 +1,4 @@
-"""Products by weights of few bits in groups: those of the numbers that they stand for, row by row alike."""
+"""Products with weights of few bits in groups equal those with the unpacked numbers, row by row."""
 
 import pytest
 import torch

@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [(160, 224), (33, 97), (7, 5), (64, 16), (1, 1), (300, 1000), (128, 512)]
 NUM_ROWS = (1, 2, 5, 12, 13, 40)
 BUILDS = {"x86-64": "sse2", "x86-64-v3": "avx2", "native": "sse2"}
-"""By `-march`: what a machine must be able to do to run it."""
+"""Processor feature that a build needs, by its `-march`."""
 
 
 @pytest.fixture

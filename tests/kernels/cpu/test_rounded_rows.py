@@ -1,4 +1,4 @@
-"""Products of rows that are rounded to int8 in blocks: those of the formula, row by row alike."""
+"""Products of rows rounded to int8 in blocks equal the formula's, row by row."""
 
 import pytest
 import torch

@@ -34,7 +34,7 @@ def limits_of(capability: int) -> DeviceLimits:
 
 
 def check(one: Resources, capability: int) -> None:
-    """A variant fits, and takes no more shared memory than the table of tiles says."""
+    """Check that a variant fits, with no more shared memory than the table of tiles states."""
     what = f"{one.kernel} {one.variant} on {capability}"
     assert one.shared_bytes <= SHARED_BYTES[capability], f"{what} takes {one.shared_bytes} bytes"
     allowed = _GEMMA_2_SPILLED_BYTES if one.variant == _GEMMA_2 else SPILLED_BYTES.get(one.kernel, 0)

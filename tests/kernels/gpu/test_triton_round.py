@@ -51,7 +51,7 @@ def trees_of(num_rows: int, num_nodes: int, *, chains: bool = False) -> GrownTre
 
 
 def spoiled(trees: GrownTree) -> GrownTree:
-    """Each slot's tree wrong in a way of its own but the last one's; what is behind the valid nodes is anything."""
+    """Spoil each slot's tree in another way, except the last slot's, which is wrong only beyond its valid nodes."""
     _, num_nodes = trees.token_ids.shape
     trees.token_ids[:, 0] = state_of().last_token_ids
     trees.num_valid[:5] = num_nodes
@@ -109,7 +109,7 @@ def drawn_limits(rate, max_path):
 @pytest.mark.parametrize("moves", [False, True], ids=["stay", "move"])
 @pytest.mark.parametrize(("num_nodes", "max_path"), [(0, 4), (1, 3), (9, 4), (9, 12), (41, 6)])
 def test_paths_are_settled_as_by_the_reference(num_nodes, max_path, moves, rate):
-    """The spare slot pads two rows, and stays as it is."""
+    """The spare slot, 5, pads two rows and stays unchanged."""
     state, slots = state_of(), torch.tensor([2, 5, 0, 3, 5, 1])
     tree = trees_of(len(slots), num_nodes) if num_nodes else None
     draw = torch.Generator().manual_seed(num_nodes)

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.usefixtures("poisoned_memory")]
 
 
 def histories_of(width: int) -> Histories:
-    """Five slots, of which three rows are asked for; tokens beyond the drafter's, and places that hold none."""
+    """Histories of five slots, three of which have rows; with tokens outside the draft vocabulary and empty places."""
     generator = torch.Generator().manual_seed(width)
     token_ids = torch.randint(0, 60, (5, width + 3), generator=generator)[:, :width]
     token_ids[:, 3::7] = -1

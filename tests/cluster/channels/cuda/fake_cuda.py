@@ -1,4 +1,4 @@
-"""A machine with GPUs that exists only in the tests: memory is a file, a stream does its work when it is told to."""
+"""A simulated machine with GPUs: memory is a file, and a stream does its work on command."""
 
 import mmap
 import os
@@ -27,7 +27,7 @@ class FakeEventState:
 
 @dataclass
 class FakeMachine:
-    """GPUs and what they share between the processes of a test, which are runtimes here."""
+    """GPUs, and memory and events that the processes of a test (here: runtimes) share."""
 
     num_gpus: int = 1
     peers: frozenset[tuple[int, int]] = frozenset()
@@ -176,7 +176,7 @@ class FakeCuda:
         return not self.machine.busy
 
     def finish(self) -> None:
-        """Let the streams of the machine do what they were given."""
+        """Run the enqueued work of the machine's streams."""
         for state in self.machine.events.values():
             state.num_finished = state.num_records
 

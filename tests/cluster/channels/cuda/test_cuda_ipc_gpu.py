@@ -133,7 +133,7 @@ def run_late_drafter(name: str) -> dict:
 
 
 def run_survivor(name: str) -> dict:
-    """A verifier whose drafter dies behind its doorbell, then works on, alone and with a successor."""
+    """A verifier whose drafter dies after its doorbell: the verifier works on, alone and with a successor."""
     verifier = CudaIpcChannel.create(name, SPEC, DEVICE).verifier_end
     drafter = start("late_drafter", name)
     assert attached(verifier, 1)
@@ -172,7 +172,7 @@ def run_busy_verifier(name: str) -> dict:
 
 
 def run_surviving_drafter(name: str) -> dict:
-    """A drafter, of which a killed verifier is only one, still has a working stream: it asks before it enqueues."""
+    """A drafter keeps a working stream when one of its verifiers is killed, as it polls before it enqueues."""
     verifier = start("busy_verifier", name)
     path = Path(f"/dev/shm/wingbeat.{name}")
     assert eventually(path.exists, LIMIT_S)
@@ -215,7 +215,7 @@ def test_each_side_reads_what_the_others_device_wrote_round_after_round(name: st
 
 
 def test_two_rounds_under_way_keep_their_buffers_apart(name: str):
-    """Replies nobody waits for still guard the outcome buffers they were computed from."""
+    """Replies that the verifier does not wait for still guard the outcome buffers that they were computed from."""
     verifier = CudaIpcChannel.create(name, SPEC, DEVICE).verifier_end
     drafter = start("echo", name)
     assert attached(verifier, 1)
