@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelFront:
-    """One model's part of a router.
+    """A model's part of a router.
 
     Args:
         config: settings of this model, an item of `AppConfig.served()`.

@@ -43,7 +43,7 @@ class OffLoop:
     """Runs functions in threads; those with a huge input one at a time, returning their memory to the system."""
 
     def __init__(self) -> None:
-        # One thread uses one of the allocator's arenas, each of which keeps the most memory that it ever held.
+        # A single thread uses a single arena of the allocator; each arena keeps the most memory that it ever held.
         self._huge = ThreadPoolExecutor(1, "huge")
 
     async def run(self, size: int, function: Callable[..., Made], *arguments, long: int = LONG_TEXT_CHARS) -> Made:

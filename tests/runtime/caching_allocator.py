@@ -29,7 +29,7 @@ class CachingAllocator(TorchDispatchMode):
     """While entered, follows the tensors that operations return, and what becomes of their memory."""
 
     allocations: list[list[Block]] = field(default_factory=list)
-    """One list per allocation: its blocks in the order of their addresses."""
+    """A list per allocation: its blocks in the order of their addresses."""
     most_unused: int = 0
     """Largest number of bytes that were reserved and unused at one moment."""
 

@@ -14,7 +14,7 @@ from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
 
 RoundBody = dict[str, Any]
-"""One round as JSON, with the fields described in `docs/http_api.md`."""
+"""A round as JSON, with the fields described in `docs/http_api.md`."""
 
 
 def take_rounds(
@@ -115,7 +115,7 @@ class Details(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """One tokenized prompt of a request."""
+    """A tokenized prompt of a request."""
 
     token_ids: tuple[int, ...]
     echo: str = ""
@@ -129,7 +129,7 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """One sequence to generate, and how its text begins and ends (echo, stop strings)."""
+    """A sequence to generate, and how its text begins and ends (echo, stop strings)."""
 
     index: int
     request: Request

@@ -103,7 +103,7 @@ FOREIGN: Mapping[str, Unserved] = {
     "data_parallel_rank": hint(_PLACE),
     "routed_dp_rank": hint(_PLACE),
     "disagg_prefill_dp_rank": hint(_PLACE),
-    # What an answer says beside its text.
+    # Parts of an answer beside its text.
     **dict.fromkeys(
         (
             *("return_mm_kwargs", "return_prompt_text", "return_token_offsets", "return_weight_versions"),
@@ -116,13 +116,13 @@ FOREIGN: Mapping[str, Unserved] = {
         passed_over(_ADDED, False),
     ),
     "response_fields": passed_over("an answer has all of its fields", []),
-    "routed_experts_prompt_start": hint("it says nothing without experts in the answer"),
-    "routed_experts_start_len": hint("it says nothing without experts in the answer"),
-    "stream_interval": hint("how a stream is cut into chunks is no promise"),
-    "sse_ping_interval": hint("how a stream is cut into chunks is no promise"),
-    # Who asks.
-    "rid": hint("it says who asks"),
-    "custom_labels": hint("it says who asks"),
+    "routed_experts_prompt_start": hint("answers do not list experts"),
+    "routed_experts_start_len": hint("answers do not list experts"),
+    "stream_interval": hint("the size of a stream's chunks is not guaranteed"),
+    "sse_ping_interval": hint("the size of a stream's chunks is not guaranteed"),
+    # Identity of the caller.
+    "rid": hint("it identifies the caller"),
+    "custom_labels": hint("it identifies the caller"),
 }
 """Handling of each field in every body that generates."""
 

@@ -16,7 +16,7 @@ _FIELDS = {"text": "text", "thinking": "thinking"}
 
 
 class MessageOutput:
-    """One message: reasoning, text and calls become blocks in their order of arrival."""
+    """A message: reasoning, text and calls become blocks in their order of arrival."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation

@@ -11,7 +11,7 @@ from wingbeat.deployments.parsing.message import MessageDelta
 
 
 class Event(NamedTuple):
-    """One typed event."""
+    """A typed event."""
 
     type: str
     fields: dict[str, Any]

@@ -15,7 +15,7 @@ from wingbeat.runtime.scheduling.request import FinishReason
 
 
 class ResponseOutput:
-    """One response: reasoning, text and calls become items in their order of arrival."""
+    """A response: reasoning, text and calls become items in their order of arrival."""
 
     def __init__(self, generation: Generation, body: ResponsesBody) -> None:
         self._id = generation.response_id.replace("chatcmpl-", "resp_")
