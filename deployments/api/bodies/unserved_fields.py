@@ -266,7 +266,7 @@ CHAT: Mapping[str, Unserved] = {
     "prompt_cache_key": hint("prefixes are cached anyway"),
     "prompt_cache_options": hint("prefixes are cached anyway"),
     "prompt_cache_retention": hint("prefixes are cached anyway"),
-    "safety_identifier": hint("it says who asks"),
+    "safety_identifier": hint("it identifies the caller"),
 }
 
 MESSAGE: Mapping[str, Unserved] = {

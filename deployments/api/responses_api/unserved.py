@@ -32,9 +32,9 @@ RESPONSE: Mapping[str, Unserved] = {
     "store": hint(NO_STATE),
     "service_tier": hint("all requests are served alike"),
     "max_tool_calls": hint("it counts calls of hosted tools, of which there are none"),
-    "client_metadata": hint("it says who asks"),
+    "client_metadata": hint("it identifies the caller"),
     "prompt_cache_key": hint("prefixes are cached anyway"),
     "prompt_cache_options": hint("prefixes are cached anyway"),
     "prompt_cache_retention": hint("prefixes are cached anyway"),
-    "safety_identifier": hint("it says who asks"),
+    "safety_identifier": hint("it identifies the caller"),
 }
