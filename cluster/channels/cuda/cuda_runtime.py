@@ -226,8 +226,7 @@ def tensor_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
     The memory must outlive every use of the tensor.
     """
     shape_at = ctypes.sizeof(_DLTensor)
-    # A single libc block for struct and shape, freed by libc: the tensor may outlive the interpreter, a Python callback may
-    # not.
+    # Struct and shape share a libc block, freed by libc: tensors may outlive the interpreter, Python callbacks may not.
     block = _libc.calloc(1, shape_at + 8)
     ctypes.c_int64.from_address(block + shape_at).value = num_bytes
     managed = _DLTensor.from_address(block)
