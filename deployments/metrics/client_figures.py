@@ -16,8 +16,7 @@ ENDS = ("stop", "length", "abort", "error")
 
 @dataclass
 class ClientFigures:
-    """Figures of one router's requests to one engine. Requests of a lost engine count for the engine that continued
-    them.
+    """Figures of one router's requests to one engine. A moved request counts for the engine that continued it.
 
     Args:
         max_model_len: upper bound of the histograms of tokens.
@@ -27,7 +26,7 @@ class ClientFigures:
     time_to_first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
     """Seconds from the request's arrival in the router."""
     inter_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
-    """Seconds per token after the first: k tokens that arrive together count k times, each with a k-th of the gap."""
+    """Seconds per token after the first: k tokens that arrive together count k times, each with 1/k of the gap."""
     time_per_output_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
     """Mean seconds per token after the first, per request."""
     e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
