@@ -20,7 +20,7 @@ Thing = TypeVar("Thing")
 
 
 class CatalogEntry(NamedTuple, Generic[Thing]):
-    """One name, the version of its last change, and the thing that it refers to."""
+    """A name, the version of its last change, and the thing that the name refers to."""
 
     name: str
     version: int

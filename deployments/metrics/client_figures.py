@@ -11,7 +11,7 @@ from wingbeat.runtime.metrics import CHOICES, FIRST_TOKEN_S, PER_TOKEN_S, REQUES
 from wingbeat.runtime.scheduling.request import Request
 
 ENDS = ("stop", "length", "abort", "error")
-"""vLLM's finish reasons: "abort" if the client disconnected, "error" if it got no tokens or not all."""
+"""vLLM's finish reasons: "abort" if the client disconnected, "error" if the client got no tokens, or not all."""
 
 
 @dataclass
@@ -147,7 +147,7 @@ class RouterFigures:
         self.answers[str(status)] = self.answers.get(str(status), 0) + 1
 
     def report(self, engine_id: str) -> dict[str, Any]:
-        """Returns the report for an engine, which passes it on to other routers that ask.
+        """Returns the report for an engine, from which other routers read it.
 
         A report holds sums since the start, so that a lost or repeated report does no harm.
         """

@@ -162,7 +162,7 @@ class LLM:
                 bar.update(bar.task_ids[0], advance=1, num_tokens=num_tokens)
 
     def _max_tokens(self, prompt: Prompt, params: SamplingParams, default: int | None) -> int:
-        """Maximum number of tokens of an answer; raises ValueError if the model has no room for them."""
+        """Maximum number of tokens of an answer; raises ValueError if prompt and answer exceed `max_model_len`."""
         limit, room = self.max_model_len, self.max_model_len - len(prompt.token_ids)
         asked = params.max_tokens
         if room < 1 or (asked is not None and asked > room):

@@ -228,7 +228,7 @@ VLLM: dict[str, Row] = SPECULATIVE | {
         "log-probabilities are those of the model's logits", "raw_logprobs", otherwise="only raw_logprobs is supported"
     ),
     "logits_processors": _OWN_CODE,
-    # What an engine holds and runs.
+    # The engine: memory, scheduling and kernels.
     "device": same(),
     "block_size": same(),
     "gpu_memory_utilization": same(),
