@@ -69,7 +69,7 @@ class ClientWatch:
         self.queue_s = 0.0
         self.engine_id = ""
         self.end: str | None = None
-        """One of `ENDS`, set with the last tokens."""
+        """Member of `ENDS`, set with the last tokens."""
         self._engine: ClientFigures | None = None
 
     def took(self, num_tokens: int, engine_id: str, queue_s: float) -> None:

@@ -1,6 +1,7 @@
 """Translates options of another server: each becomes settings, is left out with a note, or is refused with an error."""
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -18,7 +19,7 @@ class Row(NamedTuple):
 
     kind: Literal["same", "becomes", "left out", "refused"]
     says: str
-    """One line for users; a name in braces is a setting of Wingbeat."""
+    """Line for users; a name in braces is a setting of Wingbeat."""
     read: Read
     flag: bool = False
     """Whether the option stands without a value on a command line."""
@@ -34,17 +35,9 @@ class Translated(NamedTuple):
     """Message for each option that has no effect."""
 
 
-class _Written(dict[str, str]):
-    def __init__(self, write: Write) -> None:
-        self._write = write
-
-    def __missing__(self, name: str) -> str:
-        return self._write(name)
-
-
 def written(text: str, write: Write) -> str:
-    """Replaces the settings in braces by their spelling in messages."""
-    return text.format_map(_Written(write))
+    """Replaces the settings in braces by their spelling in messages; braces of quoted values stay as they are."""
+    return re.sub(r"\{([a-z_]+)\}", lambda found: write(found[1]), text)
 
 
 def same(parse: Callable[[Any], Any] = lambda value: value, says: str = "the same") -> Row:

@@ -95,7 +95,7 @@ def _tree(name: str, value: Any, given: Given) -> dict[str, Any]:
 def _beside(name: str, value: Any, given: Given) -> dict[str, Any]:
     """Reads TensorRT-LLM's `sa_config`, an object that turns suffix drafts on, or a bool."""
     if not isinstance(value, Mapping | bool):
-        raise ValueError("must be an object, such as {{}}, or true")
+        raise ValueError("must be an object, such as {}, or true")
     return {"suffix_beside": value is not False}
 
 

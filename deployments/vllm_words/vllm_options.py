@@ -65,7 +65,7 @@ def _adapters(value: Any) -> Any:
             for pair in str(read).split(","):
                 name, sign, folder = pair.strip().partition("=")
                 if not (name and sign and folder):
-                    raise ValueError(f"{pair!r} must read name=folder")
+                    raise ValueError("must read name=folder")
                 found[name] = folder
     return found
 

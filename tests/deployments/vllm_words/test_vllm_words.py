@@ -157,6 +157,11 @@ def test_speculative_config_names_the_drafter(words: str, settings: tuple[str, i
         ),
         ("""--drafter none --speculative-config.method ngram""", "--drafter none: another option says ngram; give one"),
         ("--num-kv-blocks 9 --num-gpu-blocks-override 7", "--num-kv-blocks 9: another option says 7; give one"),
+        ("--lora-modules 'a{b}'", "--lora-modules a{b}: must read name=folder"),
+        (
+            """--speculative-config '{"method": "suffix", "sa_config": "{"}'""",
+            "--speculative-config.sa_config {: must be an object, such as {}, or true",
+        ),
     ],
 )
 def test_what_is_not_served_is_refused_by_its_name(words: str, line: str, capsys: pytest.CaptureFixture[str]):
