@@ -20,6 +20,7 @@ LAYERS = ("kernels", "runtime", "cluster", "deployments")
 FOLDERS = (*LAYERS, "src", "tests", "benchmarks", "examples")
 BANNED = re.compile(r"(Of|What|Those|That|Who|Whose|It|One|The same|Which)\b")
 """First words that leave the subject of a sentence to the reader."""
+DIRECTIVE = re.compile(r"#\s*(fmt:|noqa|type:|pyright:|ruff:)")
 
 
 class Passage(NamedTuple):
@@ -46,7 +47,7 @@ def comments(path: Path) -> Iterator[Passage]:
     """Comments, consecutive lines as one."""
     line, words = 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
-        if token.type != tokenize.COMMENT:
+        if token.type != tokenize.COMMENT or DIRECTIVE.match(token.string):
             continue
         if token.start[0] != line + len(words) and words:
             yield Passage(f"{path.relative_to(ROOT)}:{line}", " ".join(words))
@@ -100,6 +101,14 @@ def draw(number: int, seed: str) -> list[Passage]:
     return [random_.choice(kinds[index % len(kinds)]) for index in range(number)]
 
 
+def above(passage: Passage) -> list[str]:
+    """The two lines of code above a passage, and its own where it stands behind code."""
+    path, _, line = passage.place.partition(":")
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    first = int(line) if line else 0
+    return [line for line in lines[max(0, first - 3) : first] if line.strip() and '"""' not in line]
+
+
 def main() -> None:
     """Print the counts, or the passages that were drawn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -110,7 +119,8 @@ def main() -> None:
         git = ("git", "rev-parse", "HEAD^")
         seed = options.seed or subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
         print(f"seed {seed}")
-        print(*(f"\n{passage.place}\n  {passage.text}" for passage in draw(options.draw, seed)), sep="\n")
+        for passage in draw(options.draw, seed):
+            print(f"\n{passage.place}", *above(passage), f"    >>> {passage.text}", sep="\n")
         return
     for path in (*documents(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
         print(f"{num_words(path):6,} {path.relative_to(ROOT)}")
