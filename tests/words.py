@@ -44,12 +44,13 @@ def docstrings(path: Path) -> Iterator[Passage]:
 
 
 def comments(path: Path) -> Iterator[Passage]:
-    """Comments, consecutive lines as one."""
+    """Comments; consecutive lines without code are one."""
     line, words = 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
         if token.type != tokenize.COMMENT or DIRECTIVE.match(token.string):
             continue
-        if token.start[0] != line + len(words) and words:
+        is_behind_code = token.line[: token.start[1]].strip() != ""
+        if words and (is_behind_code or token.start[0] != line + len(words)):
             yield Passage(f"{path.relative_to(ROOT)}:{line}", " ".join(words))
             words = []
         line = line if words else token.start[0]
