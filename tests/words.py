@@ -29,6 +29,8 @@ class Passage(NamedTuple):
     place: str
     """Path and line."""
     text: str
+    paragraph: str = ""
+    """Paragraph of a sentence."""
 
 
 def docstrings(path: Path) -> Iterator[Passage]:
@@ -75,8 +77,9 @@ def sentences(path: Path) -> Iterator[Passage]:
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     for paragraph in re.split(r"\n\s*\n", text):
         if not re.match(r"\s*(\||#|!\[|<)", paragraph):
-            for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(paragraph.split())):
-                yield Passage(str(path.relative_to(ROOT)), sentence)
+            joined = " ".join(paragraph.split())
+            for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z`])", joined):
+                yield Passage(str(path.relative_to(ROOT)), sentence, joined)
 
 
 def num_words(path: Path) -> int:
@@ -103,8 +106,10 @@ def draw(number: int, seed: str) -> list[Passage]:
 
 
 def above(passage: Passage) -> list[str]:
-    """The two lines of code above a passage, and its own where it stands behind code."""
+    """The two lines of code above a passage, and its own where it stands behind code; a sentence's paragraph."""
     path, _, line = passage.place.partition(":")
+    if passage.paragraph:
+        return [passage.paragraph]
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     first = int(line) if line else 0
     return [line for line in lines[max(0, first - 3) : first] if line.strip() and '"""' not in line]
