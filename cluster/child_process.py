@@ -91,7 +91,7 @@ def show_stacks() -> None:
 
 
 def threads_of(pid: int) -> list[str]:
-    """One line for each thread of a process, from /proc.
+    """Text lines from /proc, one for each thread of a process.
 
     A line has the thread's name, its state and, if available, the kernel function in which the thread waits.
     """

@@ -9,6 +9,6 @@ DEFAULT_PIPES = Path("/tmp/nvidia-mps")
 
 
 def under_mps(default: Path = DEFAULT_PIPES) -> bool:
-    """Whether a CUDA process in this environment is an MPS client: `PIPE_VARIABLE` is set, or the daemon's pipe exists."""
+    """Whether a CUDA process here is an MPS client: `PIPE_VARIABLE` is set, or the daemon's pipe exists."""
     named = os.environ.get(PIPE_VARIABLE)
     return bool(named) or (default / "control").exists()

@@ -137,7 +137,7 @@ def choose_engine(
 
 
 def _affinity(session_id: str, engine_id: str) -> bytes:
-    """Key by which the engines of equal cost are ranked for a session; it does not depend on which other engines exist."""
+    """Key that ranks an engine among engines of equal cost for a session; independent of which other engines exist."""
     return blake2b(f"{session_id}\0{engine_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 

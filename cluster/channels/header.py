@@ -1,4 +1,4 @@
-"""Words at the start of a channel's memory: its identity, its owners, and the progress of each end. Does not use torch."""
+"""Words at the start of a channel's memory: identity, owners, and the progress of each end. Does not use torch."""
 
 import os
 from typing import Any

@@ -199,7 +199,7 @@ class Link:
         os.eventfd_write(self._own_bell, 1)
 
     def fileno(self) -> int:
-        """File descriptor for an event loop; readable while this side's bell has rung and was not cleared by `silence`."""
+        """File descriptor for an event loop; readable after this side's bell has rung, until `silence`."""
         return self._own_bell
 
     def close(self) -> None:

@@ -155,7 +155,7 @@ def carve(
     outcome_ready: ReadyEvents | None = None,
     reply_ready: ReadyEvents | None = None,
 ) -> ChannelMemory:
-    """Create the channel's tensors over its regions, each of which holds its fields in the order of `channel_layouts`."""
+    """Create the channel's tensors over its regions. A region holds its fields in the order of `channel_layouts`."""
     layouts = channel_layouts(spec)
     parts: list[dict[str, Tensor]] = [{} for _ in layouts]
     for region in regions:

@@ -16,7 +16,7 @@ KIND = "shm"
 
 
 class ShmChannel:
-    """A segment and its verifier's end. The segment is unlinked by `close`, on deletion, or at the end of the process."""
+    """A segment and its verifier's end. `close`, deletion or the end of the process unlinks the segment."""
 
     def __init__(self, name: str, segment: Segment) -> None:
         self.name = name

@@ -97,7 +97,7 @@ class Connection:
         return self._in[START_BYTES:end]
 
     def alive(self) -> bool:
-        """Whether the connection is open: False once the other end has closed it or is gone. Takes about a microsecond."""
+        """Whether the connection is open and the other end still there. Takes about a microsecond."""
         return not self.closed and not self._hang_up.poll(0)
 
     @property

@@ -316,7 +316,7 @@ def _raw(rows: Tensor) -> np.ndarray:
 
 
 def _runs(fields: list[Tensor]) -> list[np.ndarray]:
-    """Raw bytes, uint8, of fields that lie in one region. Adjacent fields become one array, with the gaps between them."""
+    """Raw bytes, uint8, of fields in one region. Adjacent fields become one array, with the gaps between them."""
     storage = fields[0].untyped_storage()
     raw = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     bounds: list[list[int]] = []
