@@ -100,7 +100,7 @@ def threads_of(pid: int) -> list[str]:
         try:
             name, state = (task / "comm").read_text().strip(), (task / "stat").read_text().rpartition(")")[2].split()[0]
             waits_for = (task / "wchan").read_text().strip("0\n")
-        except OSError:  # the thread has ended, or the kernel refuses
+        except OSError:  # the thread has ended, or the kernel refuses the read
             continue
         found.append(f"{task.name} {name} is {STATES.get(state, state)}" + (f" in {waits_for}" if waits_for else ""))
     return found

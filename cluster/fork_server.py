@@ -124,8 +124,8 @@ def main() -> None:
     # A terminal sends Ctrl-C to the client too, and the client decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=control_fd) as control:
-        # This wait and the waits below need no time limit: the kernel ends this process when its client ends, however
-        # it ends.
+        # This wait and the waits below need no time limit: the kernel ends this process when its client ends, whatever
+        # ends the client.
         module, _, name = control.recv(LONGEST).decode().partition(":")
         # A forked process shares memory with this one until one of them writes to it, and a garbage collection writes
         # to every object that is not frozen.

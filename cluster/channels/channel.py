@@ -73,7 +73,8 @@ class VerifierSide:
         if self._words[Word.CLOSED]:
             return None
         round_number, deadline = self._published + 1, time.monotonic() + timeout_s
-        # If the drafter has died, its device no longer reads the buffers, so they are free without an answer.
+        # If the drafter has died, its device no longer reads the buffers, so the buffers are free even without an
+        # answer.
         free = self._await_answer(round_number - 2, timeout_s) or not self.peer_alive()
         if free and self._reply_ready is not None and self._is_answered(round_number - 2):
             free = self._is_finished(round_number - 2, deadline - time.monotonic()) or not self.peer_alive()

@@ -199,7 +199,7 @@ class Link:
         os.eventfd_write(self._own_bell, 1)
 
     def fileno(self) -> int:
-        """File descriptor for an event loop; readable after this side's bell has rung, until `silence`."""
+        """File descriptor for an event loop; readable after this side's bell has rung, until `silence` is called."""
         return self._own_bell
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ class Segment:
 
 
 def kind_of(name: str) -> str:
-    """The kind of the channel `name`. Raises ChannelError if it does not exist."""
+    """The kind of the channel `name`. Raises ChannelError if the channel does not exist."""
     mapping = _map(segment_path(name), name)
     return _read_header(mapping, memoryview(mapping)[:JSON_START].cast("q"), name).kind
 
