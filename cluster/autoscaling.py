@@ -178,7 +178,8 @@ class TokenLoadPolicy:
             return target, {}
         need = desired_replicas(loads, self._target_queue_s)
         now = getattr(context, "current_time", None) or time.time()
-        config = getattr(context, "config", None)  # Serve's type allows a context to lack both
+        # Serve's type allows a context without `current_time` and `config`.
+        config = getattr(context, "config", None)
         delays = (DELAYS[name] if config is None else getattr(config, name) for name in DELAYS)
         return self._steady.replicas(need, target, now, *delays), {}
 

@@ -104,8 +104,8 @@ def shared_drafter_options(drafter: Share) -> dict[str, Any]:
 
 def _options(share: Share, strategy: Any) -> dict[str, Any]:
     options = {**share.actor_options(), "scheduling_strategy": strategy}
-    # A share without variables gets no runtime_env: the actor then inherits its creator's, and may start in a
-    # prestarted worker process.
+    # A share without variables gets no runtime_env: the actor then inherits its creator's runtime_env, and may start in
+    # a prestarted worker process.
     return options | ({"runtime_env": {"env_vars": share.env_vars()}} if share.env_vars() else {})
 
 
