@@ -113,7 +113,7 @@ def _processor_flag() -> str:
 
 
 def fingerprint() -> str:
-    """Hash of sources, flags and processor, because machines may share a home folder."""
+    """Hash of sources, flags and processor. The processor counts because machines may share a home folder."""
     parts = [file.read_bytes() for file in (*sorted(SOURCES.glob("*.h")), *_of_parts(), SOURCES / MAIN)]
     parts += [" ".join((*FLAGS, _processor_flag())).encode(), platform.machine().encode(), _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]

@@ -179,7 +179,7 @@ def _rotations_kernel(
     inside = at < count
     position = tl.load(position_ptr + at // width, mask=inside, other=0).to(tl.float32)
     angle = position * tl.load(frequency_ptr + at % size, mask=inside, other=0.0)
-    # Quarter turns are subtracted in double precision: the remainder is exact up to about a million turns.
+    # Quarter turns are subtracted in double precision, so the remainder is exact up to about a million turns.
     quarters = tl.floor(angle * 0.6366197723675814 + 0.5)
     rest = (angle.to(tl.float64) - quarters.to(tl.float64) * _QUARTER).to(tl.float32)
     square = rest * rest
@@ -272,7 +272,7 @@ def _rotate_and_store_kernel(
     cos = tl.load(cos_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
     wide_low, wide_high = turned_low.to(tl.float32), turned_high.to(tl.float32)
-    # As in the reference, each product is rounded, and then their sum.
+    # As in the reference, both products are rounded, and then their sum is rounded.
     low_cos, high_sin = (wide_low * cos).to(dtype).to(tl.float32), (wide_high * sin).to(dtype).to(tl.float32)
     high_cos, low_sin = (wide_high * cos).to(dtype).to(tl.float32), (wide_low * sin).to(dtype).to(tl.float32)
     turned_low, turned_high = (low_cos - high_sin).to(dtype), (high_cos + low_sin).to(dtype)
@@ -411,5 +411,5 @@ def _check(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype)
 
 
 def _check_weights(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype) -> None:
-    """Checks norm weights, which may be float32 with any dtype of the rows."""
+    """Checks norm weights; they have the rows' dtype or float32."""
     _check(parts, torch.float32 if parts and parts[0][1].dtype == torch.float32 else dtype)

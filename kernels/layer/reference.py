@@ -44,7 +44,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 def embed_beside(
     token_ids: Tensor, table: Tensor, features: Tensor, weights: tuple[Tensor, Tensor], eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Norms tokens' embeddings and their paired features, and concatenates them; one launch on CUDA.
+    """Normalises tokens' embeddings and the features paired with them, and concatenates both; one launch on CUDA.
 
     Args:
         token_ids: int64 [num_rows].

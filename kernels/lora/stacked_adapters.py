@@ -10,7 +10,7 @@ TILE_ROWS = 16
 
 
 class StackedAdapters(NamedTuple):
-    """Weights of all adapters for one product, or for a few products with the same inputs, the parts.
+    """Weights of all adapters for one product, or for a few products with the same inputs, which are the parts.
 
     Adapter `id`, from 1 on, is stored at index id - 1; id 0 means no adapter. Adapters of a rank below the maximum are
     padded with zeros. Shapes and addresses never change.
@@ -23,7 +23,7 @@ class StackedAdapters(NamedTuple):
     ranks: Tensor
     """int64 [num_adapters + 1]: rank by id; 0 if an adapter does not change the product."""
     parts: tuple[int, ...]
-    """Outputs of each part."""
+    """Number of outputs of each part."""
 
     @classmethod
     def empty(

@@ -1,7 +1,9 @@
 """Packed 4-bit and 8-bit weights for GPUs, and products by them: torch reference.
 
-A kernel's program reads tiles of a step: some consecutive bytes of each of its columns, column by column. A byte holds
-the number of one input of the step, or of two inputs: the lower half belongs to the step's first half.
+The inputs are divided into steps. A step stores some consecutive bytes of each column, column by column, and a program
+of the kernel reads a tile of the step's columns at a time. A byte holds the number of one input, or of two inputs of
+the same step: the lower four bits belong to an input in the step's first half, the upper four to an input in its second
+half.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,7 +86,7 @@ class PackedMatrix(NamedTuple):
         return moved._replace(order=order, counters=self.counters.to(device))
 
     def of(self, columns: slice | Tensor) -> "PackedMatrix":
-        """Selects columns; a slice shares the matrix's memory."""
+        """Returns some columns as a matrix; if `columns` is a slice, the result shares this matrix's memory."""
         return self.with_each(lambda part: part[:, columns])
 
     def dense(self) -> Tensor:

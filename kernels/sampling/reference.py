@@ -39,7 +39,7 @@ def _filter(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> T
 
 
 def _filter_window(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> tuple[Tensor, Tensor]:
-    """`_filter` using the best _WINDOW tokens of each row; also returns bool [num_rows]: rows for which these sufficed.
+    """`_filter` of each row's best _WINDOW tokens; also returns bool [num_rows]: rows for which the window sufficed.
 
     Each filter keeps the upper end of the ranking, so if the window's last token is removed, so are all tokens below.
     Top-k must remove the last token by itself, because top-p's mass is relative to the tokens that top-k keeps.
@@ -89,8 +89,8 @@ def process_logits(
         any_filtered: False promises that no row uses top-k, top-p or min-p, which saves the search for their edges.
         processors: applied to every row, warped or not, before temperature.
         listed_only: searches edges only among a row's best tokens (128 in torch, about 2000 in the kernels), in few
-            operations of fixed shapes. A row whose edges lie elsewhere is not filtered, or by min-p alone. For drafts,
-            whose filtering does not affect correctness.
+            operations of fixed shapes. A row whose edges lie elsewhere is not filtered, or by min-p alone. Meant for
+            drafts, whose filtering does not change the text.
 
     Returns:
         float32 [num_rows, vocab_size], removed tokens at -inf.
@@ -206,6 +206,6 @@ def choose_tokens(
 
 
 def sampling_workspace(max_rows: int, vocab_size: int, device: torch.device | str) -> Any:
-    """Scratch memory for `choose_tokens` of up to max_rows rows, shareable between CUDA graphs; None if not needed."""
+    """Scratch memory for `choose_tokens` of up to max_rows rows, shareable between CUDA graphs; None on CPUs."""
     kernels = choice.module_of("choose_tokens") if torch.device(device).type == "cuda" else None
     return None if kernels is None else kernels.SamplingWorkspace(max_rows, vocab_size, device)

@@ -72,7 +72,8 @@ class TreeTable:
             )
             return self._frontier
         if level == 0:
-            # Scores of levels of an earlier tree that this tree may not reach are cleared, so that they are never kept.
+            # This tree may not reach all levels. Scores that an earlier tree left in further levels are cleared, so
+            # that they are never kept.
             self._scores[:, 1:].fill_(float("-inf"))
             log_probs, parents = candidate_log_probs, torch.zeros_like(candidate_token_ids)
         else:

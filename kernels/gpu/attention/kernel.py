@@ -28,8 +28,8 @@ from wingbeat.kernels.launching import wait_for_launch
         "most_splits",
         "least_keys",
     ],
-    # Rows of tables and batches begin at any address: compiling a variant per alignment would stall a round for
-    # seconds.
+    # Tables and batches may begin at any address. Without this option Triton would compile a variant for each
+    # alignment, which would stall a round for seconds.
     do_not_specialize_on_alignment=["table_ptr", "context_ptr", "position_ptr", "words_ptr", "lse_ptr"],
 )
 def tree_attention_kernel(
@@ -70,8 +70,8 @@ def tree_attention_kernel(
     num_words,
     max_keys,  # width * BLOCK_SIZE
     num_row_tiles,
-    most_splits,  # maximum of a request
-    least_keys,  # minimum of a split, a multiple of BLOCK_KEYS
+    most_splits,  # maximum number of splits of a request
+    least_keys,  # minimum number of keys of a split, a multiple of BLOCK_KEYS
     SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
