@@ -116,7 +116,7 @@ class NodeChoice(NamedTuple):
     edges: Tensor
     """float64 [num_bins - 1], ascending: bin edges."""
     prices: Tensor | None
-    """float64 [num_reqs * num_nodes or more], contiguous: entry n is the cost of a pass with n drafted nodes, in tokens.
+    """float64 [num_reqs * num_nodes or more], contiguous: entry n is the cost in tokens of a pass with n drafted nodes.
     None keeps all nodes."""
     useful: list[int]
     """By request: number of levels whose tokens can still be emitted before the request ends."""
