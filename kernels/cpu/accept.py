@@ -90,7 +90,7 @@ class Accepted(NamedTuple):
     taps: Tensor | None
     """[num_reqs, longest, taps_size]: taps of the nodes in `nodes`."""
     moved: bool
-    """True if some accepted node is stored at another position than its place in the sequence."""
+    """True if an accepted node's keys and values are not at the node's final position in the sequence."""
 
 
 class TreeAcceptance:

@@ -35,7 +35,7 @@ class Panels(NamedTuple):
     matrices: ctypes.Array
     """The parts in the C++ format; they point into `storage`."""
     order: None = None
-    """Input order; always None, as inputs are stored in order."""
+    """Input order, as in `GroupPanels`; always None, because inputs are stored in order."""
 
     @classmethod
     def pack(

@@ -120,7 +120,7 @@ def check_trees(
 @triton.jit(do_not_specialize=["last_position"])
 def _place_kernel(
     slots,  # int64 [num_reqs]
-    committed_lens,  # int64 [num_slots], as `last_token_ids`
+    committed_lens,  # int64 [num_slots]; `last_token_ids` likewise
     last_token_ids,
     block_tables,  # int64 [num_slots, num_blocks]
     token_ids,  # int64 [num_reqs, num_nodes]: the kernel writes the roots' tokens (without trees, every column)
@@ -215,7 +215,7 @@ def _settle_kernel(
     limits,  # int32 [max_depth], limits of drawn path lengths; None if the target decides; `epochs` likewise
     epochs,  # int64 [num_slots]
     max_depth,
-    committed_lens,  # int64 [num_slots], as `last_token_ids`
+    committed_lens,  # int64 [num_slots]; `last_token_ids` likewise
     last_token_ids,
     block_tables,  # int64 [num_slots, num_blocks]
     out_nodes,  # from here on the fields of SettledPaths

@@ -1,6 +1,6 @@
 """Products by the weights of experts: torch reference; GPUs use `kernels.gpu.experts`, one launch per product.
 
-Rows are sorted by the expert that they are routed to, and each expert's rows are cut into blocks of one height. Only
+Rows are sorted by the expert to which they are routed, and each expert's rows are cut into blocks of one height. Only
 the device knows the number of blocks. The grid has a program for the largest possible number, so the host need not wait
 for the device.
 """

@@ -1,7 +1,7 @@
 """Steps of a decoder layer between its products: torch reference; GPUs use `kernels.gpu.layer`, one launch per step.
 
-Rounding happens where transformers' modules round, so that a layer composed of these steps gives the same numbers, up
-to the order in which a norm sums its squares.
+The steps round where transformers' modules round. A layer composed of these steps therefore computes the same numbers
+as transformers' layer, up to the order in which a norm sums its squares.
 """
 
 import torch

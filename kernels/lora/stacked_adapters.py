@@ -29,7 +29,7 @@ class StackedAdapters(NamedTuple):
     def empty(
         cls, num_adapters: int, rank: int, inputs: int, parts: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> "StackedAdapters":
-        """Allocates room for `num_adapters` adapters of at most rank `rank`, all of them cleared."""
+        """Allocates zeroed memory for `num_adapters` adapters of at most rank `rank`."""
         a = torch.zeros(num_adapters, inputs, len(parts) * rank, dtype=dtype, device=device)
         b = torch.zeros(num_adapters, rank, sum(parts), dtype=dtype, device=device)
         return cls(a, b, torch.zeros(num_adapters + 1, dtype=torch.int64, device=device), parts)
@@ -40,7 +40,7 @@ class StackedAdapters(NamedTuple):
         return self.b.shape[1]
 
     def part(self, index: int) -> "StackedAdapters":
-        """Views of one part; ranks are shared with the other parts."""
+        """Returns views of one part's weights; `ranks` is the same tensor for all parts."""
         begin, rank = sum(self.parts[:index]), self.rank
         a = self.a[:, :, index * rank : (index + 1) * rank]
         return StackedAdapters(a, self.b[:, :, begin : begin + self.parts[index]], self.ranks, (self.parts[index],))
@@ -53,7 +53,7 @@ class StackedAdapters(NamedTuple):
         self.ranks[adapter_id] = max(rank, int(self.ranks[adapter_id]))
 
     def clear(self, adapter_id: int) -> None:
-        """Resets an adapter so that it does not change the product."""
+        """Sets an adapter's weights and rank to 0, so that the adapter does not change the product."""
         if self.ranks[adapter_id]:
             self.ranks[adapter_id] = 0
             self.a[adapter_id - 1] = 0

@@ -240,7 +240,8 @@ def attend_rows(
     begin = 0
     if window is not None:
         oldest = tl.min(tl.where(live, position, 2147483647), 0) - window + 1
-        # Positions of new keys differ from their indices, so a window can only skip committed keys here.
+        # The positions of new keys differ from their indices, so only committed keys before the window can be skipped
+        # here.
         begin = tl.minimum(tl.maximum(oldest, 0), shared) // BLOCK_KEYS * BLOCK_KEYS
     low = begin
     high = end
@@ -307,7 +308,7 @@ def attend_rows(
         )
     tail = tl.maximum(low, bare)
     if ALIKE and words_ptr is not None:
-        # Keys of each node in the order of its path; the other rows of the tile see none of these keys.
+        # For each node of the tile in turn: keys in the order of the node's path, which rows of other nodes do not see.
         for own in tl.range(first_node, last_node + 1, num_stages=1):
             word = tl.load(words_ptr + own * stride_word_node)
             own_end = context + tl.sum(_bits_of(word), 0)

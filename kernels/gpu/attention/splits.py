@@ -78,7 +78,9 @@ def merged_heads(num_rows: int, num_heads: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def choose_num_splits(num_programs: int, device_programs: int) -> int:
-    """Fewest splits of the context whose waves of programs reach 85 % of the best efficiency.
+    """Smallest number of splits of the context that reaches 85 % of the best efficiency.
+
+    Programs run in waves that fill the device; the efficiency is the share of the device that the waves use.
 
     Args:
         num_programs: programs without splitting.
@@ -173,7 +175,8 @@ def find_further_split(
             ),
             0,
         )
-        before = (ends <= item) & (req == first)  # only in the block that contains the request's end
+        # Requests whose last split is before the item; none unless all earlier blocks of requests are.
+        before = (ends <= item) & (req == first)
         req += tl.sum(before.to(tl.int32), 0)
         item -= tl.max(tl.where(before, ends, 0), 0)
     return req, item + 1

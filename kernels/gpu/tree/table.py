@@ -43,7 +43,7 @@ def _level_kernel(
     mask = lanes < num_candidates
     tokens = tl.load(token_ids + req * num_candidates + lanes, mask=mask, other=0)
     scores = tl.load(log_probs + req * num_candidates + lanes, mask=mask, other=float("-inf")).to(tl.float32)
-    # NaN marks a missing candidate, and a child's score never exceeds its parent's.
+    # NaN marks a missing candidate. The clamp ensures that a child's score never exceeds its parent's.
     scores = tl.where(scores == scores, scores, float("-inf"))  # noqa: PLR0124
     scores = tl.where(scores > 0, 0.0, scores)
     place = lanes // top_k
