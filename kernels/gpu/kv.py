@@ -85,7 +85,7 @@ def _store_kv_kernel(
     wait_for_launch(EARLY)
     slot = tl.load(slot_ptr + tl.program_id(0))
     chunk = tl.program_id(1)
-    # Slots in block 0 mark rows to drop. There are many at once, so nothing is written for them.
+    # Slots in block 0 mark rows to drop. Such rows are not written at all, because many of them occur at once.
     if slot >= BLOCK_SIZE:
         if chunk < KEY_CHUNKS:
             _store_row(

@@ -280,7 +280,7 @@ def _rotate_and_store_kernel(
     tl.store(to_query, turned_low, mask=is_query)
     tl.store(to_query + HALF, turned_high, mask=is_query)
     slot = tl.load(slot_ptr + token)
-    # Slots in block 0 mark rows to drop. There are many at once, so nothing is written for them.
+    # Slots in block 0 mark rows to drop. Such rows are not written at all, because many of them occur at once.
     if slot >= BLOCK_SIZE:
         block, row = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         to_key = key_cache_ptr + block * stride_key_block + row * stride_key_slot

@@ -132,7 +132,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def _rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = values.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    # With float32 weights the result is rounded once only.
+    # If the weight is float32, the conversion of `wide` does not round, so the result is rounded only once.
     return (weight * wide.to(weight.dtype)).to(values.dtype)
 
 

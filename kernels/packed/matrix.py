@@ -20,7 +20,7 @@ FEW_ROWS = 64
 """Maximum number of rows of a product whose weights are unpacked in registers; for more rows, weights are unpacked into
 memory for the device's own product."""
 STEP_BYTES = (64, 32, 16)
-"""Candidates for the bytes of a column in a step: the largest that divides the group size is used."""
+"""Candidates for the number of bytes that a step stores of a column; the largest that divides the group size is used."""
 LEAST_TILE = 16
 """Minimum number of columns of a program."""
 _UNPACKED_AT_ONCE = 1 << 26
@@ -103,7 +103,7 @@ class PackedMatrix(NamedTuple):
 
 
 def can_lay(weight: GroupedWeight) -> bool:
-    """Whether every byte of a step belongs to one group."""
+    """Whether a weight fits the step layout: its groups must consist of whole steps of the smallest size."""
     return weight.group % STEP_BYTES[-1] == 0 and weight.values.numel() > 0
 
 
@@ -115,7 +115,8 @@ def lay(weight: GroupedWeight) -> PackedMatrix:
     values = values[:, :, 0] if halves == 1 else values[:, :, 0] | values[:, :, 1] << 4
 
     def turned(part: Tensor) -> Tensor:
-        # `clone` gives strides by shape; `contiguous` would keep the strides of dimensions of size one.
+        # `clone` sets all strides by the shape, on which the kernel relies; `contiguous` keeps those of dimensions of
+        # size 1.
         return part.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     return PackedMatrix(

@@ -121,7 +121,8 @@ class TreeTable:
             return kernels.finalize(table, self._depths, root_token_ids, num_nodes)
         scores = self._scores[:, 1:]
         best = select_frontier(scores, min(num_nodes, self.size) - 1)
-        # Missing candidates are sorted behind real ones, so that valid nodes come first.
+        # Missing candidates (scores of -inf) are sorted behind real ones, so that the valid nodes come first in the
+        # tree.
         missing = scores.gather(1, best) == float("-inf")
         order = (best + missing * self.size).sort(dim=1).values
         valid = order < self.size

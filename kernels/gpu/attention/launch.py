@@ -247,7 +247,8 @@ def _prepare(
         "ALIKE": alike,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
-        # Masked and unmasked tiles are different code: with fusion, the compiler might round them differently.
+        # Masked and unmasked tiles are different code, which the compiler might round differently if it fused
+        # operations.
         **options(fused=not alike),
     }
     tensors = (query, key_cache, value_cache, block_tables, num_context, place, mask_words, sinks)

@@ -16,8 +16,8 @@ NUM_DIGITS = tl.constexpr(8)
 # share.
 _TILE = 1024
 _SEARCH_TILE = 512
-# Number of programs that fill a large GPU twice; and the maximum number that share a row, each of which reads the
-# results of all.
+# Number of programs that fill a large GPU twice; and the maximum number of programs that share a row, which is bounded
+# because each of them reads the results of all.
 _NUM_PROGRAMS = 264
 _MAX_SPLITS = 128
 _LISTED = 2048
