@@ -20,7 +20,7 @@ FEW_ROWS = 64
 """Maximum number of rows of a product whose weights are unpacked in registers; for more rows, weights are unpacked into
 memory for the device's own product."""
 STEP_BYTES = (64, 32, 16)
-"""Candidates for the number of bytes that a step stores of a column; the largest that divides the group size is used."""
+"""Candidates for the bytes that a step stores of a column; the largest that divides the group size is used."""
 LEAST_TILE = 16
 """Minimum number of columns of a program."""
 _UNPACKED_AT_ONCE = 1 << 26

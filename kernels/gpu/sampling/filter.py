@@ -195,9 +195,9 @@ def _filter_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Finds the best score among the tokens a filtered row keeps.
+    """Finds the best score among the tokens that a filtered row keeps.
 
-    Without CHOOSE sets the removed ones to -inf instead.
+    Without CHOOSE, sets the scores of removed tokens to -inf instead.
     """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
