@@ -123,7 +123,7 @@ class NodeChoice(NamedTuple):
     forced: list[bool]
     """By request: whether all useful nodes are kept."""
     kinds: list[int]
-    """By request: row of `table`."""
+    """By request: index of the request's row in `table`."""
     max_depth: int
     """Maximum depth of a node; deeper nodes are dropped."""
 

@@ -190,7 +190,7 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, tiles: Tiles
 
 
 def shares(inputs: int, num_programs: int) -> tuple[int, int]:
-    """Returns the inputs of each program, and the number of programs that share a product's inputs.
+    """Returns the number of inputs of each program, and the number of programs that share a product's inputs.
 
     Every program has inputs.
     """

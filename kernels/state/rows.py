@@ -47,7 +47,7 @@ class Path:
     rows: Tensor
     """int64 [num_ends, longest]: path nodes, as indices of [num_reqs * num_nodes]."""
     num_tokens: Tensor
-    """int64 [num_ends]: valid nodes of each path; the others are arbitrary."""
+    """int64 [num_ends]: number of valid nodes of each path; later entries of `rows` are arbitrary."""
     targets: Tensor
     """int64 [num_ends]: rows that receive the advanced states."""
     _latest: dict[int, Tensor] = field(default_factory=dict)

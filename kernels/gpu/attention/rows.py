@@ -308,7 +308,8 @@ def attend_rows(
         )
     tail = tl.maximum(low, bare)
     if ALIKE and words_ptr is not None:
-        # For each node of the tile in turn: keys in the order of the node's path, which rows of other nodes do not see.
+        # Each node of the tile in turn reads its keys in the order of its path; rows of other nodes do not see these
+        # keys.
         for own in tl.range(first_node, last_node + 1, num_stages=1):
             word = tl.load(words_ptr + own * stride_word_node)
             own_end = context + tl.sum(_bits_of(word), 0)
