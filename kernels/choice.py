@@ -31,7 +31,7 @@ def module_of(name: str) -> Any:
 
 @cache
 def _module(name: str) -> Any:
-    """Imports the module on first use; the result is cached because every launch calls this function."""
+    """Imports a kernel's module on first use. The result is cached, because every launch calls this function."""
     return import_module(KERNELS[name]) if name in KERNELS else None
 
 

@@ -47,7 +47,7 @@ def recall(path: Path, read: Callable[[dict[str, Any]], Kept]) -> Kept | None:
 
 
 def keep(path: Path, fields: dict[str, Any]) -> bool:
-    """Writes JSON for `recall`, atomically. Returns False, and logs a warning, if the disk refuses."""
+    """Writes JSON for `recall`, atomically. Returns False, and logs a warning, if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:

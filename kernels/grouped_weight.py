@@ -66,7 +66,7 @@ class GroupedWeight(NamedTuple):
     offset: float = 0.0
     """Zero point for all groups if `minima` and `zeros` are None: shift = offset * scale."""
     order: Tensor | None = None
-    """int64 [inputs]: the input that each stored position belongs to; None if they are in order."""
+    """int64 [inputs]: the input to which each stored position belongs; None if inputs are stored in order."""
 
     @property
     def group(self) -> int:

@@ -37,7 +37,8 @@ def options(*, fused: bool) -> dict[str, bool]:
     """Launch options for the current device, with the constant EARLY that kernels pass to `wait_for_launch`.
 
     Args:
-        fused: allows a multiply and an add to become one instruction, which rounds once.
+        fused: whether the compiler may turn a multiply and an add into one instruction, which rounds once instead of
+            twice.
     """
     if torch.cuda.is_available():
         early = not knobs.runtime.interpret and _is_early(torch.cuda.current_device())

@@ -16,7 +16,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary file for the block to write, which replaces `path` when the block ends.
 
     Raises:
-        Exception: whatever the block raises; `path` is then unchanged and the temporary file is deleted.
+        Exception: the block raised it; `path` is then unchanged and the temporary file is deleted.
     """
     temporary = unused_name(path)
     try:

@@ -23,14 +23,15 @@ def text_of(document: str) -> str:
     [
         (
             "models.md",
-            f"relative to the spread of the row's logits, is {trial.FULL_PRECISION_TOLERANCE:.1%} in the median and "
-            f"for any row, or for one row {trial.OUTLIER_FACTOR} x the text's median, at most "
-            f"{trial.LARGEST_TOLERANCE:.0%};",
+            f"may be at most {trial.FULL_PRECISION_TOLERANCE:.1%}, for each row and for the median of the rows. A "
+            f"single row of a text may be farther: up to {trial.OUTLIER_FACTOR} x the text's median distance, and at "
+            f"most {trial.LARGEST_TOLERANCE:.0%}.",
         ),
         ("models.md", f"where the copy takes at most {exact.WHOLE_COPY_BYTES >> 30} GiB"),
         (
             "models.md",
-            f"they may be {trial.ROUNDING_FACTOR} x as far from it, and {trial.ROUNDING_SLACK} of the spread, as",
+            f"distance may be at most {trial.ROUNDING_FACTOR} x the median distance of the rows that transformers "
+            f"computes in the same dtype, plus {trial.ROUNDING_SLACK} of the spread",
         ),
         ("models.md", f"longer than windows of up to {reference.WIDEST_TRIED_WINDOW} tokens"),
         ("operations.md", f"a pool below {LEAST_MODEL_LEN} tokens ends the start"),

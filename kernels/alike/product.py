@@ -21,7 +21,8 @@ class AlikeWeight(NamedTuple):
     weight: Tensor
     """[columns, inputs], contiguous"""
     counters: Tensor
-    """int32 [tiles of columns * 2 tiles of rows]: programs that have finished each tile. All zero between products."""
+    """int32 [tiles of columns * 2], for at most two tiles of rows: number of programs that have finished each tile. All
+    zero between products."""
 
     @classmethod
     def of(cls, weight: Tensor) -> "AlikeWeight":
@@ -47,6 +48,7 @@ class AlikeWeight(NamedTuple):
         return total.copy_(total.float() + self._summed(rows, bias))
 
     def _summed(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        # Differences in summation order between batches are below float32's resolution when sums are in float64.
+        # torch may sum in another order in another batch. With sums in float64 the difference is below float32's
+        # resolution.
         out = (rows.double() @ self.weight.double().t()).float()
         return out if bias is None else out + bias.float()

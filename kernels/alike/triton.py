@@ -1,9 +1,9 @@
 """Batch-invariant product on a GPU.
 
 The weight is the left operand, so that few rows fill a matrix instruction as well as many rows do. A program sums a
-tile over one split of the inputs, and the last program to finish adds the splits in order. Where tiles alone fill the
-device, a program computes all splits of its tile and adds them in the same order. The matrix instruction and the inputs
-per step are the same for every number of rows.
+tile over one split of the inputs, and the last program to finish adds the splits in order. If the tiles alone fill the
+device, each program computes all splits of its tile and adds them in the same order. The matrix instruction and the
+inputs per step are the same for every number of rows.
 """
 
 import torch
@@ -113,7 +113,7 @@ def product(rows: Tensor, matrix: AlikeWeight, bias: Tensor | None, out: Tensor,
             SPLITS=splits,
             ADD=add,
             OUT=tile,
-            # Products of float32 hold a step's operands in registers.
+            # In float32 the operands of a step are held in registers, so a step has half as many inputs.
             IN=STEP // 2 if rows.dtype == torch.float32 else STEP,
             ROWS=height,
             PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
@@ -125,7 +125,7 @@ def product(rows: Tensor, matrix: AlikeWeight, bias: Tensor | None, out: Tensor,
 
 
 def tile_of(num_rows: int, dtype: torch.dtype) -> int:
-    """Columns of a program's tile, which is also the maximum number of its rows."""
+    """Number of columns of a program's tile, which is also the maximum number of the tile's rows."""
     return _OUT_TILE if num_rows <= _FEW_ROWS or dtype == torch.float32 else _LARGE_TILE
 
 
@@ -134,7 +134,7 @@ def splits_are_shared(device: torch.device, num_rows: int, tiles: tuple[int, int
 
     True if rows are few, or if the tiles fill at most half of the GPU.
     """
-    idle = 2 * tiles[0] * tiles[1] <= _num_sms(device) and tiles[0] <= 2  # the counters cover two tiles of rows
+    idle = 2 * tiles[0] * tiles[1] <= _num_sms(device) and tiles[0] <= 2  # there are counters for two tiles of rows
     return splits > 1 and (num_rows <= _FEW_ROWS or idle)
 
 

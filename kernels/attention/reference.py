@@ -2,8 +2,8 @@
 
 Prompt chunks, plain decodes and draft trees differ only in their mask, so one function serves all three. The reference
 adds a dense mask to the logits, and is the CPU path. On GPUs `tree_attention` runs `kernels.gpu.attention.launch`,
-which needs no dense mask, for heads up to `MAX_HEAD_DIM`; wider heads (Gemma 4) run the reference on GPUs too, whose
-shapes are equally fixed and can be captured.
+which needs no dense mask, for heads up to `MAX_HEAD_DIM`; wider heads (Gemma 4) run the reference on GPUs too; its
+shapes are fixed as well, so it can be captured.
 """
 
 import torch
@@ -35,11 +35,11 @@ def tree_attention(
     workspace: Tensor | None = None,
     alike: bool = False,
 ) -> Tensor:
-    """Attends to the committed context and to those new rows behind it that the mask shows.
+    """Attends to the committed context and to the new rows behind it that the mask makes visible.
 
     New row n is stored at index num_context + n of its request. The queries are the last `num_query` of `num_new` new
-    rows: all of them in a verify pass, the newest level while a drafter grows a tree. On CUDA the launches depend on
-    shapes only and can be captured in a CUDA graph.
+    rows: all new rows in a verify pass, the rows of the newest level while a drafter grows a tree. On CUDA the launches
+    depend on shapes only and can be captured in a CUDA graph.
 
     Args:
         query: [num_reqs, num_query, num_heads, key_dim], float32, float16 or bfloat16.
@@ -184,7 +184,8 @@ def context_mask(
     """
     num_reqs, num_query, num_new = visible.shape
     keys = torch.arange(num_keys, device=positions.device)
-    relative = (keys - num_context[:, None]).clamp(-1, num_new)  # [num_reqs, num_keys]; -1 context, num_new past
+    # [num_reqs, num_keys]: index among the new rows; -1 for context, num_new for keys past the new rows.
+    relative = (keys - num_context[:, None]).clamp(-1, num_new)
     padded = F.pad(visible, (1, 1))
     padded[..., 0] = True
     shown = padded.gather(2, (relative + 1)[:, None, :].expand(num_reqs, num_query, num_keys))

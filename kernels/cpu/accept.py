@@ -90,7 +90,7 @@ class Accepted(NamedTuple):
     taps: Tensor | None
     """[num_reqs, longest, taps_size]: taps of the nodes in `nodes`."""
     moved: bool
-    """True if some accepted node is stored at another position than its place in the sequence."""
+    """True if an accepted node's keys and values are not at the node's final position in the sequence."""
 
 
 class TreeAcceptance:
@@ -135,7 +135,7 @@ class TreeAcceptance:
             slots: [num_reqs], all different.
             token_ids: [num_reqs, num_nodes]; `parents` likewise, each less than its node's number. `parents` is None
                 for bare roots.
-            num_valid: [num_reqs]: nodes that count; the root always does. None for bare roots.
+            num_valid: [num_reqs]: number of valid nodes of each tree; the root is always valid. None for bare roots.
             targets: [num_rows] tokens that the target chooses after each row; or float32 logits [num_rows, vocab_size],
                 whose maximum is chosen. Only rows along the paths are read.
             rows: [num_reqs, num_nodes]: row of each node in `targets` and `taps`; None if nodes are stored
@@ -166,7 +166,7 @@ class TreeAcceptance:
 
     def _room(self, *shape: int) -> "_Room":
         """Result buffers for paths of a shape (num_reqs, longest, width)."""
-        self._rooms.reverse()  # two sets alternate: a round is settled before the second round after it is accepted
+        self._rooms.reverse()  # two sets alternate: round n is settled before round n + 2 is accepted
         rooms = self._rooms[0]
         if shape not in rooms:
             if len(rooms) >= MOST_KEPT:

@@ -188,8 +188,8 @@ static const float* whole_value(const T* value, int64_t dim, float* copy) {
     return copy;
 }
 
-// Keys that individual rows of a tree see behind the keys that all rows of a tile see, in path order. A row's sums
-// therefore have the same order as without a tree, wherever its nodes are stored.
+// Keys that only some rows of a tile see, behind the keys that all of them see, in path order. The sums of a tree node
+// therefore have the same order as without a tree, wherever the nodes of its path are stored.
 struct OwnKeys {
     std::vector<int64_t> keys;
     int64_t ends[MOST_OF_TILE + 1];  // by row: index of its first key; last element: end of the last row's keys
@@ -386,7 +386,7 @@ static void attend(const Heads& heads, const Segment* segments, int64_t num_segm
     int64_t rows_at_once = std::max<int64_t>(MOST_QUERIES / heads_at_once, 1);
     static thread_local std::vector<Rows> tiles;
     tiles.clear();
-    // Groups of one request share a tile as long as every thread still gets a tile.
+    // Up to MOST_GROUPS groups of rows of one request share a tile, as long as every thread still gets a tile.
     auto count_of = [](const Segment& segment, int64_t request) {
         const int64_t* starts = segment.row_starts;
         return starts ? starts[request + 1] - starts[request] : segment.num_query;

@@ -48,7 +48,8 @@ static void take_in(const BlockHead& head, const Sequences& all, const Decided& 
     });
 }
 
-// Number of slots to run. If every layer is causal, slots behind the last level that is grown affect nothing.
+// Number of slots to run. If every layer is causal, the slots behind the last grown level affect no other slot and are
+// left out.
 static int64_t slots_run(const BlockHead& head, const Roots& roots) {
     bool all_causal = std::all_of(head.causal, head.causal + head.num_layers, [](int64_t causal) { return causal; });
     return all_causal ? head.first_slot + roots.num_levels : head.num_slots;

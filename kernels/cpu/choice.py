@@ -45,9 +45,10 @@ class NativeChoice:
         self._choose = library.wingbeat_choose_tokens
 
     def choose(self, logits: Tensor, rows: SamplingRows, processors: LogitProcessors | None = None) -> Tensor:
-        """Chooses a token per row, as `kernels.sampling.reference.choose_tokens`.
+        """Chooses a token per row, the same as `kernels.sampling.reference.choose_tokens` would.
 
-        Rows whose result depends on the last bits of a number, where the C++ may differ, are left to that function.
+        The last bits of C++'s numbers may differ from torch's; rows whose token depends on these bits are passed to
+        `choose_tokens`.
 
         Args:
             logits: [num_rows, vocab_size] on the host, any float type.

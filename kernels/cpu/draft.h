@@ -23,8 +23,8 @@ struct Head {
     int64_t mask_token;
 };
 
-// out [rows that `last` wants, hidden], for pairs of tokens and features [num_rows, hidden]. May overwrite `features`.
-// All layers but the last run the rows of `whole`.
+// Runs a head over pairs of tokens and features [num_rows, hidden], and writes out [rows that `last` wants, hidden].
+// May overwrite `features`. All layers but the last run all rows, which `whole` describes.
 static void run_head(const Head& head, const Batch& whole, const Batch& last, const int64_t* token_ids, float* features,
                      float* out, Room& at) {
     int64_t hidden = head.layer.hidden, num_rows = last.num_rows;

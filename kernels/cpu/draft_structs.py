@@ -119,7 +119,7 @@ class Sequences(Structure):
 
 
 class Decided(Structure):
-    """Decided pairs of some sequences: tokens with the taps before them."""
+    """Decided pairs of some sequences: each pair is a token and the taps of the position before the token."""
 
     _fields_ = [
         ("num_reqs", c_int64),
@@ -171,7 +171,7 @@ class Trees(Structure):
 
 
 class SamplingRules(Structure):
-    """Sampling rules by slot; null `numbers` mean that no slot has any."""
+    """Sampling rules by slot; null `numbers` mean that no slot has rules."""
 
     _fields_ = [("numbers", c_void_p), ("token_ids", c_void_p), ("biases", c_void_p)]
 

@@ -42,9 +42,9 @@ static bool well_formed(const Answer& from, const TreeColumns& tree, int64_t fir
     return true;
 }
 
-// Copies one tree per decode into `into`, with a bare root where the reply does not count (as in
-// `runtime/round/tree_check.py`). Returns the maximum number of nodes, 0 if no tree counts. The copy is what is
-// checked: the drafter can still write to the memory of its reply.
+// Copies one tree per decode into `into`, or a bare root if the reply has no usable tree for the decode (as in
+// `runtime/round/tree_check.py`). Returns the maximum number of nodes of a tree, 0 if no tree is usable. The copies are
+// checked, not the reply, because the drafter can still write to the memory of its reply.
 static int64_t check_trees(const Answer& from, const TreeColumns& into) {
     int64_t most = 0;
     for (int64_t req = 0; req < from.num_reqs; req++) {
@@ -95,7 +95,7 @@ struct Intake {
 
 // Sizes of the results of `take_trees`.
 struct Taken {
-    int64_t believed;      // 0 if no tree counts
+    int64_t believed;      // 0 if no tree is usable
     int64_t width;         // maximum number of kept nodes; 1 if only roots are left
     int64_t num_rows;      // kept nodes of all trees, without padding
     int64_t num_blocks;    // columns of the block tables
@@ -155,8 +155,8 @@ struct Chooser {
         }
     }
 
-    // Keeps the best nodes of all trees together, as many as are worth their price. A child is never likelier than its
-    // parent, so the kept nodes form trees.
+    // Ranks the nodes of all trees together, and keeps the number of best nodes that maximises expected accepted tokens
+    // less the price. A child is never likelier than its parent, so the kept nodes form trees.
     void take_best(const Intake& from, const TreeColumns& trees) {
         const Choice& choice = from.choice;
         int64_t num_nodes = from.answer.num_nodes;
@@ -244,8 +244,8 @@ static void lay_out(const Intake& from, int64_t width, const Placed& trees, cons
         for (int64_t node = 0; node < width; node++) {
             int64_t at = first + node, stored = root + node;
             bool real = node < trees.num_valid[req];
-            // Nodes past the last position are never accepted, but the table of rotary angles has no row for their
-            // positions.
+            // Positions are clamped, because the table of rotary angles ends at the last position. Nodes past it are
+            // never accepted.
             trees.positions[at] = std::min(root + (real ? trees.depths[at] : 0), layout.last_position);
             int64_t block = std::clamp<int64_t>(stored / layout.block_size, 0, layout.num_blocks - 1);
             trees.mapping[at] = real ? table[block] * layout.block_size + stored % layout.block_size : 0;

@@ -71,12 +71,15 @@ TreeFields = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class Sent(NamedTuple):
-    """A drafter's reply in place, by slot: contiguous, on the host, int64 except the scores."""
+    """Tensors of a drafter's reply, by slot, in the memory where the drafter wrote them.
+
+    All tensors are contiguous, on the host, and int64 except the scores.
+    """
 
     trees: TreeFields
     epochs: Tensor | None
-    """[num_slots]: epochs that the trees were grown for. None, as `committed_lens`, if the trees have been checked and
-    are stored by request."""
+    """[num_slots]: epochs for which the trees were grown. `epochs` and `committed_lens` are None if the trees have been
+    checked and are stored by request."""
     committed_lens: Tensor | None
 
 
@@ -91,34 +94,38 @@ class Present(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Constants of trees and rows."""
+    """Limits of a round's trees and rows, constant for an engine."""
 
     vocab_size: int
     chains: bool
-    """Whether each node must follow the node before it."""
+    """Whether each tree must be a chain: the parent of each node is the node before it."""
     block_size: int
     last_position: int
-    """Last position that the model has."""
+    """Highest position that the model supports."""
 
 
 class NodeChoice(NamedTuple):
-    """Parameters of node selection: the best nodes of all trees together are kept, as many as are worth their price."""
+    """Parameters of node selection.
+
+    Nodes of all trees are ranked together by their probability of acceptance; the number of nodes to keep maximises the
+    expected accepted tokens less the price.
+    """
 
     table: Tensor
     """float64 [num_kinds, num_bins], contiguous: acceptance rate by kind of tree and bin of confidence."""
     edges: Tensor
     """float64 [num_bins - 1], ascending: bin edges."""
     prices: Tensor | None
-    """float64 [num_reqs * num_nodes or more], contiguous: cost in tokens of a pass with that many drafted nodes. None
-    keeps all nodes."""
+    """float64 [num_reqs * num_nodes or more], contiguous: entry n is the cost in tokens of a pass with n drafted nodes.
+    None keeps all nodes."""
     useful: list[int]
-    """By request: levels that could still be emitted."""
+    """By request: number of levels whose tokens can still be emitted before the request ends."""
     forced: list[bool]
     """By request: whether all useful nodes are kept."""
     kinds: list[int]
-    """By request: row of `table`."""
+    """By request: index of the request's row in `table`."""
     max_depth: int
-    """Maximum depth of nodes that count."""
+    """Maximum depth of a node; deeper nodes are dropped."""
 
 
 class TakenTrees(NamedTuple):
@@ -144,9 +151,9 @@ class TakenTrees(NamedTuple):
     evidence: Tensor | None
     """[num_reqs, num_nodes]: see `wingbeat.runtime.speculation.acceptance`; None if all nodes are kept."""
     block_tables: Tensor
-    """[num_reqs, num_blocks]: the longest sequence's blocks, rounded up to a power of two."""
+    """[num_reqs, num_blocks]; num_blocks is that of the longest sequence, rounded up to a power of two."""
     num_drafting: int
-    """Trees that had a drafted node before selection."""
+    """Number of trees that had a drafted node before selection."""
     levels: int
     """Depth of the deepest node before selection."""
 
@@ -186,8 +193,8 @@ class DraftIntake:
         self._sources: dict[int, _Source] = {}
         self._taken = Taken()
         self._taken_reference = byref(self._taken)
-        # Two per round, whose trees may turn out to be bare; a round is settled before the second round after it
-        # begins.
+        # Two sets of buffers per round: if no drafted tree is usable, bare roots are laid out in the second set. Round
+        # n is settled before round n + 2 begins, so four sets suffice.
         self._rooms = deque(_Room(tables, not shape.chains) for _ in range(4))
 
     def roots(self, slots: Tensor) -> TakenTrees:
@@ -195,7 +202,7 @@ class DraftIntake:
         return self.take(slots, None, self._bare)
 
     def check(self, slots: Tensor, wanted: Tensor, sent: Sent) -> TreeFields | None:
-        """Returns one tree per decode, a bare root where the reply does not count; None if no tree counts.
+        """Returns one tree per decode, or None if no tree is usable. Sequences without a usable tree get a bare root.
 
         Args:
             slots: int64 [num_reqs].
@@ -209,7 +216,7 @@ class DraftIntake:
         return None if not width else (*(field[:, :width] for field in into[:4]), into[4])
 
     def take(self, slots: Tensor, wanted: Tensor | None, sent: Sent, by: NodeChoice | None = None) -> TakenTrees | None:
-        """Checks trees, selects the nodes to verify and lays them out. Returns None if no tree counts.
+        """Checks trees, selects the nodes to verify and lays them out as rows. Returns None if no tree is usable.
 
         Args:
             slots: int64 [num_reqs].
@@ -233,7 +240,7 @@ class DraftIntake:
     def _source(self, sent: Sent) -> "_Source":
         """Returns the C++ description of a reply.
 
-        The latest ones are kept, since a channel alternates between two replies.
+        The descriptions of the latest replies are kept, because a channel alternates between two reply buffers.
         """
         source = self._sources.get(id(sent))
         if source is None:
@@ -260,7 +267,7 @@ class _Source:
 
 
 class _Room:
-    """Result buffers of one round, with views of them: making the views takes longer than the computation.
+    """Result buffers of one round, with views that are kept: creating them takes longer than the computation.
 
     Args:
         block_tables: as in `Present`.
@@ -270,7 +277,7 @@ class _Room:
     def __init__(self, block_tables: Tensor, has_words: bool) -> None:
         self._has_words = has_words
         self._out = torch.empty(0, dtype=torch.int64)
-        self._tables = torch.zeros_like(block_tables)  # zeros: columns behind the copied ones may be read
+        self._tables = torch.zeros_like(block_tables)  # zeros, because columns behind the copied ones may be read
         self._views: dict[tuple[int, ...], tuple] = {}
         self.addresses = 0, self._tables.data_ptr()
 

@@ -70,7 +70,7 @@ class GroupPanels(NamedTuple):
     def round_rows(self) -> bool:
         """Makes products round their rows to int8 first, in blocks of 32 inputs (`rounded.h`).
 
-        Returns whether they can.
+        Returns False, having changed nothing, if the stored numbers are not integers.
         """
         for matrix in self.matrices:
             matrix.groups.rounded = self.is_whole
@@ -99,7 +99,7 @@ class GroupPanels(NamedTuple):
 
 
 def can_pack(weight: GroupedWeight) -> bool:
-    """Whether a group consists of whole units of every layout, and of whole steps of rounded rows."""
+    """Whether a weight can be packed: a group must be whole units of every layout, and whole steps of rounded rows."""
     return weight.group % 8 == 0
 
 

@@ -7,8 +7,8 @@
 #include "convolutions.h"
 #include "products.h"
 
-// Adds the result of an optional kernel part to a product's rows, in place. `to` selects the product, `rows` the rows
-// that change.
+// Function of an optional kernel part that adds a result to rows of a product, in place. `to` selects the product,
+// `rows` the rows to change.
 using Add = void (*)(const void* to, const void* rows, const float* x, int64_t x_stride, float* out, int64_t out_stride);
 
 // Weights are stored input-major, [inputs, outputs].
@@ -121,7 +121,7 @@ static void rotate_and_store(const Layer& layer, const Batch& batch, float* qkv,
         }
         const float* key = own + heads.num_heads * dim;
         store_row(layer, batch.slot_mapping[row], key);
-        // `captured` also receives each row's keys and values: rows of a replay store nothing in the caches themselves.
+        // Keys and values are also copied to `captured`, because a replayed row is not written to the caches itself.
         int64_t both = heads.num_kv_heads * (dim + heads.value_dim);
         if (layer.captured)
             by_kind(layer.kind, [&](auto number) { copy_row(key, both, (decltype(number)*)layer.captured + row * both); });

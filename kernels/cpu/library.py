@@ -84,7 +84,7 @@ def _compile(path: Path) -> None:
     if command is None:
         raise NoLibraryError(f"no C++ compiler ({', '.join(COMPILERS)}, or $CXX)")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may compile at once: the last to finish replaces the file by an equal one.
+    # Several processes may compile at once: each replaces the file when it finishes, by an equal file.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         included = [word for header in _of_parts() for word in ("-include", str(header))]
@@ -113,7 +113,7 @@ def _processor_flag() -> str:
 
 
 def fingerprint() -> str:
-    """Hash of sources, flags and processor, because machines may share a home folder."""
+    """Hash of sources, flags and processor. The processor counts because machines may share a home folder."""
     parts = [file.read_bytes() for file in (*sorted(SOURCES.glob("*.h")), *_of_parts(), SOURCES / MAIN)]
     parts += [" ".join((*FLAGS, _processor_flag())).encode(), platform.machine().encode(), _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]

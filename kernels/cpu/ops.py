@@ -146,7 +146,7 @@ class CpuKernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm of each row of x [..., size] with a weight [size] of any dtype of `KINDS`."""
-        # Rows may be slices of wider rows, such as latents after a split.
+        # The copy is needed where rows are slices of wider rows, such as latents after a split.
         rows, wide = x.float().contiguous(), weight.float()
         out, size = torch.empty_like(rows), len(weight)
         self._library.wingbeat_norm(rows.data_ptr(), x.numel() // size, size, wide.data_ptr(), eps, out.data_ptr())
@@ -164,7 +164,7 @@ class CpuKernels:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attention for rows whose keys and values are stored in the caches.
+        """Attention for rows whose keys and values are already stored in the caches.
 
         Args:
             query: [num_tokens, num_heads, key_dim] in the caches' dtype.
@@ -258,7 +258,9 @@ def _check_rows(x: Tensor, panels: Panels | GroupPanels) -> None:
 
 
 def pack_segments(segments: list[Any], dtype: torch.dtype) -> Segments | None:
-    """Converts segments to the C++ format. Returns None without kernels, on other devices, and for unsupported dtypes.
+    """Converts segments to the C++ format.
+
+    Returns None if there are no kernels, if the segments are on another device, or if the dtype is unsupported.
 
     Args:
         segments: objects with the fields of `wingbeat.runtime.round.rows.Segment`; positions may be None if a request's
@@ -290,7 +292,7 @@ def pack_segments(segments: list[Any], dtype: torch.dtype) -> Segments | None:
 
 
 def norm_rows(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`wingbeat.kernels.layer.reference.add_rms_norm` for rows without a residual."""
+    """`wingbeat.kernels.layer.reference.add_rms_norm` on the CPU; ignores `residual`, which must be None."""
     kernels = cpu_kernels()
     if kernels is None:
         return torch.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), eps), hidden

@@ -10,8 +10,8 @@ from wingbeat.kernels.cpu.eight_bits import EightBits, to_eight_bits
 from wingbeat.kernels.cpu.structs import KINDS, Matrix
 
 PAIRS, ROUNDING_PAIRS = 3, 4
-"""Kinds of packed bfloat16, where two inputs of a column are adjacent. For `ROUNDING_PAIRS`, used by weights of that
-dtype, products may round rows to bfloat16 too, because some processors multiply pairs natively."""
+"""Kinds of packed bfloat16, where two inputs of a column are adjacent. With `ROUNDING_PAIRS`, the kind of
+bfloat16 weights, products may round rows to bfloat16 too, because some processors multiply pairs natively."""
 BYTES = 5
 """Kind of packed int8, whose sums are multiplied by their columns' scales."""
 
@@ -22,9 +22,9 @@ class Panels(NamedTuple):
     storage: Tensor
     """[num_panels, inputs, width]; for bfloat16 [num_panels, ceil(inputs / 2), width, 2]. Padding is 0. Float32 weights
     that bfloat16 represents exactly, as in most checkpoints, are stored as bfloat16: half the memory and reading time,
-    with bit-identical products. For int8, the integers that `scales` multiply."""
+    with bit-identical products. For int8 the elements are integers, which `scales` multiply."""
     parts: tuple[int, ...]
-    """Columns of each part of a fused product; each part begins a panel."""
+    """Number of columns of each part of a fused product; each part begins at a new panel."""
     inputs: int
     dtype: torch.dtype
     """Dtype of the original weight."""
@@ -35,7 +35,7 @@ class Panels(NamedTuple):
     matrices: ctypes.Array
     """The parts in the C++ format; they point into `storage`."""
     order: None = None
-    """Input order; always None, as inputs are stored in order."""
+    """Input order, as in `GroupPanels`; always None, because inputs are stored in order."""
 
     @classmethod
     def pack(
@@ -52,8 +52,8 @@ class Panels(NamedTuple):
             width: columns of a panel, as given by the library.
             parts: numbers of columns of adjacent parts; None is a single part.
             held: storage dtype: the weight's own, a 2-byte dtype that represents the float32 numbers exactly, or int8,
-                to which they are rounded (`to_eight_bits`). None is bfloat16 if that is lossless, else the weight's
-                own.
+                to which the weight is rounded (`to_eight_bits`). None is bfloat16 if that is lossless, else the
+                weight's own.
             bias: float32 [columns].
         """
         columns, inputs = weight.shape

@@ -16,8 +16,8 @@
 constexpr int MOST_ROWS = REGISTERS == 32 ? 12 : 6, MOST_PANELS = 4;
 constexpr int AHEAD_BYTES = 4096, AHEAD_ROWS = 16, WORTH_PACKING = 3, FEW_SETS = 1024;
 
-// Some panels of a matrix, and the panels multiplied next, which are prefetched meanwhile: over the whole pass if these
-// panels were read before (`again`), else at its end.
+// Some panels of a matrix, and the panels that are multiplied next. The next panels are prefetched during the whole
+// pass if the present panels were read before (`again`), else at the end of the pass.
 template <class T>
 struct Strip {
     const T* weight;
@@ -215,7 +215,8 @@ static constexpr Multiply<T> way() {
 template <class T, int ROWS>
 static constexpr Multiplies<T> of_rows() {
     constexpr int MOST = ROWS * (32 / REGISTERS) <= 2 ? 4 : ROWS * (32 / REGISTERS) <= 6 ? 2 : 1;
-    // Unpacking groups takes registers, too; for few rows, the sums of one panel alone would form a dependency chain.
+    // Grouped weights use one panel at a time, because unpacking takes registers too. Other weights use several panels
+    // for few rows, whose sums over a single panel would form a dependency chain.
     constexpr int WIDEST = IS_GROUPED<T> ? 1 : MOST;
     // Pairs and groups are always packed, and a packed panel is whole.
     return {way<T, ROWS, WIDEST, false, true>(), way<T, ROWS, 1, false, true>(),
@@ -308,8 +309,9 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
     }
 }
 
-// Whether a float copy of the matrix's columns pays for that many blocks of rows. A cache line's set follows from its
-// address modulo 4096, so rows a multiple of FEW_SETS bytes apart evict each other from the L1 cache.
+// Whether to multiply `num_blocks` blocks of rows by a packed float copy of the columns. The copy pays for float
+// matrices whose rows are a multiple of FEW_SETS bytes apart: a cache line's set follows from its address modulo 4096,
+// so such rows evict each other from the L1 cache.
 static bool worth_packing(const Matrix& matrix, int64_t num_blocks) {
     if (matrix.is_rounded()) return false;
     if (matrix.is_grouped()) return num_blocks > blocks_as_they_lie(matrix.kind);
@@ -325,10 +327,10 @@ static void all_rows(Tile tile, int64_t num_rows, int64_t begin, int64_t end) {
     const Matrix *matrix = tile.matrix, *gated = tile.gated;
     Matrix first, second;
     for (int64_t column = begin, until = end; column < end; column = until) {
-        // A panel stays in the nearest caches while all rows pass.
+        // All rows are multiplied by one panel before the next, so that the panel stays in the nearest caches.
         if (copied || num_blocks > 1) until = std::min((column / PANEL + 1) * PANEL, end);
         if (copied) {
-            // Groups are unpacked by whole panels; a tile may begin within a panel.
+            // Groups are unpacked in whole panels, but a tile may begin within a panel.
             int64_t begins = matrix->is_grouped() ? column / PANEL * PANEL : column;
             first = packed_panel(*matrix, tile.inputs, begins, own), first.bias = matrix->bias;
             if (gated) second = packed_panel(*gated, tile.inputs, begins, others), second.bias = gated->bias;
@@ -357,7 +359,8 @@ static int64_t tile_width(int64_t columns, int64_t multiplications) {
     return best;
 }
 
-// Processes rows in a few parts: a small batch is finished before another thread could start.
+// Processes rows in parts of at least 32768 elements: a smaller part would be finished before another thread could
+// start.
 template <class Run>
 static void by_row(int64_t num_rows, int64_t width, const Run& run) {
     int64_t num_tiles = std::clamp<int64_t>(num_rows * width / 32768, 1, std::min<int64_t>(num_rows, 64));

@@ -76,7 +76,7 @@ struct Ruled {
     }
 
     void filter(int64_t count, float temperature, float* scores) {
-        // NaN has no place in an order.
+        // NaN becomes -infinity, because NaN cannot be sorted.
         for (int64_t i = 0; i < count; i++)
             if (std::isnan(scores[i])) scores[i] = NONE;
         float top = *std::max_element(scores, scores + count), least = NONE;
@@ -93,7 +93,7 @@ struct Ruled {
             if (scores[i] < least) scores[i] = NONE;
     }
 
-    // Least score of the smallest set whose share of the mass of all scores >= `least` reaches top-p.
+    // Least score of the smallest set of best scores that has a share of top-p of the mass of all scores >= `least`.
     float edge_of_nucleus(int64_t count, float temperature, const float* scores, float top, float least) {
         float total = 0.0f, mass = 0.0f;
         sorted.clear();
@@ -102,7 +102,7 @@ struct Ruled {
             total += std::exp((scores[i] - top) / temperature);
             sorted.push_back(scores[i]);
         }
-        // A heap sorts no more scores than the nucleus contains.
+        // With a heap only the scores of the nucleus are sorted.
         std::make_heap(sorted.begin(), sorted.end());
         for (auto end = sorted.end(); end != sorted.begin(); --end) {
             std::pop_heap(sorted.begin(), end);

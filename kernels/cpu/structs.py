@@ -52,7 +52,7 @@ class Matrix(Structure):
 
 
 class Segment(Structure):
-    """Rows of a batch that share a shape."""
+    """Rows of requests that have the same number of new rows in a batch."""
 
     _fields_ = [
         ("start", c_int64),

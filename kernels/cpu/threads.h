@@ -53,7 +53,8 @@ class Threads {
         }
     }
 
-    // The thread that holds a Turn may share tiles; a Turn on another thread meanwhile makes that thread work alone.
+    // Only the thread that holds a Turn may share tiles with the others. A thread that takes a Turn while another one
+    // holds it works alone.
     class Turn {
       public:
         explicit Turn(Threads& threads) : threads_(threads), held_(threads.busy_.try_lock()) {
@@ -74,7 +75,8 @@ class Threads {
     };
 
   private:
-    // Tens of microseconds: longer than between two jobs of a layer, shorter than between two rounds.
+    // A thread spins for tens of microseconds before it sleeps: longer than the time between two jobs of a layer,
+    // shorter than the time between two rounds.
     static constexpr int MOST_SPINS = 1000;
 
     static void pause() {

@@ -82,7 +82,7 @@ static void gumbel(const Noise& noise, const int64_t* token_ids, int64_t count, 
     }
 }
 
-// Sets logits of tokens that are not allowed to -infinity, unless no token is allowed; then changes nothing.
+// Sets logits of tokens that are not allowed to -infinity. If no token is allowed, changes nothing.
 static void allow_only(const int32_t* allowed, const int64_t* token_ids, int64_t count, float* logits) {
     auto may = [=](int64_t i) { return allowed[token_ids[i] / 32] >> (token_ids[i] % 32) & 1; };
     bool any = false;
@@ -182,7 +182,8 @@ struct Table {
         frontier.swap(chosen), visible.swap(seen);
     }
 
-    // Sum over the frontier of path probability beyond the rule's price, with acceptance rates `row` [num_bins].
+    // Sum over the frontier's nodes of the excess of path probability over the rule's price; `row` [num_bins] are
+    // acceptance rates.
     double worth(const GrowthRules& rules, const GrowthRule& rule, const float* row) {
         double mass = 0.0;
         for (const Scored& node : frontier) {

@@ -46,8 +46,8 @@ static float dot(const float* a, const float* b, int64_t count) {
 
 static vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
 
-// Sets the best token's probability to the confidence; the others share the rest in proportion, at most the best's
-// each.
+// Sets the best token's probability to the confidence. The other tokens share the rest in proportion to their
+// probabilities; none gets more than the best token.
 static void be_sure(const Best& best, float confidence) {
     float sure = std::clamp(confidence, 1e-6f, 1 - 1e-6f), first = std::exp(best.kept[0].score);
     for (int64_t i = 0; i < best.count; i++) {
@@ -56,8 +56,9 @@ static void be_sure(const Best& best, float confidence) {
     }
 }
 
-// Scores by which a slot's candidates are chosen: its logits under the sequence's rules, plus the target's noise, since
-// a sampled token is rarely among the likeliest few. `own` has room for two rows of the vocabulary.
+// Scores by which a slot's candidates are chosen: its logits under the sequence's rules, plus the target's noise.
+// Without the noise a sampled token would rarely be among the candidates. `own` has room for two rows of the
+// vocabulary.
 static const float* ranks_of(const Walk& walk, const float* logits, const Roots& roots, int64_t slot, float* own, Room& at) {
     int64_t tree = slot / roots.num_levels, level = slot % roots.num_levels, sequence = roots.slots[tree], vocab = walk.vocab;
     float temperature = roots.temperatures[sequence], *noise = own + vocab;
@@ -150,7 +151,8 @@ static void follow_slots(const Walk& walk, const Slots& slots, const Roots& root
     });
 }
 
-// Input rows of DSpark's products: state of the preceding tokens, token, slot, token again.
+// Input rows of DSpark's products. Each row concatenates the state of the preceding tokens, the token, the slot's
+// hidden state, and the token again.
 static float* markov_rows(const Walk& walk, const Slots& slots, const Roots& roots, int64_t level, int64_t width, Room& at) {
     const Markov& markov = *walk.markov;
     int64_t rank = markov.rank, hidden = walk.hidden, width_before = level > 1 ? roots.top_k : 1;

@@ -110,7 +110,7 @@ _TOKENS = torch.arange(_NUM_NODES).expand(_NUM_REQS, -1).contiguous() % 5 + 3
 
 
 def _attention(device: torch.device, shape: Shape) -> list[Tensor]:
-    """Single roots, trees and a prompt chunk: every tile height, with one split and with several."""
+    """Attention of single roots, trees and a prompt chunk, for every tile height, with one split and with several."""
     width = -(-(_CONTEXT + 128) // shape.block_size)
     keys, values = _caches(shape, device, 1 + _NUM_REQS * width)
     tables = (1 + torch.arange(_NUM_REQS * width)).view(_NUM_REQS, width).to(device)

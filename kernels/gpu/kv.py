@@ -85,7 +85,7 @@ def _store_kv_kernel(
     wait_for_launch(EARLY)
     slot = tl.load(slot_ptr + tl.program_id(0))
     chunk = tl.program_id(1)
-    # Slots in block 0 mark rows to drop. There are many at once, so nothing is written for them.
+    # Slots in block 0 mark rows to drop. Such rows are not written at all, because many of them occur at once.
     if slot >= BLOCK_SIZE:
         if chunk < KEY_CHUNKS:
             _store_row(
@@ -150,7 +150,7 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
             VALUE_DIM=value_dim,
             KEY_CHUNKS=key_chunks,
             CHUNK=chunk,
-            # At most 16 bytes a thread
+            # A thread copies at most 16 bytes.
             num_warps=max(1, min(8, chunk * key.element_size() // 512)),
             **options(fused=False),
         )
@@ -267,8 +267,8 @@ def _move_kv_kernel(
         word = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
         inside = moved[:, None] & (word < num_words)[None, :]
         rows = tl.load(cache_ptr + source[:, None] * num_words + word[None, :], mask=inside, other=0)
-        # The program owns these words of all rows of the request, so a barrier among its threads suffices to order
-        # every read before every write: a target may be another move's source.
+        # A target may be another move's source, so all reads must precede all writes. No other program touches these
+        # words of the request's rows, so a barrier among this program's threads suffices.
         tl.debug_barrier()
         tl.store(cache_ptr + target[:, None] * num_words + word[None, :], rows, mask=inside)
 

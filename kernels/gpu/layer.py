@@ -43,7 +43,7 @@ def _add_rms_norm_kernel(
     scale = tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
     normed = wide * scale
-    if weight_ptr.dtype.element_ty == total.dtype:  # the reference rounds before the weight, too
+    if weight_ptr.dtype.element_ty == total.dtype:  # the reference rounds too before it multiplies by the weight
         normed = normed.to(total.dtype).to(tl.float32)
     normed *= weight
     tl.store(normed_ptr + row + at, normed.to(total.dtype), mask=inside)
@@ -88,7 +88,7 @@ def _embed_beside_kernel(
     id_ptr,  # int64 [num_rows]
     table_ptr,  # [vocab_size, size]
     feature_ptr,  # [num_rows, size]
-    embed_weight_ptr,  # [size], as `feature_weight_ptr`
+    embed_weight_ptr,  # [size]; `feature_weight_ptr` likewise
     feature_weight_ptr,
     out_ptr,  # [num_rows, 2 * size]
     normed_ptr,  # [num_rows, size]: normed features
@@ -156,7 +156,7 @@ def _normed(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
     low, high = low.to(tl.float32), high.to(tl.float32)
     scale = tl.math.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + eps)[:, None]
     low, high = low * scale, high * scale
-    if weight_low.dtype == dtype:  # the reference rounds before the weight, too
+    if weight_low.dtype == dtype:  # the reference rounds too before it multiplies by the weight
         low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     return (low * weight_low.to(tl.float32)).to(dtype), (high * weight_high.to(tl.float32)).to(dtype)
 
@@ -179,7 +179,7 @@ def _rotations_kernel(
     inside = at < count
     position = tl.load(position_ptr + at // width, mask=inside, other=0).to(tl.float32)
     angle = position * tl.load(frequency_ptr + at % size, mask=inside, other=0.0)
-    # Quarter turns are subtracted in double precision: the remainder is exact up to about a million turns.
+    # Quarter turns are subtracted in double precision, so the remainder is exact up to about a million turns.
     quarters = tl.floor(angle * 0.6366197723675814 + 0.5)
     rest = (angle.to(tl.float64) - quarters.to(tl.float64) * _QUARTER).to(tl.float32)
     square = rest * rest
@@ -272,7 +272,7 @@ def _rotate_and_store_kernel(
     cos = tl.load(cos_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
     wide_low, wide_high = turned_low.to(tl.float32), turned_high.to(tl.float32)
-    # As in the reference, each product is rounded, and then their sum.
+    # As in the reference, both products are rounded, and then their sum is rounded.
     low_cos, high_sin = (wide_low * cos).to(dtype).to(tl.float32), (wide_high * sin).to(dtype).to(tl.float32)
     high_cos, low_sin = (wide_high * cos).to(dtype).to(tl.float32), (wide_low * sin).to(dtype).to(tl.float32)
     turned_low, turned_high = (low_cos - high_sin).to(dtype), (high_cos + low_sin).to(dtype)
@@ -280,7 +280,7 @@ def _rotate_and_store_kernel(
     tl.store(to_query, turned_low, mask=is_query)
     tl.store(to_query + HALF, turned_high, mask=is_query)
     slot = tl.load(slot_ptr + token)
-    # Slots in block 0 mark rows to drop. There are many at once, so nothing is written for them.
+    # Slots in block 0 mark rows to drop. Such rows are not written at all, because many of them occur at once.
     if slot >= BLOCK_SIZE:
         block, row = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         to_key = key_cache_ptr + block * stride_key_block + row * stride_key_slot
@@ -411,5 +411,5 @@ def _check(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype)
 
 
 def _check_weights(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype) -> None:
-    """Checks norm weights, which may be float32 with any dtype of the rows."""
+    """Checks norm weights; they have the rows' dtype or float32."""
     _check(parts, torch.float32 if parts and parts[0][1].dtype == torch.float32 else dtype)

@@ -104,7 +104,7 @@ def few_rows_product(
     limits, height = _limits_of(rows.device), max(triton.next_power_of_2(num_rows), LEAST_TILE)
     in_tile, num_stages = read_ahead(limits, height, rows.element_size())
     steps, splits = shares(limits, triton.cdiv(out_features, _OUT_TILE), triton.cdiv(in_features, in_tile))
-    if gated:  # the two halves of a gated MLP have enough tiles
+    if gated:  # the two halves of a gated MLP have enough tiles to fill the device
         steps, splits = triton.cdiv(in_features, in_tile), 1
     sums = rows.new_empty(splits, out_features, height, dtype=torch.float32) if splits > 1 else None
     with torch.cuda.device_of(rows):
@@ -135,7 +135,7 @@ def few_rows_product(
 def read_ahead(limits: DeviceLimits, height: int, itemsize: int) -> tuple[int, int]:
     """Returns the inputs of a step and the number of pipeline stages.
 
-    Two programs then fit into a multiprocessor's shared memory.
+    They are chosen so that two programs fit into a multiprocessor's shared memory.
     """
     room = limits.sm_shared_bytes // 2 - 1024
     stages = [(tile, min(room // ((_OUT_TILE + height) * tile * itemsize), _MOST_STAGES)) for tile in _IN_TILES]

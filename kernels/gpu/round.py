@@ -28,11 +28,11 @@ _TABLE_TILE = 1024
 
 @triton.jit
 def _check_kernel(
-    token_ids,  # int64 [num_slots, num_nodes], as `parents` and `depths`
+    token_ids,  # int64 [num_slots, num_nodes]; `parents` and `depths` likewise
     parents,
     depths,
     scores,  # float32
-    num_valid,  # int64 [num_slots], as `grown_epochs` and `grown_lens`
+    num_valid,  # int64 [num_slots]; `grown_epochs` and `grown_lens` likewise
     grown_epochs,
     grown_lens,
     slots,  # int64 [num_reqs]
@@ -40,7 +40,7 @@ def _check_kernel(
     committed_lens,
     last_token_ids,
     epochs,
-    out_token_ids,  # by request, as all output columns
+    out_token_ids,  # by request; the other output columns likewise
     out_parents,
     out_depths,
     out_scores,
@@ -78,7 +78,7 @@ def _check_kernel(
     usable = usable & (tl.load(epochs + slot) == tl.load(grown_epochs + slot))
     usable = usable & (tl.load(committed_lens + slot) == tl.load(grown_lens + slot))
     usable = usable & (root == tl.load(last_token_ids + slot))
-    # A stale row may hold any number, so values of unusable nodes must not reach an index computation either.
+    # A stale row may hold any number, so the values of unusable nodes must not be used as indices.
     kept = (outside == 0) & usable
     to = req * num_nodes + nodes
     tl.store(out_token_ids + to, tl.where(kept, tokens, 0), mask=there)
@@ -120,11 +120,11 @@ def check_trees(
 @triton.jit(do_not_specialize=["last_position"])
 def _place_kernel(
     slots,  # int64 [num_reqs]
-    committed_lens,  # int64 [num_slots], as `last_token_ids`
+    committed_lens,  # int64 [num_slots]; `last_token_ids` likewise
     last_token_ids,
     block_tables,  # int64 [num_slots, num_blocks]
-    token_ids,  # int64 [num_reqs, num_nodes]: the kernel writes the roots (without trees, every column)
-    depths,  # int64 [num_reqs, num_nodes]; None, as `num_valid`, without trees
+    token_ids,  # int64 [num_reqs, num_nodes]: the kernel writes the roots' tokens (without trees, every column)
+    depths,  # int64 [num_reqs, num_nodes]; None without trees; `num_valid` likewise
     num_valid,  # int64 [num_reqs]
     out_roots,
     out_positions,
@@ -156,8 +156,8 @@ def _place_kernel(
         position = root + 0 * nodes
         if depths is not None:
             real = nodes < tl.load(num_valid + req)
-            # Nodes past the last position are never accepted, but the table of rotary angles has no row for their
-            # positions.
+            # Positions are clamped, because the table of rotary angles ends at the last position. Nodes past it are
+            # never accepted.
             position += tl.where(real, tl.load(depths + at, mask=there, other=0), 0)
             position = tl.minimum(position, last_position)
             address = tl.where(real, address, 0)
@@ -205,17 +205,17 @@ def place_nodes(
 
 @triton.jit(do_not_specialize=["spare", "longest", "max_path", "num_told", "last_column"])
 def _settle_kernel(
-    slots,  # int64 [num_reqs], as `roots`
+    slots,  # int64 [num_reqs]; `roots` likewise
     roots,
-    token_ids,  # int64 [num_reqs, num_nodes]; None, as `parents` and `num_valid`, without trees
+    token_ids,  # int64 [num_reqs, num_nodes]; None without trees; `parents` and `num_valid` likewise
     parents,
     num_valid,  # int64 [num_reqs]
     chosen,  # int64 [num_reqs, num_nodes]
     evidence,  # int64 [num_reqs, n], or None
-    limits,  # int32 [max_depth], limits of drawn path lengths; None, as `epochs`, if the target decides
+    limits,  # int32 [max_depth], limits of drawn path lengths; None if the target decides; `epochs` likewise
     epochs,  # int64 [num_slots]
     max_depth,
-    committed_lens,  # int64 [num_slots], as `last_token_ids`
+    committed_lens,  # int64 [num_slots]; `last_token_ids` likewise
     last_token_ids,
     block_tables,  # int64 [num_slots, num_blocks]
     out_nodes,  # from here on the fields of SettledPaths
@@ -268,7 +268,7 @@ def _settle_kernel(
             path = tl.where(steps == step, node, path)
             if limits is None:
                 child = tl.min(tl.where(counts & (up == node) & (tokens == target), nodes, num_nodes), axis=0)
-                # A node without a chosen child keeps none: the walk cannot resume.
+                # Once a node has no chosen child, the walk stays at this node, where it finds none again: it has ended.
                 goes = (child < num_nodes) & (step + 1 < longest)
             else:
                 child = tl.min(tl.where(counts & (up == node), nodes, num_nodes), axis=0)
@@ -303,7 +303,7 @@ def _settle_kernel(
         target = address_of(table, root + steps, num_blocks, moved, BLOCK_SIZE)
         tl.store(out_sources + nodes_to, tl.where(moved, source, 0), mask=walked)
         tl.store(out_targets + nodes_to, tl.where(moved, target, 0), mask=walked)
-    if slot != spare:  # the spare slot, with which several rows may be padded
+    if slot != spare:  # several padding rows may share the spare slot, whose state never changes
         tl.store(committed_lens + slot, tl.load(committed_lens + slot) + length)
         tl.store(last_token_ids + slot, tl.sum(tl.where(steps == length - 1, emitted, 0), axis=0))
 

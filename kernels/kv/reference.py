@@ -48,7 +48,7 @@ def slot_mapping(block_tables: Tensor, positions: Tensor, block_size: int, count
     Args:
         block_tables: int64 [num_reqs, num_table_blocks].
         positions: int64 [num_reqs, n]: storage index within the sequence. A position outside the table yields a slot of
-            some other position, so the caller must not count it.
+            some other position, so the caller must exclude the position by `counted`.
         counted: bool [num_reqs, n]: positions that are False yield slot 0, in block 0, and are dropped; None counts
             all.
     """
@@ -82,7 +82,8 @@ def move_kv(
     Args:
         caches: (key_cache, value_cache) per layer, as in `store_kv`; contiguous, all with one block_size.
         from_slots: int64 [num_reqs, num_moves], or [num_moves] for one request; `to_slots` likewise. Moves into block 0
-            are dropped. No request's targets are another's sources, and no two remaining moves share a target.
+            are dropped. A target of one request is never a source of another, and no two moves that are not dropped
+            share a target.
         table: `pool_table` of the caches; None builds a new one.
     """
     if kernels := choice.compiled("move_kv", from_slots):

@@ -1,7 +1,8 @@
 """Products by the weights of experts: torch reference; GPUs use `kernels.gpu.experts`, one launch per product.
 
-Rows are sorted by the expert that they are routed to, and each expert's rows are cut into blocks of one height. The
-number of blocks is known on the device only, so the grid has the largest possible number, and the host does not wait.
+Rows are sorted by the expert to which they are routed, and each expert's rows are cut into blocks of one height. Only
+the device knows the number of blocks. The grid has a program for the largest possible number, so the host need not wait
+for the device.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """Steps of a decoder layer between its products: torch reference; GPUs use `kernels.gpu.layer`, one launch per step.
 
-Rounding happens where transformers' modules round, so that a layer composed of these steps gives the same numbers, up
-to the order in which a norm sums its squares.
+The steps round where transformers' modules round. A layer composed of these steps therefore computes the same numbers
+as transformers' layer, up to the order in which a norm sums its squares.
 """
 
 import torch
@@ -44,7 +44,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 def embed_beside(
     token_ids: Tensor, table: Tensor, features: Tensor, weights: tuple[Tensor, Tensor], eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Norms tokens' embeddings and their paired features, and concatenates them; one launch on CUDA.
+    """Normalises tokens' embeddings and the features paired with them, and concatenates both; one launch on CUDA.
 
     Args:
         token_ids: int64 [num_rows].
@@ -132,7 +132,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def _rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = values.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    # With float32 weights the result is rounded once only.
+    # If the weight is float32, the conversion of `wide` does not round, so the result is rounded only once.
     return (weight * wide.to(weight.dtype)).to(values.dtype)
 
 

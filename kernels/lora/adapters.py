@@ -26,7 +26,8 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: Adapte
         return kernels.add_adapters(out, x, adapters, rows.tiles)
     if rows.runs is None:
         for adapter_id in range(1, len(adapters.a) + 1):
-            # Rows of other adapters contribute zeros, so ids need not be read on the host.
+            # All rows are multiplied by each adapter, rows with other adapters as zeros, so that the host need not read
+            # ids.
             own = torch.where((rows.ids == adapter_id)[:, None], x, 0)
             _add(out, own, adapters, adapter_id, adapters.rank)
         return out

@@ -190,9 +190,9 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, tiles: Tiles
 
 
 def shares(inputs: int, num_programs: int) -> tuple[int, int]:
-    """Returns the inputs of each program, and the number of programs that share a product's inputs.
+    """Returns the number of inputs of each program, and the number of programs that share a product's inputs.
 
-    None is without inputs.
+    Every program has inputs.
     """
     num_tiles = triton.cdiv(inputs, _INPUTS_TILE)
     splits = max(min(_NUM_PROGRAMS // num_programs, num_tiles // _LEAST_STEPS, _MOST_SPLITS), 1)

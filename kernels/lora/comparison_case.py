@@ -9,7 +9,7 @@ from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 
 
 def of_two_adapters(device: torch.device, shape: Shape) -> list[Tensor]:
-    """Applies two adapters to rows on a device."""
+    """Returns products to which two adapters were added on a device."""
     stacked = StackedAdapters.empty(2, 8, 64, (96, 32), shape.dtype, torch.device("cpu"))
     for adapter_id, part in ((1, 0), (1, 1), (2, 1)):
         outputs = stacked.parts[part]

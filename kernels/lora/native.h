@@ -6,8 +6,8 @@
 
 constexpr int MOST_PARTS = 3;
 
-// Weights of all adapters for one product, or for a few products with the same inputs, the parts. Weights are stored
-// input-major; adapter `id`, from 1 on, is at index id - 1.
+// Weights of all adapters for one product, or for a few products with the same inputs, which are the parts. Weights are
+// stored input-major; adapter `id`, from 1 on, is at index id - 1.
 struct Adapters {
     // of `kind`, by adapter [inputs, columns of all parts, `rank` each]; rows are `a_row` elements apart
     const void* a;

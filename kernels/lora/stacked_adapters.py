@@ -10,7 +10,7 @@ TILE_ROWS = 16
 
 
 class StackedAdapters(NamedTuple):
-    """Weights of all adapters for one product, or for a few products with the same inputs, the parts.
+    """Weights of all adapters for one product, or for a few products with the same inputs, which are the parts.
 
     Adapter `id`, from 1 on, is stored at index id - 1; id 0 means no adapter. Adapters of a rank below the maximum are
     padded with zeros. Shapes and addresses never change.
@@ -23,13 +23,13 @@ class StackedAdapters(NamedTuple):
     ranks: Tensor
     """int64 [num_adapters + 1]: rank by id; 0 if an adapter does not change the product."""
     parts: tuple[int, ...]
-    """Outputs of each part."""
+    """Number of outputs of each part."""
 
     @classmethod
     def empty(
         cls, num_adapters: int, rank: int, inputs: int, parts: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> "StackedAdapters":
-        """Allocates room for `num_adapters` adapters of at most rank `rank`, all of them cleared."""
+        """Allocates zeroed memory for `num_adapters` adapters of at most rank `rank`."""
         a = torch.zeros(num_adapters, inputs, len(parts) * rank, dtype=dtype, device=device)
         b = torch.zeros(num_adapters, rank, sum(parts), dtype=dtype, device=device)
         return cls(a, b, torch.zeros(num_adapters + 1, dtype=torch.int64, device=device), parts)
@@ -40,7 +40,7 @@ class StackedAdapters(NamedTuple):
         return self.b.shape[1]
 
     def part(self, index: int) -> "StackedAdapters":
-        """Views of one part; ranks are shared with the other parts."""
+        """Returns views of one part's weights; `ranks` is the same tensor for all parts."""
         begin, rank = sum(self.parts[:index]), self.rank
         a = self.a[:, :, index * rank : (index + 1) * rank]
         return StackedAdapters(a, self.b[:, :, begin : begin + self.parts[index]], self.ranks, (self.parts[index],))
@@ -53,7 +53,7 @@ class StackedAdapters(NamedTuple):
         self.ranks[adapter_id] = max(rank, int(self.ranks[adapter_id]))
 
     def clear(self, adapter_id: int) -> None:
-        """Resets an adapter so that it does not change the product."""
+        """Sets an adapter's weights and rank to 0, so that the adapter does not change the product."""
         if self.ranks[adapter_id]:
             self.ranks[adapter_id] = 0
             self.a[adapter_id - 1] = 0

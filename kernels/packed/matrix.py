@@ -1,7 +1,9 @@
 """Packed 4-bit and 8-bit weights for GPUs, and products by them: torch reference.
 
-A kernel's program reads tiles of a step: some consecutive bytes of each of its columns, column by column. A byte holds
-the number of one input of the step, or of two inputs: the lower half belongs to the step's first half.
+The inputs are divided into steps. A step stores some consecutive bytes of each column, column by column, and a program
+of the kernel reads a tile of the step's columns at a time. A byte holds the number of one input, or of two inputs of
+the same step: the lower four bits belong to an input in the step's first half, the upper four to an input in its second
+half.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ FEW_ROWS = 64
 """Maximum number of rows of a product whose weights are unpacked in registers; for more rows, weights are unpacked into
 memory for the device's own product."""
 STEP_BYTES = (64, 32, 16)
-"""Candidates for the bytes of a column in a step: the largest that divides the group size is used."""
+"""Candidates for the bytes that a step stores of a column; the largest that divides the group size is used."""
 LEAST_TILE = 16
 """Minimum number of columns of a program."""
 _UNPACKED_AT_ONCE = 1 << 26
@@ -84,7 +86,7 @@ class PackedMatrix(NamedTuple):
         return moved._replace(order=order, counters=self.counters.to(device))
 
     def of(self, columns: slice | Tensor) -> "PackedMatrix":
-        """Selects columns; a slice shares the matrix's memory."""
+        """Returns some columns as a matrix; if `columns` is a slice, the result shares this matrix's memory."""
         return self.with_each(lambda part: part[:, columns])
 
     def dense(self) -> Tensor:
@@ -101,7 +103,7 @@ class PackedMatrix(NamedTuple):
 
 
 def can_lay(weight: GroupedWeight) -> bool:
-    """Whether every byte of a step belongs to one group."""
+    """Whether a weight fits the step layout: its groups must consist of whole steps of the smallest size."""
     return weight.group % STEP_BYTES[-1] == 0 and weight.values.numel() > 0
 
 
@@ -113,7 +115,8 @@ def lay(weight: GroupedWeight) -> PackedMatrix:
     values = values[:, :, 0] if halves == 1 else values[:, :, 0] | values[:, :, 1] << 4
 
     def turned(part: Tensor) -> Tensor:
-        # `clone` gives strides by shape; `contiguous` would keep the strides of dimensions of size one.
+        # `clone` sets all strides by the shape, on which the kernel relies; `contiguous` keeps those of dimensions of
+        # size 1.
         return part.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     return PackedMatrix(

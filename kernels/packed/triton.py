@@ -98,7 +98,7 @@ def _packed_product_kernel(
     in_features,
     out_features,
     num_steps,
-    stride,  # columns of the memory, between two steps or groups
+    stride,  # columns in memory from one step or group to the next
     out_stride,
     GROUP: tl.constexpr,
     OF_BY: tl.constexpr,
@@ -219,7 +219,7 @@ def _unpack_kernel(
 def packed_product(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor, add: bool) -> Tensor:
     """Launches the kernel for `wingbeat.kernels.packed.matrix.packed_product`.
 
-    Rows [at most FEW_ROWS, inputs] are contiguous.
+    `rows`, [at most FEW_ROWS, inputs], must be contiguous.
     """
     tiles = triton.cdiv(matrix.columns, _tile(matrix.columns))
     splits = _num_splits(rows.device, tiles, len(matrix.values))
@@ -245,7 +245,7 @@ def _launch(
     add: bool = False,
     routes: Routes | None = None,
 ) -> None:
-    """Launches products of rows by the first `columns` columns, or with `routes` by those of each row's expert."""
+    """Launches products of rows by the first `columns` columns, or, with `routes`, by those of each row's expert."""
     if not len(out):
         return
     tile, blocks = _tile(columns), 1 if routes is None else routes.blocks.shape[1]

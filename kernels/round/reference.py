@@ -28,7 +28,7 @@ class SlotColumns(NamedTuple):
 
 
 class DraftedFor(NamedTuple):
-    """State that the trees by slot were grown for, int64 [num_slots]."""
+    """State of each slot for which its tree was grown, int64 [num_slots]."""
 
     epochs: Tensor
     committed_lens: Tensor
@@ -49,8 +49,8 @@ def well_formed(tree: GrownTree, rules: TreeRules) -> tuple[Tensor, Tensor]:
     Depths must be checked, because a wrong depth would shift positions and so change the output.
 
     Returns:
-        bool [num_reqs], whether a tree is well formed; and bool [num_reqs, num_nodes], nodes outside the tree's own
-            num_valid.
+        bool [num_reqs], whether a tree is well formed; and bool [num_reqs, num_nodes], nodes from the tree's num_valid
+        on.
     """
     num_nodes = tree.token_ids.shape[1]
     index = torch.arange(num_nodes, device=tree.token_ids.device)
@@ -85,7 +85,7 @@ def check_trees(
 def believed(
     tree: GrownTree, grown: DraftedFor, slots: Tensor, wanted: Tensor, state: SlotColumns, rules: TreeRules
 ) -> tuple[GrownTree, Tensor]:
-    """`check_trees` for trees by row, in place: clears nodes that do not count.
+    """`check_trees` for trees by row, in place: clears unusable nodes.
 
     Also returns bool [num_reqs]: usable trees.
     """
@@ -94,7 +94,7 @@ def believed(
     usable &= state.epochs[slots] == grown.epochs
     usable &= state.committed_lens[slots] == grown.committed_lens
     usable &= tree.token_ids[:, 0] == state.last_token_ids[slots]
-    # A stale row may hold any number, so values of unusable nodes must not reach an index computation either.
+    # A stale row may hold any number, so the values of unusable nodes must not be used as indices.
     unusable = usable.logical_not()
     outside |= unusable[:, None]
     for field in (tree.token_ids, tree.parents, tree.depths):
@@ -124,7 +124,7 @@ def place_nodes(
 
     Args:
         tree: None if all trees are bare roots.
-        last_position: last position that the model has.
+        last_position: highest position that the model supports.
     """
     if kernels := choice.compiled("place_nodes", slots):
         return kernels.place_nodes(slots, state, tree, last_position, block_size)
@@ -136,17 +136,18 @@ def place_nodes(
     tree.token_ids[:, 0] = root_ids
     steps = torch.arange(tree.token_ids.shape[1], device=slots.device)
     real = steps < tree.num_valid[:, None]
-    # Nodes past the last position are never accepted, but the table of rotary angles has no row for their positions.
+    # Positions are clamped, because the table of rotary angles ends at the last position. Nodes past it are never
+    # accepted.
     positions = (roots[:, None] + torch.where(real, tree.depths, 0)).clamp_max(last_position)
     mapping = slot_mapping(state.block_tables[slots], roots[:, None] + steps, block_size, real)
     return PlacedNodes(roots, tree.token_ids, positions, mapping, None)
 
 
 class WalkedTrees(NamedTuple):
-    """Trees of a round, with the target's choices, of which one path each is accepted."""
+    """Trees of a round with the target's choices; one path of each tree is accepted."""
 
     slots: Tensor
-    """int64 [num_reqs], as `roots`."""
+    """int64 [num_reqs]; `roots` likewise."""
     roots: Tensor
     tree: GrownTree | None
     """None if all trees are bare roots."""

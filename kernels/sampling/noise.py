@@ -26,7 +26,7 @@ def _low_word(values: Tensor) -> Tensor:
 
 
 def _xor_shift_(words: Tensor, shift: int) -> Tensor:
-    """words ^= words >>> shift; torch shifts int32 arithmetically, hence the mask."""
+    """words ^= words >>> shift; torch's shift of int32 copies the sign bit, which the mask removes."""
     return words.bitwise_xor_((words >> shift).bitwise_and_((1 << (32 - shift)) - 1))
 
 
@@ -54,8 +54,8 @@ def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
 
     With u32 arithmetic and triple32(x) as above: key_i = triple32(triple32(triple32(low(seed) ^ LANE_i) ^ high(seed)) ^
     low(position)) for i in 1, 2; x = triple32(low(token) ^ TOKEN_LANE) ^ key_1; x = (x ^ x >> 17) * M1; x = (x ^ x >>
-    11) + key_2; x = x * M2; x = (x ^ x >> 15) * M3; bits = x >> 9. The second key enters half-way, so that no two rows
-    have the same noise under a permutation of tokens.
+    11) + key_2; x = x * M2; x = (x ^ x >> 15) * M3; bits = x >> 9. The second key is added half-way, because otherwise
+    the noise of one row could be that of another with tokens permuted.
 
     Args:
         seeds: int64 [num_rows].

@@ -37,7 +37,7 @@ class Penalties(NamedTuple):
 
 
 class Histories(NamedTuple):
-    """Token histories of all slots, and the slots of the rows in question."""
+    """Token histories of all slots, and the slot of each row of a batch."""
 
     token_ids: Tensor
     """int64 [num_slots, width]: prompt first; tokens from `lens` on are ignored."""

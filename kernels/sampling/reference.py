@@ -14,8 +14,8 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.kernels.sampling.processors import LogitProcessors, apply_processors
 
-# Best tokens examined before a CPU row is sorted whole: a nucleus of real text is rarely larger, and a sort costs 10x
-# more.
+# Number of best tokens of a row on the CPU that are examined before the whole row is sorted: a nucleus of real text is
+# rarely larger, and a sort costs 10x more.
 _WINDOW = 128
 
 
@@ -28,7 +28,7 @@ def _filter(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> T
     kth = (vocab_size - top_ks).clamp(min=0, max=vocab_size - 1)[:, None]
     below_kth = (ranked < ranked.gather(-1, kth)) & (top_ks > 0)[:, None]
     ranked.masked_fill_(below_kth, minus_inf)
-    # Summed in double and rounded once, which equals a float32 cumsum on the CPU.
+    # The sums are computed in double and rounded once, which gives the same numbers as a float32 cumsum on the CPU.
     mass = torch.softmax(ranked, dim=-1).cumsum(dim=-1, dtype=torch.float64).to(torch.float32)
     outside = (mass <= (1.0 - top_ps.double()).to(torch.float32)[:, None]) & (top_ps < 1.0)[:, None]
     outside[:, -1] = False
@@ -39,7 +39,7 @@ def _filter(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> T
 
 
 def _filter_window(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> tuple[Tensor, Tensor]:
-    """`_filter` using the best _WINDOW tokens of each row; also returns bool [num_rows]: rows for which these sufficed.
+    """`_filter` of each row's best _WINDOW tokens; also returns bool [num_rows]: rows for which the window sufficed.
 
     Each filter keeps the upper end of the ranking, so if the window's last token is removed, so are all tokens below.
     Top-k must remove the last token by itself, because top-p's mass is relative to the tokens that top-k keeps.
@@ -52,7 +52,7 @@ def _filter_window(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tenso
     weights = (ranked - best).exp().masked_fill(below_kth, 0.0)
     whole = (logits - best).exp().sum(dim=-1, dtype=torch.float64)
     total = torch.where(top_ks > 0, weights.sum(dim=-1, dtype=torch.float64), whole)[:, None]
-    # Mass of a token and all tokens below, as in `_filter`, computed from the upper end.
+    # Mass of a token and of all less likely tokens, as in `_filter`, computed as the total less the tokens above.
     mass = 1.0 - (weights.cumsum(dim=-1, dtype=torch.float64) - weights) / total
     outside = (mass.float() <= (1.0 - top_ps.double()).float()[:, None]) & (top_ps < 1.0)[:, None]
     outside[:, 0] = False
@@ -89,8 +89,8 @@ def process_logits(
         any_filtered: False promises that no row uses top-k, top-p or min-p, which saves the search for their edges.
         processors: applied to every row, warped or not, before temperature.
         listed_only: searches edges only among a row's best tokens (128 in torch, about 2000 in the kernels), in few
-            operations of fixed shapes. A row whose edges lie elsewhere is not filtered, or by min-p alone. For drafts,
-            whose filtering does not affect correctness.
+            operations of fixed shapes. A row whose edges lie elsewhere is not filtered, or by min-p alone. Meant for
+            drafts, whose filtering does not change the text.
 
     Returns:
         float32 [num_rows, vocab_size], removed tokens at -inf.
@@ -206,6 +206,6 @@ def choose_tokens(
 
 
 def sampling_workspace(max_rows: int, vocab_size: int, device: torch.device | str) -> Any:
-    """Scratch memory for `choose_tokens` of up to max_rows rows, shareable between CUDA graphs; None if not needed."""
+    """Scratch memory for `choose_tokens` of up to max_rows rows, shareable between CUDA graphs; None on CPUs."""
     kernels = choice.module_of("choose_tokens") if torch.device(device).type == "cuda" else None
     return None if kernels is None else kernels.SamplingWorkspace(max_rows, vocab_size, device)

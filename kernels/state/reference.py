@@ -1,10 +1,10 @@
 """Recurrences over draft trees: torch reference and CPU path.
 
-The nodes of a tree continue one state, which is not modified. At a node the recurrence equals that state times the
-decay on the path, plus the addition of each ancestor times the decay since then. All nodes are therefore computed at
-once, as attention to ancestors, and no node needs a state of its own (gated delta rule: arXiv 2412.06464, with
-ancestors in place of earlier tokens; Mamba-2: arXiv 2405.21060). When a path is accepted, its additions are applied to
-the state.
+The nodes of a tree continue one state, which is not modified. The state at a node is the tree's state times the decay
+along the path, plus, for each ancestor, the ancestor's addition times the decay since the ancestor. All nodes are
+therefore computed at once, as attention to ancestors, and no node needs a state of its own (gated delta rule: arXiv
+2412.06464, with ancestors in place of earlier tokens; Mamba-2: arXiv 2405.21060). When a path is accepted, its
+additions are applied to the state.
 
 No function loops over nodes, has data-dependent shapes or waits for the device, so all can be captured.
 """
@@ -84,7 +84,7 @@ def delta_rule(
     wanted = (value - known) * beta[..., None]
     if value.shape[1] > 1:
         overlap = torch.einsum("bnhk,bmhk->bhnm", own_keys * beta[..., None], own_keys) * since
-        # The solver takes the diagonal as ones.
+        # With `unitriangular` the solver ignores the diagonal and takes it as ones.
         wanted = solve_triangular(overlap, wanted.transpose(1, 2), upper=False, unitriangular=True)
         wanted = wanted.transpose(1, 2)
     seen = torch.einsum("bnhk,bmhk->bhnm", own_queries, own_keys) * since

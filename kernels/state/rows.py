@@ -18,8 +18,8 @@ class TreeRows(NamedTuple):
     visible: Tensor
     """bool [num_reqs, num_nodes, num_nodes]: row node descends from column node, or equals it."""
     windows: Tensor
-    """int64 [num_reqs, num_nodes, width]: convolution inputs at each node, itself last. Indices count `width` inputs
-    before the root, then the nodes' inputs."""
+    """int64 [num_reqs, num_nodes, width]: indices of the inputs of each node's convolution, the node's own last.
+    Indices below `width` are the inputs before the root; the nodes' inputs follow."""
 
     @classmethod
     def of(cls, slots: Tensor, parents: Tensor, max_depth: int, width: int) -> "TreeRows":
@@ -47,7 +47,7 @@ class Path:
     rows: Tensor
     """int64 [num_ends, longest]: path nodes, as indices of [num_reqs * num_nodes]."""
     num_tokens: Tensor
-    """int64 [num_ends]: valid nodes of each path; the others are arbitrary."""
+    """int64 [num_ends]: number of valid nodes of each path; later entries of `rows` are arbitrary."""
     targets: Tensor
     """int64 [num_ends]: rows that receive the advanced states."""
     _latest: dict[int, Tensor] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Path:
     def latest(self, length: int) -> Tensor:
         """int64 [num_ends, length]: indices of the last valid inputs.
 
-        Indices count `length` inputs before the path, then the path's inputs.
+        Indices below `length` are the inputs before the path; the path's inputs follow.
         """
         if length not in self._latest:
             self._latest[length] = self.num_tokens[:, None] + torch.arange(length, device=self.slots.device)

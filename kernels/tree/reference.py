@@ -18,7 +18,8 @@ _WORD_BITS = 64
 def ancestor_mask(parents: Tensor, max_depth: int | None = None) -> Tensor:
     """Mask of the nodes that each node sees: itself and its ancestors.
 
-    Padding may have any parent below its own index: it sees itself and that chain, and no valid node sees it.
+    A padding node may have any parent below its own index. The padding node sees itself, this parent and the parent's
+    ancestors; no valid node sees a padding node.
 
     Args:
         parents: int64 [num_reqs, num_nodes].
@@ -128,7 +129,7 @@ def walk_tree(
     path, walking = [node], [torch.ones_like(node, dtype=torch.bool)]
     for _ in range(max_path - 1):
         child = chosen_child.gather(1, node)
-        # A node without a chosen child keeps none: the walk cannot resume.
+        # Once a node has no chosen child, the walk stays at this node, where it finds none again: it has ended.
         moved = child < num_nodes
         node = torch.where(moved, child, node)
         path.append(node)

@@ -45,7 +45,7 @@ class GrownTree(NamedTuple):
 
 
 class Coupling(NamedTuple):
-    """Parameters of the noise that the target will choose with, to rank candidates by; [num_reqs] each."""
+    """Parameters of the noise by which the target will choose, for ranking candidates; [num_reqs] each."""
 
     temperatures: Tensor
     """float32; at 0 candidates are ranked by their logits."""

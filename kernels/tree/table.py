@@ -72,15 +72,16 @@ class TreeTable:
             )
             return self._frontier
         if level == 0:
-            # Scores of levels of an earlier tree that this tree may not reach are cleared, so that they are never kept.
+            # This tree may not reach all levels. Scores that an earlier tree left in further levels are cleared, so
+            # that they are never kept.
             self._scores[:, 1:].fill_(float("-inf"))
             log_probs, parents = candidate_log_probs, torch.zeros_like(candidate_token_ids)
         else:
             log_probs = candidate_log_probs
             parents = self._frontier.table_index[..., None].expand(expected)
-        # A child's score never exceeds its parent's: NaN means a missing candidate, no log-probability is above 0, and
-        # float addition is monotone; ties are settled by table order. Hence the best entries are always closed under
-        # parents.
+        # NaN, like -inf, marks a missing candidate, and log-probabilities are at most 0. Float addition is monotone, so
+        # a child's score never exceeds its parent's; on ties the parent, which is earlier in the table, is taken first.
+        # Therefore the parents of the best entries are always among the best entries.
         log_probs = torch.nan_to_num(log_probs.to(torch.float32), nan=float("-inf"), neginf=float("-inf")).clamp(
             max=0.0
         )
@@ -120,12 +121,13 @@ class TreeTable:
             return kernels.finalize(table, self._depths, root_token_ids, num_nodes)
         scores = self._scores[:, 1:]
         best = select_frontier(scores, min(num_nodes, self.size) - 1)
-        # Missing candidates sort behind real ones, so that valid nodes come first.
+        # Missing candidates (scores of -inf) are sorted behind real ones, so that the valid nodes come first in the
+        # tree.
         missing = scores.gather(1, best) == float("-inf")
         order = (best + missing * self.size).sort(dim=1).values
         valid = order < self.size
         kept = torch.where(valid, order, order - self.size) + 1
-        # Renumbered by a scatter over the table; entry 0, the root, keeps number 0.
+        # `number` maps table entries to nodes of the finished tree; entry 0, the root, keeps number 0.
         number = torch.zeros_like(self._parents)
         number.scatter_(1, kept, torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept))
         parents = number.gather(1, self._parents.gather(1, kept))

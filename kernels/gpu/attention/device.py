@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 
 _KIB = 1024
-# Reserved by CUDA per resident program ("CUDA C++ Programming Guide", compute capabilities 8.0 and later).
+# Shared memory that CUDA reserves for each resident program ("CUDA C++ Programming Guide", compute capabilities 8.0 and
+# later).
 _RESERVED_BYTES = 1 * _KIB
 _SHARED_UNIT_BYTES = 128
 # A warp's registers come from one quarter of the multiprocessor's register file, in units of eight registers for each

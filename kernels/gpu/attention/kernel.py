@@ -28,8 +28,8 @@ from wingbeat.kernels.launching import wait_for_launch
         "most_splits",
         "least_keys",
     ],
-    # Rows of tables and batches begin at any address: compiling a variant per alignment would stall a round for
-    # seconds.
+    # Tables and batches may begin at any address. Without this option Triton would compile a variant for each
+    # alignment, which would stall a round for seconds.
     do_not_specialize_on_alignment=["table_ptr", "context_ptr", "position_ptr", "words_ptr", "lse_ptr"],
 )
 def tree_attention_kernel(
@@ -70,8 +70,8 @@ def tree_attention_kernel(
     num_words,
     max_keys,  # width * BLOCK_SIZE
     num_row_tiles,
-    most_splits,  # maximum of a request
-    least_keys,  # minimum of a split, a multiple of BLOCK_KEYS
+    most_splits,  # maximum number of splits of a request
+    least_keys,  # minimum number of keys of a split, a multiple of BLOCK_KEYS
     SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -99,7 +99,8 @@ def tree_attention_kernel(
                 context_ptr, num_reqs, num_new, split_window, max_keys, most_splits, least_keys, BLOCK_KEYS
             )
         step = tl.maximum(tl.num_programs(0) - num_first, 1)
-        # Values of a unit are recomputed for each unit: keeping them across iterations takes a third more registers.
+        # `disable_licm` makes each iteration recompute values that do not change: to keep them takes a third more
+        # registers.
         for at in tl.range(unit, end, step, num_stages=1, disable_licm=True):
             req = at // of_split
             split = 0

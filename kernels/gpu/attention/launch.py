@@ -103,7 +103,7 @@ def tree_attention(
     Args:
         workspace: float32, at least `workspace_size` elements; None allocates a new one.
         config: overrides the table of tile configurations.
-        splits: overrides `choose_splits`, or `FIXED_SPLITS` if `alike`, and makes it one launch.
+        splits: overrides `choose_splits`, or `FIXED_SPLITS` if `alike`; all requests are then in one launch.
     """
     if alike and splits is None:
         arguments = (query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling)
@@ -247,7 +247,8 @@ def _prepare(
         "ALIKE": alike,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
-        # Masked and unmasked tiles are different code: with fusion, the compiler might round them differently.
+        # Masked and unmasked tiles are different code, which the compiler might round differently if it fused
+        # operations.
         **options(fused=not alike),
     }
     tensors = (query, key_cache, value_cache, block_tables, num_context, place, mask_words, sinks)

@@ -100,7 +100,8 @@ def _visible_nodes(words_ptr, node, num_query, first, num_words, BLOCK_KEYS: tl.
     high = tl.load(words_ptr + word, mask=node < tl.where((word >= 0) & (word < num_words), num_query, 0), other=0)
     low = tl.where(word < 1, -1, low).to(tl.uint64, bitcast=True)
     high = tl.where(word < 0, -1, high).to(tl.uint64, bitcast=True)
-    # Shifted in two steps: a shift by 64, as shift 0 would need, is undefined.
+    # The word is shifted in two steps, because a single step would be a shift by 64 if `shift` is 0, which is
+    # undefined.
     bits = (low >> shift) | ((high << 1) << (63 - shift))
     column = tl.arange(0, BLOCK_KEYS).to(tl.uint64)
     return ((bits[:, None] >> column[None, :]) & 1) != 0
@@ -204,7 +205,7 @@ def attend_rows(
 ):
     """Writes the results of one tile.
 
-    If the request has several splits, to the partial results, with their log-sum-exp.
+    If the request has several splits, the results and their log-sum-exp are written to the partial results.
 
     ALIKE visits a node's keys in the order of their positions on its own path, so that a row has the same bits as it
     would have as the root of a later round.
@@ -239,7 +240,8 @@ def attend_rows(
     begin = 0
     if window is not None:
         oldest = tl.min(tl.where(live, position, 2147483647), 0) - window + 1
-        # Positions of new keys differ from their indices, so a window can only skip committed keys here.
+        # The positions of new keys differ from their indices, so only committed keys before the window can be skipped
+        # here.
         begin = tl.minimum(tl.maximum(oldest, 0), shared) // BLOCK_KEYS * BLOCK_KEYS
     low = begin
     high = end
@@ -247,7 +249,8 @@ def attend_rows(
         per_split, num_splits = split_keys(
             context, num_new, None if ALIKE else window, max_keys, most_splits, least_keys, BLOCK_KEYS
         )
-        # A split may lie past the end where a window or a row tile of a chunk sees fewer keys.
+        # Splits are counted for the request. A tile that sees fewer keys, because of a window or of its place in a
+        # chunk, may have splits without keys.
         if ALIKE:
             low = split * per_split
             high = tl.minimum(low + per_split, end)
@@ -305,7 +308,8 @@ def attend_rows(
         )
     tail = tl.maximum(low, bare)
     if ALIKE and words_ptr is not None:
-        # Keys of each node in the order of its path; the other rows of the tile see none of these keys.
+        # Each node of the tile in turn reads its keys in the order of its path; rows of other nodes do not see these
+        # keys.
         for own in tl.range(first_node, last_node + 1, num_stages=1):
             word = tl.load(words_ptr + own * stride_word_node)
             own_end = context + tl.sum(_bits_of(word), 0)

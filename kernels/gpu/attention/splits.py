@@ -9,16 +9,16 @@ import triton.language as tl
 from wingbeat.kernels.launching import wait_for_launch
 
 MAX_SPLITS = 128
-# A split of fewer tiles costs more for its partial result than it gains.
+# A split of fewer tiles than this costs more time for its partial result than it saves.
 _MIN_TILES_PER_SPLIT = 2
-# Keys of a split if the requests' first splits fill the device by themselves: further splits are then for contexts much
-# longer than the others. If first splits fill a fraction of the device, splits are shorter by that fraction. Tuned on
-# an H100.
+# Number of keys of a split if the requests' first splits fill the device by themselves; only contexts much longer than
+# the others are then split further. If the first splits fill a fraction of the device, this number is multiplied by the
+# fraction. Tuned on an H100.
 _KEYS_OF_A_FULL_DEVICE = 2048
-# Programs for further splits, as a multiple of those that fill the device. With fewer the device waits for the last
-# programs; with more, many programs have no work when requests are short.
+# Number of programs for further splits, as a multiple of the number that fills the device. With fewer programs the
+# device waits for the last ones; with more, many programs have no work when requests are short.
 _DEVICES = 4
-# Programs of a merge. All of them are launched, and those whose requests are not split return at once.
+# Number of programs of a merge. All of them are launched; programs whose requests are not split return at once.
 _MERGING = 4096
 # The running maximum starts finite, so that a row that has seen no key yields weight 0 instead of inf - inf.
 LOWEST = tl.constexpr(-1.0e30)
@@ -78,7 +78,9 @@ def merged_heads(num_rows: int, num_heads: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def choose_num_splits(num_programs: int, device_programs: int) -> int:
-    """Fewest splits of the context whose waves of programs reach 85 % of the best efficiency.
+    """Smallest number of splits of the context that reaches 85 % of the best efficiency.
+
+    Programs run in waves that fill the device; the efficiency is the share of the device that the waves use.
 
     Args:
         num_programs: programs without splitting.
@@ -173,7 +175,8 @@ def find_further_split(
             ),
             0,
         )
-        before = (ends <= item) & (req == first)  # only in the block that contains the request's end
+        # Requests whose last split is before the item; none unless all earlier blocks of requests are.
+        before = (ends <= item) & (req == first)
         req += tl.sum(before.to(tl.int32), 0)
         item -= tl.max(tl.where(before, ends, 0), 0)
     return req, item + 1
@@ -188,7 +191,7 @@ def merge_splits_kernel(
     lse_ptr,  # float32 [num_splits, num_reqs, num_query, num_heads]
     out_ptr,  # [num_reqs, num_query, num_heads, VALUE_DIM]
     context_ptr,  # int64 [num_reqs]
-    stride_split,  # of lse
+    stride_split,  # elements of `lse_ptr` from one split to the next
     stride_out_req,
     stride_out_node,
     stride_out_head,
@@ -198,7 +201,7 @@ def merge_splits_kernel(
     max_keys,
     most_splits,
     least_keys,
-    num_merged,  # heads of a program
+    num_merged,  # number of heads that a program merges
     NUM_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,

@@ -195,9 +195,9 @@ def _filter_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Finds the best score among the tokens a filtered row keeps.
+    """Finds the best score among the tokens that a filtered row keeps.
 
-    Without CHOOSE sets the removed ones to -inf instead.
+    Without CHOOSE, sets the scores of removed tokens to -inf instead.
     """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -210,7 +210,8 @@ def _filter_kernel(
         return
     largest = largest_of_row(maxima, row, num_splits, SPLITS)
     floor = tl.load(edges + row * 2)
-    # Among keys equal to the floor, top-p removes the lowest ids: up to `last_removed`, or the first `num_removed`.
+    # Among tokens whose key equals the floor, top-p removes those of the lowest ids: all up to `last_removed` if
+    # `nucleus` found the floor, else the first `num_removed`.
     last_removed = tl.full([], -1, dtype=tl.int64)
     num_removed = tl.full([], 0, dtype=tl.int64)
     num_equal = tl.full([], 0, dtype=tl.int64)
@@ -253,7 +254,8 @@ def _filter_kernel(
             scores = tl.where(kept, values + gumbel(key_1, key_2, ids), float("-inf"))
             best, best_at = keep_best(best, best_at, scores, ids)
         else:
-            # Lanes of a short tile are shared by several warps: all must have read before any writes.
+            # In a short tile several warps hold the same element, so all warps must have read before one of them
+            # writes.
             tl.debug_barrier()
             tl.store(scaled + row * vocab_size + ids, tl.where(kept, values, float("-inf")), mask=mask)
     if CHOOSE:

@@ -28,7 +28,7 @@ def weight_of(values, largest):
 def mass_of(weights, SCALE: tl.constexpr):
     """Converts weights in 0..1 to fixed-point int64.
 
-    A token's error is below 2**-44, that of 2**18 tokens below 2**-26.
+    The rounding error of one mass is below 2**-44, so that of a sum of 2**18 masses is below 2**-26.
     """
     return (weights * SCALE + 0.5).to(tl.int64)
 

@@ -40,7 +40,8 @@ def _bound_of_top_k(maxima, row, num_splits, top_k, temperature, SPLITS: tl.cons
     there = at < num_splits
     peaks = tl.load(maxima + row * num_splits + at, mask=there, other=float("-inf"))
     keys = tl.where(there, sortable(peaks).to(tl.int64), -1)
-    # At least `rank` tokens reach the bound for certain. Maxima of shares with only rare tokens carry no information.
+    # The bound is the `rank`-th largest maximum, so at least `rank` tokens reach it. The lower half of the maxima is
+    # not used: a share without likely tokens carries no information.
     rank = tl.minimum(top_k, tl.maximum((num_splits + 1) // 2, 1).to(tl.int64))
     one = tl.full([], 1, dtype=tl.int64)
     bound = tl.full([], 0, dtype=tl.int64)
@@ -85,7 +86,8 @@ def _collect_kernel(
     if _has_list(temperature, top_k, top_p, TOP_K_ALONE) == 0:
         return
     largest = largest_of_row(maxima, row, num_splits, SPLITS)
-    # 0.7 halves the bound, for rounding; 8.0 makes room for top-k, which may keep tokens that top-p alone would not.
+    # Subtracting 0.7 halves the bound, as a margin for rounding. Subtracting 8.0 lists more tokens for rows with top-k,
+    # whose top-p may keep tokens that it would not keep without top-k.
     lowest = largest + tl.log((1.0 - top_p) / vocab_size) - 0.7
     lowest = tl.where(top_k > 0, lowest - 8.0, lowest)
     if TOP_K_ALONE:  # noqa: SIM102

@@ -78,7 +78,7 @@ def _scale_kernel(
 ):
     """Applies processors and temperature.
 
-    Finds the best score of rows that are not filtered, and stores filtered rows.
+    Finds the best score of rows without filters, and stores the scores of rows with filters.
     """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -136,7 +136,7 @@ def _scale_kernel(
             words = tl.load(grammar_mask + row * grammar_stride + (ids >> 5), mask=mask, other=0)
             values = tl.where(((words >> (ids & 31)) & 1) != 0, values, float("-inf"))
         values = tl.div_rn(values, divisor)
-        # The search compares bits, in which -0 and 0 differ.
+        # -0 becomes 0, because the search compares bits, in which the two differ.
         values = tl.where(values == 0, 0.0, values)
         if stored:
             tl.store(scaled + row * vocab_size + ids, values, mask=mask)

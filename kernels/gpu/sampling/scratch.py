@@ -16,7 +16,8 @@ NUM_DIGITS = tl.constexpr(8)
 # share.
 _TILE = 1024
 _SEARCH_TILE = 512
-# Programs that fill a large GPU twice, and the maximum that share a row (each reads all of their results).
+# Number of programs that fill a large GPU twice; and the maximum number of programs that share a row, which is bounded
+# because each of them reads the results of all.
 _NUM_PROGRAMS = 264
 _MAX_SPLITS = 128
 _LISTED = 2048
@@ -58,7 +59,8 @@ class SamplingWorkspace:
         self.counts = torch.empty(listing, dtype=torch.int32, device=device)
         self.masses = torch.empty(searched, dtype=torch.int64, device=device)
         self.edges = torch.empty(listing, 2, dtype=torch.int64, device=device)
-        """[row, field]: lowest kept key, -1 if it must be searched; and the last removed id among equal keys, or -1."""
+        """[row, field]: lowest kept key, or -1 if `filter` must search this key; and the last removed id among tokens
+        with this key, or -1."""
 
 
 class Rows(NamedTuple):

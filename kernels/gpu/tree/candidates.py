@@ -68,7 +68,7 @@ def _share_kernel(
         ids = start + lanes
         mask = ids < end
         values = tl.load(logits + row * vocab_size + ids, mask=mask, other=float("-inf")).to(tl.float32)
-        # Reductions over NaN may differ between threads, which would then continue with different results.
+        # NaN is replaced, because reductions over NaN may return different results in different threads.
         values = tl.where(values >= float("-inf"), values, float("-inf"))
         if COUPLED:
             values = tl.div_rn(values, scale)

@@ -1,7 +1,7 @@
 """Growth of draft trees on a GPU; the reference is `table`.
 
-Each program handles a request, in registers; a level is one launch, and so is the finished tree. The host never waits
-for the device, and launches depend on shapes alone.
+Each program handles a request, in registers. Each level takes one launch, and selecting the finished tree one more. The
+host never waits for the device, and launches depend on shapes alone.
 """
 
 import torch
@@ -43,7 +43,7 @@ def _level_kernel(
     mask = lanes < num_candidates
     tokens = tl.load(token_ids + req * num_candidates + lanes, mask=mask, other=0)
     scores = tl.load(log_probs + req * num_candidates + lanes, mask=mask, other=float("-inf")).to(tl.float32)
-    # NaN marks a missing candidate, and a child's score never exceeds its parent's.
+    # NaN marks a missing candidate. The clamp ensures that a child's score never exceeds its parent's.
     scores = tl.where(scores == scores, scores, float("-inf"))  # noqa: PLR0124
     scores = tl.where(scores > 0, 0.0, scores)
     place = lanes // top_k
@@ -52,7 +52,8 @@ def _level_kernel(
         parents = tl.load(parent_entries + req * top_k + place, mask=mask, other=0)
         scores = tl.load(parent_scores + req * top_k + place, mask=mask, other=float("-inf")) + scores
     else:
-        # Scores of levels of an earlier tree that this tree may not reach are cleared, so that they are never kept.
+        # This tree may not reach all levels. Scores that an earlier tree left in further levels are cleared, so that
+        # they are never kept.
         for start in range(begin + num_candidates, size, LANES):
             rest = start + lanes
             tl.store(table_scores + req * size + rest, float("-inf"), mask=rest < size)

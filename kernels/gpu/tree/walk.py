@@ -16,7 +16,7 @@ WORD_BITS = tl.constexpr(64)
 
 
 def num_warps(lanes: int) -> int:
-    """Warps for four elements a thread, so that small trees fit into one warp and need no barrier."""
+    """Number of warps with four elements per thread, so that small trees fit into one warp and need no barrier."""
     return min(max(triton.next_power_of_2(lanes) // 128, 1), 16)
 
 
@@ -56,7 +56,7 @@ def _walk_kernel(
         tl.store(out_nodes + req * max_path + step, node.to(tl.int64))
         tl.store(out_token_ids + req * max_path + step, tl.where(walking, target, 0))
         child = tl.min(tl.where(counts & (up == node) & (tokens == target), nodes, num_nodes), axis=0)
-        # A node without a chosen child keeps none: the walk cannot resume.
+        # Once a node has no chosen child, the walk stays at this node, where it finds none again: it has ended.
         walking = (child < num_nodes) & (step + 1 < max_path)
         node = tl.where(walking, child, node)
         length += walking.to(tl.int64)
