@@ -182,7 +182,7 @@ class Prompts:
         return await self.off_loop.run(sum(map(len, body.prompt)), self._completion_prompts, body)
 
     async def of_chat(self, body: ChatBody) -> Prompt:
-        """Returns the prompt of a conversation; raises ApiError if the template refuses it or the prompt is too long."""
+        """Returns a conversation's prompt; raises ApiError if the template refuses it or the prompt is too long."""
         if body.other_parts:
             self.variant_of(body.model)
             return await asyncio.to_thread(self._chat_prompt, body, await self.read(body))
@@ -196,7 +196,7 @@ class Prompts:
         return await self.off_loop.run(size, self._chat_prompt, body)
 
     async def read(self, body: ChatBody) -> Sequence[Any]:
-        """Reads a request's parts other than text; raises ApiError, 400, for a part that cannot be used."""
+        """Reads a request's parts other than text; raises ApiError, 400, for an unusable part."""
         if self.reader is not None:
             return await self.reader.read(body)
         part = body.other_parts[0]
@@ -215,7 +215,7 @@ class Prompts:
         return body if beginning is None else beginning.before(body)
 
     def variant_of(self, model: str | None) -> Variant | None:
-        """Returns the variant named `model`; None for the base model. Raises ApiError, 404, for an unknown name."""
+        """Returns the variant named `model`; None for the base model. Raises ApiError, 404, if unknown."""
         if model is None or model in self.names:
             return None
         variant = self.pool.variants.find(model)

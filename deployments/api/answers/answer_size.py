@@ -1,4 +1,4 @@
-"""Bounds the bytes of details about tokens, per answer and over all answers of a router, before anything is generated."""
+"""Bounds the bytes of details about tokens, per answer and over all answers, before anything is generated."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
