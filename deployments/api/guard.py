@@ -266,7 +266,7 @@ async def _body(receive: Receive, limit: int, room: BodyRoom) -> bytes:
 
 
 def _request_id(headers: Headers) -> tuple[str, ApiError | None]:
-    """Returns the caller's `X-Request-Id`, or a random id if it is absent or invalid, and the error if it is invalid."""
+    """Returns the caller's `X-Request-Id`, or a random id if absent or invalid, and the error if it is invalid."""
     given, drawn = headers.getlist("x-request-id"), uuid.uuid4().hex
     if not given:
         return drawn, None

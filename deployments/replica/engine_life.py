@@ -1,4 +1,4 @@
-"""One life of an engine in its replica, from the start of its processes to their end.
+"""Life of an engine in its replica, from the start of the engine's processes to their end.
 
 A life consists of the engine's process, the processes of the other tensor-parallel ranks if the model is divided, and
 the drafter.
