@@ -1,4 +1,4 @@
-"""Hooks of structured output. Commands import this file, so it imports its implementation only when needed."""
+"""Hooks of structured output. The implementation is imported only when needed, because commands import this file."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Hook of `/trace`. Commands import this file, so it imports its implementation only when needed."""
+"""Hook of `/trace`. The implementation is imported only when needed, because commands import this file."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Hooks of spans of requests. Commands import this file, so it imports its implementation only when needed."""
+"""Hooks of spans of requests. The implementation is imported only when needed, because commands import this file."""
 
 from typing import TYPE_CHECKING
 

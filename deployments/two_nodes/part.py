@@ -1,4 +1,6 @@
-"""Hooks of the TCP channel between two nodes. Commands import this file, so it imports its needs only when called."""
+"""Hooks of the TCP channel between two nodes. Modules are imported only when a hook is called, because commands import
+this file.
+"""
 
 from typing import TYPE_CHECKING
 
