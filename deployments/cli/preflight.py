@@ -118,7 +118,10 @@ def _check_drafter_name(config: AppConfig, here: bool) -> None:
 
 
 def drafter_is_ours(config: AppConfig, choice: DrafterChoice, here: bool) -> bool:
-    """Returns whether Wingbeat's own code will load the drafter on this machine, so that its files can be checked here."""
+    """Returns whether the drafter can be checked on this machine.
+
+    A drafter of a `drafter_factory` cannot be, and a user's class only if it is on this machine (`here`).
+    """
     return config.drafter_factory is None and (here or not choice.is_class)
 
 

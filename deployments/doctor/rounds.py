@@ -113,7 +113,7 @@ def _share_of_experts(config: object) -> float:
 
 
 def copy_rate(device: "torch.device", num_bytes: int) -> float:
-    """Return the median rate of several copies within a device's memory, in bytes read plus bytes written per second."""
+    """Return the median rate of several copies within a device's memory, in bytes read plus written per second."""
     import torch
 
     size = min(max(num_bytes, LEAST_BYTES), MOST_BYTES)

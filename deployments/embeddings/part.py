@@ -20,5 +20,5 @@ def check_before_start(config: "AppConfig") -> None:
 
 
 def surface(config: "AppConfig") -> dict[str, Any]:
-    """Kind of the model's embeddings."""
+    """Return the value that the endpoint needs: the kind of the model's embeddings."""
     return {"embeddings": embedding_kind_of(config)}

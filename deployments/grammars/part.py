@@ -9,7 +9,7 @@ serve_grammars = "wingbeat.runtime.grammar.trial:GrammarTrial"
 
 
 def sampling_fields() -> "type[GrammarFields]":
-    """The fields `structured_outputs` and `response_format`."""
+    """Return the class with the fields `structured_outputs` and `response_format`."""
     from wingbeat.deployments.grammars.fields import GrammarFields
 
     return GrammarFields

@@ -37,11 +37,7 @@ class AdapterKeeper:
                 return None, f"{path} is not below lora_update_dir"
             adapter = self._adapters.inspect(name, root / path)
             self._adapters.resident.warm(adapter)
-        except (
-            ValueError,
-            OSError,
-            RuntimeError,
-        ) as error:  # a path may raise any of these, such as for a cycle of links
+        except (ValueError, OSError, RuntimeError) as error:  # errors of a path, such as a cycle of links
             return None, str(error)
         return adapter, ""
 

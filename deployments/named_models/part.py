@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(app: "typer.Typer") -> None:
-    """Add the command, and have every command log what it downloads."""
+    """Add the command, and make every command log the files that it downloads."""
     import typer
 
     from wingbeat.deployments.log import show_lines

@@ -12,7 +12,7 @@ operator_paths = ("/trace",)
 
 
 def add_router_routes(app: "FastAPI", fronts: "Sequence[ModelFront]") -> None:
-    """Add the endpoint."""
+    """Add `GET /trace`."""
     from wingbeat.deployments.round_traces.routes import add_trace_route
 
     def engine_ids() -> frozenset[str]:
