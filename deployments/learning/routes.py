@@ -83,7 +83,7 @@ class HeadVersions:
 
 
 BODIES = {PROMOTE_PATH: PromoteBody, ROLLBACK_PATH: RollbackBody, REPAIR_PATH: RepairBody}
-"""Bodies by path of the endpoints that change the served version, which are for operators."""
+"""Body classes of the endpoints that change the served version, by path. The endpoints are for operators."""
 
 
 def add_router_routes(app: FastAPI, fronts: Sequence[Any]) -> None:

@@ -31,7 +31,7 @@ class UpdateWeightsBody(RequestBody):
 
 
 BODIES = {UPDATE_PATH: UpdateWeightsBody}
-"""Body by path of the update endpoint, which is for operators."""
+"""Body class of the update endpoint, by path. The endpoint is for operators."""
 
 
 def add_weights_routes(app: FastAPI, models: ServedModels) -> None:

@@ -92,7 +92,7 @@ class OutputConfig(Part):
 
 
 class CountBody(RequestBody):
-    """`POST /v1/messages/count_tokens`, whose fields are the fields of `/v1/messages` that affect the prompt."""
+    """`POST /v1/messages/count_tokens`: the fields of `/v1/messages` that affect the prompt."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = ANTHROPIC_PROMPT
 

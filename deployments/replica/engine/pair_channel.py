@@ -23,7 +23,7 @@ GPU_MEMORY: ChannelKind = "cuda_ipc"
 OWN_DEVICE = torch.device("cuda", 0)
 """The GPU of this process, which `wingbeat.cluster.placement.claim_devices` makes the first device."""
 TRIAL_WAIT_S = 0.05
-"""Maximum seconds that one call of `try_drafter` waits for the marks that the drafter writes."""
+"""Maximum seconds that one call of `try_drafter` waits for the data that proves that a drafter is reached."""
 
 
 class PairChannel:
