@@ -41,7 +41,7 @@ def add_commands(app: typer.Typer) -> None:
         operator_key: Key = None,
         as_json: AsJson = False,
     ) -> None:
-        """Compute the beginning of prompts, pin its keys and values, and keep both on disk."""
+        """Compute a prefix of prompts, pin its keys and values, and save the prefix on disk."""
         given = {"--system": system, "--messages": messages, "--prompt": prompt}
         files = [(option, file) for option, file in given.items() if file is not None]
         if len(files) != 1:
