@@ -70,8 +70,8 @@ class RepeatFilter(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether a line is to be written, which is so unless it is a repetition; lines of the access log
-        always are.
+        """Returns False for a repeated line, which is then not written; lines of the access log never count as
+        repeated.
         """
         if record.name == ACCESS or getattr(record, "ends_repeats", False):
             return True
@@ -87,7 +87,7 @@ class RepeatFilter(logging.Filter):
         return is_new
 
     def end(self, key: tuple[str, int, str]) -> None:
-        """Writes the number of repetitions if they have ended; sets another timer if the line is still repeated."""
+        """Writes the number of repetitions if the line is no longer repeated, else sets another timer."""
         with self._lock:
             first, last, held = self._seen[key]
             remaining = last + self._quiet_s - self._clock()

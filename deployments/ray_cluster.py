@@ -92,9 +92,7 @@ def _why_down(address: str | None) -> str | None:
 
 
 class _OwnPaths(JobConfig):
-    """Job settings that keep the working directory off workers' import paths, because it may be an untrusted
-    checkpoint.
-    """
+    """Job settings that keep the working directory off workers' import paths: the directory may be untrusted."""
 
     def _runtime_env_has_working_dir(self) -> bool:
         """Returns True, because Ray adds the working directory to import paths only if none was packed."""

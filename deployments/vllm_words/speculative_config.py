@@ -121,7 +121,11 @@ def _length(name: str, length: Any, given: Given) -> dict[str, Any]:
 
 
 def _rates(name: str, rates: Any, given: Given) -> dict[str, Any]:
-    """Converts vLLM's rates, which are shares of all rounds, to rates given that the preceding level was accepted."""
+    """Converts vLLM's rates to Wingbeat's, by level.
+
+    vLLM's rate is the share of all rounds that accept the level; Wingbeat's is the share of the rounds that accepted
+    the level before.
+    """
     _only_synthetic(given)
     fits = isinstance(rates, list) and rates and all(isinstance(rate, int | float) for rate in rates)
     if not fits or not all(1 >= one >= next_one >= 0 for one, next_one in zip([1, *rates], rates, strict=False)):

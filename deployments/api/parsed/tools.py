@@ -28,7 +28,7 @@ class Function(Part):
     """Whether generation is constrained to arguments that match the schema."""
 
     def schema_of_arguments(self) -> dict[str, Any]:
-        """Returns the JSON schema of the arguments; any object if there is none."""
+        """Returns the JSON schema of the arguments; a function without schema gets the schema of any object."""
         return self.parameters or {"type": "object"}
 
 

@@ -47,7 +47,8 @@ class AskNeeds(Protocol):
 
 
 class ServedEngine(Protocol):
-    """Interface of an engine as the loop and its calls use it, all in the thread that has loaded it.
+    """Interface of an engine for the engine loop and its calls, which use the engine only in the thread that has loaded
+    it.
 
     `step` raises RoundFailed if it can tell which requests may have broken the engine.
     """
