@@ -28,15 +28,18 @@ from wingbeat.deployments.router import END_S, Router
 logger = logging.getLogger(__name__)
 ENGINE_ROUTER = "wingbeat.deployments.fleet.replica_router.EngineRequestRouter"
 UNLIMITED = 100_000
-"""Ongoing calls per verifier: one stream per router and short calls. The routers' admission bounds the load."""
+"""Maximum ongoing calls per verifier, so high that Serve never limits them, because the routers' admission bounds the
+load. The calls are one stream per router, and short calls.
+"""
 SERVE_ENV = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     **PROXY_ENV,
 }
-"""Environment of replicas: a single event loop. With Serve's separate loops each message costs two thread switches, and
-the engine's thread waits for the interpreter lock meanwhile. Serve's own collection of such options
-(RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per replica and drains it for 30 s at the end.
+"""Environment that makes a replica use a single event loop. With Serve's separate loops, each message would cost two
+thread switches, and the engine's thread would wait for the interpreter lock meanwhile. Serve's variable
+RAY_SERVE_THROUGHPUT_OPTIMIZED, which sets such options together, is not used: it also opens a port per replica and
+drains it for 30 s at the end.
 """
 SCALING_ENV = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
@@ -45,18 +48,22 @@ SCALING_ENV = {
 """Environment that makes Serve report load to its controller every second instead of every 6 to 10 s."""
 ROUTER, VERIFIER = "Router", "Verifier"
 HEALTH_CHECK_PERIOD_S = 1.0
-"""Seconds between Serve's health checks: the time until Serve notices a dead replica and starts another."""
+"""Seconds between Serve's health checks, and so the maximum time until Serve notices and replaces a dead replica."""
 HEAD_NODE, HEAD_SHARE = "node:__internal_head__", 0.001
-"""Ray's resource of the cluster's head node, and an amount small enough that it never runs out."""
+"""Name of the resource that only the cluster's head node has, and the amount that a router reserves, which is so small
+that the resource never runs out.
+"""
 START_ATTEMPTS = 2
-"""Attempts to construct a replica. One retry covers a process lost by chance; a broken checkpoint fails every time."""
+"""Maximum attempts to construct a replica. One retry covers a process lost by chance; a broken checkpoint fails in each
+attempt.
+"""
 
 
 def build(args: AppConfig | Mapping[str, Any]) -> Application:
     """Builds the Serve application for settings; starts nothing.
 
-    GPU shares that are not given are decided here: by Ray's count of GPUs if this process is connected to a cluster, as
-    under `serve run` and `serve deploy`, else by this machine's GPUs.
+    GPU shares that the settings leave open are chosen here: by the GPUs of the Ray cluster if this process is connected
+    to one, as under `serve run` and `serve deploy`, else by this machine's GPUs.
 
     Raises:
         SettingsError: a setting is unknown or invalid, or needs more GPUs than there are; one line that names the
@@ -66,17 +73,20 @@ def build(args: AppConfig | Mapping[str, Any]) -> Application:
 
 
 def build_placed(config: AppConfig, accelerator_types: Sequence[str | None] = ()) -> Application:
-    """Same as `build` for validated settings; `accelerator_types` as in `build_at`. Raises as `build`."""
+    """Does the same as `build` for validated settings; `accelerator_types` is passed to `build_at`."""
     for take_gpus in hooks("take_gpus"):
         config = take_gpus(config, ray.is_initialized(), lambda line: logger.info("%s", line))
     return build_at(config, None, accelerator_types)
 
 
 def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequence[str | None] = ()) -> Application:
-    """Builds the application with one router that listens on `door`, on the head node; None listens on Serve's proxy.
+    """Builds the application.
+
+    With a `door` there is one router, on the head node, which listens on the door's socket. With None, routers get
+    requests from Serve's proxy.
 
     Args:
-        accelerator_types: by model, Ray's name of the GPU type for verifiers; None is any type.
+        accelerator_types: for each model, Ray's name of the GPU type for its verifiers; None stands for any type.
     """
     served = config.served()
     kinds = accelerator_types or [None] * len(served)
@@ -86,18 +96,19 @@ def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequenc
 
 def _engines(config: AppConfig, mark: str, accelerator_type: str | None) -> Application:
     pool = first("bind_drafters", config, mark)
-    # Serve's controller keeps the key for the replicas of this build; pushed weights are lost with the next build.
+    # Serve's controller keeps the key and passes it to all replicas of this build. The next build has another key, so
+    # that its replicas do not use weights pushed before.
     store_key = uuid.uuid4().hex
     return _verifier(config, accelerator_type, VERIFIER + mark).bind(config, pool, store_key)
 
 
 def verifier_names(config: AppConfig) -> list[str]:
-    """Names of the verifiers' deployments, by model."""
+    """Returns the names of the verifiers' deployments, one per model."""
     return [VERIFIER + _mark(one, config) for one in config.served()]
 
 
 def _mark(one: AppConfig, config: AppConfig) -> str:
-    """Suffix of a model's deployment names, safe for use in file names; empty for a single model."""
+    """Returns the suffix of a model's deployment names, safe in file names; empty if there is a single model."""
     if one is config:
         return ""
     name = one.model_name()
@@ -113,7 +124,9 @@ def _settings(given: Mapping[str, Any]) -> AppConfig:
 
 
 def __getattr__(name: str) -> Application:
-    """Returns the demo pair's application as `app`, for tools that take no function, such as `serve build`."""
+    """Builds the demo pair's application when a tool that takes no function, such as `serve build`, reads the name
+    `app`.
+    """
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return build({})
@@ -149,7 +162,7 @@ def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
         ray_actor_options={
             "num_cpus": CPUS_OF_ROUTER,
             "resources": {HEAD_NODE: HEAD_SHARE} if at_head else {},
-            # Routers read and check the models' settings again, so they need the same variables.
+            # Routers read and check the models' settings again, so that they need the same environment variables.
             "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | _environment(config)},
         },
         max_ongoing_requests=config.max_ongoing_requests,

@@ -1,4 +1,4 @@
-"""All settings of a Wingbeat application. Uses no Ray objects and loads no model."""
+"""All settings of a Wingbeat application. This module uses no Ray objects and loads no model."""
 
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -21,10 +21,12 @@ from wingbeat.runtime.settings import Settings
 
 _ENGINE = EngineConfig()
 DEFAULT_POSITIONS = _ENGINE.max_model_len
-"""Context length in tokens for a model whose config.json has none; the loaded model may lower it."""
+"""Context length in tokens that is assumed for a model whose config.json states none; the loaded model may lower it."""
 
 CPUS_OF_DRAFTER, CPUS_OF_ROUTER = 0.3, 0.1
-"""CPUs that Ray reserves; they limit how many processes fit on a node, not what each may use."""
+"""CPUs that Ray reserves for a drafter and for a router. The numbers limit how many processes fit on a node, but not
+how much CPU time each process uses.
+"""
 
 _MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1
 
@@ -134,7 +136,8 @@ class AppConfig(
         "or 'remote' (a connection between nodes). 'auto' is remote if drafter_resources places them on two nodes, "
         "else cuda_ipc if both are on a GPU (with a fallback if the GPUs cannot share memory), else shm.",
     )
-    # The literal is the union's first member because the command line's help shows the first member's values.
+    # The literal is the first member of the union, because the command line's help shows the values of the first
+    # member.
     cuda_graphs: Literal["full", "decode_only", "none"] | bool | None = Field(
         None,
         description="Replay rounds, and the passes of drafters with weights, as CUDA graphs: 'full' also captures "
@@ -200,7 +203,7 @@ class AppConfig(
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        """Refuses contradictions between fields; the message names field, value and what is allowed."""
+        """Refuses contradictions between fields; the message names a field, its value and the allowed values."""
         for check in hooks("check_settings"):
             check(self)
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
@@ -221,7 +224,9 @@ class AppConfig(
         return self
 
     def asked(self) -> dict[str, tuple[bool, str]]:
-        """Returns each feature that conflicts with others: whether the settings use it, and the words that say so."""
+        """Returns, for each feature that can conflict with another feature, whether the settings use the feature, and
+        words for messages that name the setting.
+        """
         device, is_open, node = self.resolved_device(), self.leaves_gpus_open(), self.may_span_nodes()
         share, of_drafter = self.num_gpus_per_verifier, self.num_gpus_per_drafter
         verifier, drafter = f"num_gpus_per_verifier is {share:g}", f"num_gpus_per_drafter is {of_drafter:g}"
@@ -254,7 +259,7 @@ class AppConfig(
     def leaves_gpus_open(self) -> bool:
         """Whether the GPUs found at the start decide device and GPU shares.
 
-        Until then, these settings place everything on the CPU unless `device` is given.
+        Until the GPUs are counted, these settings place everything on the CPU unless `device` is given.
         """
         return bool(first("leaves_gpus_open", self))
 
@@ -287,7 +292,9 @@ class AppConfig(
         )
 
     def most_num_seqs(self) -> int:
-        """Maximum sequences that one engine runs at once, before a GPU's memory lowers the number."""
+        """Returns the maximum sequences that one engine runs at once; an engine on a GPU may lower the number to fit
+        memory.
+        """
         if self.max_num_seqs is not None:
             return self.max_num_seqs
         return NUM_SEQS["cuda" if self._leaves_num_seqs_to_memory() else "cpu"]
@@ -296,7 +303,10 @@ class AppConfig(
         return self.max_num_seqs is None and self.is_wingbeats_own() and self.resolved_device() == "cuda"
 
     def text_identity(self) -> str:
-        """Describes all settings that affect tokens: engines with equal ones may continue each other's texts."""
+        """Returns a text that describes all settings that affect tokens.
+
+        Engines with equal texts may continue each other's requests.
+        """
         engine = "torch" if self.engine_dir is None else f"the engines of {self.engine_dir}"
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
         dtype += " with weights of int8" if self.rounds_weights() else ""
@@ -308,54 +318,62 @@ class AppConfig(
         return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{more}"
 
     def with_weights(self, folder: Path) -> Self:
-        """Returns a copy that loads the verifier's weights from another folder; model names and drafter stay."""
-        # The drafter's acceptance with the new weights is unknown, so a failed self-test must not end the start.
+        """Returns a copy of the settings that loads the verifier's weights from another folder; model names and drafter
+        stay.
+        """
+        # The drafter's acceptance with the new weights is unknown, so that a failed self-test must not prevent the
+        # start.
         kept = {"served_model_name": ",".join(self.model_names()), "drafter": str(self.choice().source)}
         made = self.model_copy(update={"model": folder, "allow_bad_drafter": True, **kept})
         made._named_dir = self.named_dir()
         return made
 
     def named_dir(self) -> Path:
-        """Folder of the original verifier's checkpoint, also after `with_weights`; raises as `model_dir`."""
+        """Returns the folder of the checkpoint that the original settings name, also for copies by `with_weights`."""
         return self._named_dir or self.model_dir()
 
     def num_ranks(self) -> int:
-        """Number of ranks (processes) of each verifier."""
+        """Returns the number of ranks (processes) of each verifier."""
         return first("num_ranks", self) or 1
 
     def tries_bfloat16(self) -> bool:
-        """Whether timings choose the dtype: never with several ranks, which must have the same dtype."""
+        """Whether an engine chooses its dtype by timings. This is never so with several ranks, which must have the same
+        dtype.
+        """
         return self.num_ranks() == 1 and super().tries_bfloat16()
 
     def resolved_device(self) -> str:
-        """Returns `cpu` or `cuda`, from `device` and the verifier's GPU share."""
+        """Returns `cpu` or `cuda`, according to `device` and the verifier's GPU share."""
         if self.device == "auto":
             return "cuda" if self.num_gpus_per_verifier > 0 else "cpu"
         return self.device
 
     def stuck_after_s(self) -> float:
-        """Seconds that any round may take before the engine counts as stuck."""
+        """Returns the seconds that every round may take before the engine counts as stuck."""
         slow = self.resolved_device() == "cuda" or self.num_ranks() > 1
         return self.patience_s(slow, self.drafter_timeout_s)
 
     def shares_core(self) -> bool:
-        """Whether verifier and drafter, which take turns, should be pinned to one core if one can be spared."""
+        """Whether verifier and drafter, which take turns, should be pinned to one CPU core if a core can be claimed."""
         alone = self.num_threads() == 1 and self.num_ranks() == 1
         return self.resolved_device() == "cpu" and alone and self.has_own_drafter()
 
     def num_threads(self) -> int:
-        """Number of CPU threads; 0 measures. 1 by default with several pairs or ranks, as each would take all cores."""
+        """Returns the number of CPU threads of a process; 0 if the process measures which number is fastest.
+
+        The default is 1 with several pairs or ranks, because each of them would measure as if it had all cores.
+        """
         scaled = self.autoscaling_config is not None or (self.num_replicas or 1) > 1
         several = scaled or self.num_ranks() > 1 or self.num_shared_drafters() > 0
         return 1 if self.threads is None and several else super().num_threads()
 
     def drafter_device(self) -> str:
-        """Returns `cpu` or `cuda`; drafters that only look up earlier text run on the CPU whatever their GPU share."""
+        """Returns `cpu` or `cuda`. A drafter that only looks up earlier text runs on the CPU even with a GPU share."""
         has_gpu = self.resolved_device() == "cuda" and (self.num_gpus_per_drafter > 0 or self.drafts_in_engine())
         return "cuda" if has_gpu and self.choice().can_use_gpu else "cpu"
 
     def channel_kind(self, one_node: bool = True) -> ChannelKind:
-        """Returns the kind of channel of a pair on one node or on two.
+        """Returns the kind of channel between verifier and drafter, which are on one node or on two nodes.
 
         Raises:
             ValueError: the kind needs a GPU that one side does not have; the message names the side.
@@ -368,17 +386,17 @@ class AppConfig(
         return elsewhere and not self.num_shared_drafters()
 
     def verifier_share(self) -> Share:
-        """Resources of a node that each rank of a verifier takes."""
+        """Returns the resources of a node that Ray reserves for each rank of a verifier."""
         return Share(self.num_cpus_per_verifier, self.num_gpus_per_verifier, self.verifier_resources)
 
     def drafter_share(self) -> Share:
-        """Resources that Ray reserves for a drafter."""
+        """Returns the resources of a node that Ray reserves for a drafter."""
         return Share(CPUS_OF_DRAFTER, self.num_gpus_per_drafter, self.drafter_resources)
 
     def may_take_drafter_in(self) -> bool:
-        """Whether an engine may load the drafter in its own process if two processes cannot share GPU memory.
+        """Whether an engine may load the drafter in the engine's process if two processes cannot share GPU memory.
 
-        True only if neither `channel` nor `drafter_place` was set and both sides share one GPU, which holds them.
+        The result is True only if neither `channel` nor `drafter_place` is set and verifier and drafter share one GPU.
         """
         by_name = self.channel != "auto" or "drafter_place" in self.model_fields_set
         alone = self.num_ranks() == 1 and self.has_own_drafter() and self.is_wingbeats_own()
@@ -386,7 +404,7 @@ class AppConfig(
         return on_gpu and self.engine_config().drafter_beside
 
     def model_names(self) -> tuple[str, ...]:
-        """Names that clients may pass as `model`; answers carry the first."""
+        """Returns the names that clients may pass as `model`; answers carry the first name."""
         if self.served_model_name is not None:
             return tuple(_names_in(self.served_model_name))
         if self.model is None:
@@ -395,18 +413,18 @@ class AppConfig(
         return (self.model.resolve().name if name is None else name.repository,)
 
     def model_name(self) -> str:
-        """The first of `model_names`, which answers carry."""
+        """Returns the first of `model_names`, which answers carry."""
         return self.model_names()[0]
 
     def all_names(self) -> tuple[str, ...]:
-        """Names that requests may pass as `model`, including variants such as adapters."""
+        """Returns all names that requests may pass as `model`, including variants of the model such as adapters."""
         return (*self.model_names(), *(name for of in hooks("variant_names") for name in of(self)))
 
     def served(self) -> "tuple[AppConfig, ...]":
-        """Returns the complete settings of each model; with a single model, these settings.
+        """Returns the complete settings of each served model; if there is a single model, these settings.
 
         Raises:
-            ValueError: a setting of one model is given for all, or the reverse, or is invalid.
+            ValueError: a setting is invalid, or a setting of single models is given for all models or the reverse.
         """
         return first("served", self) or (self,)
 

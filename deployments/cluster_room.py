@@ -1,13 +1,14 @@
-"""Check, before deployment, that a Ray cluster has room for an application."""
+"""Checks before deployment that the nodes of a Ray cluster have enough resources for an application."""
 
 from wingbeat.cluster.placement import Group, check_node_gpus, check_room, node_gpus, node_resources, pair_bundles
 from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
 
 
 def check_in_cluster(config: AppConfig) -> None:
-    """Raises ValueError if the current nodes cannot hold the application; Ray would wait for resources without end.
+    """Raises ValueError if the current nodes cannot hold the application, because Ray would wait for resources without
+    end.
 
-    The message names the resource, what needs it, how much there is, and the settings to change.
+    The message names the resource, the deployments that need it, the available amount, and the settings to change.
     """
     served = config.served()
     for one in served:
@@ -30,7 +31,7 @@ def check_in_cluster(config: AppConfig) -> None:
 
 
 def _groups(config: AppConfig) -> list[Group]:
-    """Placement groups of a model: its verifiers, each with its drafter, and its shared drafters."""
+    """Returns the placement groups of a model: one per verifier with its drafter, and one per shared drafter."""
     own = config.drafter_share() if config.has_own_drafter() else None
     whose = "a verifier" if own is None else "a verifier with its drafter"
     bundles = pair_bundles(config.verifier_share(), own, config.num_ranks())

@@ -1,8 +1,8 @@
-"""The server socket (the "door"): bound once by the launcher and handed to each router that starts.
+"""The server socket (the "door"), which the launcher binds once and sends to each router that starts.
 
-A router that dies loses the connections that it had accepted. The port stays bound by the launcher, so that the next
-router need not bind, and clients that connect meanwhile wait in the kernel's queue for the next router. The first
-router calls listen(); before that, connections are refused.
+A router that dies loses the connections that it had accepted. But the port stays bound by the launcher, so that clients
+that connect meanwhile wait in the kernel's queue for the next router, which need not bind. Connections are refused
+until the first router calls listen().
 """
 
 import array
@@ -14,14 +14,14 @@ import threading
 from typing import NamedTuple, Self
 
 HAND_OVER_S = 60.0
-"""Seconds to wait for the launcher's socket: on a busy machine the launcher may get no CPU for that long."""
+"""Maximum seconds to wait for the launcher's socket; on a busy machine the launcher may get no CPU time for long."""
 MAX_CALLERS = 16
 _CREDENTIALS = struct.Struct("3i")
-"""Layout of SO_PEERCRED: process, user and group of a peer."""
+"""Layout of the socket option SO_PEERCRED: ids of a peer's process, user and group."""
 
 
 class DoorError(RuntimeError):
-    """The launcher's socket cannot be received; one line."""
+    """The launcher's socket cannot be received; the message is one line that says why."""
 
 
 class DoorKey(NamedTuple):
@@ -73,8 +73,11 @@ class Door:
         return self._bound.getsockname()[1]
 
     def close(self) -> None:
-        """Stops sending the socket. The port refuses connections once the router that holds the socket closes it."""
-        # A thread blocked in accept() is woken by shutdown(), but not by close().
+        """Stops sending the socket.
+
+        The port refuses connections once the router that holds the socket has closed it too.
+        """
+        # shutdown() wakes the thread that is blocked in accept(); close() would not.
         try:
             self._callers.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -103,7 +106,7 @@ class Door:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that is bound and does not listen yet.
+    """Returns a socket that is bound to an address but does not listen yet.
 
     Raises:
         OSError: the host is not an address of this machine, or the port is in use or not permitted.
@@ -112,7 +115,8 @@ def bind(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = min(addresses, key=lambda one: one[0] != socket.AF_INET)
     bound = socket.socket(family, kind, protocol)
     try:
-        # Ignores an earlier server's connections in TIME_WAIT; a listening server still makes the bind fail.
+        # With SO_REUSEADDR, connections of an earlier server in TIME_WAIT do not matter; if another server listens,
+        # bind() still fails.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError:

@@ -1,8 +1,9 @@
-"""Calls of Serve handles, each under a request id of its own.
+"""Makes calls of Serve handles, each under a request id of its own.
 
-Serve gives a handle call the id of the HTTP request in whose context the call is made. If two calls with one id wait
-for a replica at the same time, Serve's request router fulfils the first and searches for the second forever, in a busy
-loop. A call is also cancelled together with the HTTP request of its id, even if others wait for the call.
+By default Serve gives a handle call the id of the HTTP request in whose context the call is made. This has two faults.
+If two calls with the same id wait for a replica at the same time, Serve's request router fulfils the first call and
+searches for the second forever, in a busy loop. And a call is cancelled together with its HTTP request, even if other
+requests wait for the call.
 """
 
 from contextvars import Context

@@ -9,7 +9,7 @@ HOST = r"\[[0-9a-f:.]+\]|[^\s/:@\[\]]+"
 
 
 def host_name(text: str) -> str:
-    """Normalises a host as in the header `Host` without a port: lower case, IPv6 in brackets.
+    """Returns a host as in the header `Host`: in lower case, without a port, IPv6 addresses in brackets.
 
     Raises:
         ValueError: the text is not a host name or address, or has a port.
@@ -24,7 +24,7 @@ def host_name(text: str) -> str:
 
 
 def origin_name(text: str) -> str:
-    """Normalises an origin as browsers write it: scheme, host and port in lower case, or `null`.
+    """Returns an origin as browsers write it: scheme, host and port in lower case, or `null`.
 
     Raises:
         ValueError: the text is not an origin.
@@ -36,5 +36,5 @@ def origin_name(text: str) -> str:
 
 
 def url_of(host: str, port: int) -> str:
-    """Returns the URL of a server that listens on an address; IPv6 addresses are put in brackets."""
+    """Returns the URL of a server that listens on an address, with IPv6 addresses in brackets."""
     return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"

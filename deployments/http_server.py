@@ -1,4 +1,4 @@
-"""The HTTP server of a router that listens itself instead of behind Serve's proxy."""
+"""The HTTP server of a router that listens on a socket of its own instead of getting requests from Serve's proxy."""
 
 import asyncio
 import socket
@@ -9,7 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 KEEP_ALIVE_S = 90
-"""Seconds that an idle connection stays open; the value of Serve's proxy."""
+"""Seconds that an idle connection stays open; Serve's proxy has the same value."""
 POLL_S = 0.01
 
 
@@ -34,7 +34,7 @@ class HttpServer:
         self._serving: asyncio.Task | None = None
 
     async def start(self) -> None:
-        """Starts the server; returns when it accepts requests.
+        """Starts the server; returns when the server accepts requests.
 
         Raises:
             OSError: another process has started to listen on this address.
@@ -47,11 +47,11 @@ class HttpServer:
             await self._serving
 
     async def close(self, timeout_s: float) -> None:
-        """Stops accepting, closes idle connections at once and busy ones after their answer.
+        """Stops accepting connections; closes idle connections at once, and each busy connection after its answer.
 
         Requests that still run at the timeout are cancelled.
         """
-        # Uvicorn reads the timeout only when it shuts down.
+        # The timeout can be set here, because uvicorn reads it only when it shuts down.
         self._server.config.timeout_graceful_shutdown = timeout_s
         self._server.should_exit = True
         if self._serving is not None:
@@ -61,12 +61,12 @@ class HttpServer:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signal handling to the process that runs the server."""
+        """Installs no signal handlers, because the router's process handles signals."""
         yield
 
 
 class _Turnstile:
-    """Limits concurrent requests to `places`, as Serve does for replicas behind its proxy."""
+    """Limits concurrent requests to `places`, as Serve limits the requests from its proxy to a replica."""
 
     def __init__(self, app: ASGIApp, places: int) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Starts the application on Ray, or reports in one line why it cannot; stops it and all processes that it started."""
+"""Starts the application on Ray, or reports in one line why that is impossible; ends the processes it has started."""
 
 import logging
 import os
@@ -40,31 +40,32 @@ from wingbeat.runtime.tokenizer_file import has_chat_template
 logger = logging.getLogger(__name__)
 APP_NAME = "wingbeat"
 NICENESS = "RAY_worker_niceness"
-"""Environment variable for the niceness of Ray's workers; at its default, 15, they yield to all other processes."""
+"""Environment variable for the niceness of Ray's workers, which yield to all other processes at Ray's default of 15."""
 RAY_ENV = {
     NICENESS: "0",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
-    # Serve kills a proxy that is not ready after three times this period; on a busy machine 3 * 5 s is too short.
+    # Serve kills a proxy that is not ready after three times this period. On a busy machine, Serve's default of 3 * 5 s
+    # is too short.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     **ray_cluster.PROXY_ENV,
 }
-"""Environment of a Ray started here. Serve replaces a proxy after three failed checks, which takes 30 s at its default
-period of 10 s; each check may still take 10 s, so that a slow proxy is not replaced.
+"""Environment of a Ray cluster that is started here. Serve replaces a proxy after three failed checks, which would take
+30 s at Serve's default period of 10 s. Each check may still take 10 s, so that a slow proxy is not replaced.
 """
 DIRECT, HAPROXY = "RAY_SERVE_ENABLE_DIRECT_INGRESS", "RAY_SERVE_ENABLE_HA_PROXY"
-"""Environment variables of Serve for direct ingress and HAProxy, instead of its own proxy. If the first is "0", the
-router does not listen itself either, and Serve's proxy is used.
+"""Serve's environment variables that select direct ingress and HAProxy instead of Serve's own proxy. If the first
+variable is "0", requests go through Serve's proxy, and the router does not listen on a socket of its own.
 """
 HEAD = ("gcs_server", "raylet")
-"""Ray's names of the head's processes that are not restarted when they end."""
+"""Ray's names of those processes of the head node that nothing restarts when they end."""
 POLL_S, START_POLL_S = 1.0, 0.2
-"""Seconds between checks of the application's status while it runs, and while it starts."""
+"""Seconds between checks of the application's status, while it runs and while it starts."""
 REPORT_TIMEOUT_S = 60.0
-"""Seconds for a verifier replica to send the report that the message of a finished start shows."""
+"""Maximum seconds to wait for a verifier replica's report, which is shown when the start has finished."""
 DRAIN_MARGIN_S = 5.0
-"""Seconds that routers get beyond `shutdown_timeout_s` to answer the drain call itself."""
+"""Seconds beyond `shutdown_timeout_s` that routers have to answer the drain call."""
 PROCESS_GRACE_S = 5.0
-"""Seconds that processes get to end after `ray.shutdown`, before they are killed."""
+"""Seconds that processes have to end after `ray.shutdown` before they are killed."""
 
 
 CTRL_C = "Ctrl-C ends the application."
@@ -72,19 +73,19 @@ DETACHED = f"The application keeps running after this command; serve.delete('{AP
 
 
 class StartError(RuntimeError):
-    """The application could not start; one line that names the cause."""
+    """The application could not start or has failed; the message is one line that names the cause."""
 
 
 class ServedApplication:
-    """The application on a Ray cluster that this process has started or joined.
+    """An application on a Ray cluster that this process has started or joined.
 
     SIGINT and SIGTERM raise KeyboardInterrupt in the method that is running.
 
     Args:
         host: address to listen on.
         port: port to listen on.
-        signals: handlers of SIGINT and SIGTERM; None leaves signals alone.
-        start_up: progress lines; None prints none.
+        signals: handlers of SIGINT and SIGTERM; with None, signals are not handled.
+        start_up: prints progress lines; with None, no progress is printed.
         address: address of a running cluster to which this machine belongs; None lets Ray decide whether to join one.
         detach: whether the application keeps running when this process ends.
     """
@@ -113,9 +114,9 @@ class ServedApplication:
         self._serving = False
 
     def start(self) -> None:
-        """Starts Ray, Serve and the application; returns when requests are answered.
+        """Starts Ray, Serve and the application; returns when the application answers requests.
 
-        A Ray started here runs its workers at normal priority, because serving is their only purpose.
+        A Ray cluster started here runs its workers at normal priority, because serving is its only purpose.
 
         Raises:
             StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could not
@@ -161,7 +162,10 @@ class ServedApplication:
                 self._say_ready(self._start_up)
 
     def _wait_for_replicas(self) -> None:
-        """Waits for the replicas. Serve's own wait never returns if no attempt can succeed, or upon deletion."""
+        """Waits until the replicas have started.
+
+        Serve's own wait would never return if no attempt can succeed or the application is deleted.
+        """
         watch = StartWatch(self._say)
         while (application := serve.status().applications.get(APP_NAME)) is not None:
             if application.status == ApplicationStatus.DEPLOY_FAILED:
@@ -177,7 +181,9 @@ class ServedApplication:
         raise StartError("the application was deleted while it was starting")
 
     def url(self) -> str:
-        """URL of the router, or of Serve's proxies, which in a joined cluster may listen on another host and port."""
+        """URL of the router or of Serve's proxies. In a joined cluster, proxies may listen on another host and port
+        than was asked for.
+        """
         if self._door is not None:
             return url_of(self._host, self._port)
         http = _get_global_client().http_config
@@ -198,7 +204,7 @@ class ServedApplication:
         self._serving = False
 
     def drain(self) -> None:
-        """Makes the routers refuse new requests, and waits up to `shutdown_timeout_s` for running ones."""
+        """Makes the routers refuse new requests, and waits up to `shutdown_timeout_s` for running requests."""
         if not self._serving:
             return
         if self._door is not None:
@@ -212,14 +218,14 @@ class ServedApplication:
             logger.warning("Not every router has drained: %s", root_cause(error))
 
     def close(self) -> None:
-        """Stops in order what this process has started: the application, and Ray if this process started it."""
+        """Stops the application, then Ray if this process has started it."""
         for part in (self._head_watch, self._door):
             if part is not None:
                 part.close()
         if self._owns_ray:
             own = None if self._watchdog is None else self._watchdog.pid
             processes = [process for process in descendants(os.getpid()) if process.pid != own]
-            if ray.is_initialized():  # without this check, Serve would start another Ray to look for itself
+            if ray.is_initialized():  # without a Ray cluster, Serve's calls would start one
                 serve.shutdown()
             ray.shutdown()
             end(processes, PROCESS_GRACE_S)
@@ -230,18 +236,21 @@ class ServedApplication:
             serve.delete(APP_NAME)
 
     def kill(self, code: int) -> NoReturn:
-        """Ends this process and every process of its own Ray at once; in a joined cluster, Serve ends the replicas."""
+        """Ends this process and every process of the Ray cluster that it has started, at once.
+
+        In a joined cluster, Serve ends the replicas.
+        """
         if self._head_watch is not None:
             self._head_watch.close()
         if self._owns_ray:
             end(descendants(os.getpid()), 0.0)
-            end(descendants(os.getpid()), 0.0)  # processes started during the first call
+            end(descendants(os.getpid()), 0.0)  # ends processes that were started during the first call
             remove_stale_segments()
         elif self._deployed:
             serve.delete(APP_NAME, _blocking=False)
         sys.stdout.flush()
         sys.stderr.flush()
-        # Skips Ray's exit hooks, which would wait for the killed processes.
+        # `os._exit` skips Ray's exit hooks, which would wait for the killed processes.
         os._exit(code)
 
     def _say(self, text: str) -> None:
@@ -249,7 +258,7 @@ class ServedApplication:
             self._start_up.event(text)
 
     def _lose_head(self) -> None:
-        # The watchdog ends the raylet's orphaned children once this process is gone.
+        # The watchdog stays: it ends orphaned children of the raylet once this process is gone.
         print(
             "Error: a process of Ray's head has ended, so the application has stopped: start it again", file=sys.stderr
         )
@@ -263,14 +272,14 @@ class ServedApplication:
         reports = [handle.report.remote().result(timeout_s=REPORT_TIMEOUT_S) for handle in handles]
         logs = f"{ray_worker._global_node.get_session_dir_path()}/logs"
         first = config.served()[0]
-        # The demo model has a chat template, but only completes Python code.
+        # The demo model has a chat template, but it is trained only to complete Python code.
         own = first.model is not None
         chats = own and (first.own_template() is not None or has_chat_template(first.model_dir(with_weights=False)))
         command = curl_command(self.url(), first.model_name(), bool(config.api_key), chats)
         start_up.ready(f"{self.url()}/v1", ready_facts(reports, logs), command, DETACHED if self._detach else CTRL_C)
 
     def _has_one_router(self) -> bool:
-        """Whether the router listens itself: there is only one, and the environment does not select Serve's proxy."""
+        """Returns whether there is a single router that listens on a socket of its own, without a proxy of Serve."""
         config = self._config
         several = config.num_router_replicas > 1 or config.router_autoscaling_config is not None
         return not several and os.environ.get(DIRECT) != "0" and os.environ.get(HAPROXY) != "1"
@@ -319,7 +328,8 @@ def serve_until_stopped(
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains. A second signal exits at once, with code 128 + its number.
 
-    With `detach`, returns as soon as requests are answered and leaves the application in the cluster.
+    With `detach`, the function returns as soon as requests are answered, and leaves the application running in the
+    cluster.
 
     Raises:
         StartError: the application could not start, or has failed and Serve will not retry.
@@ -344,26 +354,28 @@ def serve_until_stopped(
         signals.ignore()
         application.kill(signals.exit_code())
     finally:
-        # Stops the progress lines, which must not follow the error of a failed start.
+        # Progress lines are stopped here, so that none follows the error of a failed start.
         start_up.close()
 
 
 def _speak_for_ray(start_up: StartUp) -> None:
-    """Prints Wingbeat's log lines of all processes, and of Ray and Serve only errors in this process."""
-    ray_worker._worker_logs_enabled = False  # messages of the raylet to every driver, such as each actor's end
+    """Prints the log lines of Wingbeat from all processes; lines of Ray and Serve are printed only for errors in this
+    process.
+    """
+    ray_worker._worker_logs_enabled = False  # drops the raylet's messages to every driver, such as each actor's end
     global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
     global_worker_stdstream_dispatcher.add_handler("wingbeat", start_up.worker_lines)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def _deployments() -> Mapping[str, Any]:
-    """Status of the application's deployments by name, from Serve."""
+    """Returns Serve's status of the application's deployments, by name."""
     application = serve.status().applications.get(APP_NAME)
     return {} if application is None else application.deployments
 
 
 def _cause() -> str | None:
-    """Cause reported by the first failed deployment, in one line; None if no deployment has failed."""
+    """Returns the cause that the first failed deployment reports, in one line; None if no deployment has failed."""
     deployments = _deployments().values()
     failed = [deployment.message for deployment in deployments if deployment.status.value == "DEPLOY_FAILED"]
     return (refusal(failed[0]) or root_cause(failed[0])) if failed else None

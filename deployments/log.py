@@ -13,12 +13,12 @@ from wingbeat.deployments.request_context import ACCESS, current
 LEVEL_VARIABLE = "WINGBEAT_LOG_LEVEL"
 """Environment variable with the log level that a process starts with."""
 REPEAT_QUIET_S, MOST_LINES = 60.0, 1024
-"""Seconds within which an equal line counts as a repetition, and number of lines remembered."""
+"""Seconds within which an equal line counts as a repetition; number of lines above which old lines are forgotten."""
 _FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s%(request)s"
 
 
 class LogLevel(StrEnum):
-    """Lowest level of lines that are written."""
+    """Level of a log: lines of lower levels are not written."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -27,18 +27,18 @@ class LogLevel(StrEnum):
 
 
 def level_at_start() -> LogLevel:
-    """Returns the level in the environment variable; info if it is absent or invalid."""
+    """Returns the level in the environment variable `LEVEL_VARIABLE`; info if the variable is absent or invalid."""
     level = os.environ.get(LEVEL_VARIABLE, "")
     return LogLevel(level) if level in {*LogLevel} else LogLevel.INFO
 
 
 def level_environment() -> dict[str, str]:
-    """Environment that passes this process's level to other processes; empty if the variable is not set."""
+    """Returns the environment variables that pass this process's level to other processes; empty if no level is set."""
     return {LEVEL_VARIABLE: level_at_start().value} if LEVEL_VARIABLE in os.environ else {}
 
 
 class RequestIdFilter(logging.Filter):
-    """Appends the `X-Request-Id` of the request that a line belongs to, if any."""
+    """Adds the `X-Request-Id` of the request that a line belongs to, if any, to the line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Sets `record.request`; passes every line."""
@@ -49,10 +49,10 @@ class RequestIdFilter(logging.Filter):
 
 
 class RepeatFilter(logging.Filter):
-    """Passes a repeated line once, and writes how often it was repeated when the repetition has ended.
+    """Passes a repeated line once; when the repetition has ended, writes how often the line was repeated.
 
     Args:
-        write: writes the closing line.
+        write: function that writes the line with the number of repetitions.
         quiet_s: seconds within which an equal line counts as a repetition.
         clock: returns seconds.
     """
@@ -66,11 +66,13 @@ class RepeatFilter(logging.Filter):
         super().__init__()
         self._write, self._quiet_s, self._clock = write, quiet_s, clock
         self._seen: dict[tuple[str, int, str], tuple[float, float, int]] = {}
-        """By line: seconds of its first and last occurrence, and the number of lines suppressed."""
+        """For each line: times (`clock`) of its first and last occurrence, and how many repetitions were suppressed."""
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether the line is new; lines of the access log always count as new."""
+        """Returns False for a repeated line, which is then not written; lines of the access log never count as
+        repeated.
+        """
         if record.name == ACCESS or getattr(record, "ends_repeats", False):
             return True
         key, now = (record.name, record.levelno, record.getMessage()), self._clock()
@@ -85,7 +87,7 @@ class RepeatFilter(logging.Filter):
         return is_new
 
     def end(self, key: tuple[str, int, str]) -> None:
-        """Writes that a repetition has ended, or sets another timer if the line still repeats."""
+        """Writes the number of repetitions if the line is no longer repeated, else sets another timer."""
         with self._lock:
             first, last, held = self._seen[key]
             remaining = last + self._quiet_s - self._clock()
@@ -104,14 +106,15 @@ class RepeatFilter(logging.Filter):
         timer.start()
 
     def _forget(self, now: float) -> None:
-        """Drops lines that were not repeated and are older than `quiet_s`."""
+        """Forgets lines that were not repeated and are older than `quiet_s`."""
         self._seen = {key: seen for key, seen in self._seen.items() if seen[2] > 0 or now - seen[1] <= self._quiet_s}
 
 
 def show_log() -> None:
-    """Writes log lines of `level_at_start` and above to stderr, which Ray collects.
+    """Makes the logger write lines of `level_at_start` and higher levels to stderr, which Ray collects.
 
-    Without a handler, Python would show only warnings. A logger that already has a handler is left unchanged.
+    Without a handler, Python would write only warnings and errors. A logger that already has a handler is left
+    unchanged.
     """
     logger = logging.getLogger("wingbeat")
     if logger.handlers:
@@ -125,12 +128,14 @@ def show_log() -> None:
 
 
 def set_log_level(level: str) -> None:
-    """Sets the lowest level written; `level` is a name of `logging`'s levels in any case."""
+    """Sets the lowest level that is written; `level` is the name of a level of `logging`, in lower or upper case."""
     logging.getLogger("wingbeat").setLevel(level.upper())
 
 
 def show_lines(name: str) -> None:
-    """Writes a logger's bare messages of level INFO and above to the current standard error."""
+    """Makes a logger write its messages of level INFO and higher, without time and level, to the current standard
+    error.
+    """
     logger = logging.getLogger(name)
     if not any(isinstance(handler, _Messages) for handler in logger.handlers):
         logger.addHandler(_Messages())

@@ -1,4 +1,4 @@
-"""A router's part for one model: pool of engines, tokenizer and figures."""
+"""A router's objects for one model: the pool of its engines, its tokenizer and its figures."""
 
 import logging
 from collections.abc import Awaitable
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class ModelFront:
-    """A model's part of a router.
+    """A router's objects for one model.
 
     Args:
-        config: settings of this model, an item of `AppConfig.served()`.
+        config: settings of this model, which are an item of `AppConfig.served()`.
         engines: Serve handle of the model's verifiers.
         router_id: id of the router's replica.
     """
@@ -57,7 +57,7 @@ class ModelFront:
         await self.pool.start()
 
     def take(self, live: LiveOptions) -> None:
-        """Applies live settings; absent ones return to the values of `config`."""
+        """Applies live settings; a setting that is absent returns to its value in `config`."""
         queued, wait_s = live.max_queued_requests, live.engine_wait_s
         self.pool.limit(
             self.config.max_queued_requests if queued is None else queued,
@@ -65,8 +65,9 @@ class ModelFront:
         )
 
     def new_service(self, beside: CompletionService | None = None) -> CompletionService:
-        """Makes the service that answers requests, after `start`. `beside` is the service of another model of this
-        router.
+        """Makes the service that answers requests; to be called after `start`.
+
+        `beside`: the service of another model of this router, if there is one.
         """
         config = self.config
         return CompletionService(

@@ -1,6 +1,6 @@
 """Optional parts of the application. A part is a folder that can be deleted; no file outside the folder names it.
 
-A part's module `part` defines any of the hooks listed below, as values, functions or import paths, and is cheap to
+A part's module `part` defines any of the hooks listed below, as values, functions or import paths, and must be cheap to
 import. `python -m tests.without NAME` removes a part. `config` is an `AppConfig`. Hooks that make something return None
 if the settings do not ask for it.
 
@@ -102,19 +102,19 @@ PARTS = (
     *("two_nodes", "gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media"),
     *("named_models", "gpu_shares", "ray_metrics", "cpu_activations", "suffix_beside"),
 )
-"""Folders of the parts, in the order in which their hooks run."""
+"""Folders of the installed parts, in the order in which their hooks are called."""
 
 
 def hooks(name: str) -> tuple[Any, ...]:
-    """Returns the hooks of a name in all installed parts."""
+    """Returns the hooks named `name` of all installed parts."""
     return hooks_of(__package__, PARTS, name)
 
 
 def merged(name: str, *given: Any) -> dict[str, Any]:
-    """Merges the hooks of a name: mappings, or functions that return mappings for `given`."""
+    """Merges the hooks named `name`, which are mappings or functions that return mappings for the arguments `given`."""
     return merged_of(hooks(name), given)
 
 
 def first(name: str, *given: Any) -> Any:
-    """Calls the hooks of a name in order and returns the first result that is not None; None if there is none."""
+    """Calls the hooks named `name` in order; returns the first result that is not None, or None."""
     return next((answer for hook in hooks(name) if (answer := hook(*given)) is not None), None)

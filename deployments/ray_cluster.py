@@ -20,21 +20,21 @@ from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 
 JOIN_S = 5.0
-"""Seconds for a cluster to answer; Ray itself would wait for minutes."""
+"""Maximum seconds to wait until a cluster answers; Ray itself would wait for minutes."""
 LOCAL = "local"
-"""Ray's address word for starting a cluster of one's own."""
+"""Ray's word for an address that makes it start a cluster of its own."""
 PROXY_ENV = {"no_grpc_proxy": "0.0.0.0/0,::/0,localhost"}
-"""Environment that turns off proxies for gRPC only: Serve calls replicas by gRPC at their nodes' addresses, which a
-proxy (http_proxy) cannot reach. Downloads from the hub still use the proxy.
+"""Environment that turns off proxies for gRPC only. Serve calls replicas by gRPC at their nodes' addresses, which a
+proxy (http_proxy) cannot reach, while downloads from the hub still use the proxy.
 """
 NODE_S = 180
-"""Seconds for the processes of a Ray started here to register."""
+"""Maximum seconds to wait until the processes of a Ray cluster started here have registered."""
 SOON_S, LOOK_S = 5.0, 0.02
-"""Seconds in which a new node usually registers, and between two looks during that time; later Ray's own polling
-does.
+"""Seconds within which a new node usually registers, and seconds between two looks during that time. After that time,
+Ray's own slower polling is used.
 """
 PROCESS_GRACE_S = 5.0
-"""Seconds for the processes of a failed start of Ray to end by themselves."""
+"""Seconds that the processes of a failed start of Ray have to end by themselves."""
 ADVICE = (
     "the machine may be too busy or out of memory: end other work, or start Ray separately with `ray start --head`, "
     "and try again"
@@ -43,11 +43,11 @@ _HEALTH = "/grpc.health.v1.Health/Check"
 
 
 class ClusterError(RuntimeError):
-    """No Ray cluster can be used; one line that says what to change."""
+    """No Ray cluster can be used; the message is one line that says what to change."""
 
 
 def connect(address: str | None, say: Callable[[str], None]) -> None:
-    """Joins the cluster at an address, or starts one; a failed start is tried a second time.
+    """Joins the cluster at an address, or starts a cluster; a failed start is tried a second time.
 
     Args:
         address: as in `address_to_join`.
@@ -55,7 +55,7 @@ def connect(address: str | None, say: Callable[[str], None]) -> None:
 
     Raises:
         ClusterError: no cluster answers, or Ray does not start.
-        KeyboardInterrupt: a signal arrived meanwhile.
+        KeyboardInterrupt: a signal arrived during the call.
     """
     found = address_to_join(address)
     why = _why_down(LOCAL if found == LOCAL else address)
@@ -63,7 +63,8 @@ def connect(address: str | None, say: Callable[[str], None]) -> None:
         return
     if found != LOCAL:
         raise ClusterError(f"the Ray cluster at {found} cannot be joined: {why}")
-    # Ray's own time limits of a minute are too short on a machine whose CPUs are busy.
+    # The second attempt exists because Ray's own time limits of a minute are too short on a machine whose CPUs are
+    # busy.
     say(f"starting Ray once more: {why}")
     end(descendants(os.getpid()), PROCESS_GRACE_S)
     why = _why_down(LOCAL)
@@ -72,7 +73,7 @@ def connect(address: str | None, say: Callable[[str], None]) -> None:
 
 
 def _why_down(address: str | None) -> str | None:
-    """Starts or joins Ray; returns in one line why that failed, or None."""
+    """Starts or joins a Ray cluster; returns in one line why that failed, None if it succeeded."""
     try:
         with head_for_serving():
             ray.init(
@@ -82,42 +83,43 @@ def _why_down(address: str | None) -> str | None:
                 include_dashboard=False,
                 job_config=_OwnPaths(),
             )
-    except SystemExit:  # raised by the signal handler that ray.init installs while it runs
+    except SystemExit:  # the signal handler that ray.init installs while it runs raises this
         raise KeyboardInterrupt from None
-    except Exception as error:  # Ray raises no narrower class if a node does not start
+    except Exception as error:  # if a node does not start, Ray raises no narrower class
         ray.shutdown()
         return root_cause(error)
     return None
 
 
 class _OwnPaths(JobConfig):
-    """Job settings that keep the working directory, a possibly untrusted checkpoint, off workers' import paths."""
+    """Job settings that keep the working directory off workers' import paths: the directory may be untrusted."""
 
     def _runtime_env_has_working_dir(self) -> bool:
-        """Returns True: Ray adds the working directory to import paths only if no working directory was packed."""
+        """Returns True, because Ray adds the working directory to import paths only if none was packed."""
         return True
 
 
 @contextlib.contextmanager
 def head_for_serving() -> Iterator[None]:
-    """Makes `ray.init` start a head without dashboard and autoscaler monitor, and wait longer for slow processes.
+    """Context in which `ray.init` starts a head without dashboard and autoscaler monitor, and waits longer for
+    processes.
 
-    `ray.init` has no such arguments. Even without its pages, Ray's dashboard takes seconds, 75 MB and a port to count
-    usage; the autoscaler's monitor takes 50 MB to look for machines to start. Users who want them start a cluster with
-    `ray start` and serve in it.
+    Methods of Ray are replaced, because `ray.init` has no arguments for this. Even without its pages, Ray's dashboard
+    needs seconds, 75 MB and a port in order to count usage. The autoscaler's monitor needs 50 MB and looks for machines
+    to start. Users who want the dashboard or the monitor start a cluster with `ray start` and serve in that cluster.
     """
     spare = [name for name in ("start_api_server", "start_monitor") if hasattr(Node, name)]
     with contextlib.ExitStack() as stack:
         for name in spare:
             stack.enter_context(mock.patch.object(Node, name, _nothing))
         stack.enter_context(mock.patch.object(services, "get_node", _looked_up_soon(services.get_node)))
-        # Ray has no setting for this timeout of 60 s, which a raylet on a busy machine exceeds.
+        # Ray has no setting for this timeout; its value of 60 s is too short for a raylet on a busy machine.
         stack.enter_context(mock.patch.object(services.wait_for_node, "__defaults__", (NODE_S,)))
         yield
 
 
 def _looked_up_soon(get_node: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
-    """Wraps Ray's `get_node` with faster polling at first: Ray itself looks once a second."""
+    """Wraps Ray's `get_node` with faster polling during the first seconds, because Ray itself polls once a second."""
 
     def registered(gcs_address: str, node_id: str) -> Any:
         client, until = GcsClient(address=gcs_address), time.monotonic() + SOON_S
@@ -131,14 +133,15 @@ def _looked_up_soon(get_node: Callable[[str, str], Any]) -> Callable[[str, str],
 
 
 def _nothing(*arguments: object, **options: object) -> None:
-    """Replaces methods of Ray's `Node` that start a process."""
+    """Does nothing; replaces methods of Ray's `Node` that start a process."""
 
 
 def address_to_join(address: str | None) -> str:
     """Returns the address of the running cluster that Ray would join, or `local` if Ray would start its own.
 
     Args:
-        address: HOST:PORT or `auto`. None takes RAY_ADDRESS, else a cluster that `ray start` has started here.
+        address: HOST:PORT or `auto`. With None, RAY_ADDRESS is used, else the cluster that `ray start` has started on
+            this machine.
 
     Raises:
         ClusterError: a named address has no cluster that answers.
@@ -157,7 +160,7 @@ def address_to_join(address: str | None) -> str:
     if why is None:
         return found
     if named is None:
-        return LOCAL  # the address comes from the file that `ray start` leaves behind when its cluster is killed
+        return LOCAL  # a cluster of `ray start` that was killed leaves behind the file with this address
     raise ClusterError(f"{source}: no Ray cluster answers at {found} ({why}); {_remedy(address)}")
 
 
@@ -166,7 +169,7 @@ def _remedy(address: str | None) -> str:
 
 
 def _why_silent(address: str) -> str | None:
-    """Returns why no cluster head answers at the address; None if one does."""
+    """Returns why no cluster head answers at the address; None if a cluster head answers."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), JOIN_S).close()

@@ -1,4 +1,4 @@
-"""Context variable with the HTTP request that a coroutine works for; read for metrics, traces and logs."""
+"""Context variable with the HTTP request that a coroutine works for. Metrics, traces and logs read the variable."""
 
 import time
 from contextvars import ContextVar
@@ -18,7 +18,7 @@ class RequestContext:
     session_id: str = ""
     """The request's `X-Session-Id`; empty if absent."""
     arrived_at: float = field(default_factory=time.perf_counter)
-    """Seconds on `time.perf_counter` when the request arrived."""
+    """Value of `time.perf_counter` in seconds when the request arrived."""
     status: int = 0
     """HTTP status of the answer; 0 until the answer has begun."""
     span: Any = None

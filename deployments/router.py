@@ -31,10 +31,10 @@ from wingbeat.runtime.torchless import keep_torch_out
 
 logger = logging.getLogger(__name__)
 END_S = 5.0
-"""Seconds that a replica gets for its own shutdown, beyond `shutdown_timeout_s` for its requests."""
+"""Seconds that a replica has for its own shutdown, after `shutdown_timeout_s` for its requests."""
 CONNECT_S, CONNECT_POLL_S = 2.0, 0.01
-"""Seconds that a router which listens itself waits for its first connections to engines before it answers, and between
-two looks.
+"""Maximum seconds that a router with a socket of its own waits for its first connections to engines before it answers
+requests, and seconds between two looks.
 """
 
 
@@ -42,7 +42,7 @@ RouterBase: Any = type("RouterBase", hooks("router_base"), {})
 
 
 class Router(RouterBase):
-    """The HTTP API: an engine pool per model, and the FastAPI application on top."""
+    """Serve deployment of the HTTP API, with an engine pool per model and a FastAPI application on top of the pools."""
 
     async def __init__(
         self, config: AppConfig, engines: Sequence[DeploymentHandle], door: DoorKey | None = None
@@ -50,8 +50,9 @@ class Router(RouterBase):
         """Starts the router; returns when every model has an engine.
 
         Args:
-            engines: handles of the verifiers, by model of `config.served()`.
-            door: address of the launcher's socket to listen on, in addition to requests from Serve's proxy.
+            engines: handles of the verifiers' deployments, in the order of `config.served()`.
+            door: address at which the launcher's socket is received, on which the router then listens; None if requests
+                come only from Serve's proxy.
         """
         show_log()
         self._config, self._is_up = config, False
@@ -73,7 +74,8 @@ class Router(RouterBase):
         event_loop = asyncio.get_running_loop()
         self._reporting = [event_loop.create_task(front.figures.run()) for front in self._fronts]
         self._server = None if door is None else await self._listen(door)
-        # Excludes current objects from garbage collection, which would traverse them all while a large body is read.
+        # Objects that exist now are excluded from garbage collection, which would otherwise traverse all of them while
+        # a large body is read.
         gc.collect()
         gc.freeze()
 
@@ -81,16 +83,15 @@ class Router(RouterBase):
         config, fronts = self._config, self._fronts
         watchers = [watcher for made in hooks("request_watcher") if (watcher := made(config)) is not None]
 
-        # HTTP answers belong to the router, not to a model: only the first front's figures count them.
+        # HTTP answers belong to the router and not to a model, so that only the first front's figures count them.
         fleets = [front.figures for front in fronts]
         return Monitor(fronts[0].own, fleets, watchers, config.access_log)
 
     async def reconfigure(self, user_config: Any) -> None:
         """Serve's hook, called after a start and for each new `user_config`: applies the live settings.
 
-        A running replica logs an invalid `user_config` and keeps its settings: Serve would stop a replica that raises
-        and
-        start others, which would raise too.
+        A running replica logs an invalid `user_config` and keeps its settings, because Serve would stop a replica that
+        raises and start another replica, which would raise too.
 
         Raises:
             ValueError: `user_config` is invalid at the start; one line that names the field.
@@ -111,21 +112,23 @@ class Router(RouterBase):
         set_log_level(live.log_level)
 
     def check_health(self) -> None:
-        """Serve's hook, called periodically after the start; a router that answers is healthy."""
+        """Serve's hook, called periodically after the start. A router that answers the call is healthy."""
         self._is_up = True
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuses new requests with 503; returns when none runs. Those running at the timeout are ended."""
+        """Refuses new requests with 503, and waits until running requests have ended; requests that run at the timeout
+        are ended.
+        """
         await asyncio.gather(*(front.pool.drain(timeout_s) for front in self._fronts))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, called once after the constructor: returns the application for requests from Serve's proxy."""
-        # Serve's proxy already gives every request and answer an X-Request-Id.
+        # Serve's proxy already adds an X-Request-Id to every request and answer.
         return self._application(adds_request_id=False)
 
     async def _listen(self, door: DoorKey) -> HttpServer:
         bound = await asyncio.to_thread(door.take)
-        # Clients already waiting at the socket would otherwise be answered that there is no engine.
+        # Without this wait, clients that already wait at the socket would get the error that there is no engine.
         deadline = time.monotonic() + CONNECT_S
         while not all(front.pool.healthy() for front in self._fronts) and time.monotonic() < deadline:
             await asyncio.sleep(CONNECT_POLL_S)
@@ -149,12 +152,13 @@ class Router(RouterBase):
 
     async def __del__(self) -> None:
         """Serve's hook at the end of the replica: ends requests, then closes the connections to the engines."""
-        if not self._reporting:  # the constructor has failed; Serve has the reason
+        if not self._reporting:  # the constructor has failed, and Serve has its exception
             return
         for task in self._reporting:
             task.cancel()
         if self._server is not None:
-            # Requests that exceed their time end with an error first, then the server closes their connections.
+            # At the timeout, requests that still run end with an error; the server closes their connections only
+            # afterwards.
             timeout_s = self._config.shutdown_timeout_s
             await asyncio.gather(self.drain(timeout_s), self._server.close(timeout_s + END_S / 2))
         await asyncio.gather(*(front.pool.close() for front in self._fronts))
@@ -163,16 +167,16 @@ class Router(RouterBase):
 
 
 async def bound_host() -> str | None:
-    """Returns the address that Serve's proxy listens on, even if another process started Serve.
+    """Returns the address that Serve's proxy listens on, also if another process has started Serve.
 
-    Only Serve's controller has the address; no public interface returns it in a replica.
+    The address is requested from Serve's controller, because no public interface returns it in a replica.
     """
     client = await asyncio.to_thread(_get_global_client)
     return client.http_config.host
 
 
 def warn_if_open(config: AppConfig, bound_host: str | None) -> None:
-    """Logs a warning if other machines can use the server without a key."""
+    """Logs a warning if clients on other machines can use the server without an API key."""
     if not config.api_key and not is_loopback(bound_host):
         logger.warning(
             "The server listens on %s without an api_key: anyone who can reach the address can use it.", bound_host

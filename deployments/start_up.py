@@ -1,4 +1,4 @@
-"""Progress output of a start: one line per event, from all processes of the application.
+"""Progress output of a start: one line per event of each process of the application.
 
 Ray forwards the log lines of its processes to the process that started the application. Wingbeat's own lines are
 shown; lines of Ray and Serve stay in their log files.
@@ -18,12 +18,13 @@ _OURS = re.compile(r"(?P<level>[A-Z]+) \d{4}-\d\d-\d\d [\d:,]+ wingbeat\.[\w.]+:
 _OUT_OF_MEMORY = re.compile(
     r"\b(?P<num>[1-9]\d*) worker[^,.]* killed due to (?:memory pressure|the node running low)", re.I
 )
-"""Pattern of the raylet's line that it has killed processes itself. For every process ended by others, as this
-application does on purpose, the raylet's other lines say that memory may have been the cause; those are not shown.
+"""Pattern of the line in which the raylet reports that it has killed processes to free memory. Other lines of the
+raylet are not shown, because they name memory as a possible cause for every process that something else has killed, as
+this application does on purpose.
 """
 
 _PHASE = re.compile(r"\w+ing\b")
-"""Beginning of a line that starts a phase ("loading ..."); other lines report something finished."""
+"""Pattern of the beginning of a line that starts a phase ("loading ..."); other lines report finished work."""
 QUIET_S = 15.0
 """Seconds without an event after which running phases are printed again."""
 
@@ -47,11 +48,12 @@ class StartUp:
         self._pulse: threading.Thread | None = None
 
     def event(self, text: str, process: str = "") -> None:
-        """Prints an event; on a terminal the latest one also stays in the status line until the next.
+        """Prints an event; on a terminal, the event also stays in the status line until the next event.
 
         Args:
-            text: the event. A first word in -ing begins a phase, which lasts until the next event of the same process.
-            process: process of the event; empty is this process.
+            text: the event. If its first word ends in -ing, the event begins a phase, which lasts until the next event
+                of the same process.
+            process: name of the event's process; empty for this process.
         """
         text = text[:1].upper() + text[1:]
         self._phases.pop(process, None)
@@ -79,7 +81,9 @@ class StartUp:
                 self._say_still(f"{text}: {seconds:.0f} s so far")
 
     def _running_phases(self) -> list[tuple[str, float]]:
-        """Running phases of the application's processes; if there are none, this process's own phase (waiting)."""
+        """Returns the running phases of the application's processes; if there are none, this process's own phase
+        (waiting).
+        """
         phases = dict(self._phases)
         own = phases.pop("", None)
         return list(phases.values()) or ([] if own is None else [own])
@@ -97,7 +101,7 @@ class StartUp:
         self._errors.print(text, markup=False, style="yellow" if self._errors.is_terminal else None)
 
     def worker_lines(self, data: Mapping[str, Any]) -> None:
-        """Shows log lines of one of the application's processes; `data` is Ray's message with lines, ip and pid."""
+        """Shows log lines of a process of the application; `data` is Ray's message with lines, ip and pid."""
         process = f"{data.get('ip', '')} {data.get('pid', '')}"
         for line in data["lines"]:
             ours = _OURS.match(line)
@@ -135,7 +139,9 @@ def _escaped(text: str) -> str:
 
 
 def ready_facts(reports: Sequence[Mapping[str, Any]], logs: str) -> list[tuple[str, str]]:
-    """Names and values to print for each `wingbeat.deployments.replica.verifier_replica.Verifier.report`."""
+    """Returns names and values to print, made from the verifiers' reports
+    (`wingbeat.deployments.replica.verifier_replica.Verifier.report`).
+    """
     return [*(fact for report in reports for fact in _facts(report)), ("logs", logs)]
 
 
@@ -161,7 +167,7 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def curl_command(url: str, model: str, needs_key: bool, chats: bool = False) -> str:
-    """Returns a shell command that sends a request: a chat if the model has a chat template, else a completion."""
+    """Returns a shell command that sends a request, which is a chat if `chats` is True, else a completion."""
     key = '-H "Authorization: Bearer $WINGBEAT_API_KEY" ' if needs_key else ""
     if chats:
         path, asked = "chat/completions", '"messages": [{"role": "user", "content": "How do birds stay in the air?"}]'

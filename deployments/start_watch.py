@@ -1,4 +1,4 @@
-"""Watches the start of replicas: reports waits for placement, and detects starts that cannot succeed."""
+"""Watches the start of replicas: reports replicas that wait for placement, and detects starts that cannot succeed."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,9 +7,11 @@ from typing import Any
 from wingbeat.deployments.replica.refused_start import refusal
 
 PLACEMENT_S = 600.0
-"""Seconds for Ray to place every replica: an autoscaling cluster may have to start a machine first."""
+"""Maximum seconds until Ray has placed every replica. The limit is long because an autoscaling cluster may first have
+to start a machine.
+"""
 _UNPLACED = "to be scheduled"
-"""Part of Serve's message for a deployment whose replicas have not been placed, after 30 s."""
+"""Words in the message that Serve gives a deployment whose replicas have not been placed after 30 s."""
 
 
 class StartWatch:
@@ -17,7 +19,7 @@ class StartWatch:
 
     Args:
         say: shows one line.
-        limit_s: seconds for Ray to place a replica.
+        limit_s: maximum seconds until Ray has placed a replica.
         clock: returns seconds.
     """
 
@@ -31,13 +33,14 @@ class StartWatch:
         self._unplaced_since: dict[str, float] = {}
 
     def look(self, deployments: Mapping[str, Any]) -> str | None:
-        """Reports deployments that have begun to wait for placement since the last call.
+        """Reports deployments that have begun to wait for placement since the last call; detects a start that cannot
+        succeed.
 
         Args:
             deployments: Serve's status of each deployment by name, with a `message`.
 
         Returns:
-            One line if a replica was not placed within `limit_s`, or refused to start and would refuse again; else
+            One line if a replica was not placed within `limit_s`, or has refused to start and would refuse again; else
             None.
         """
         messages = {name: one.message or "" for name, one in deployments.items()}

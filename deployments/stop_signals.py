@@ -1,8 +1,9 @@
-"""Turns SIGTERM and SIGINT into KeyboardInterrupt in the main thread, replacing the handlers of Ray's driver.
+"""Handlers of SIGTERM and SIGINT that raise KeyboardInterrupt in the main thread, instead of the handlers of Ray's
+driver.
 
-Ray's handler ends the process with SIGABRT three seconds after a SIGTERM, even if cleanup is not finished: its C++ side
-prints a stack and sets an alarm before it calls Python's handler. KeyboardInterrupt is the only exception of a handler
-that passes through Ray's blocking calls.
+Ray's handler ends the process with SIGABRT three seconds after a SIGTERM, even if cleanup is not finished, because its
+C++ side prints a stack and sets an alarm before it calls Python's handler. KeyboardInterrupt is used because no other
+exception that a handler raises passes through Ray's blocking calls.
 """
 
 import signal
@@ -21,7 +22,7 @@ class StopSignals:
         self._held = False
 
     def install(self) -> None:
-        """Installs the handlers; to be repeated after any call that installs its own, such as `ray.init`."""
+        """Installs the handlers; to be called again after a call that installs other handlers, such as `ray.init`."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._stop)
 
@@ -33,10 +34,11 @@ class StopSignals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Delays a first signal until the end of a short block; a second signal is not delayed.
+        """Context in which the effect of a first signal is delayed until the end of the block; a second signal is not
+        delayed.
 
-        An exception while Serve creates its event loop for handles leaves the loop unusable, and every later use of a
-        handle would wait forever.
+        Such a block is needed where Serve creates its event loop for handles: an exception would leave the loop
+        unusable, and every later use of a handle would wait forever.
         """
         self._held = True
         try:
@@ -46,12 +48,14 @@ class StopSignals:
         self.check()
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if a signal was received: one that was raised inside a destructor had no effect."""
+        """Raises KeyboardInterrupt if a signal was received, because an exception raised inside a destructor has no
+        effect.
+        """
         if self.received:
             raise KeyboardInterrupt
 
     def exit_code(self) -> int:
-        """Exit code that a shell reports for a process ended by the last signal received."""
+        """Exit code that a shell reports for a process that the last received signal has ended."""
         return 128 + (self.received[-1] if self.received else signal.SIGTERM)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:

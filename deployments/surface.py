@@ -1,4 +1,4 @@
-"""Builds objects of the HTTP API from settings; separate because settings must not import the API."""
+"""Builds objects of the HTTP API from settings. The module is separate because settings must not import the API."""
 
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.app_config import AppConfig

@@ -1,9 +1,10 @@
-"""Process that ends the processes of a launcher's Ray if the launcher was killed and could not end them itself.
+"""Process that ends the processes of a launcher's Ray cluster if the launcher was killed and could not end them itself.
 
     python -m wingbeat.deployments.watchdog FOLDER
 
 The kernel kills Ray's head together with the launcher, and most workers then exit. But Ray's agents try to reach the
-head for another minute, and a stopped process (SIGSTOP) does not exit at all: it would hold the port or a GPU.
+head for another minute. And a stopped process (SIGSTOP) does not exit at all, so that it would keep a port or a GPU
+occupied.
 """
 
 import signal
@@ -16,14 +17,16 @@ from wingbeat.cluster.process_tree import end, writers
 from wingbeat.runtime.interpreter import module_command, module_environment
 
 MOST_ROUNDS = 10
-"""Rounds of looking for remaining processes; a process that was being started in one round is found in the next."""
+"""Maximum rounds of looking for remaining processes. Several rounds are needed, because a process that is being started
+during one round is found only in the next.
+"""
 
 
 class Watchdog:
-    """Handle of the watchdog process, which ends shortly after this process, however this process ends.
+    """Handle of the watchdog process. The watchdog ends shortly after this process, however this process ends.
 
     Args:
-        folder: folder of the Ray session, in which each of Ray's processes writes its log.
+        folder: folder of the Ray session. Processes that have a log file open in this folder belong to the session.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +43,7 @@ class Watchdog:
         return self._process.pid
 
     def close(self) -> None:
-        """Ends the watchdog, because no processes are left to end."""
+        """Ends the watchdog; to be called when no processes are left to end."""
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()

@@ -25,15 +25,15 @@ class Access:
     hosts: frozenset[str] = frozenset({ANY})
     """Accepted host names without port, in lower case."""
     origins: frozenset[str] = frozenset()
-    """Accepted origins beside the server's own, in lower case."""
+    """Accepted origins in addition to the server's own origin, in lower case."""
     origin_hosts: frozenset[str] = frozenset()
     """Hosts whose origins are accepted at any port."""
     api_keys: tuple[SecretStr, ...] = field(default=())
     """If not empty, a request must carry one of these keys."""
     operator_keys: tuple[SecretStr, ...] = field(default=())
-    """If not empty, requests to operators' paths must carry one of these keys, which open no other paths."""
+    """If not empty, requests to operators' paths must carry one of these keys. The keys open no other paths."""
     operators_only_by_key: bool = False
-    """Whether operators' paths are refused to all clients if `operator_keys` is empty."""
+    """If `operator_keys` is empty: whether operators' paths are refused to all clients."""
 
     @classmethod
     def of_server(
@@ -45,10 +45,10 @@ class Access:
         allowed_origins: Sequence[str] | None = None,
         allowed_hosts: Sequence[str] | None = None,
     ) -> "Access":
-        """Builds the rules of a server bound to `bound_host`; None for a rule takes its default.
+        """Builds the rules of a server bound to `bound_host`; an argument that is None takes its default.
 
-        A server on a loopback address accepts only loopback names in `Host` by default: any other name comes from a web
-        page whose own host name was made to resolve to this machine (DNS rebinding).
+        A server on a loopback address accepts only loopback names in `Host` by default, because a request with another
+        name comes from a web page whose own host name was made to resolve to this machine (DNS rebinding).
         """
         local = is_loopback(bound_host)
         if allowed_hosts is None:
@@ -75,7 +75,7 @@ class Access:
             raise ApiError(message, status=403, code="host_not_allowed")
 
     def takes_origin(self, origin: str, host: str | None) -> bool:
-        """Returns whether a page of this origin may use the server, which it reached under the name `host`."""
+        """Returns whether a web page of this origin may use the server. `host`: the request's `Host` header."""
         origin = origin.lower()
         if origin in self.origins or ANY in self.origins:
             return True
@@ -88,11 +88,11 @@ class Access:
         return is_own or name in self.origin_hosts
 
     def check_key(self, authorizations: Sequence[str], keys: Sequence[str]) -> None:
-        """Raises ApiError, 401, if keys are set and the headers carry none of them.
+        """Raises ApiError, 401, if the server has API keys and the headers carry none of these keys.
 
         Args:
             authorizations: values of the `Authorization` headers.
-            keys: values of the `X-Api-Key` headers (Anthropic's), used if there is no `Authorization`.
+            keys: values of the `X-Api-Key` headers (Anthropic's), read only if there is no `Authorization` header.
         """
         if not authorizations and len(keys) == 1:
             authorizations = (f"Bearer {keys[0]}",)
@@ -100,11 +100,10 @@ class Access:
             raise _unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
 
     def check_operator(self, authorizations: Sequence[str]) -> None:
-        """Raises ApiError, 401 or 403, if a request does not come from an operator.
+        """Raises ApiError, 401 or 403, if a request to an operators' path is not allowed.
 
-        Without operator keys, every client counts as an operator if the server is bound to a loopback address and has
-        no
-        API keys; otherwise none does.
+        A server without operator keys allows every client if the server is bound to a loopback address and has no API
+        keys; otherwise such a server allows no client.
         """
         if not self.operator_keys and self.operators_only_by_key:
             message = "This path is for operators, and the server has no operator_key; set one to use it."
@@ -116,7 +115,7 @@ class Access:
 def _is_among(keys: Sequence[SecretStr], authorizations: Sequence[str]) -> bool:
     scheme, _, given = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
     given = given.strip().encode() if scheme.lower() == "bearer" else b""
-    # Compares every key, each in constant time, so that the duration reveals nothing about the keys.
+    # All keys are compared, each in constant time, so that the duration reveals nothing about the keys.
     return any([hmac.compare_digest(given, key.get_secret_value().encode()) for key in keys])
 
 

@@ -1,4 +1,4 @@
-"""Turns checked request bodies into text: tokenizes, plans choices, runs them on engines and streams their text."""
+"""Turns checked request bodies into text: tokenizes prompts, plans choices, runs choices on engines, streams text."""
 
 import asyncio
 import secrets
@@ -43,14 +43,14 @@ _NOTHING = StreamedText("", 0, stopped=False)
 
 
 class ChatReader(Protocol):
-    """Parser of chat answers (tool calls, thoughts); may also choose the answer's JSON form."""
+    """Adds parsers of tool calls and reasoning to the plan of a chat's answer; may choose the answer's JSON form."""
 
     def describe(self) -> str:
-        """Returns a line for the start's log that names the parsers."""
+        """Returns a line that names the parsers, for the log at start."""
         ...
 
     def read(self, body: ChatBody, prompt: Prompt, generation: Generation) -> Generation:
-        """Returns the generation with parsers added; raises ApiError if the request cannot be served with them."""
+        """Returns the generation with parsers added; raises ApiError if the parsers cannot serve the request."""
         ...
 
 
@@ -73,16 +73,18 @@ class CompletionService:
         """Makes the service.
 
         Args:
-            aliases: further names of the model.
-            beside: another service of the same router; both share the room for answers and the turn for long ones.
-            of_parts: values by name for routes of parts, see `surface` in `wingbeat.deployments.parts`.
+            aliases: names of the model beside its first name.
+            beside: another service of the same router. The two services share `sizes`, which bounds held answers, and
+                `turn`.
+            of_parts: by name, the objects that routes of parts use; see the hook `surface` in
+                `wingbeat.deployments.parts`.
         """
         self.pool = pool
         self.sizes = AnswerSizes(max_answer_bytes) if beside is None else beside.sizes
         self.speculates = True
-        """Whether requests without a `speculation` field are drafted for."""
+        """Whether drafts are made for requests that have no field `speculation`."""
         self.turn = asyncio.Lock() if beside is None else beside.turn
-        """Lock held while a piece of a long answer is written; see `paced` in
+        """Lock held while a piece of a long answer is made; see `paced` in
         `wingbeat.deployments.api.answers.json_pieces`.
         """
         self.prompts = Prompts(pool, tokenizer, prompt_reader, takes_templates, aliases)
@@ -95,14 +97,17 @@ class CompletionService:
         """Tokenizes the prompts and fixes every choice's parameters.
 
         Raises:
-            ApiError: the model is not served here, or prompt and max_tokens exceed its context.
+            ApiError: the model is not served here, or a prompt and `max_tokens` together exceed its context.
         """
         self.check_model(body.model)
         self._check_choices(len(body.prompt), body.num_choices)
         return self._plan(body, await self.prompts.of_completion(body), "cmpl", DEFAULT_MAX_TOKENS)
 
     async def plan_chat(self, body: ChatBody) -> Generation:
-        """Applies the chat template and fixes every choice's parameters; raises ApiError as `plan_completion`."""
+        """Applies the chat template, tokenizes and fixes every choice's parameters.
+
+        Raises ApiError as `plan_completion` does, and if the chat template refuses the messages.
+        """
         body = self.prompts.continued(body)
         self._check_choices(1, body.num_choices)
         prompt = await self.prompts.of_chat(body)
@@ -112,12 +117,11 @@ class CompletionService:
     async def run(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
         """Generates all choices concurrently; yields their deltas in order of arrival.
 
-        Closing the generator early aborts the choices that are still running. After the last three errors below, the
-        other
-        choices are aborted.
+        Closing the generator early aborts the choices that are still running. After any error but EngineOverloaded, the
+        other choices are aborted.
 
         Raises:
-            EngineOverloaded: there is no room for all choices; none was started.
+            EngineOverloaded: the engines' queues have no room for all choices; no choice was started.
             ApiError: an engine refused a choice.
             EngineUnavailable, RequestFailed: a choice could not be generated.
         """
@@ -136,13 +140,13 @@ class CompletionService:
                         yield delta
         except RequestRefused as error:
             field, _, problem = str(error).partition(" ")
-            # Engines call every input "prompt"; the error names the request's own field.
+            # Engines call every input "prompt", but the error must name the field of the request.
             raise invalid(generation.prompt_field if field == "prompt" else field, problem.removesuffix(".")) from error
         finally:
             admission.release()
 
     def check_model(self, model: str | None) -> None:
-        """Raises ApiError, 404, if the name is not this model's or one of its variants'."""
+        """Raises ApiError, 404, if `model` names neither this model nor one of its variants."""
         self.prompts.variant_of(model)
 
     def _check_choices(self, num_prompts: int, num_choices: int) -> None:
@@ -156,7 +160,8 @@ class CompletionService:
         self, body: GenerationBody, prompts: Sequence[Prompt], prefix: str, default_max_tokens: int | None
     ) -> Generation:
         unique_id, variant = f"{prefix}-{uuid.uuid4().hex}", self.prompts.variant_of(body.model)
-        # Below 2^53 even after adding n, so that JSON readers that store numbers as doubles keep the seed exact.
+        # The seed stays below 2^53 even after a choice's index is added, so that JSON readers that store numbers as
+        # doubles read it exactly.
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
         asked = body.speculation or SpeculationOptions(enabled=self.speculates)
         shared = body.sampling_params(
@@ -175,7 +180,7 @@ class CompletionService:
         answer_bytes = self.sizes.check(body, lengths, max(*limits, body.min_tokens or 0))
         for prompt, max_tokens in zip(prompts, limits, strict=True):
             for sample in range(body.num_choices):
-                # An engine generates at least one token.
+                # An engine generates at least one token, also for max_tokens 0.
                 params = replace(shared, max_tokens=max(1, max_tokens), seed=_wrap_int64(seed + sample))
                 if sample:
                     # Only the first choice of a prompt reports the prompt's log-probabilities.
@@ -212,7 +217,11 @@ class CompletionService:
         )
 
     def _max_tokens(self, num_prompt_tokens: int, body: GenerationBody, default: int | None) -> int:
-        """Returns the maximum of tokens to generate. A default is lowered to what fits; a caller's number must fit."""
+        """Returns the maximum tokens to generate; raises ApiError if the caller's maximum does not fit into the
+        context.
+
+        A default, in contrast, is lowered to the number of tokens that fit.
+        """
         limit, asked = self.pool.info.max_model_len, body.asked_max_tokens
         rest = limit - num_prompt_tokens
         if num_prompt_tokens == 0:

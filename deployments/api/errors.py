@@ -25,9 +25,9 @@ class ClientGone(Exception):
 
 
 class ApiError(Exception):
-    """An answer other than 200: HTTP status, OpenAI error body and headers.
+    """An error answer: HTTP status, body in OpenAI's form, and headers.
 
-    Not a ValueError, so that an ApiError raised inside a pydantic validator reaches the caller unchanged.
+    The class does not derive from ValueError, so that an ApiError raised inside a pydantic validator is not converted.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ApiError(Exception):
 
 
 def error_body(path: str, error: ApiError) -> dict:
-    """Returns the JSON body of an error in the form that clients of this path expect."""
+    """Returns the JSON body of an error in the form that clients of the endpoint at `path` expect."""
     forms = (form(path, error) for form in hooks("error_body"))
     return next((form for form in forms if form is not None), None) or error.body()
 
@@ -71,7 +71,7 @@ def shown(text: str) -> str:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Converts any exception of a request to an answer; unexpected exceptions become a 500 without details."""
+    """Converts any exception of a request to an error answer; unexpected exceptions become a 500 without details."""
     match error:
         case ApiError():
             return error
@@ -110,7 +110,7 @@ def invalid(param: str, problem: str) -> ApiError:
 
 
 def prompt_too_long(param: str, limit: int, num_tokens: int | None) -> ApiError:
-    """Returns a 400 for a prompt longer than the context; `num_tokens` None if tokenizing was stopped at the limit."""
+    """Returns a 400 for a prompt beyond the context. `num_tokens` is None if tokenizing was stopped at the limit."""
     found = f"more than {limit}" if num_tokens is None else num_tokens
     message = (
         f"This model's maximum context length is {limit} tokens, but the request has {found} tokens in the prompt. "

@@ -1,7 +1,7 @@
-"""ASGI middleware around all routes: checks requests up to the body by the rules of `docs/http_api.md`, and adds the
-headers of every answer.
+"""ASGI middleware around all routes: checks method, headers and size of requests by the rules of `docs/http_api.md`,
+and adds the headers of every answer.
 
-Uses the routes' paths and methods, and nothing of what the routes do.
+The middleware reads only the paths and methods of the routes. Fields of a body are checked by the routes.
 """
 
 import asyncio
@@ -29,17 +29,21 @@ CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that closed the connection; appears only in access logs."""
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 _OPERATORS = frozenset({"/reset_prefix_cache"}).union(*hooks("operator_paths"))
-"""Paths for operators, which only an operator key opens."""
+"""Paths for operators; see `Access.check_operator`."""
 _KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
-"""Prefixes of paths that compute, or return what a caller without a key should not see."""
+"""Prefixes of paths that need an API key, because they compute, or return data that a caller without a key should not
+see.
+"""
 _WITHOUT_BODY = ("/ping", "/reset_prefix_cache")
-"""Paths whose POST triggers an action; a body, which some clients send, is ignored."""
+"""Paths whose POST triggers an action without a body; a body that a client sends is ignored."""
 _MAY_LACK_BODY = frozenset().union(*hooks("optional_bodies"))
 """Paths whose POST may have no body, because all fields are optional."""
 _CORS = {"access-control-expose-headers": f"X-Request-Id, Retry-After, {HEADER}", "vary": "Origin"}
 _PREFLIGHT_AGE_S = "600"
 _MOST_TOLD = 1024
-"""Maximum sets of ignored fields remembered as logged, because an agent sends the same set with each request."""
+"""Maximum sets of ignored fields that are remembered as logged. An agent sends the same set with each request, so that
+each set is logged once.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,28 +52,34 @@ class HttpLimits:
 
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout_s: float = 60.0
-    """Seconds from a request's headers to the end of its body. A slower client would hold a place that others need."""
+    """Maximum seconds from a request's headers to the end of its body. A slower client would occupy memory that other
+    requests need.
+    """
     refuses_unknown_fields: bool = False
     """Whether an unknown field is answered by 400 instead of being named as ignored."""
     max_held_bodies: int = 16
-    """Bodies of maximum size that fit in memory at once, short bodies not counted; further ones get 503."""
+    """Number of bodies of maximum size that are held at once, short bodies not counted; a request beyond the limit gets
+    503.
+    """
     max_dropped_bytes: int = 64 * 2**20
-    """Bytes of a refused request's body that are read and dropped before closing, so the client sees the answer."""
+    """Maximum bytes of a refused request's body that are read and dropped before closing, so that the client reads the
+    answer.
+    """
     drop_timeout_s: float = 10.0
-    """Seconds for reading those bytes."""
+    """Maximum seconds for reading and dropping the rest of a refused request's body."""
 
 
 class RequestWatcher:
-    """Observer of every HTTP request, whatever its answer."""
+    """Observer whose methods are called for every HTTP request, also for refused requests."""
 
     def began(self, scope: Scope, context: RequestContext) -> None:
         """Called when a request has arrived."""
 
     def ended(self, scope: Scope, context: RequestContext) -> None:
-        """Called when the answer is complete or was given up; the status is in the context."""
+        """Called when the answer is complete or was given up; `context.status` is its HTTP status."""
 
     def close(self) -> None:
-        """Called when the router ends; may block."""
+        """Called when the router ends; may block until the watcher has finished its work."""
 
 
 class HttpGuard:
@@ -103,7 +113,9 @@ class HttpGuard:
         self._bodies = Bodies(limits.max_held_bodies * limits.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request; an exception is raised only if the answer had begun."""
+        """Handles one request. Exceptions of routes become error answers; an exception is raised only if the answer had
+        begun.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -145,7 +157,7 @@ class HttpGuard:
     async def _pass_on(
         self, scope: Scope, headers: Headers, problem: ApiError | None, receive: Receive, send: Send
     ) -> None:
-        """Checks the rules in the order of `docs/http_api.md`, then lets the application answer."""
+        """Checks a request in the order given in `docs/http_api.md`, then lets the application answer."""
         route, origin, host = self._route(scope), _joined(headers, "origin"), _joined(headers, "host")
         is_preflight = scope["method"] == "OPTIONS" and origin and "access-control-request-method" in headers
         if scope["method"] not in route.methods and not is_preflight:
@@ -179,7 +191,9 @@ class HttpGuard:
         raise ApiError(message, status=404, code="unknown_url")
 
     async def _read_body(self, headers: Headers, receive: Receive, room: BodyRoom) -> Receive:
-        """Reads the whole body; returns a `receive` that yields the body as one message, then later messages."""
+        """Checks and reads the whole body; returns a `receive` that returns the body as one message, then later
+        messages.
+        """
         kind = headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
             message = f"The Content-Type is {shown(kind)!r}; it must be 'application/json'."
@@ -206,7 +220,9 @@ class HttpGuard:
         return receive_again
 
     def _named(self, scope: Scope, ignored: IgnoredFields) -> list[tuple[bytes, bytes]]:
-        """Returns the header that names ignored fields, if any; logs each set of ignored fields once."""
+        """Returns the header that names the request's ignored fields, if it has any; logs each set of ignored fields
+        once.
+        """
         names = str(ignored)
         if not names:
             return []
@@ -232,8 +248,8 @@ async def _body(receive: Receive, limit: int, room: BodyRoom) -> bytes:
 
     Raises:
         ApiError: 413, the body has more than `limit` bytes.
-        EngineOverloaded: there is no room for the body.
-        ClientGone: the connection was closed first.
+        EngineOverloaded: the bodies held for all requests exceed their limit.
+        ClientGone: the connection was closed before the body was complete.
     """
     body = bytearray()
     while True:
@@ -250,7 +266,7 @@ async def _body(receive: Receive, limit: int, room: BodyRoom) -> bytes:
 
 
 def _request_id(headers: Headers) -> tuple[str, ApiError | None]:
-    """Returns the caller's `X-Request-Id` or a random one, and the error if the caller's is invalid."""
+    """Returns the caller's `X-Request-Id`, or a random id if absent or invalid, and the error if it is invalid."""
     given, drawn = headers.getlist("x-request-id"), uuid.uuid4().hex
     if not given:
         return drawn, None
@@ -261,7 +277,10 @@ def _request_id(headers: Headers) -> tuple[str, ApiError | None]:
 
 
 def _joined(headers: Headers, name: str) -> str | None:
-    """Returns a header's value. A repeated header, which no browser sends, becomes a value that no rule accepts."""
+    """Returns a header's value, None if absent.
+
+    A header sent twice, as no browser does, gives a value that no rule accepts.
+    """
     return ", ".join(headers.getlist(name)) if name in headers else None
 
 

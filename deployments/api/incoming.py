@@ -1,4 +1,4 @@
-"""Bodies of requests: room in memory, and answers that are sent before a body is complete."""
+"""Bodies of requests: bounds their memory, and sends answers before a body is complete."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,24 +10,25 @@ from starlette.types import Message, Receive, Scope, Send
 from wingbeat.deployments.fleet.interface import EngineOverloaded
 
 SHORT_BODY_BYTES = 2**16
-"""Bodies up to this size are always accepted and not counted."""
+"""Bodies up to this size are always accepted, and their memory is not counted."""
 
 _AT_ONCE_S = 0.05
-"""Seconds to wait for the rest of a body, so that the connection can be kept for the next request."""
+"""Seconds to wait for the rest of a refused request's body; if it arrives, the connection can serve the next request.
+"""
 
 
 class BodyRoom:
-    """Memory counted for one request's body."""
+    """Memory in bytes that is counted for one request's body."""
 
     def __init__(self, bodies: "Bodies") -> None:
         self._bodies = bodies
         self.num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Counts `num_bytes` for the body read so far.
+        """Sets the body's counted memory to `num_bytes`, the size read so far.
 
         Raises:
-            EngineOverloaded: bodies of all requests exceed the limit.
+            EngineOverloaded: the bodies of all requests together exceed the limit.
         """
         if num_bytes <= SHORT_BODY_BYTES:
             return
@@ -65,7 +66,7 @@ class Incoming:
         self.complete = False
 
     async def __call__(self) -> Message:
-        """Returns the next message."""
+        """Returns the next ASGI message of the request."""
         message = await self._receive()
         self.complete |= message["type"] == "http.disconnect" or not message.get("more_body", False)
         return message
@@ -81,11 +82,11 @@ class Incoming:
 async def answer_early(response: Response, scope: Scope, incoming: Incoming, send: Send, timeout_s: float) -> None:
     """Sends an answer before the request's body is complete.
 
-    If the connection is closed while the client still sends, it is reset, and a client that reads only after sending
-    loses the answer. So the answer is sent, the rest of the body is dropped for at most `timeout_s` seconds, and then
-    the connection is closed.
+    If the connection were closed while the client still sends, it would be reset, and a client that reads only after
+    sending would lose the answer. Therefore the answer is sent first, the rest of the body is read and dropped for at
+    most `timeout_s` seconds, and then the connection is closed.
     """
-    # A client that waits for `100 Continue` must not be asked for its body, which the first receive() does.
+    # The first receive() would send `100 Continue` to a client that waits for it, and the client would send its body.
     if (b"expect", b"100-continue") not in scope["headers"]:
         await incoming.drain(_AT_ONCE_S)
     if incoming.complete:

@@ -1,7 +1,7 @@
-"""Makes prompts of requests: chat templates, tokens, variants, saved beginnings and media spans, checked against the
-model.
+"""Makes the prompts of requests: applies chat templates, tokenizes, resolves variants and saved beginnings, places
+media spans, and checks all of these against the model.
 
-Work on long texts and bodies runs outside the event loop, so that other streams keep moving.
+Work on long texts and bodies runs outside the event loop, so that it does not delay other requests' streams.
 """
 
 import asyncio
@@ -31,23 +31,30 @@ from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 PROMPT_END_CHARS = 64
-"""Characters kept from the end of a chat's text: more than a chat template writes to open or close thoughts."""
+"""Characters kept from the end of a chat's rendered text, which is more than a template writes to open or close
+reasoning.
+"""
 
 HUGE = 2**18
-"""Characters, tokens or bytes above which an input is huge: processing may briefly take a hundred times its memory."""
+"""Characters, tokens or bytes above which an input counts as huge. Processing an input may briefly need a hundred times
+its memory.
+"""
 
 Made = TypeVar("Made")
 
 
 class OffLoop:
-    """Runs functions in threads; those with a huge input one at a time, returning their memory to the system."""
+    """Runs functions in threads. Functions with a huge input run one at a time, and their freed memory is returned to
+    the system.
+    """
 
     def __init__(self) -> None:
-        # A single thread uses a single arena of the allocator; each arena keeps the most memory that it ever held.
+        # A single thread uses a single arena of the allocator. With several threads, each arena would keep the most
+        # memory that it ever held.
         self._huge = ThreadPoolExecutor(1, "huge")
 
     async def run(self, size: int, function: Callable[..., Made], *arguments, long: int = LONG_TEXT_CHARS) -> Made:
-        """Returns the function's result. Inputs of size up to `long` are processed on the event loop.
+        """Returns the function's result. For inputs of size up to `long` the function runs on the event loop.
 
         If the caller is cancelled, a huge input that still waits for its turn is dropped.
         """
@@ -89,7 +96,7 @@ class CutPrompt(Protocol):
 
 
 class Beginning(Protocol):
-    """Saved beginning of a prompt that a request names."""
+    """Saved beginning of prompts, named by a request."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -97,7 +104,9 @@ class Beginning(Protocol):
         ...
 
     def before(self, body: ChatBody) -> ChatBody:
-        """Returns the chat with the beginning's messages in front; raises ApiError if the beginning is not a chat's."""
+        """Returns the chat with the beginning's messages in front; raises ApiError if the beginning was not saved from
+        a chat.
+        """
         ...
 
 
@@ -105,7 +114,9 @@ class PromptReader(Protocol):
     """Reader of content parts other than text, for one model; every method may raise ApiError, 400."""
 
     async def read(self, body: ChatBody) -> Sequence[Any]:
-        """Reads a request's parts other than text, in order; `num_tokens` of each is its length in the prompt."""
+        """Reads a request's parts other than text, in order; `num_tokens` of each result is the part's length in the
+        prompt.
+        """
         ...
 
     def expand(self, text: str, parts: Sequence[Any]) -> str:
@@ -113,11 +124,13 @@ class PromptReader(Protocol):
         ...
 
     def place(self, token_ids: Sequence[int], parts: Sequence[Any]) -> tuple[PromptSpan, ...]:
-        """Returns the spans of a prompt that its parts occupy."""
+        """Returns the spans of the prompt that the parts occupy."""
         ...
 
     def held(self, spans: Sequence[PromptSpan]) -> AbstractContextManager[None]:
-        """Context in which a request's spans count towards held memory; raises EngineOverloaded if there is no room."""
+        """Context in which a request's spans count as held memory; raises EngineOverloaded if the limit would be
+        exceeded.
+        """
         ...
 
 
@@ -126,7 +139,7 @@ class Prompts:
 
     Args:
         reader: reader of media parts; None for a text-only model.
-        takes_templates: whether requests may bring a chat template of their own.
+        takes_templates: whether requests may contain a chat template of their own.
         aliases: further names of the base model.
     """
 
@@ -142,34 +155,39 @@ class Prompts:
         self._aliases = tuple(aliases)
         self._takes_templates = takes_templates
         self.off_loop = OffLoop()
-        """Threads for work on long texts."""
+        """Runs work on long texts in threads."""
         self.pool = pool
         self._tokenizer = tokenizer
 
     @property
     def in_parts(self) -> bool:
-        """Whether the chat template receives contents as lists of parts, as multimodal models' templates expect."""
+        """Whether the chat template receives each message's content as a list of parts, as multimodal models' templates
+        expect.
+        """
         return self.reader is not None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the base model; answers carry the first."""
+        """Names of the base model; answers carry the first name."""
         return (self.pool.info.model_name, *self._aliases)
 
     def knows(self, model: str) -> bool:
-        """Returns whether a name is the base model's or a variant's."""
+        """Returns whether `model` names the base model or a variant."""
         return model in self.names or self.pool.variants.find(model) is not None
 
     async def of_completion(self, body: CompletionBody) -> list[Prompt]:
-        """Returns the prompts in the request's order; raises ApiError if one does not fit the model."""
+        """Returns the prompts in the request's order; raises ApiError if a prompt does not fit into the model's
+        context.
+        """
         return await self.off_loop.run(sum(map(len, body.prompt)), self._completion_prompts, body)
 
     async def of_chat(self, body: ChatBody) -> Prompt:
-        """The conversation; raises ApiError where the template refuses it, or it is too long."""
+        """Returns a conversation's prompt; raises ApiError if the template refuses it or the prompt is too long."""
         if body.other_parts:
             self.variant_of(body.model)
             return await asyncio.to_thread(self._chat_prompt, body, await self.read(body))
-        # A template goes through all of these, which are many short texts.
+        # The fields in `template_names` hold many short texts, all of which the template processes, so that they count
+        # as long.
         size = (
             LONG_TEXT_CHARS + 1
             if body.chat_template or any(getattr(body, name) for name in body.template_names)
@@ -178,7 +196,7 @@ class Prompts:
         return await self.off_loop.run(size, self._chat_prompt, body)
 
     async def read(self, body: ChatBody) -> Sequence[Any]:
-        """Reads a request's parts other than text; raises ApiError, 400, naming a part that cannot be used."""
+        """Reads a request's parts other than text; raises ApiError, 400, for an unusable part."""
         if self.reader is not None:
             return await self.reader.read(body)
         part = body.other_parts[0]
@@ -189,12 +207,15 @@ class Prompts:
         return self.reader.held(spans) if spans else nullcontext()
 
     def continued(self, body: ChatBody) -> ChatBody:
-        """Returns a chat with the messages of the saved beginning that it names; raises as the hook `beginning`."""
+        """Returns the chat, with the messages of the saved beginning in front if it names one.
+
+        Raises the errors of `variant_of` and of the hook `beginning`.
+        """
         beginning = self._beginning(body)
         return body if beginning is None else beginning.before(body)
 
     def variant_of(self, model: str | None) -> Variant | None:
-        """Returns the variant with this name; None for the base model. Raises ApiError, 404, for an unknown name."""
+        """Returns the variant named `model`; None for the base model. Raises ApiError, 404, if unknown."""
         if model is None or model in self.names:
             return None
         variant = self.pool.variants.find(model)
@@ -203,7 +224,10 @@ class Prompts:
         return variant
 
     def _beginning(self, body: GenerationBody) -> Beginning | None:
-        """Returns the saved beginning that a request names; raises as `variant_of` and the hook `beginning`."""
+        """Returns the saved beginning that a request names, if any.
+
+        Raises the errors of `variant_of` and of the hook `beginning`.
+        """
         variant = self.variant_of(body.model)
         if all(getattr(body, name) is None for name in OF_PARTS):
             return None
@@ -221,7 +245,7 @@ class Prompts:
         if not body.echo:
             return Prompt(token_ids)
         if echo is not None and not is_cut:
-            # The text given is echoed: without the special tokens that the tokenizer has added.
+            # The echo is the request's own text, without the special tokens that the tokenizer has added.
             return Prompt(token_ids, echo)
         skips = body.skip_special_tokens is not False
         return Prompt(token_ids, self._tokenizer.decode(token_ids, skips), echo_skips_special=skips)
@@ -276,7 +300,7 @@ class Prompts:
     def _tokens(
         self, prompt: str | list[int], body: CutPrompt, param: str, add_special_tokens: bool
     ) -> tuple[tuple[int, ...], bool]:
-        """Returns the prompt's tokens, and whether the prompt was truncated; raises ApiError if there are too many."""
+        """Returns the prompt's tokens, and whether the prompt was truncated; raises ApiError for too many tokens."""
         limit, kept = self.pool.info.max_model_len, body.truncate_prompt_tokens
         if kept == -1:
             kept = max(1, limit - (body.asked_max_tokens or 1))

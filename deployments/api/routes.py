@@ -1,4 +1,4 @@
-"""The HTTP API as a FastAPI application on top of completion services. Uses nothing of Ray."""
+"""The HTTP API as a FastAPI application on top of completion services. This module does not use Ray."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -40,13 +40,14 @@ def create_app(
     """Builds the application with every endpoint of `docs/http_api.md`.
 
     Args:
-        access: access rules; None allows everyone.
+        access: access rules; None allows every client.
         adds_request_id: see `HttpGuard`.
         monitor: adds `/metrics` if given.
         marks: headers of every answer.
-        more_routes: functions that add routes which need more than this function has.
+        more_routes: functions that add further routes, which need objects that this function does not have.
     """
-    # FastAPI's generated API description is off: bodies are not declared to FastAPI, which would describe them wrongly.
+    # FastAPI's own API description is off. Bodies are not declared to FastAPI, so that it would describe the endpoints
+    # wrongly.
     app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
     models = ServedModels.of(served)
     app.state.off_loop = models.first.prompts.off_loop

@@ -8,7 +8,7 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 
 
 class ServedModels:
-    """Completion services of one or more models, in order; their model names do not overlap."""
+    """Completion services of one or more models, in order; no two models share a name."""
 
     def __init__(self, *services: CompletionService) -> None:
         self._services = services
@@ -26,12 +26,12 @@ class ServedModels:
 
     @property
     def first(self) -> CompletionService:
-        """The first model's service, whose threads read all bodies."""
+        """The first model's service, whose threads parse the bodies of requests to all models."""
         return self._services[0]
 
     @property
     def pools(self) -> list[EnginePool]:
-        """Engine pools by model."""
+        """Engine pools, in the order of the models."""
         return [service.pool for service in self._services]
 
     def names(self) -> list[str]:
@@ -39,10 +39,10 @@ class ServedModels:
         return [name for service in self._services for name in service.prompts.names]
 
     def choose(self, model: str | None) -> CompletionService:
-        """Returns the service of a model or of a variant. The name is optional if only one model is served.
+        """Returns the service of the model or variant named `model`. The name is optional if only one model is served.
 
         Raises:
-            ApiError: 404, there is no such model; 400, several models are served and none is named.
+            ApiError: 404, there is no such model; 400, several models are served and `model` is None.
         """
         if len(self._services) == 1:
             self.first.check_model(model)

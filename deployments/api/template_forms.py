@@ -10,7 +10,7 @@ Message = dict[str, Any]
 
 
 def other_forms(body: ChatBody, in_parts: bool) -> Iterator[list[Message]]:
-    """Yields forms of the messages for stricter templates; the first form that the template accepts is to be used.
+    """Yields forms of the messages for stricter templates; the caller uses the first form that the template accepts.
 
     Some templates refuse certain fields of content parts, and some refuse a system message after other messages.
 
@@ -26,9 +26,11 @@ def other_forms(body: ChatBody, in_parts: bool) -> Iterator[list[Message]]:
 
 
 def with_system_first(messages: list[Message]) -> list[Message]:
-    """Joins system messages at the start into one, and turns later system messages into user messages in place.
+    """Joins system messages at the start into one message; later system messages become user messages in the same
+    place.
 
-    No message moves, so that a prompt still begins with the prompt of the previous turn (for the prefix cache).
+    No message changes its place, so that a prompt still begins with the prompt of the previous turn (for the prefix
+    cache).
     """
     found: list[Message] = []
     was_system = False

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def bench_command(config: BenchConfig, as_json: bool, open_engine: OpenEngine) -> None:
     """Run the comparison and print it; raises UserError if the engine or the prompts cannot be used."""
-    os.environ |= config.environment()  # for engines in this process and in child processes
+    os.environ |= config.environment()  # engines in this process and in child processes read it
     if config.compares():
         found, shown = compare(config)
     elif config.dataset is not None:
@@ -46,10 +46,10 @@ def bench_command(config: BenchConfig, as_json: bool, open_engine: OpenEngine) -
 
 
 def run_bench(llm: "LLM", config: BenchConfig, prompts: list[list[int]]) -> Report:
-    """Run both modes in turn, so that a drift of the machine's speed affects both alike."""
+    """Run the speculative and the plain mode in turn, so that a drift of the machine's speed affects both alike."""
     modes = {speculation: params_of(config, speculation) for speculation in (False, True)}
     for params in modes.values():
-        # The first pass fills caches and the prefix cache and does lazy set-up; it is not counted.
+        # The first pass is not counted, because it fills caches (also the prefix cache) and does lazy set-up.
         run_pass(llm, params, prompts, config.batch_size[0])
     passes: Passes = {False: [], True: []}
     for _ in range(config.repeat):

@@ -1,4 +1,4 @@
-"""Compares several drafters of one verifier at several loads, each in its own process, in a table."""
+"""Compares several drafters of one verifier at several loads in a table. Each run has a process of its own."""
 
 import os
 import resource
@@ -30,12 +30,12 @@ COLUMNS = {
 
 
 def compare(config: BenchConfig) -> "tuple[dict[str, Any], list[Table]]":
-    """Measure every drafter at every load. Returns the figures and the comparison table.
+    """Measure every drafter at every load; returns the figures and the comparison table.
 
-    A run that fails is left out and named.
+    A run that fails is left out of the table and named below it.
 
     Raises:
-        UserError: an option is unsuitable, or every run fails; names the option.
+        UserError: an option is unsuitable (the error names the option), or every run fails.
     """
     runs, rows, failures = config.alone(), [], {}
     for run in runs:
@@ -68,7 +68,7 @@ def compare(config: BenchConfig) -> "tuple[dict[str, Any], list[Table]]":
 
 
 def in_own_process(run: AskedOnce) -> dict[str, Any]:
-    """Measure in a new process, which has ended on return; raises UserError for any failure in that process."""
+    """Measure in a new process, and return after the process has ended; raises UserError for any failure in it."""
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             return pool.submit(measure, run).result()
@@ -78,7 +78,10 @@ def in_own_process(run: AskedOnce) -> dict[str, Any]:
 
 
 def measure(run: AskedOnce) -> dict[str, Any]:
-    """Figures of one drafter at one load, by name; memory is the peak of this process, or of torch on a GPU."""
+    """Return the figures of one drafter at one load, by name.
+
+    The memory is the peak of this process, or on a GPU the peak of torch's allocations.
+    """
     import torch
 
     from wingbeat.deployments.local.engine import open_engine
@@ -95,7 +98,7 @@ def measure(run: AskedOnce) -> dict[str, Any]:
 
 
 def questions_of(run: AskedOnce) -> list[Question]:
-    """Questions or prompts, grouped into one category per batch, so that every batch has the full load."""
+    """Return the questions or prompts, in one category per batch, so that every batch has the full load."""
     if run.dataset is None:
         turns = [(text,) for text in run.texts()]
     else:

@@ -1,4 +1,4 @@
-"""Published acceptance lengths by name, at which speed can be measured with any weights of the right shape."""
+"""Published acceptance lengths by name. Speed can be measured at such a length with any weights of the right shape."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from wingbeat.runtime.config import ForcedAcceptance
 
 _FILE = Path(__file__).parent / "data" / "golden_lengths.json"
 USUAL_TOKENS = 7
-"""Default number of drafted tokens, if a length for this number is published."""
+"""Default number of drafted tokens, used if a length is published for this number."""
 
 
 class GoldenLength(NamedTuple):
@@ -24,7 +24,7 @@ class GoldenLength(NamedTuple):
 
 
 def published(name: str) -> dict[int, GoldenLength]:
-    """The published lengths of a name, by number of drafted tokens.
+    """Return the published lengths of a name, by number of drafted tokens.
 
     Raises:
         ValueError: the name is unknown; one line that lists the known names.
@@ -40,7 +40,9 @@ def published(name: str) -> dict[int, GoldenLength]:
 
 
 def golden_length(name: str, num_tokens: int | None = None) -> GoldenLength:
-    """The length for a number of drafted tokens; None takes `USUAL_TOKENS`, or else the largest published number.
+    """Return the length for a number of drafted tokens.
+
+    With None, the number is `USUAL_TOKENS` if a length is published for it, else the largest published number.
 
     Raises:
         ValueError: no length is published for this number.
@@ -55,7 +57,7 @@ def golden_length(name: str, num_tokens: int | None = None) -> GoldenLength:
 
 
 def golden_settings(length: GoldenLength) -> dict[str, Any]:
-    """Settings of an engine whose rounds have this length: chains, all of the same depth."""
+    """Return settings of an engine whose rounds have this mean length; drafts are chains of equal depth."""
     rates = ForcedAcceptance.length(length.acceptance_length).rates
     return {
         "forced_acceptance": rates,

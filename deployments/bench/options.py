@@ -79,7 +79,9 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
     @model_validator(mode="before")
     @classmethod
     def _settings_of_others(cls, given: Any) -> Any:
-        """Replace golden and speculative_config by settings; raise ValueError if other settings contradict."""
+        """Replace golden and speculative_config by the settings they stand for; raise ValueError if other settings
+        contradict these.
+        """
         found = dict(given)
         for name, read in (("golden", _golden), ("speculative_config", _of_vllm)):
             if given.get(name) is None:
@@ -105,20 +107,21 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         return self
 
     def compares(self) -> bool:
-        """Whether drafters or loads are compared, each in its own process."""
+        """Whether drafters or loads are compared, each in a process of its own."""
         return len(self.drafter) > 1 or len(self.batch_size) > 1 or self.price_per_hour is not None
 
     def choice(self) -> DrafterChoice:
-        """The first drafter, with `auto` resolved."""
+        """Return the first drafter, with `auto` resolved."""
         return parse_drafter(self.drafter[0], self.model)
 
     def alone(self) -> "list[AskedOnce]":
-        """Options of one run per load and drafter; the dataset is Spec-Bench unless another is given.
+        """Return the options of one run per load and drafter; the dataset is Spec-Bench unless the options name another
+        dataset.
 
         Raises:
             UserError: a drafter does not suit the other options.
         """
-        # golden and speculative_config have already been replaced by settings.
+        # golden and speculative_config are left out, because settings have already replaced them.
         others = self.model_dump(exclude_unset=True, exclude={"golden", "speculative_config"})
         given = {"dataset": None if self.prompts else SPECBENCH} | others
         loads = self.batch_size if "batch_size" in self.model_fields_set or not self.compares() else LOADS
@@ -130,11 +133,13 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         return [build_config(AskedOnce, one) for one in runs]
 
     def drafter_settings(self) -> dict[str, Any]:
-        """Settings of the drafter; empty if several drafters are compared, as each run has its own settings."""
+        """Return the settings of the drafter; empty if several drafters are compared, because each run then has
+        settings of its own.
+        """
         return super().drafter_settings() if len(self.drafter) == 1 else {}
 
     def _told(self, drafter: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Options for one of several drafters, without settings of other kinds of drafters."""
+        """Return the options for one of several drafters, without settings that belong to other kinds of drafters."""
         if len(self.drafter) == 1 or not KIND_OF_SETTING.keys() & given.keys():
             return given
         try:
@@ -144,7 +149,7 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
         return {name: value for name, value in given.items() if KIND_OF_SETTING.get(name, kind) == kind}
 
     def texts(self) -> list[str]:
-        """Texts of the prompts."""
+        """Return the texts of the prompts."""
         texts = PROMPTS if self.prompts is None else self.prompts.read_text(encoding="utf-8").splitlines()
         return evenly([text for text in texts if text.strip()], self.num_prompts)
 
@@ -162,8 +167,10 @@ def _of_vllm(said: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class AskedOnce(BenchConfig):
-    """Options of a run that asks nothing twice, so that drafters that copy text find no earlier answer."""
+    """Options of a run that repeats no question, so that drafters that copy text find no earlier answer."""
 
     def engine_config(self, max_num_seqs: int) -> EngineConfig:
-        """Limits without the prefix cache, which would save the second mode the prefill of the first mode's prompts."""
+        """Return limits without prefix cache, because a prefix cache would spare the second mode the prefill of the
+        prompts.
+        """
         return replace(super().engine_config(max_num_seqs), enable_prefix_caching=False)

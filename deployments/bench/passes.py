@@ -1,4 +1,4 @@
-"""Runs prompts together in one mode, and questions in both modes in turn."""
+"""Runs prompts in batches in one mode, and questions in both modes (speculative and plain) in turn."""
 
 import time
 from dataclasses import replace
@@ -23,11 +23,11 @@ class Pass(NamedTuple):
 
     elapsed_s: float
     decode_s: float
-    """Seconds during which all prompts of a batch had their first tokens."""
+    """Seconds during which all prompts of a batch already had their first tokens."""
     num_rounds: int
-    """Rounds within `decode_s`, counted once per request that got tokens."""
+    """Number of rounds within `decode_s`; a round counts once for each request that got tokens in it."""
     num_decoded: int
-    """Tokens generated within `decode_s`."""
+    """Number of tokens generated within `decode_s`."""
     token_ids: list[list[int]]
     metrics: SpeculationMetrics
 
@@ -37,7 +37,7 @@ Passes = dict[bool, list[Pass]]
 
 
 def params_of(config: BenchConfig, speculation: bool) -> SamplingParams:
-    """Sampling parameters of every request in one mode."""
+    """Return the sampling parameters of all requests in one mode."""
     return SamplingParams(
         max_tokens=config.max_tokens,
         temperature=config.temperature,
@@ -68,7 +68,7 @@ def run_pass(llm: "LLM", params: SamplingParams, prompts: list[list[int]], batch
 
 
 def report_of(passes: Passes) -> Report:
-    """Report of sums over passes."""
+    """Return the report of figures summed over passes."""
     plain, speculative = _summed(passes[False]), _summed(passes[True])
     num_tokens, num_rounds = sum(map(len, plain.token_ids)), max(1, speculative.num_rounds)
     plain_round_s = plain.decode_s / max(1, plain.num_rounds)
@@ -94,10 +94,10 @@ def _summed(passes: list[Pass]) -> Pass:
 
 
 def run_questions(llm: "LLM", config: AskedOnce, questions: list[Question]) -> tuple[Passes, dict[str, Passes]]:
-    """Ask every question once per mode. Returns all passes, and the passes by category.
+    """Ask every question once per mode; returns all passes, and the passes of each category.
 
-    Modes alternate by category. Speculation runs first, because drafters that copy text would find plain decoding's
-    answers.
+    For each category the speculative mode runs first, then the plain mode; in the reverse order, drafters that copy
+    text would find the answers of plain decoding.
 
     Raises:
         UserError: no question fits the context.
@@ -122,7 +122,7 @@ def run_questions(llm: "LLM", config: AskedOnce, questions: list[Question]) -> t
 
 
 def tokenizer_of(llm: "LLM") -> "Tokenizer":
-    """Tokenizer of the model; raises UserError if there is none."""
+    """Return the tokenizer of the model; raises UserError if there is none."""
     if llm.tokenizer is None:
         raise UserError("the model has no tokenizer: bench needs text prompts")
     return llm.tokenizer
@@ -131,7 +131,9 @@ def tokenizer_of(llm: "LLM") -> "Tokenizer":
 def _answers(
     llm: "LLM", tokenizer: "Tokenizer", params: SamplingParams, batch_size: int, questions: list[Question]
 ) -> list[Pass]:
-    """Passes, one per turn; a conversation ends before the turn that exceeds the context."""
+    """Run the turns of conversations; returns one pass per turn. A conversation ends before the turn that exceeds the
+    context.
+    """
     passes, talks = [], [(list(question.turns), []) for question in questions]
     while talks:
         prompts, answered = [], []

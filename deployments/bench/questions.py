@@ -1,4 +1,4 @@
-"""Questions of a dataset, with their categories and turns; independent of engines."""
+"""Questions of a dataset, with their categories and turns. This module does not depend on engines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,9 @@ Item = TypeVar("Item")
 
 
 class Question(BaseModel):
-    """The user's turns of a conversation, as in a line of Spec-Bench's file; `prompt` is a single turn."""
+    """The user's turns of a conversation, in the form of a line of Spec-Bench's file; the field `prompt` is a single
+    turn.
+    """
 
     category: str = "none"
     turns: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
@@ -28,7 +30,7 @@ class Question(BaseModel):
 
 
 def read_questions(dataset: str, most: int | None) -> list[Question]:
-    """Questions of a dataset, evenly spread over the file if it has more than `most`.
+    """Return the questions of a dataset; if there are more than `most`, `most` questions evenly spread over the file.
 
     Args:
         dataset: SPECBENCH, or the path of a JSONL file.
@@ -52,6 +54,6 @@ def read_questions(dataset: str, most: int | None) -> list[Question]:
 
 
 def evenly(items: Sequence[Item], most: int | None) -> list[Item]:
-    """All items, or `most` of them, evenly spread."""
+    """Return all items; if there are more than `most`, `most` items evenly spread."""
     count = min(most or len(items), len(items))
     return [items[index * len(items) // count] for index in range(count)]

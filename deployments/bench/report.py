@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Report(NamedTuple):
-    """Speed of both modes; medians if the prompts were run several times."""
+    """Speed of both modes. The figures are medians if the prompts were run several times."""
 
     num_prompts: int
     num_tokens: int
@@ -22,10 +22,10 @@ class Report(NamedTuple):
     """Whether every pass of both modes produced the same tokens."""
     metrics: SpeculationMetrics
     tokens_a_round: float
-    """Mean tokens of one request per round of the speculative mode, without first tokens."""
+    """Mean number of tokens that a request gets per round of the speculative mode; first tokens are not counted."""
     break_even: float | None
-    """Tokens per round at which speculation is as fast as plain decoding, which is the ratio of the round times. None
-    if nothing was drafted.
+    """Tokens per round at which speculation is as fast as plain decoding, which is the ratio of the two modes' round
+    times. None if there were no drafts.
     """
 
     @property
@@ -34,7 +34,7 @@ class Report(NamedTuple):
         return self.speculative_tokens_per_s / self.plain_tokens_per_s
 
     def as_dict(self) -> dict[str, Any]:
-        """Figures for `--json`."""
+        """Return the figures for `--json`."""
         return {
             "num_prompts": self.num_prompts,
             "num_tokens": self.num_tokens,
@@ -47,7 +47,7 @@ class Report(NamedTuple):
 
 
 def tables(report: Report, config: BenchConfig) -> "list[Table]":
-    """Tables of speed in both modes, and of acceptance per tree depth."""
+    """Return the tables of speed in both modes, and of acceptance per depth of the draft tree."""
     from rich.table import Table
 
     length = f"{report.metrics.acceptance_length:.2f}"
@@ -67,7 +67,9 @@ def tables(report: Report, config: BenchConfig) -> "list[Table]":
 
 
 def category_table(reports: dict[str, Report], every: Report, left_out: int) -> "Table":
-    """Table of acceptance and speed by category; `left_out` is the number of turns that were too long."""
+    """Return the table of acceptance and speed by category; `left_out` is the number of turns that were too long to
+    run.
+    """
     from rich.table import Table
 
     columns = ("category", "answers", "length", "rate", "plain", "speculative", "ratio")

@@ -1,4 +1,4 @@
-"""Building blocks of the commands of `wingbeat`. Imports no torch."""
+"""Building blocks of the commands of `wingbeat`. This module does not import torch."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,9 @@ from wingbeat.deployments.log import LEVEL_VARIABLE, LogLevel, show_log
 from wingbeat.kernels.parts import load_function
 
 READS_LATER = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Click settings of a command that parses its own arguments when it runs, so that their imports happen only then."""
+"""Click settings of a command that parses its arguments only when it runs, so that the modules of its options are
+imported only then.
+"""
 
 Level = Annotated[
     LogLevel | None,
@@ -39,7 +41,10 @@ def new_app(help_text: str | None, add_completion: bool = False) -> typer.Typer:
 
 
 def show_log_from(level: LogLevel | None) -> None:
-    """Shows log lines of a level and above; None shows only warnings and errors, as Python does by default."""
+    """Shows log lines of a level and of higher levels.
+
+    None shows only warnings and errors, as Python does by default.
+    """
     if level is not None:
         os.environ[LEVEL_VARIABLE] = level.value
         show_log()
@@ -55,13 +60,13 @@ def add_late_command(
 ) -> None:
     """Adds a command whose options are imported, which may take seconds, only when the command runs.
 
-    Missing folders are reported before that import.
+    Missing folders are reported before the options are imported.
 
     Args:
         options: `module:Class` of the command's settings.
         run: `run(config, **own)`, see `options.model_command`; its docstring is the command's help.
         arguments: fields that may be given as positional arguments.
-        takes_folder: whether the first word is a folder.
+        takes_folder: whether the first word of the arguments is a folder.
     """
 
     def command(context: typer.Context) -> None:

@@ -18,12 +18,15 @@ from wingbeat.deployments.start_up import StartUp
 
 USAGE_ERROR = 2
 
-# Typer brings its own copy of click or uses the installed one, depending on its version.
+# Depending on its version, typer brings its own copy of click or uses the installed click.
 ClickException = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def main(args: list[str] | None = None) -> None:
-    """Entry point; tests pass `args`. Always raises SystemExit."""
+    """Runs the command and always raises SystemExit. `args`: words of the command line.
+
+    None reads the process's own.
+    """
     args = sys.argv[1:] if args is None else args
     show_lines("wingbeat.runtime.hub")
     try:
@@ -103,16 +106,16 @@ def _serve(
 ) -> None:
     """Serve the OpenAI API with Ray until SIGTERM or Ctrl-C, after which running requests are completed."""
     if log_level is not None:
-        os.environ[LEVEL_VARIABLE] = log_level.value  # inherited by the processes that Ray starts
+        os.environ[LEVEL_VARIABLE] = log_level.value  # the processes that Ray starts inherit it
     start_up = StartUp()
     try:
         start_up.event("checking the settings and the files")
-        # In a cluster, Ray's count of GPUs decides after joining.
+        # If a cluster is joined, GPU shares are chosen after joining, by Ray's count of GPUs.
         for take_gpus in hooks("take_gpus") if preflight.is_here(address) else ():
             config = take_gpus(config, False, start_up.event)
         preflight.check(config, host, port, address)
         start_up.event("starting Ray" if address is None else f"joining the Ray cluster at {address}")
-        # Importing Ray takes seconds; nothing before this line needs it.
+        # Ray is imported here, because the import takes seconds and nothing before this line needs Ray.
         from wingbeat.deployments.launch import StartError, serve_until_stopped
 
         try:

@@ -11,12 +11,12 @@ _OPTIONS = ("--model", "--drafter")
 
 
 def check_named_folders(args: Sequence[str], takes_folder: bool = False) -> None:
-    """Refuses a model or a drafter that can only be a folder and does not exist.
+    """Refuses a model or a drafter whose value can only be a folder, if the folder does not exist.
 
     Values that may be something else, such as `mtp`, an import path or a name on the hub, are not checked here.
 
     Args:
-        takes_folder: whether the first word is a folder too.
+        takes_folder: whether the first word of the arguments is a folder too.
 
     Raises:
         UserError: one line that names the folder.

@@ -17,7 +17,7 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class UserError(Exception):
-    """Error that the user can correct; its message is one line that says how."""
+    """Error that the user can correct; the message is one line that says how."""
 
 
 def model_command(
@@ -41,7 +41,7 @@ def model_command(
     parameters = [_argument(name) for name in arguments]
     panel = panel_of(config_class)
     options = [_parameter(name, config_class.model_fields[name], panel(name)) for name in config_class.model_fields]
-    # Typer reads the signature. Parameters are keyword-only, so that they can be sorted freely.
+    # Typer reads options from this signature. Parameters are keyword-only, so that their order is free.
     own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     command.__signature__ = inspect.Signature([*parameters, *sorted([*options, *own], key=place)])
     command.__doc__ = run.__doc__
@@ -49,10 +49,10 @@ def model_command(
 
 
 def build_config(config_class: type[Config], values: dict[str, Any]) -> Config:
-    """Builds the model from option values, of which None means not given.
+    """Builds the settings from option values; the value None means that the option was not given.
 
     Raises:
-        UserError: an option is missing or invalid; names the first one.
+        UserError: an option is missing or invalid; the error names the first such option.
     """
     given = {name: value for name, value in values.items() if value is not None}
     for name, value in given.items():
@@ -65,7 +65,7 @@ def build_config(config_class: type[Config], values: dict[str, Any]) -> Config:
 
 
 def option_name(field_name: str) -> str:
-    """Returns the option of a field: `--hidden-size` for `hidden_size`."""
+    """Returns the name of a field's option: `--hidden-size` for `hidden_size`."""
     return "--" + field_name.replace("_", "-")
 
 
@@ -79,7 +79,7 @@ def _take_argument(name: str, values: dict[str, Any]) -> None:
     """Moves a positional argument to the field of its option.
 
     Raises:
-        UserError: the option is given too.
+        UserError: both the positional argument and the option are given.
     """
     given = values.pop(f"{name}_argument")
     if given is None:

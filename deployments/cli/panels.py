@@ -1,4 +1,4 @@
-"""Groups of options in a command's help (typer's panels): the most used options first, the others by subject."""
+"""Groups of options in a command's help (typer's panels): the most used options first, all other options by subject."""
 
 import inspect
 from collections.abc import Callable
@@ -35,7 +35,7 @@ _OF_CLASS = {
     "DrafterPlaceOptions": CLUSTER,
     "ScalingOptions": CLUSTER,
 }
-"""Panel by class of settings; options of other classes are in the first panel."""
+"""Panel of each class of settings; options of classes that are not listed are in the first panel."""
 
 OF_FIELD = {
     **dict.fromkeys(("kv_cache_dtype", "kernels", "deterministic", "engine_dir", "cuda_graphs"), MODEL),
@@ -45,11 +45,11 @@ OF_FIELD = {
     **dict.fromkeys(("engine_factory", "drafter_factory", "verifier_resources"), CLUSTER),
     "served_model_name": API,
 }
-"""Panel of settings that belong to another subject than their class."""
+"""Panel of single settings whose subject is not the subject of their class."""
 
 
 def panel_of(config_class: type[BaseModel]) -> Callable[[str], str | None]:
-    """Returns a function from a field's name to its panel's title; None is the first panel.
+    """Returns a function that returns the title of a field's panel, None for the first panel.
 
     Args:
         config_class: class whose fields are the options.
@@ -72,7 +72,9 @@ def _owner(config_class: type[BaseModel], name: str) -> str:
 
 
 def place(option: inspect.Parameter) -> tuple[int, int]:
-    """Returns the sort key of an option: the most used, others of the first panel, then panel by panel."""
+    """Returns the sort key of an option: first the most used options, then the rest of the first panel, then other
+    panels.
+    """
     title = getattr(getattr(option.annotation, "__metadata__", [None])[0], "rich_help_panel", None)
     first = MOST_USED.index(option.name) if option.name in MOST_USED else len(MOST_USED)
     return (0, first) if title is None else (1 + TITLES.index(title), 0)
@@ -82,7 +84,7 @@ class GroupedCommand(TyperCommand):
     """Command whose help has a heading for each panel."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes the arguments, then the options panel by panel, in the order of their first options."""
+        """Writes the arguments, then the options panel by panel; panels are in the order of their first options."""
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)

@@ -1,7 +1,7 @@
 """Checks before Ray starts: the address, the settings and the checkpoints' files.
 
-The checks need neither torch nor transformers, which take seconds to import. Errors that only these can find are
-reported by the engine when it loads the checkpoint.
+The checks need neither torch nor transformers, which take seconds to import. Errors that only torch or transformers can
+find are reported by the engine when it loads the checkpoint.
 """
 
 import errno
@@ -20,14 +20,15 @@ from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 
 class PreflightError(ValueError):
-    """The application cannot start; one line that names the setting or the file to change."""
+    """The application cannot start; the message is one line that names the setting or the file to change."""
 
 
 def check(config: AppConfig, host: str, port: int, address: str | None = None) -> None:
     """Refuses a start that cannot succeed.
 
-    A running cluster may have other machines, whose memory, GPUs and modules are not checked. In a cluster given by
-    `address`, Serve may already listen on the port, so that the port is not checked either.
+    If a running cluster is joined, memory, GPUs and modules are not checked, because the application may run on other
+    machines. In a cluster given by `address`, Serve may already listen on the port, so that the port is not checked
+    either.
 
     Raises:
         ValueError, OSError: one line that names the setting, the file or the tensor.
@@ -90,7 +91,7 @@ def _check_cluster(address: str) -> None:
 
 
 def check_positions(config: AppConfig, name: str, num_positions: int | None) -> None:
-    """Refuses a `max_model_len` above the model's positions; None skips the check.
+    """Refuses a `max_model_len` above the model's number of positions; if that number is None, nothing is checked.
 
     Raises:
         PreflightError: one line with both numbers.
@@ -117,16 +118,19 @@ def _check_drafter_name(config: AppConfig, here: bool) -> None:
 
 
 def drafter_is_ours(config: AppConfig, choice: DrafterChoice, here: bool) -> bool:
-    """Returns whether Wingbeat's own code will load the drafter, and this machine (`here`) has what it needs."""
+    """Returns whether the drafter can be checked on this machine.
+
+    A drafter of a `drafter_factory` cannot be, and a user's class only if it is on this machine (`here`).
+    """
     return config.drafter_factory is None and (here or not choice.is_class)
 
 
 def is_here(address: str | None) -> bool:
-    """Returns whether the application will run on this machine only, whose resources can then be checked."""
+    """Returns whether the application will run on this machine only, so that its resources can be checked here."""
     return address is None and not _joins_cluster()
 
 
 def _joins_cluster() -> bool:
-    """Returns whether Ray will join a cluster, judged by the variable and the file that Ray itself reads."""
+    """Returns whether Ray will join a running cluster, according to the variable and the file that Ray itself reads."""
     folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
     return bool(os.environ.get("RAY_ADDRESS")) or (folder / "ray_current_cluster").exists()

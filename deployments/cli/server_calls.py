@@ -1,4 +1,4 @@
-"""Calls of a running server as its operator, and the options for the server's URL and key."""
+"""Calls of a running server by its operator, and the command-line options for the server's URL and key."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     import urllib.error
 
 TIMEOUT_S = 600.0
-"""Seconds for an answer: a prefix, for example, is computed after the engines' other work."""
+"""Maximum seconds to wait for an answer. The limit is long because a prefix, for example, is computed after the
+engines' other work.
+"""
 Url = Annotated[str, typer.Option(help="URL of the server.")]
 Key = Annotated[
     str | None,
@@ -35,13 +37,13 @@ def call_server(
     """Sends a request and returns the server's answer.
 
     Raises:
-        UserError: the server cannot be reached, or refuses.
+        UserError: the server cannot be reached, or refuses the request.
     """
     import urllib.error
     import urllib.request
 
     class NoRedirects(urllib.request.HTTPRedirectHandler):
-        """Follows no redirects, so that the key is sent only to this server."""
+        """Follows no redirects, so that the operator's key is sent only to the server of the URL."""
 
         def redirect_request(self, *args: Any, **kwargs: Any) -> None:
             return None

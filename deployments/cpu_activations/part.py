@@ -29,10 +29,10 @@ model_settings = {"cpu_activations": (Literal["exact", "int8"], _FIELD)}
 
 
 def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
-    """Whether rounded activations are requested, and by which setting."""
+    """Return whether the settings ask for rounded activations, and words that name the setting."""
     return {INT8_ACTIVATIONS: (config.cpu_activations == "int8", "cpu_activations is int8")}
 
 
 def text_identity(config: "AppConfig") -> str:
-    """Part of the text identity about rounded activations; empty without rounding."""
+    """Return the part of the text identity about rounded activations; empty without rounding."""
     return ", activations rounded to int8" if config.cpu_activations == "int8" else ""

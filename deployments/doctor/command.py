@@ -25,7 +25,7 @@ _LOAD_S, _ROUND_S, _NUM_TOKENS = 1800.0, 300.0, 16
 
 
 def doctor_command(config: DoctorConfig, as_json: bool, open_engine: OpenEngine) -> int:
-    """Print one line per part. Returns 1 if any part failed, else 0."""
+    """Print one line per examined part; returns 1 if at least one part has failed, else 0."""
     transformers_logging.set_verbosity_error()
     findings = list(_shown(examine(_parts(config, open_engine)), as_json))
     if as_json:
@@ -34,7 +34,10 @@ def doctor_command(config: DoctorConfig, as_json: bool, open_engine: OpenEngine)
 
 
 def _parts(config: DoctorConfig, open_engine: OpenEngine) -> Iterator[Part]:
-    """Parts to examine; ends after the driver's part if the driver does not answer, because all later parts use it."""
+    """Yield the parts to examine.
+
+    If the GPU's driver does not answer, its part is the last, because all later parts use the driver.
+    """
     yield from machine_parts()
     try:
         seen = sees_gpu()
@@ -51,7 +54,7 @@ def _parts(config: DoctorConfig, open_engine: OpenEngine) -> Iterator[Part]:
             return opened[0]
 
         yield Part("model", _LOAD_S, lambda: _written(config, open_once))
-        if opened and config.engine_dir is None:  # an engine file does not state how many bytes a round reads
+        if opened and config.engine_dir is None:  # a TensorRT engine does not state how many bytes a round reads
             yield Part("round", _ROUND_S, lambda: (Verdict.OK, round_estimate(opened[0]).sentence()))
 
 
@@ -67,9 +70,10 @@ def _shown(findings: Iterable[Finding], as_json: bool) -> Iterator[Finding]:
 
 
 def _written(config: DoctorConfig, open_engine: OpenEngine) -> tuple[Verdict, str]:
-    """Load the model, generate some tokens, and report.
+    """Load the model, generate some tokens, and return a verdict and a sentence.
 
-    Loading compares the model with transformers and its graphs with eager rounds, and tests the drafter.
+    While the model is loaded, its numbers are compared with transformers, its captured graphs are compared with eager
+    rounds, and the drafter is tested.
     """
     llm = open_engine(config, 1)
     loaded, test = llm.engine.loaded, llm.self_test

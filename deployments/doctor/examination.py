@@ -1,6 +1,7 @@
 """Examines, part by part, whether a machine can serve: the logic of `wingbeat doctor`.
 
-Each part has a time limit and yields one line; a failed part does not stop later ones. Independent of terminals.
+Each part has a time limit and yields one line; after a failed part the later parts are examined all the same. This
+module does not depend on a terminal.
 """
 
 import time
@@ -37,7 +38,7 @@ class Part(NamedTuple):
 
 
 def examine(parts: Iterable[Part]) -> Iterator[Finding]:
-    """Run all checks in order; a check that raises or hangs has failed."""
+    """Run all checks in order and yield their findings; a check that raises or hangs counts as failed."""
     for part in parts:
         started = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""Checks of a machine's GPUs, in the order of a start; torch is imported only inside the checks."""
+"""Checks of a machine's GPUs, in the order in which a start uses them; torch is imported only inside the checks."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from wingbeat.deployments.doctor.machine import gib
 
 
 def gpu_parts(seen: bool) -> list[Part]:
-    """Checks of the first GPU, in the order of a start; a single check if torch sees no GPU."""
+    """Return the checks of the first GPU, in the order in which a start uses it; a single check if `seen` is False."""
     if not seen:
         return [Part("GPU", 30, _no_gpu)]
     return [

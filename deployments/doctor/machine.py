@@ -15,7 +15,7 @@ _GIB = 1 << 30
 
 
 def machine_parts() -> list[Part]:
-    """Checks for every machine."""
+    """Return the checks that apply to every machine."""
     return [
         Part("versions", 30, _versions),
         Part("processor", 30, _processor),
@@ -50,7 +50,7 @@ def _memory() -> tuple[Verdict, str]:
 
 
 def gib(size: int | None) -> str:
-    """A size for people to read."""
+    """Return a size in GiB for people to read."""
     return "an unknown amount" if size is None else f"{size / _GIB:.1f} GiB"
 
 

@@ -1,4 +1,7 @@
-"""Registers `wingbeat doctor`. Every process that reads settings imports this file, so it does not import typer."""
+"""Registers `wingbeat doctor`.
+
+Typer is not imported here, because every process that reads settings imports this file.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -20,7 +20,9 @@ from wingbeat.deployments.request_context import session_id
 from wingbeat.runtime.scheduling.request import Request, SamplingParams, Variant
 
 EMBEDDING_BYTES, FLOAT_BYTES, BASE64_BYTES = 64, 24, 6
-"""Upper bounds of bytes in JSON: around an embedding, per float in decimal form, and per float in base64."""
+"""Upper bounds of bytes in JSON: for an embedding without its numbers, per number in decimal form, and per number in
+base64.
+"""
 
 
 class Embeddings:
@@ -36,11 +38,11 @@ class Embeddings:
         self.kind = service.of_parts.get("embeddings", NO_EMBEDDINGS)
 
     async def answer(self, body: EmbeddingsBody) -> bytes:
-        """The whole answer as JSON.
+        """Compute the embeddings and return the whole answer as JSON.
 
         Raises:
             ApiError: the model has no embeddings, an input does not fit the model, or the answer would be too long.
-            EngineOverloaded: there is no room for a batch of inputs, or for the answer.
+            EngineOverloaded: the engines have no room for a batch of inputs, or the router has no room for the answer.
             EngineUnavailable, RequestFailed, RequestRefused: an input could not be embedded.
         """
         name = self._pool.info.model_name
@@ -72,16 +74,22 @@ class Embeddings:
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         model = self._pool.info.model_name if variant is None else variant.name
         answer = {"id": unique_id, "object": "list", "model": model, "usage": usage}
-        # In a thread, because encoding thousands of numbers per input would block other requests' streams.
+        # The answer is written in a thread, because encoding thousands of numbers per input would delay other requests'
+        # streams.
         return await asyncio.to_thread(lambda: _json(answer | {"data": _written(found, body)}))
 
     def _read(self, body: EmbeddingsBody) -> list[Prompt]:
-        """Prompts of the inputs, in order; raises ApiError if an input does not fit the model."""
+        """Return the prompts of the inputs, in order; raises ApiError if an input does not fit into the model's
+        context.
+        """
         adds = body.add_special_tokens is not False
         return [Prompt(self._prompts.tokens(text, body, "input", adds)[0]) for text in body.input]
 
     def _answer_bytes(self, body: EmbeddingsBody) -> int:
-        """Upper bound of the answer's bytes; raises ApiError (400) if the server does not send answers of that size."""
+        """Return an upper bound of the answer's bytes.
+
+        Raises ApiError, 400, if the bound exceeds the server's limit.
+        """
         most = self.kind.num_numbers
         numbers = most if body.dimensions is None else min(body.dimensions, most)
         each = BASE64_BYTES if body.encoding_format == "base64" else FLOAT_BYTES
@@ -98,7 +106,7 @@ class Embeddings:
                 raise prompt_too_long("input", limit, len(prompt.token_ids))
 
     async def _run(self, requests: Sequence[Request]) -> list[bytes]:
-        """Embeddings in the order of the requests; if a request fails, the others are aborted."""
+        """Return the embeddings in the order of the requests; if a request fails, the other requests are aborted."""
         admission = self._pool.admit(len(requests))
         try:
             async with asyncio.TaskGroup() as group:
@@ -127,7 +135,7 @@ def _json(answer: dict[str, Any]) -> bytes:
 
 
 def _written(found: list[bytes], body: EmbeddingsBody) -> list[dict[str, Any]]:
-    """Embeddings as objects of the answer.
+    """Return the embeddings as objects of the answer.
 
     Raises:
         ApiError: 400, more dimensions are requested than the embeddings have.

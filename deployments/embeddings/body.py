@@ -23,7 +23,7 @@ class EmbeddingsBody(RequestBody):
         "embed_dtype": refused("numbers are float32"),
     }
     prompt_field: ClassVar[str] = "input"
-    """Name of the prompt's field, for errors about its length."""
+    """Name of the field with the prompt, for errors about its length."""
     limit_field: ClassVar[str] = "truncate_prompt_tokens"
     """Name of the field that shortens a prompt."""
 
@@ -32,16 +32,16 @@ class EmbeddingsBody(RequestBody):
     """Texts or lists of token ids; a single text or list is wrapped in a list."""
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=INT32_MAX)
-    """Length of a shortened embedding, if the model was trained for that."""
+    """Number of dimensions of a shortened embedding; allowed if the model was trained for shortened embeddings."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
-    """Truncate an input to its last tokens, this many; -1 keeps as many as fit."""
+    """Number of tokens of each input to keep, by default the last tokens; -1 keeps as many as fit into the context."""
     truncation_side: Literal["left", "right"] | None = None
-    """Side on which an input is truncated: right keeps its first tokens."""
+    """Side on which an input is truncated. With "right" the input's first tokens are kept."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds special tokens around a prompt; true by default."""
     priority: int | None = Field(None, ge=-(2**31), le=INT32_MAX)
     user: Any = None
-    """Ignored; cannot change the result."""
+    """Ignored, because the field cannot change the result."""
 
     @model_validator(mode="before")
     @classmethod
@@ -60,5 +60,5 @@ class EmbeddingsBody(RequestBody):
 
     @property
     def asked_max_tokens(self) -> int:
-        """1, because an engine writes at least one token."""
+        """Returns 1, because an engine generates at least one token."""
         return 1

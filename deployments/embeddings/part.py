@@ -1,4 +1,4 @@
-"""Hooks of `/v1/embeddings`. Commands import this file, so it imports its implementation only when needed."""
+"""Hooks of `/v1/embeddings`. The implementation is imported only when needed, because commands import this file."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -20,5 +20,5 @@ def check_before_start(config: "AppConfig") -> None:
 
 
 def surface(config: "AppConfig") -> dict[str, Any]:
-    """Kind of the model's embeddings."""
+    """Return the value that the endpoint needs: the kind of the model's embeddings."""
     return {"embeddings": embedding_kind_of(config)}

@@ -14,21 +14,23 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 POOLING_FILE = Path("1_Pooling") / "config.json"
-"""Config of an embedding model in the layout of sentence-transformers."""
+"""Path of the pooling config below the folder of an embedding model, in the layout of sentence-transformers."""
 _MODES = {"pooling_mode_mean_tokens": Pooling.MEAN, "pooling_mode_lasttoken": Pooling.LAST}
 MOST_HIDDEN = 16_384
-"""Upper bound of an embedding's length, for sizing answers if config.json leaves the hidden size to its class."""
+"""Upper bound of an embedding's number of dimensions, used for the size of answers if config.json does not state the
+hidden size.
+"""
 
 
 class EmbeddingKind(NamedTuple):
     """Pooling and size of a model's embeddings."""
 
     pooling: Pooling | None = None
-    """None if the model has no embeddings."""
+    """How hidden states are pooled; None if the model has no embeddings."""
     can_be_cut: bool = False
-    """Whether the first numbers of an embedding are an embedding too (Matryoshka)."""
+    """Whether the model was trained so that an embedding's first numbers are an embedding too (Matryoshka)."""
     num_numbers: int = 1
-    """Length of an embedding that is not shortened."""
+    """Number of dimensions of an embedding that is not shortened."""
 
 
 NO_EMBEDDINGS = EmbeddingKind()
@@ -49,7 +51,7 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def pooling_of(config: "AppConfig") -> Pooling | None:
-    """How a prompt's hidden states become its embedding; None if the model has no embeddings.
+    """Return how a prompt's hidden states are pooled to its embedding; None if the model has no embeddings.
 
     Raises:
         ValueError: the model's folder specifies an unsupported pooling.
@@ -68,7 +70,7 @@ def pooling_of(config: "AppConfig") -> Pooling | None:
 
 
 def embedding_kind_of(config: "AppConfig") -> EmbeddingKind:
-    """Kind of a model's embeddings; raises ValueError as `pooling_of`."""
+    """Return the kind of a model's embeddings; raises the ValueError of `pooling_of`."""
     pooling = pooling_of(config)
     if pooling is None:
         return NO_EMBEDDINGS

@@ -1,1 +1,1 @@
-"""A router's side of the engines: connections, admission and routing."""
+"""A router's side of the communication with engines: connections, admission and routing."""

@@ -1,4 +1,4 @@
-"""Reserved places for requests, and the wait of requests while there is no engine."""
+"""Reservations of places for requests, and the waiting of requests while there is no engine."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from typing import Protocol
 
 logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 1.0
-"""Seconds that a request waits before it checks again whether there is an engine."""
+"""Seconds after which a waiting request checks again whether there is an engine."""
 
 
 class CountsPlaces(Protocol):
@@ -18,14 +18,14 @@ class CountsPlaces(Protocol):
 
 
 class Reservation:
-    """Places reserved for requests, in engines or in the queue, until they are released."""
+    """Places that are reserved for requests, in engines or in the queue, until they are released."""
 
     def __init__(self, pool: CountsPlaces, num_requests: int) -> None:
         self._pool = pool
         self._num_left = num_requests
 
     def release(self, num_requests: int | None = None) -> None:
-        """Releases `num_requests` places, at most those left; None releases all that are left."""
+        """Releases `num_requests` of the places that are still reserved; None releases all of them."""
         num_requests = self._num_left if num_requests is None else min(num_requests, self._num_left)
         self._num_left -= num_requests
         self._pool.num_admitted -= num_requests
@@ -35,7 +35,7 @@ class EngineWait:
     """Lets requests wait for an engine, and makes Serve start one.
 
     Args:
-        ask: a call to any engine; while the call waits, Serve's autoscaling starts an engine.
+        ask: makes a call to any engine. While the call waits for an engine, Serve's autoscaling starts one.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[object]]) -> None:
@@ -45,7 +45,7 @@ class EngineWait:
         self._over = asyncio.Event()
 
     async def until(self, deadline: float, *, ask: bool) -> None:
-        """Returns when there may be an engine, at the deadline, or after `ASK_AGAIN_S` seconds.
+        """Waits until there may be an engine, but not beyond the deadline, and not longer than `ASK_AGAIN_S`.
 
         Args:
             deadline: time on the monotonic clock.
@@ -67,7 +67,7 @@ class EngineWait:
         self._over.set()
 
     def end(self) -> None:
-        """Cancels the call for an engine and wakes all waiting requests."""
+        """Cancels the call that waits for an engine, and wakes all waiting requests."""
         self._over.set()
         if self._asking is not None:
             self._asking.cancel()
@@ -76,5 +76,5 @@ class EngineWait:
         try:
             await self._ask()
         except Exception as error:
-            # The transport may raise anything; the call is repeated as long as a request waits.
+            # The transport may raise any exception. The call is repeated as long as a request waits.
             logger.warning("No engine has started: %s: %s", type(error).__name__, error)

@@ -1,7 +1,7 @@
-"""Named things that requests refer to (variants, saved prefixes), replicated in routers and replicas.
+"""Named things that requests refer to (variants, saved prefixes), replicated in all routers and replicas.
 
-The latest change of a name wins. Every router and every replica holds the whole list: a router sends a change to all
-replicas, and each replica passes it on to its routers, including routers that start later.
+The latest change of a name wins. Every router and every replica holds all names. A router sends a change to all
+replicas, and each replica passes the change on to its routers, including routers that connect later.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from wingbeat.deployments.parts import hooks
 
 VARIANTS = "variants"
-"""Kind of the model's variants, which requests name instead of the model."""
+"""Kind of the model's variants, which requests name in place of the model."""
 KINDS = (VARIANTS, *chain(*hooks("names")))
-"""All kinds of named things; a `Keeper` in each engine holds the things of a kind."""
+"""All kinds of named things. For each kind, a `Keeper` in every engine holds the things."""
 Thing = TypeVar("Thing")
 
 
@@ -24,15 +24,15 @@ class CatalogEntry(NamedTuple, Generic[Thing]):
 
     name: str
     version: int
-    """Unix time in nanoseconds by the clock of the router that made the change, but above every version that the router
-    knew; 0 for names from the settings.
+    """Unix time in nanoseconds by the clock of the router that made the change, raised if necessary above every version
+    that the router knew. Names from the settings have version 0.
     """
     thing: Thing | None
-    """None for a deleted name."""
+    """The thing that the name refers to; None if the name was deleted."""
 
 
 NameChanges = Mapping[str, tuple[CatalogEntry[Any], ...]]
-"""Changes in transit, by kind: all entries of each kind in which a name has changed."""
+"""Changes in transit: for each kind in which a name has changed, all entries of the kind."""
 
 
 class Catalog(Generic[Thing]):
@@ -40,7 +40,7 @@ class Catalog(Generic[Thing]):
 
     def __init__(self) -> None:
         self.changing = asyncio.Lock()
-        """Lock held while a router changes a name in all engines."""
+        """Lock that a router holds while it changes a name in all engines."""
         self._entries: dict[str, CatalogEntry[Thing]] = {}
 
     @property
@@ -54,7 +54,7 @@ class Catalog(Generic[Thing]):
         return None if entry is None else entry.thing
 
     def next_version(self, name: str) -> int:
-        """Returns the version for a change made now."""
+        """Returns the version for a change that is made now."""
         before = self._entries.get(name)
         return max(time.time_ns(), 0 if before is None else before.version + 1)
 
@@ -62,12 +62,12 @@ class Catalog(Generic[Thing]):
         """Sets or, with None, deletes the thing of a name.
 
         Args:
-            version: version from `next_version`; None takes the next one.
+            version: version from `next_version`; with None, the next version is used.
         """
         self._entries[name] = CatalogEntry(name, self.next_version(name) if version is None else version, thing)
 
     def merge(self, entries: Iterable[CatalogEntry[Thing]]) -> bool:
-        """Takes over entries that are newer; returns whether there was such an entry."""
+        """Takes over the entries that are newer than this catalog's; returns whether there were any."""
         changed = False
         for entry in entries:
             before = self._entries.get(entry.name)
@@ -77,7 +77,7 @@ class Catalog(Generic[Thing]):
         return changed
 
     def changes(self) -> tuple[CatalogEntry[Thing], ...]:
-        """Returns the entries that differ from the settings, to be merged elsewhere."""
+        """Returns the entries that differ from the settings, which other catalogs are to `merge`."""
         return tuple(entry for entry in self._entries.values() if entry.version)
 
 
@@ -88,7 +88,7 @@ class Names:
         self.catalogs: dict[str, Catalog[Any]] = {kind: Catalog() for kind in KINDS}
 
     def merge(self, changes: NameChanges) -> NameChanges:
-        """Takes over entries that are newer; returns all entries of each kind that had such an entry."""
+        """Takes over the entries that are newer; returns all entries of each kind in which an entry was newer."""
         return {kind: self.catalogs[kind].changes() for kind in changes if self.catalogs[kind].merge(changes[kind])}
 
     def changes(self) -> NameChanges:

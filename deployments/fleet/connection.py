@@ -1,4 +1,4 @@
-"""A router's connection to one engine: one stream for all its requests, and the tokens still outstanding."""
+"""A router's connection to one engine: one stream for all requests of the router, and counts of outstanding tokens."""
 
 import asyncio
 import logging
@@ -16,28 +16,37 @@ from wingbeat.runtime.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
 END_S = 5.0
-"""Seconds for cancelled calls to end; the connection is lost even if they do not."""
+"""Maximum seconds to wait until cancelled calls have ended; the connection counts as lost in either case."""
 CALL_S = 30.0
-"""Seconds for a call that the replica answers itself; then the connection is lost and requests move elsewhere."""
+"""Time limit in seconds of a call that the replica answers itself. At the limit the connection counts as lost, and its
+requests move to other engines.
+"""
 WORK_S = 960.0
-"""Seconds for a call that the engine handles, such as computing a prefix: slightly above the replica's own limit."""
+"""Time limit in seconds of a call that the engine handles, such as computing a prefix; slightly above the replica's
+limit.
+"""
 DESCRIBE_S = 120.0
-"""Seconds for a call that may wait for a replica to start; the call is then repeated."""
+"""Time limit in seconds of a call that may wait until a replica has started; at the limit the call is repeated."""
 
 
 class EngineTransport(Protocol):
-    """Calls to the engines of one model by id. For a lost engine they raise whatever the transport raises."""
+    """Calls to the engines of one model, by engine id. If the engine is lost, a call raises the exception of its
+    transport.
+    """
 
     async def describe(self) -> ModelInfo:
-        """Returns the model from any engine; waits until there is one."""
+        """Returns the description of the model from any engine; waits until there is an engine."""
         ...
 
     def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
-        """Calls `listener` with the live engines now and at each change, from any thread; returns an unsubscriber."""
+        """Calls `listener` with the live engines now and at each change, from any thread.
+
+        Returns a function that ends the subscription.
+        """
         ...
 
     def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
-        """Yields messages for this client, encoded by `encode`. Requests may be submitted after the first message."""
+        """Yields messages for this client, encoded by `encode`; requests may be submitted after the first message."""
         ...
 
     async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
@@ -46,14 +55,14 @@ class EngineTransport(Protocol):
 
 
 class EngineConnection:
-    """Submits requests to one engine and distributes its messages to them.
+    """Submits requests to one engine and distributes the engine's messages to the requests' streams.
 
     Args:
         on_end: called when the connection has ended.
         on_tokens: called with the number of new tokens in a message.
         on_open: called when the engine begins to accept requests.
         answers: expected lengths of answers, for the estimate of outstanding tokens.
-        on_names: called with changed names that the replica reports.
+        on_names: called with changes of names that the replica reports.
         renew_interval_s: seconds without other calls after which an empty call is sent, so that the replica keeps the
             connection and a hanging replica is detected.
     """
@@ -74,19 +83,21 @@ class EngineConnection:
         self.open = False
         """Whether requests may be submitted."""
         self.retiring = False
-        """Whether the connection closes when its last request ends."""
+        """Whether the connection accepts no further requests and closes when its last request ends."""
         self.index = PrefixIndex()
-        """Content of the engine's prefix cache, as reported by the engine."""
+        """Content of the engine's prefix cache, as the engine has reported it."""
         self.other_requests = 0
-        """Requests of other routers at the engine, as reported; `_other_tokens` are their outstanding tokens."""
+        """Number of other routers' requests at the engine, as the engine has reported it."""
         self._other_tokens = 0
         self.weights = ""
-        """Digest of the weights that the engine serves; empty for the weights named by the settings."""
+        """Digest of the pushed weights that the engine serves; empty for the weights that the settings name."""
         self.stalled = False
-        """Whether the engine makes no progress; it is replaced unless it continues."""
+        """Whether the engine has made no progress for long. Its replica replaces the engine unless it continues."""
         self._answers = answers or AnswerLength()
         self._takes = True
-        """Whether the engine accepts new requests: not while weights are replaced, nor after giving up requests."""
+        """Whether the engine accepts new requests. An engine does not while its weights are replaced, nor after it has
+        given up requests.
+        """
         self._transport = transport
         self._on_end = on_end
         self._on_tokens = on_tokens
@@ -108,7 +119,9 @@ class EngineConnection:
 
     @property
     def outstanding_tokens(self) -> int:
-        """Prompt tokens to compute and tokens expected to be generated for unfinished requests, of all routers."""
+        """Prompt tokens still to be computed plus tokens expected to be generated, for unfinished requests of all
+        routers.
+        """
         expected = self._answers.expected_tokens
         own = sum(stream.uncomputed_tokens + expected(stream.unwritten_tokens) for stream in self._streams.values())
         return own + self._other_tokens
@@ -139,23 +152,25 @@ class EngineConnection:
         self._close_if_retired()
 
     def waiting(self) -> list[RequestStream]:
-        """Returns requests without any output that were not withdrawn, oldest first."""
+        """Returns the requests that have no output yet and were not withdrawn, oldest first."""
         return [s for s in self._streams.values() if not (s.begun or s.asked_back or s.ended)]
 
     def withdraw(self, streams: Iterable[RequestStream]) -> None:
-        """Asks the engine to return requests; those that have not begun to run end with EngineLost."""
+        """Asks the engine to return requests. Requests that have not begun to run then end with EngineLost."""
         for stream in streams:
             stream.asked_back = True
             self._withdrawals.append(stream.number)
         self._send.set()
 
     def retire(self) -> None:
-        """Accepts no further requests; closes when the last one ends."""
+        """Accepts no further requests from now on; closes the connection when its last request has ended."""
         self.retiring = True
         self._close_if_retired()
 
     def give_up_all(self, reason: str) -> None:
-        """Moves every request to another engine, which continues it. No request is suspected of a failure."""
+        """Ends every request with EngineLost, so that another engine continues it; no request is suspected of a
+        failure.
+        """
         self.fail_all(EngineLost(reason, taken_up=False))
 
     async def close(self) -> None:
@@ -178,7 +193,8 @@ class EngineConnection:
         receiver = asyncio.get_running_loop().create_task(self._receive_loop())
         reason: BaseException | None = None
         try:
-            # No timeout: the sender's periodic calls, each with a limit, end the connection if the replica hangs.
+            # The wait needs no timeout, because each of the sender's periodic calls has a time limit, which ends the
+            # connection if the replica hangs.
             done, _ = await asyncio.wait([sender, receiver], return_when=asyncio.FIRST_COMPLETED)
             reason = next((task.exception() for task in done if task.exception() is not None), None)
         finally:
@@ -192,9 +208,13 @@ class EngineConnection:
             self._on_end(self)
 
     def _lose_all(self, is_dead: bool) -> None:
-        """Ends every request with EngineLost; requests that ran count as possible causes only if the engine is dead."""
+        """Ends every request with EngineLost.
+
+        If the engine is dead, requests that ran count as possible causes (`taken_up`).
+        """
         unsent = {waiting.number for waiting in self._submits}
-        # An engine runs requests marked `alone` one by one in order: if one was running, no other can be the cause.
+        # An engine runs requests marked `alone` one after the other, and no other request beside them. So if such a
+        # request was running, no other request can be the cause.
         alone = next((n for n, stream in self._streams.items() if stream.alone and not stream.ended), None)
         for number, stream in list(self._streams.items()):
             if not stream.ended:
@@ -241,7 +261,8 @@ class EngineConnection:
         while True:
             renew = False
             try:
-                # Not `wait_for`, which before Python 3.12 loses a cancellation that coincides with the event.
+                # `asyncio.wait_for` is not used, because before Python 3.12 it loses a cancellation that coincides with
+                # the event.
                 async with asyncio.timeout(self._renew_interval_s):
                     await self._send.wait()
             except TimeoutError:
@@ -263,8 +284,8 @@ def _first_line(error: BaseException) -> str:
 class PatientEngines:
     """`EngineTransport` that adds time limits to another transport.
 
-    Calls raise TimeoutError, naming the engine and the operation that did not answer, beside the other transport's
-    errors.
+    Calls raise the other transport's errors, and TimeoutError, which names the engine and the operation that did not
+    answer.
     """
 
     def __init__(self, transport: EngineTransport) -> None:
@@ -272,7 +293,7 @@ class PatientEngines:
         self.subscribe: Callable[[Callable[[frozenset[str]], None]], Callable[[], None]] = transport.subscribe
 
     async def describe(self) -> ModelInfo:
-        """Returns the model from any engine; waits until there is one."""
+        """Returns the description of the model from any engine; waits until there is an engine."""
         while True:
             try:
                 async with asyncio.timeout(DESCRIBE_S):
@@ -281,14 +302,14 @@ class PatientEngines:
                 logger.warning("No engine has answered within %.0f s which model it serves: asking again", DESCRIBE_S)
 
     def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
-        """Yields messages without a time limit; the sender's periodic calls detect an engine that hangs."""
+        """Yields messages without a time limit, because the connection's periodic calls detect an engine that hangs."""
         return self._transport.stream(engine_id, client_id)
 
     async def call(self, engine_id: str, name: str, *, works: bool = False, **arguments: Any) -> Any:
         """Calls the other transport with a time limit.
 
         Args:
-            works: True for `WORK_S` instead of `CALL_S`, for operations that the engine itself computes.
+            works: whether the engine itself handles the operation, for which the limit is `WORK_S` instead of `CALL_S`.
         """
         limit_s = WORK_S if works else CALL_S
         try:

@@ -1,4 +1,4 @@
-"""Directory of live engines: written by Serve's request router, read by the engine pool of the same process."""
+"""Directory of live engines, which Serve's request router writes and the engine pool of the same process reads."""
 
 import threading
 from collections import defaultdict
@@ -38,7 +38,7 @@ class EngineDirectory:
             return self._engines.get(deployment, frozenset())
 
     def subscribe(self, deployment: Deployment, listener: Listener) -> Callable[[], None]:
-        """Calls `listener` with the live engines now and at each change, from the thread that reports the change.
+        """Calls `listener` with the live engines now, and at each change from the thread that reports the change.
 
         Returns the function that ends the subscription.
         """
@@ -55,4 +55,6 @@ class EngineDirectory:
 
 
 DIRECTORY = EngineDirectory()
-"""Directory of this process. Global, because Serve itself constructs the request router that writes it."""
+"""Directory of this process. The object is global, because Serve itself constructs the request router that writes to
+it.
+"""

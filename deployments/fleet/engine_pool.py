@@ -34,9 +34,9 @@ from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOu
 
 logger = logging.getLogger(__name__)
 MAX_UNEXPLAINED = 2
-"""Engines in a row that may die while running a request before the request must run alone, so that a request that
-breaks engines cannot end the whole fleet. A request that certainly broke an engine, or is one of a few of which one
-did, must run alone in the next engine.
+"""Number of engines in a row that may die while they run a request before the request must run alone, so that a request
+that breaks engines cannot end the whole fleet. If a request has certainly broken an engine, or is one of a few requests
+one of which has, the request must run alone already in the next engine.
 """
 RECONNECT_S = 0.5
 """Seconds before a lost connection to a live engine is opened again."""
@@ -49,11 +49,13 @@ class EnginePool:
     """All engines that serve one model, with one multiplexed connection to each.
 
     Args:
-        max_num_seqs: requests that one engine runs at once, until the engines report their own number.
+        max_num_seqs: requests that one engine runs at once; used until an engine has reported its own number.
         max_queued_requests: requests that may wait, over all engines and routers, beyond those that the engines run.
-        engine_wait_s: seconds that a request waits if there is no engine; meanwhile Serve is made to start an engine.
+        engine_wait_s: maximum seconds that a request waits if there is no engine; meanwhile Serve is made to start an
+            engine.
         may_sleep: whether autoscaling may remove all replicas while there are no requests.
-        grace_s: seconds for running requests to end in an engine that is being removed; then they move elsewhere.
+        grace_s: seconds that running requests have to end in an engine that is being removed, before they move to other
+            engines.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class EnginePool:
         self._grace_s = grace_s
         self._wait = EngineWait(source.describe)
         self.num_admitted = 0
-        """Places reserved by this router and not released."""
+        """Number of places that this router has reserved and not released."""
         self._token_rate = TokenRate()
         self._answers = AnswerLength()
         self._info: ModelInfo | None = None
@@ -90,7 +92,7 @@ class EnginePool:
         self._draining = False
 
     async def start(self) -> None:
-        """Waits for the first engine, stores its model's description and connects."""
+        """Waits for the first engine, stores the description of its model, and connects to all engines."""
         event_loop = asyncio.get_running_loop()
         self._info = await self._source.describe()
         self.variants.merge(CatalogEntry(variant.name, 0, variant) for variant in self._info.variants)
@@ -99,7 +101,7 @@ class EnginePool:
         )
 
     def limit(self, max_queued_requests: int, engine_wait_s: float) -> None:
-        """Changes the limits of admission; requests that already wait keep their own deadline."""
+        """Changes the limits of admission; requests that already wait keep their deadlines."""
         self._max_queued_requests, self._engine_wait_s = max_queued_requests, engine_wait_s
 
     async def close(self) -> None:
@@ -112,7 +114,10 @@ class EnginePool:
         await asyncio.gather(*(connection.close() for connection in connections))
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuses new requests and waits for running ones; those running at the timeout end with EngineUnavailable."""
+        """Refuses new requests and waits until running requests have ended.
+
+        Requests that still run at the timeout end with EngineUnavailable.
+        """
         self._draining = True
         event_loop = asyncio.get_running_loop()
         deadline = event_loop.time() + timeout_s
@@ -143,7 +148,9 @@ class EnginePool:
         return self.names.catalogs[VARIANTS]
 
     def healthy(self) -> bool:
-        """Returns whether some engine accepts requests and makes progress, or would be started for a request."""
+        """Returns whether at least one engine accepts requests and makes progress, or an engine would be started for a
+        request.
+        """
         sleeps = self._may_sleep and not self.engine_ids
         return not self._draining and (sleeps or any(not load.stalled for load in self.loads()))
 
@@ -157,12 +164,14 @@ class EnginePool:
 
     @property
     def max_num_seqs(self) -> int:
-        """Requests that one engine runs at once."""
+        """Number of requests that one engine runs at once."""
         return (self._info and self._info.max_num_seqs) or self._max_num_seqs
 
     @property
     def max_requests(self) -> int:
-        """Maximum choices of one HTTP request: requests that one engine runs, plus its queue."""
+        """Maximum choices of one HTTP request, which is the number of requests that one engine runs at once plus the
+        queue.
+        """
         return self.max_num_seqs + self._max_queued_requests
 
     def admit(self, num_requests: int) -> Reservation:
@@ -177,7 +186,7 @@ class EnginePool:
         engines = [connection for connection in self.connections.values() if connection.open]
         if not engines and not self._engine_wait_s:
             raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
-        # Places belong to the fleet, so requests of all routers count.
+        # Places belong to the whole fleet, so that the requests of all routers count.
         num_admitted = self.num_admitted + sum(connection.other_requests for connection in engines)
         missing = num_missing_places(
             num_requests, num_admitted, len(engines), self.max_num_seqs, self._max_queued_requests
@@ -190,23 +199,23 @@ class EnginePool:
         return Reservation(self, num_requests)
 
     async def generate(self, request: Request, session_id: str = "") -> AsyncGenerator[RequestOutput, None]:
-        """Runs an admitted request; yields its tokens as they arrive, possibly several per output.
+        """Runs an admitted request; yields outputs with one or more tokens as the tokens arrive.
 
         The last output carries finish_reason, metrics and num_cached_tokens; an earlier output may carry the metrics so
         far. Closing the generator early (aclose, cancellation) aborts the request and frees its blocks.
 
-        If the engine dies, another engine continues from the tokens so far. Sampling noise is keyed by seed and
-        position, so the text is the same as from the first engine. An engine that dies by an exception reports the
-        request that caused the exception, which is not retried, or the suspected requests; if an engine vanishes, every
-        request that it ran is suspected. A request that has received more than `ALONE_TOKENS` tokens from an engine is
-        no longer suspected of having broken earlier engines.
+        If the engine dies, another engine continues from the tokens so far. The text is the text that the first engine
+        would have written, because sampling noise is keyed by seed and position. An engine that dies by an exception
+        reports the request that caused the exception, which is not retried, or reports several suspected requests. If
+        an engine vanishes, every request that it ran is suspected. A request that has received more than `ALONE_TOKENS`
+        tokens from an engine is no longer suspected of having broken earlier engines.
 
-        A request continues only on engines that still serve the weights with which it began, also while new weights are
-        pushed.
+        While new weights are pushed, a request continues only on engines that still serve the weights with which it
+        began.
 
         Args:
-            session_id: id shared by the requests of a conversation, which go to the same engine among equally loaded
-                ones.
+            session_id: id that the requests of a conversation share. Among equally loaded engines, requests with equal
+                ids go to the same engine.
 
         Raises:
             EngineUnavailable: no engine is left to run the request.
@@ -253,10 +262,11 @@ class EnginePool:
         """Returns the connection for a request, and the number of its tokens that the engine has cached.
 
         Args:
-            weights: `EngineConnection.weights` with which the request began; None if it has not begun.
+            weights: `EngineConnection.weights` of the engine on which the request began; None if the request has not
+                begun.
 
         Raises:
-            EngineUnavailable: there is no engine, and none came in time.
+            EngineUnavailable: there is no engine, and no engine came within `engine_wait_s`.
         """
         prompt = self._prompt_blocks(request)
 
@@ -274,7 +284,7 @@ class EnginePool:
         return self.connections[engine_id], num_cached_tokens(engine_id)
 
     def _loads_of(self, weights: str | None) -> list[EngineLoad]:
-        """Returns the loads of the engines with these weights; of all engines for None."""
+        """Returns the loads of the engines that serve these weights; with None, of all engines."""
         if weights is None:
             return self.loads()
         return [load for load in self.loads() if self.connections[load.engine_id].weights == weights]
@@ -284,12 +294,12 @@ class EnginePool:
             connection.withdraw(connection.waiting())
 
     def _move_on(self, connection: EngineConnection) -> None:
-        """Moves the requests of a removed engine elsewhere after its grace period, if there is another engine."""
+        """Moves the requests of a removed engine to other engines, if there are any; called after the grace period."""
         if connection in self._retired and any(other.open for other in self.connections.values()):
             connection.give_up_all(f"engine {connection.engine_id} is being stopped")
 
     def _prompt_blocks(self, request: Request) -> PromptBlocks:
-        # A prompt whose log-probabilities are requested is always computed, even if it is cached.
+        # A prompt whose log-probabilities are requested is always computed, even if its keys and values are cached.
         block_size = self._info.block_size if request.params.prompt_logprobs is None else 0
         token_ids = [*request.prompt_token_ids, *request.output_token_ids]
         if request.spans:
@@ -310,7 +320,7 @@ class EnginePool:
         for engine_id in engine_ids - self.connections.keys():
             self._connect(engine_id)
         for engine_id in self.connections.keys() - engine_ids:
-            # Serve drains a replica before ending it, so running requests may finish.
+            # Serve drains a replica before it ends the replica, so that running requests can finish.
             connection = self.connections.pop(engine_id)
             self._retired.add(connection)
             connection.retire()
@@ -330,7 +340,8 @@ class EnginePool:
         for connection in self._retired:
             self._hand_over(connection)
         for connection in self.connections.values():
-            # The oldest requests have slots or get the next ones; the others may choose the new engine.
+            # The oldest requests have slots or get the next free slots. Requests beyond the number of slots are
+            # withdrawn, so that they can go to the new engine.
             num_waiting = connection.num_requests + connection.other_requests - self.max_num_seqs
             if num_waiting > 0:
                 connection.withdraw(connection.waiting()[-num_waiting:])
@@ -343,7 +354,10 @@ class EnginePool:
 
 
 def _for_caller(output: RequestOutput, request: Request, source: EngineConnection) -> RequestOutput:
-    """Returns the output under the caller's id, with engine and weights; only prompt tokens count as cached."""
+    """Returns the output with the caller's request id, the engine and its weights.
+
+    The number of cached tokens is lowered to the prompt's length, because earlier output tokens do not count.
+    """
     num_cached = min(output.num_cached_tokens, len(request.prompt_token_ids))
     return output._replace(
         request_id=request.request_id,

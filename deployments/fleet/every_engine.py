@@ -1,4 +1,4 @@
-"""Calls to every engine at once, also for changes of names."""
+"""Calls to every engine at once, for operations and for changes of names."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ class EveryEngine:
     """Calls all engines that accept requests.
 
     Args:
-        engine_ids: returns the ids of these engines.
+        engine_ids: returns the ids of the engines that accept requests.
     """
 
     def __init__(self, call: EngineCall, engine_ids: Callable[[], list[str]]) -> None:
@@ -33,10 +33,10 @@ class EveryEngine:
         """Calls one of `operations_of` on every engine; returns all answers.
 
         Args:
-            works: whether the engine itself computes, which allows more time.
+            works: whether the engine itself handles the operation, which raises the time limit.
 
         Raises:
-            EngineUnavailable: there is no engine, or an engine was lost before it answered.
+            EngineUnavailable: there is no engine, or an engine was lost before its answer.
         """
         calls = [self._operate(engine_id, operation, arguments, works) for engine_id in self._engine_ids()]
         if not calls:
@@ -44,7 +44,8 @@ class EveryEngine:
         try:
             return await asyncio.gather(*calls)
         except Exception as error:
-            # The transport may raise anything for a lost engine; the log shows errors of our own code too.
+            # For a lost engine the transport may raise any exception. Since this handler also catches errors of our own
+            # code, errors are logged.
             logger.warning("An engine has not answered %s", operation, exc_info=error)
             raise EngineUnavailable("An engine was lost before it answered.") from error
 
@@ -54,7 +55,7 @@ class EveryEngine:
         await asyncio.gather(*(self._try(engine_id, "operate", **asked) for engine_id in self._engine_ids()))
 
     async def tell(self, changes: NameChanges) -> None:
-        """Sends changed names to every replica; a lost replica gets them when it is back."""
+        """Sends changed names to every replica; an unreachable replica gets them when it is connected again."""
         await asyncio.gather(*(self._tell(one, changes) for one in self._engine_ids()))
 
     def share(self, engine_id: str, changes: NameChanges) -> None:
@@ -67,7 +68,8 @@ class EveryEngine:
         return await self.call(engine_id, "operate", works=works, operation=operation, arguments=arguments)
 
     async def _tell(self, engine_id: str, changes: NameChanges) -> None:
-        # The call returns after the engine has computed and stored the named things, which may take long.
+        # The call runs in the background, because it returns only after the engine has computed and stored the named
+        # things.
         await self._try(engine_id, "tell", works=True, changes=changes)
 
     async def _try(self, engine_id: str, name: str, **arguments: Any) -> None:
@@ -75,5 +77,5 @@ class EveryEngine:
         try:
             await self.call(engine_id, name, **arguments)
         except Exception as error:
-            # The transport may raise anything for a lost engine.
+            # For a lost engine the transport may raise any exception.
             logger.warning("Engine %s has not answered %s", engine_id, name, exc_info=error)

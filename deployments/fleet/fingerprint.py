@@ -10,12 +10,13 @@ from importlib.metadata import version
 def fingerprint(text_identity: str, digest: str, variant: str = "") -> str:
     """Returns OpenAI's `system_fingerprint`: equal fingerprints mean equal weights and settings.
 
-    Files named by the settings enter by name only: overwriting them does not change the fingerprint.
+    Files named by the settings enter the fingerprint by their names only, so that overwriting a file does not change
+    the fingerprint.
 
     Args:
         text_identity: `AppConfig.text_identity`.
-        digest: digest of the pushed weights; empty for the weights named by the settings.
-        variant: digest of the variant, if any.
+        digest: digest of the pushed weights in use; empty if the weights are those that the settings name.
+        variant: digest of the variant; empty for the base model.
     """
     made_by = [text_identity, digest, variant, version("wingbeat")]
     return f"fp_{hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:12]}"

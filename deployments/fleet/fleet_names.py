@@ -7,7 +7,7 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 
 
 class FleetNames(Generic[Thing]):
-    """Names of one kind; changes are serialised."""
+    """Names of one kind. Changes are made one after the other."""
 
     kind: str
     """Kind of the names, see `catalog.KINDS`."""
@@ -17,7 +17,9 @@ class FleetNames(Generic[Thing]):
         self._engines = pool.every_engine
 
     async def delete(self, name: str) -> Thing | None:
-        """Deletes a name for new requests; returns its thing, or None if unknown. Running requests are not affected."""
+        """Deletes a name; returns the thing it referred to, None for an unknown name. Running requests are not
+        affected.
+        """
         async with self.catalog.changing:
             before = self.catalog.find(name)
             if before is not None:
@@ -25,6 +27,6 @@ class FleetNames(Generic[Thing]):
             return before
 
     async def _put(self, name: str, thing: Thing | None, version: int | None = None) -> None:
-        """Applies `Catalog.put` here and in every engine."""
+        """Sets or deletes the thing of a name in this router's catalog and in every engine; see `Catalog.put`."""
         self.catalog.put(name, thing, version)
         await self._engines.tell({self.kind: self.catalog.changes()})

@@ -6,7 +6,7 @@ from wingbeat.runtime.scheduling.request import Variant
 
 
 class TryLater(Exception):
-    """The request failed, but can succeed later."""
+    """The request failed, but an equal request can succeed later."""
 
     def __init__(self, message: str = "", *, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -15,11 +15,11 @@ class TryLater(Exception):
 
 
 class EngineOverloaded(TryLater):
-    """All queues are full; the request can succeed a moment later."""
+    """All queues are full; an equal request can succeed a moment later."""
 
 
 class EngineUnavailable(TryLater):
-    """There is no engine to run the request, or the engine that ran it is lost."""
+    """There is no engine to run the request, or the engine that ran it is lost and no engine can continue it."""
 
 
 class RouterGone(Exception):
@@ -27,7 +27,7 @@ class RouterGone(Exception):
 
 
 class RequestRefused(ValueError):
-    """No engine can ever run this request; the message begins with the field that is the cause."""
+    """No engine can ever run this request; the message begins with the name of the field that is the cause."""
 
 
 class RequestFailed(Exception):
@@ -39,13 +39,13 @@ class EnginesEnded(RequestFailed):
 
     Args:
         num_engines: number of engines.
-        last: what happened to the last engine.
+        last: why the last engine died, as text for the log.
     """
 
     def __init__(self, num_engines: int, last: str) -> None:
         engines = "An engine" if num_engines == 1 else f"{num_engines} engines in a row"
         self.for_caller = f"{engines} died or had to be ended while running this request; it is not tried again."
-        """Message for the caller, without internal details."""
+        """Message for the client, without internal details."""
         super().__init__(f"{self.for_caller} The last one: {last}")
 
 
@@ -54,9 +54,9 @@ class ModelInfo:
     """Description of the served model, against which requests are checked."""
 
     model_name: str
-    """First name that requests may pass as `model`."""
+    """First of the names that requests may pass as `model`."""
     max_model_len: int
-    """Longest sequence, prompt and output together, in tokens."""
+    """Maximum length of a sequence (prompt and output together) in tokens."""
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = ""
@@ -72,7 +72,7 @@ class ModelInfo:
     num_kv_tokens: int = 0
     """Tokens that the KV pool of one engine holds; 0 if the engine's factory does not report the number."""
     block_size: int = 0
-    """Tokens per block of the engines' prefix caches; 0 if they have none or do not report its content."""
+    """Tokens per block of the engines' prefix caches; 0 if engines have no prefix cache or do not report it."""
     variants: tuple[Variant, ...] = ()
     """Variants of the model that are served from the start."""
     takes: dict[str, str] = field(default_factory=dict)

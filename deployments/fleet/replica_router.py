@@ -1,7 +1,7 @@
-"""Serve's request router that sends calls to a particular engine; runs in the process of each caller.
+"""Request router for Serve that sends calls to a particular engine. The router runs in the process of each caller.
 
-Serve pickles this module by value into every caller, so the module holds no state and imports the directory as a
-module.
+Serve pickles this module by value into every caller. Therefore the module holds no state, and imports the directory as
+a module.
 """
 
 from typing import Any
@@ -12,32 +12,35 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from wingbeat.deployments.fleet import directory as engine_directory
 
 MAX_LEAVING = 64
-"""Maximum number of removed replicas that are still found by id."""
+"""Maximum number of removed replicas that calls can still find by id."""
 
 
 class EngineRequestRouter(RequestRouter):
-    """Sends a call to the engine in its argument `engine_id`; calls without the argument go to any engine.
+    """Sends a call to the engine that its argument `engine_id` names; calls without this argument go to any engine.
 
-    A call for a lost engine is sent to another engine, which refuses the call, because Serve lets a call without a
-    replica wait forever. An engine that is being stopped still answers calls about its requests.
+    A call for a lost engine is sent to another engine, which refuses the call; otherwise the call would wait forever,
+    because no replica suits it. Calls for an engine that is being stopped still reach that engine, because its requests
+    may still run.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._leaving: dict[str, RunningReplica] = {}
-        """Latest replicas that Serve has removed, by engine id, without those known to be dead."""
+        """By engine id: the latest replicas that Serve has removed, without replicas that are known to be dead."""
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
-        """Chooses also among removed replicas, which Serve does not offer, unless the call is a retry."""
+        """Chooses a replica. Unless the call is a retry, removed replicas can be chosen too, which Serve does not
+        offer.
+        """
         leaving = None if is_retry else self._leaving.get(pending_request.kwargs.get("engine_id"))
         return leaving or await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Serve's hook: returns lists of replicas, the best list first."""
+        """Serve's hook: returns lists of replicas in the order in which Serve shall try them."""
         engine_id = None if pending_request is None else pending_request.kwargs.get("engine_id")
         named = [replica for replica in candidate_replicas if replica.replica_id.unique_id == engine_id]
         return [named or candidate_replicas]

@@ -8,11 +8,12 @@ from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOu
 
 
 class EngineLost(Exception):
-    """The connection broke while the request ran; another engine can continue the request.
+    """The engine has lost or returned the request; another engine can continue the request.
 
     Args:
-        taken_up: False if the request did not run, so that it cannot have broken the engine.
-        suspected: whether this request, or one of a few named together with it, certainly broke the engine.
+        taken_up: whether the request may have run, so that it may have broken the engine.
+        suspected: whether it is certain that this request, or one of a few requests that the engine named with it, has
+            broken the engine.
     """
 
     def __init__(self, message: str, *, taken_up: bool = True, suspected: bool = False) -> None:
@@ -22,12 +23,12 @@ class EngineLost(Exception):
 
 
 class RequestStream:
-    """Unread output of one request, and its state."""
+    """Unread output of one request at one engine, and the request's state there."""
 
     def __init__(self, number: int, request: Request, num_cached_tokens: int = 0) -> None:
         self.number = number
         self.uncomputed_tokens = request.num_tokens - num_cached_tokens
-        """Prompt tokens not yet computed; 0 after the first output."""
+        """Number of prompt tokens that are not yet computed; 0 after the first output."""
         self.unwritten_tokens = request.params.max_tokens - len(request.output_token_ids)
         """Maximum number of tokens still to be generated."""
         self.begun = False
@@ -45,15 +46,16 @@ class RequestStream:
 
     @property
     def alone(self) -> bool:
-        """Whether the engine runs this request without any other beside it."""
+        """Whether the engine runs this request without other requests beside it."""
         return self._begins_alone and self.num_written <= ALONE_TOKENS
 
     def put(self, output: WireOutput) -> None:
-        """Adds an output, or the engine's message that it gives up the request; ignored after an error."""
+        """Adds an output, or the engine's message that it gives up the request. After an error, outputs are ignored."""
         if self._error is not None:
             return
         if (given_up := output.given_up) is not None:
-            # A request whose output could not be sent may still run in the engine, and is aborted there.
+            # A request whose output could not be sent may still run in the engine. `ended` stays False, so that the
+            # request is aborted there.
             self.ended = given_up.verdict is not Verdict.FAILED
             self.fail(_as_error(given_up))
             return
@@ -68,7 +70,7 @@ class RequestStream:
         self._ready.set()
 
     def fail(self, error: Exception) -> None:
-        """Ends the stream with an error, raised after earlier output has been read; only the first error counts."""
+        """Ends the stream with an error, raised after earlier output has been read; later errors are ignored."""
         self._error = self._error or error
         self._ready.set()
 
@@ -76,7 +78,7 @@ class RequestStream:
         """Waits for output and returns everything that has arrived as one output.
 
         Raises:
-            EngineLost: the connection broke.
+            EngineLost: the engine has lost or returned the request.
             RequestFailed: processing the request raised an exception.
             RequestRefused: the engine refused the request.
         """
@@ -90,7 +92,7 @@ class RequestStream:
 
 
 def _as_error(given_up: GivenUp) -> Exception:
-    """Returns the error with which a given-up request ends in this router."""
+    """Returns the error with which a request that the engine has given up ends in this router."""
     match given_up.verdict:
         case Verdict.REFUSED:
             return RequestRefused(given_up.reason)

@@ -1,4 +1,4 @@
-"""Calls to verifier replicas through a Serve handle; the pool's transport."""
+"""Calls to verifier replicas through a Serve handle, which are the transport of an engine pool."""
 
 import asyncio
 import logging
@@ -13,27 +13,29 @@ from wingbeat.deployments.handle_calls import call_apart
 
 logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 0.5
-"""Seconds between calls for an engine with the router's settings."""
+"""Seconds between two attempts to find an engine with the router's settings."""
 
 
 class ServeEngines:
-    """`EngineTransport` over Ray Serve; each call names its replica.
+    """`EngineTransport` over Ray Serve; each call names the replica that it is meant for.
 
-    While an application is updated, engines of its old and its new settings exist side by side.
+    While an application is updated, engines with its old settings and engines with its new settings exist side by side.
 
     Args:
         text_identity: `AppConfig.text_identity` of the router; engines with another identity refuse its requests.
     """
 
     def __init__(self, handle: DeploymentHandle, text_identity: str) -> None:
-        # Serve's gRPC instead of actor calls: at the end of an actor's stream Ray blocks the replica's event loop until
-        # the caller has taken the last result, so that a hanging router would block all other routers.
+        # Calls use Serve's gRPC instead of actor calls. At the end of an actor's stream, Ray blocks the replica's event
+        # loop until the caller has taken the last result, so that a hanging router would block all other routers.
         self._handle = handle.options(_by_reference=False)
         self._text_identity = text_identity
         self._streaming = self._handle.options(method_name="stream", stream=True)
 
     async def describe(self) -> ModelInfo:
-        """Returns the model from any engine with the router's `text_identity`; waits until there is one."""
+        """Returns the description of the model from any engine with the router's `text_identity`; waits for such an
+        engine.
+        """
         told = False
         while (info := await call_apart(self._handle.describe)).text_identity != self._text_identity:
             if not told:
@@ -57,5 +59,5 @@ class ServeEngines:
             messages.cancel()
 
     async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
-        """Calls a method of one `Verifier`."""
+        """Calls a method of the `Verifier` with this engine id."""
         return await call_apart(getattr(self._handle, name), engine_id=engine_id, **arguments)

@@ -1,6 +1,7 @@
 """Messages between router, replica and engine.
 
-Requests are pickled, once each. Outputs come with every round and are msgspec structs, which are cheap to encode.
+A request is pickled, because it is sent only once. Outputs are sent in every round, so they are msgspec structs, which
+are cheap to encode.
 """
 
 import logging
@@ -32,9 +33,9 @@ class Verdict(StrEnum):
     FAILED = "failed"
     """Processing the request raised an exception, or the request has broken the engine."""
     SUSPECTED = "suspected"
-    """This request or another one has broken the engine; it must run alone at the next engine."""
+    """This request or another request has broken the engine; this request must run alone in the next engine."""
     RETURNED = "returned"
-    """The engine shuts down without having begun the request; another engine can run it without suspicion."""
+    """The engine shuts down and has not begun the request, which another engine can run without suspicion."""
     WITHDRAWN = "withdrawn"
     """The request had not begun to run, and its router has withdrawn it."""
 
@@ -57,7 +58,8 @@ class WireRequest(NamedTuple):
 
 
 def received(request: Request, request_id: str) -> Request:
-    """Returns a request under the engine's id, with its parameters validated again, because unpickling does not.
+    """Returns the request with the engine's id for it, and validates its parameters, which unpickling does not
+    validate.
 
     Raises:
         ValueError: a sampling field is out of range.
@@ -137,12 +139,14 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Conflated:
-    """Outputs waiting to be sent, merged to one per request, which bounds their number."""
+    """Outputs that wait to be sent, merged into one output per request, so that their number is bounded."""
 
     def __init__(self) -> None:
         self._outputs: dict[int, WireOutput] = {}
         self._last_words: dict[int, WireOutput] = {}
-        """Final messages of given-up requests, sent after the outputs; later output of these requests is dropped."""
+        """Final messages about requests that were given up, sent after the outputs; later output of these requests is
+        dropped.
+        """
 
     def __bool__(self) -> bool:
         return bool(self._outputs or self._last_words)
@@ -170,7 +174,7 @@ class Conflated:
 
 
 class EngineReport(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """State of an engine that is sent to a router beside outputs; None fields are unchanged."""
+    """State of an engine that is sent to a router beside outputs. A field that is None has not changed."""
 
     changes: CacheChanges | None = None
     """Changes of the engine's prefix cache."""
@@ -179,11 +183,11 @@ class EngineReport(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     names: bytes | None = None
     """Changed names known to the replica, as pickled `NameChanges`."""
     stalled: bool | None = None
-    """Whether the engine makes no progress."""
+    """Whether the engine has made no progress for long."""
     takes: bool | None = None
     """Whether the engine accepts new requests."""
     weights: str | None = None
-    """Digest of the pushed weights that are served; empty for the weights named by the settings."""
+    """Digest of the pushed weights that are served; empty if the weights that the settings name are served."""
 
 
 class Message(NamedTuple):
@@ -202,7 +206,7 @@ def encode(outputs: list[WireOutput], report: EngineReport | None = None) -> byt
     """Encodes a message; if an output cannot be encoded, only its request is given up."""
     try:
         return _ENCODER.encode((outputs, report))
-    except Exception:  # a user's own engine may put anything into an output
+    except Exception:  # a user's own engine may put any value into an output
         return _ENCODER.encode((list(map(_sendable, outputs)), report))
 
 

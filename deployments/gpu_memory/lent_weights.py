@@ -1,7 +1,9 @@
-"""Lends a verifier's weights to its drafter, a process on the same GPU, which maps them instead of loading copies.
+"""Lends a verifier's weights to its drafter's process on the same GPU, which maps the weights instead of loading
+copies.
 
 A head whose files lack an embedding (or an output matrix) uses the verifier's. The drafter's process starts before the
-verifier is loaded, so it loads until it needs these weights, then waits for the loan (`DrafterTerms`).
+verifier is loaded. Therefore it first loads its own weights, and waits for the loan (in `DrafterTerms`) when it needs
+the verifier's weights.
 """
 
 import logging
@@ -24,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def may_lend(config: AppConfig) -> bool:
-    """Whether a verifier and its own drafter share one GPU and a channel through its memory."""
+    """Return whether a verifier and its own drafter share one GPU and a channel through the GPU's memory."""
     ours = config.engine_factory is None and config.drafter_factory is None and config.engine_dir is None
     if not (ours and config.has_own_drafter() and config.choice().has_weights and config.drafter_device() == "cuda"):
         return False
@@ -34,11 +36,11 @@ def may_lend(config: AppConfig) -> bool:
 def loan_of(
     config: AppConfig, loaded: "LoadedModel", device: torch.device, runtime: CudaRuntime | None = None
 ) -> Loan | None:
-    """The loan of a verifier to its drafter; None if the drafter does not share its GPU.
+    """Return the loan of a verifier to its drafter; None if the two do not share a GPU.
 
     Args:
-        loaded: model on the device, whose weights must stay in place.
-        runtime: CUDA runtime; None uses torch's.
+        loaded: model on the device. Its weights must stay at their addresses.
+        runtime: CUDA runtime; with None, torch's runtime is used.
     """
     if not may_lend(config):
         return None
@@ -49,12 +51,13 @@ def loan_of(
 
 
 class BorrowedWeights:
-    """Maps a weight's name to the verifier's tensor: the drafter's `Lender`, called by the thread that loads it.
+    """The drafter's `Lender`: returns the verifier's tensor for a weight's name. The thread that loads the drafter
+    calls it.
 
     Args:
         device: the drafter's device.
-        patience_s: seconds to wait for the loan; a verifier that has not started by then is killed.
-        runtime: CUDA runtime; None uses torch's.
+        patience_s: maximum seconds to wait for the loan; a verifier that has not started by then is killed.
+        runtime: CUDA runtime; with None, torch's runtime is used.
     """
 
     def __init__(self, device: torch.device, patience_s: float, runtime: CudaRuntime | None = None) -> None:
@@ -64,16 +67,16 @@ class BorrowedWeights:
         self._borrower: Borrower | None = None
 
     def tell(self, loan: Loan | None) -> None:
-        """Set the loan; only the first call counts, because the drafter then loads accordingly."""
+        """Set the loan; later calls have no effect, because the drafter loads according to the first call."""
         if not self._told.is_set():
             self._loan = loan
             self._told.set()
 
     def __call__(self, name: str) -> Tensor | None:
-        """The verifier's weight, mapped, after waiting for the loan.
+        """Wait for the loan, then map the verifier's weight and return it.
 
-        None if the drafter has to load its own copy, for which a log line gives the reason unless the verifier is on
-        another GPU.
+        Returns None if the drafter has to load a copy of its own. A log line gives the reason, unless the reason is
+        that the verifier is on another GPU.
         """
         if not self._told.wait(self._patience_s):
             self.tell(None)
@@ -82,12 +85,12 @@ class BorrowedWeights:
         try:
             self._borrower = self._borrower or Borrower(self._loan, self._device, self._runtime)
             return self._borrower.tensor(name) if self._borrower.is_beside else None
-        except RuntimeError as error:  # of CUDA, or torch's of a faulty device
+        except RuntimeError as error:  # an error of CUDA, or torch's error for a faulty device
             reason = str(error).partition("\n")[0]
             logger.warning("the drafter loads its own copy of the verifier's %s: %s", name, reason)
             return None
 
 
 def borrow(config: AppConfig, device: torch.device) -> BorrowedWeights | None:
-    """The weights that a drafter borrows from its verifier; None if the two share no GPU."""
+    """Return the weights that a drafter borrows from its verifier; None if the two do not share a GPU."""
     return BorrowedWeights(device, config.engine_start_timeout_s) if may_lend(config) else None

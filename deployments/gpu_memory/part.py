@@ -1,4 +1,4 @@
-"""Hooks of the channel through GPU memory and of lent weights, which are imported when needed."""
+"""Hooks of the channel through GPU memory and of lent weights; their modules are imported only when needed."""
 
 try_device_channel = "wingbeat.cluster.channels.cuda.ipc_trial:try_cuda_ipc"
 device_channel = "wingbeat.cluster.channels.cuda.cuda_ipc:CudaIpcChannel"

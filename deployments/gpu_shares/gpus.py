@@ -1,4 +1,6 @@
-"""Lists GPUs before anything runs on them: of this machine by NVML, of a Ray cluster by Ray's resources."""
+"""Lists GPUs before any process of the application runs on them: by NVML on this machine, by Ray's resources in a
+cluster.
+"""
 
 import os
 import re
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from wingbeat.cluster.nvml import Device
 
 BUSY_SHARE = 0.1
-"""Share of a GPU's memory above which the GPU counts as in use. A desktop uses less."""
+"""Fraction of a GPU's memory in use above which the GPU counts as in use. A desktop uses less memory."""
 _RAY_KIND = "accelerator_type:"
 
 
@@ -21,16 +23,19 @@ class Gpu(NamedTuple):
 
     name: str = "GPU"
     free: bool = True
-    """At most `BUSY_SHARE` of its memory is used (GPU of this machine), or Ray has assigned no part of it (cluster)."""
+    """Whether the GPU is free: at most `BUSY_SHARE` of its memory is in use (on this machine), or Ray has assigned no
+    part of it (in a cluster).
+    """
 
 
 def gpus_here(dev: Path = Path("/dev")) -> list[Gpu]:
-    """GPUs of this machine that CUDA_VISIBLE_DEVICES allows, in CUDA's order. Creates no CUDA context.
+    """Return the GPUs of this machine that CUDA_VISIBLE_DEVICES allows, in CUDA's order, without creating a CUDA
+    context.
 
     Args:
         dev: folder of the driver's device files, which are counted if NVIDIA's management library is missing.
     """
-    from wingbeat.cluster import nvml  # imported late: pynvml is slow, and a cluster's GPUs do not need it
+    from wingbeat.cluster import nvml  # imported here because pynvml is slow, and not needed in a cluster
 
     visible = os.environ.get(VISIBLE_DEVICES)
     try:
@@ -43,7 +48,9 @@ def gpus_here(dev: Path = Path("/dev")) -> list[Gpu]:
 
 
 def _named(visible: str | None) -> list[str] | None:
-    """Valid entries of CUDA_VISIBLE_DEVICES before the first invalid one, as CUDA reads it; None if it is not set."""
+    """Return the entries of CUDA_VISIBLE_DEVICES before the first invalid entry, as CUDA reads it; None if it is not
+    set.
+    """
     if visible is None:
         return None
     entries = []
@@ -60,7 +67,7 @@ def _visible(devices: "Sequence[Device]", visible: str | None) -> list[Gpu]:
         named = [str(index) for index in range(len(devices))]
     found, divided = [], False
     for entry in named:
-        if entry.startswith("MIG-"):  # a part of a GPU, which NVML does not list as a device
+        if entry.startswith("MIG-"):  # names a part of a GPU, which NVML does not list as a device
             return [Gpu("MIG instance")]
         device = next((d for i, d in enumerate(devices) if entry == str(i) or d.uuid.startswith(entry)), None)
         if device is None:
@@ -68,12 +75,12 @@ def _visible(devices: "Sequence[Device]", visible: str | None) -> list[Gpu]:
         if device.is_divided:
             divided = True
         found.append(Gpu(device.name, device.used_bytes <= BUSY_SHARE * device.total_bytes))
-    # A process sees only one MIG instance of a machine.
+    # A single MIG instance is counted, because a process can use only one.
     return [Gpu("MIG instance")] if divided else found
 
 
 def gpus_of_cluster() -> list[list[Gpu]]:
-    """GPUs of each live node of the Ray cluster to which this process is connected."""
+    """Return the GPUs of each live node of the Ray cluster to which this process is connected."""
     import ray
     from ray._private.state import available_resources_per_node
 
@@ -83,7 +90,7 @@ def gpus_of_cluster() -> list[list[Gpu]]:
 
 
 def gpus_of_node(resources: Mapping[str, float], available: Mapping[str, float]) -> list[Gpu]:
-    """A node's GPUs by Ray's count. GPUs of which Ray has assigned no part are free."""
+    """Return a node's GPUs by Ray's count. GPUs of which Ray has assigned no part count as free."""
     kind = next((name.removeprefix(_RAY_KIND) for name in resources if name.startswith(_RAY_KIND)), "GPU")
     whole, free = int(resources.get("GPU", 0)), int(available.get("GPU", 0))
     return [Gpu(kind, index < free) for index in range(whole)]

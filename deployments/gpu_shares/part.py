@@ -1,4 +1,7 @@
-"""Hooks that choose GPU shares at the start. Commands import this file, so it imports `shares` only when needed."""
+"""Hooks that choose GPU shares at the start.
+
+`shares` is imported only when needed, because commands import this file.
+"""
 
 from typing import TYPE_CHECKING
 

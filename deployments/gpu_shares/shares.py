@@ -1,4 +1,6 @@
-"""Chooses the GPU shares of verifiers and drafters if the settings give none. Counts GPUs, not their memory."""
+"""Chooses the GPU shares of verifiers and drafters if the settings give none. GPUs are counted; their memory is not
+considered.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,17 +21,17 @@ class Placed(NamedTuple):
 
     config: AppConfig
     line: str | None
-    """Message about the chosen shares; None if the settings gave them, or there is no GPU."""
+    """Message about the chosen shares; None if the settings gave the shares, or there is no GPU."""
 
 
 def take_gpus(config: AppConfig, in_cluster: bool, say: Callable[[str], None]) -> AppConfig:
     """Returns the settings with GPU shares for each model, and passes a message about them to `say`.
 
     Args:
-        in_cluster: True for the GPUs of the Ray cluster of this process, False for those of this machine.
+        in_cluster: whether to count the GPUs of the Ray cluster of this process, or the GPUs of this machine.
 
     Raises:
-        SettingsError: as `with_shares`; or several models would use GPUs, and their settings give no shares.
+        SettingsError: an error of `with_shares`, or several models would use GPUs but their settings give no shares.
     """
     served = config.served()
     if not any(one.leaves_gpus_open() for one in served):
@@ -49,8 +51,8 @@ def take_gpus(config: AppConfig, in_cluster: bool, say: Callable[[str], None]) -
 def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
     """Returns the settings with GPU shares, chosen if the settings give none.
 
-    Verifier and drafter get a GPU each if two are free for the pair, else 0.7 and 0.3 of one. Without a GPU everything
-    runs on CPUs, unless the settings require a GPU.
+    Verifier and drafter get a GPU each if two GPUs are free for the pair, else 0.7 and 0.3 of one GPU. Without a GPU
+    everything runs on CPUs, unless the settings require a GPU.
 
     Args:
         nodes: the GPUs of each node.
@@ -64,7 +66,8 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
     if total == 0:
         return Placed(_fixed(config, 0.0, 0.0), None)
     free = [sum(gpu.free for gpu in gpus) for gpus in nodes]
-    # If all GPUs are in use, one counts as free: loading then fails if its memory does not hold the model.
+    # If all GPUs are in use, one GPU counts as free all the same. Loading then fails if its free memory does not hold
+    # the model.
     verifier, drafter = _shares(config, free if any(free) else [1])
     kind = next(gpu.name for gpus in nodes for gpu in gpus if gpu.free or not any(free))
     ranks = config.num_ranks()
@@ -75,7 +78,7 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
 
 
 def _shares(config: AppConfig, free: Sequence[int]) -> tuple[float, float]:
-    """Shares of a verifier (or of each of its ranks) and of a drafter.
+    """Return the shares of a verifier (or of each of its ranks) and of a drafter.
 
     Args:
         free: number of free GPUs of each node.

@@ -1,1 +1,1 @@
-"""Structured output: fields of requests, and the compiler of grammars beside an engine."""
+"""Structured output: request fields, and the compiler of grammars in an engine's process."""

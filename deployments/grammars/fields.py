@@ -21,11 +21,11 @@ class StructuredOutputs(Part):
     """A JSON schema, as an object or as text."""
     regex: str | None = None
     choice: list[str] | None = None
-    """The allowed answers."""
+    """Texts of which the answer must be one."""
     grammar: str | None = None
     """EBNF of xgrammar or llama.cpp, or Lark of llguidance."""
     json_object: bool | None = None
-    """True allows any JSON object."""
+    """With true, the answer must be a JSON object, which may be any."""
     structural_tag: str | dict[str, Any] | None = None
     """xgrammar's structural tags: formats of parts of an answer."""
 
@@ -45,7 +45,7 @@ class StructuredOutputs(Part):
         return self
 
     def spec(self) -> GrammarSpec:
-        """The grammar for the engine to compile."""
+        """Return the grammar that the engine compiles."""
         ((name, value),) = self._given().items()
         if name == "json_object":
             return GrammarSpec(name, "")
@@ -68,13 +68,12 @@ class JsonSchemaFormat(Part):
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
-    """Ignored: the schema is enforced in any case."""
+    """Ignored, because the schema is enforced whatever the value is."""
 
 
 class ResponseFormat(Part):
-    """OpenAI's `response_format`: text, any JSON object, or JSON of a schema.
-
-    As in vLLM, the type may also be xgrammar's structural tags.
+    """OpenAI's `response_format`: text, any JSON object, or JSON that matches a schema. As in vLLM, the type may also
+    be xgrammar's structural tags.
     """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
@@ -85,7 +84,8 @@ class ResponseFormat(Part):
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise invalid("response_format.json_schema", "belongs to type 'json_schema', which needs it")
         if self.type == "json_object" and (self.model_extra or {}).get("schema") is not None:
-            # Some servers accept a schema in this place: silently ignoring it would give wrong answers.
+            # A schema in this place is refused: some servers accept it there, and ignoring it silently would give wrong
+            # answers.
             raise invalid("response_format", "has a 'schema', which belongs to type 'json_schema'")
         spec = self.spec()
         if spec is not None and len(spec.text) > MAX_GRAMMAR_CHARS:
@@ -93,11 +93,11 @@ class ResponseFormat(Part):
         return self
 
     def unknown(self) -> Mapping[str, Any]:
-        """See `Part`: xgrammar defines the fields of a structural tag."""
+        """See `Part`; fields of a structural tag are not unknown, because xgrammar defines them."""
         return {} if self.type == "structural_tag" else super().unknown()
 
     def spec(self) -> GrammarSpec | None:
-        """The grammar for the engine to compile; None for text."""
+        """Return the grammar that the engine compiles; None for text."""
         if self.type == "text":
             return None
         if self.type == "json_schema":
@@ -114,7 +114,7 @@ class ResponseFormat(Part):
 
 
 class GrammarFields(Part):
-    """The two fields for structured output, of which only one may be given."""
+    """The two fields for structured output. Only one of the fields may be given."""
 
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None

@@ -1,4 +1,4 @@
-"""Hooks of structured output. Commands import this file, so it imports its implementation only when needed."""
+"""Hooks of structured output. The implementation is imported only when needed, because commands import this file."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ serve_grammars = "wingbeat.runtime.grammar.trial:GrammarTrial"
 
 
 def sampling_fields() -> "type[GrammarFields]":
-    """The fields `structured_outputs` and `response_format`."""
+    """Return the class with the fields `structured_outputs` and `response_format`."""
     from wingbeat.deployments.grammars.fields import GrammarFields
 
     return GrammarFields

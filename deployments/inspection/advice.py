@@ -1,7 +1,8 @@
 """Advice of `wingbeat inspect MODEL --advise`: which drafters exist for a model, and what a draft head would gain.
 
-Heads are found in the model's own checkpoint, beside it, and by name patterns on the Hugging Face hub. Expected speeds
-follow from the bytes that a round reads and the GPU's measured copy rate; nothing is loaded or downloaded.
+Heads are searched in the model's own checkpoint, beside the checkpoint, and by name patterns on the Hugging Face hub.
+Expected speeds are computed from the bytes that a round reads and the GPU's measured copy rate; no weights are loaded
+or downloaded.
 """
 
 import re
@@ -26,16 +27,18 @@ KINDS_BY_NAME = (
     (r"p-?eagle|parallel-?eagle", "P-EAGLE"),
     (r"speculator", "speculator"),
 )
-"""Patterns of repositories' names on the hub, and the kind of head that they usually hold; the first match counts."""
+"""Patterns of repositories' names on the hub, and the kind of head that such a repository usually holds; the first
+matching pattern counts.
+"""
 MOST_REPOSITORIES, MOST_ASKED = 8, 200
 HUB_S = 10.0
 LENGTHS = (1.5, 2.5, 3.5)
 """Acceptance lengths, in tokens per verified draft, for which speeds are computed."""
 NUM_DRAFTED = 5
 DTYPE = torch.bfloat16
-"""Dtype of heads, and of models that are not quantised."""
+"""Dtype that is assumed for heads and for models that are not quantised."""
 HEAD_VOCABULARY = 32_000
-"""Tokens of a usual draft vocabulary."""
+"""Number of tokens of a usual draft vocabulary."""
 
 
 class Head(NamedTuple):
@@ -45,23 +48,23 @@ class Head(NamedTuple):
     """Value of `--drafter`."""
     kind: str
     found: str
-    """Where the drafter is."""
+    """Where the drafter was found, for people to read."""
 
 
 class Expectation(NamedTuple):
-    """Speeds of one request at once on a GPU, whose rounds take as long as their weights are read."""
+    """Expected speeds of a single request on a GPU, if each round lasts as long as reading its weights."""
 
     round_bytes: int
     head_bytes: int
     over_plain: dict[str, float]
-    """Speed over plain decoding, by acceptance length."""
+    """For each acceptance length, the speed relative to plain decoding."""
     device: str | None
     plain_tokens_per_s: float | None
-    """By the copy rate of the device; None without a GPU."""
+    """Tokens per second of plain decoding, computed from the device's copy rate; None without a GPU."""
 
 
 def advise(source: str | Path, device: torch.device) -> dict[str, Any]:
-    """Drafters and expected speeds of a model.
+    """Return the drafters that exist for a model, and the speeds to expect.
 
     Args:
         source: folder, GGUF file, or name on the hub.
@@ -81,7 +84,9 @@ def advise(source: str | Path, device: torch.device) -> dict[str, Any]:
 
 
 def _own_heads(source: str | Path, folder: Path) -> Iterator[Head]:
-    """Drafters that need no download: prediction modules of the checkpoint, and the head that comes with Wingbeat."""
+    """Yield drafters that need no download: prediction modules of the checkpoint, and the head that comes with
+    Wingbeat.
+    """
     config = read_config(folder).get_text_config()
     modules = [name for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if getattr(config, name, 0)]
     if modules:
@@ -93,10 +98,10 @@ def _own_heads(source: str | Path, folder: Path) -> Iterator[Head]:
 
 
 def hub_heads(name: HubName | None, folder: Path) -> tuple[list[Head], str | None]:
-    """Repositories of the hub whose names are those of a draft head for this model, most downloaded first.
+    """Search the hub for repositories whose names match a draft head for this model, most downloaded first.
 
     Returns:
-        the heads, and why there are none if the hub cannot be asked.
+        the heads, and the reason why the hub could not be searched, or None.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
@@ -113,7 +118,7 @@ def hub_heads(name: HubName | None, folder: Path) -> tuple[list[Head], str | Non
         )
         answer.raise_for_status()
         found = answer.json()
-    except Exception as error:  # whatever the client's HTTP library raises without a network
+    except Exception as error:  # the HTTP library's exceptions without a network
         return [], f"the hub cannot be reached: {type(error).__name__}"
     heads = []
     for repository in found:
@@ -125,7 +130,9 @@ def hub_heads(name: HubName | None, folder: Path) -> tuple[list[Head], str | Non
 
 
 def expectation(folder: Path, device: torch.device) -> Expectation:
-    """Speeds from the bytes that a round reads: the model once, and a head once per drafted level."""
+    """Compute speeds from the bytes that a round reads: the model's weights once, and the head's weights once per
+    drafted level.
+    """
     config = read_config(folder)
     with torch.device("meta"):
         model = build_model(config, dtype=DTYPE)
@@ -144,14 +151,14 @@ def expectation(folder: Path, device: torch.device) -> Expectation:
 
 
 def _packed_bytes(folder: Path, config: Any) -> int | None:
-    """Bytes of quantised weights that are on this machine; None for plain weights and for files that are not here."""
+    """Return the bytes of quantised weights; None for plain weights and for files that are not on this machine."""
     quantised = getattr(config, "quantization_config", None) is not None
     names = ("*.gguf", "*.safetensors") if quantised else ()
     return sum(file.stat().st_size for name in names for file in folder.glob(name)) or None
 
 
 def advice_tables(found: dict[str, Any]) -> Iterator[Table]:
-    """The drafters, then the speeds."""
+    """Yield the table of drafters, then the table of speeds."""
     heads = Table("--drafter", "kind", "where", title=f"Drafters for {found['model']}", caption=found["hub"])
     for head in found["heads"]:
         heads.add_row(*head.values())

@@ -1,6 +1,6 @@
 """`wingbeat inspect`: shows what a checkpoint folder or an engine directory holds, and how it drafts for a verifier.
 
-Reads configs and tensor shapes; weights are loaded only to probe a model and to test a drafter.
+The command reads configs and tensor shapes. Weights are loaded only to probe a model and to test a drafter.
 """
 
 import json
@@ -39,13 +39,13 @@ _TOKEN_MAPS = ("d2t", "t2d")
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 _DEFAULT_NUM_TAPS = 3
 _DEEP = 1024
-"""Number of layers assumed for an unknown verifier: more than any has, so that all interpretations of ids stay
-possible.
+"""Number of layers assumed for an unknown verifier. The number is higher than any model's, so that all interpretations
+of layer ids stay possible.
 """
 _OF_MODULES = [kind for kind in KINDS.values() if kind.modules is not None]
 """Kinds of drafters that are modules in a verifier's checkpoint."""
 _AT_ONCE = 16
-"""Sequences of the self-test's engine."""
+"""Number of sequences that the self-test's engine runs at once."""
 
 
 def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_engine: OpenEngine) -> None:
@@ -85,7 +85,7 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
 
 
 def advise_command(config: InspectConfig, source: Path, as_json: bool) -> None:
-    """Print drafters that exist for a model, and the speeds to expect.
+    """Print the drafters that exist for a model, and the speeds to expect.
 
     Raises:
         UserError: the model's configuration cannot be read.
@@ -102,10 +102,10 @@ def advise_command(config: InspectConfig, source: Path, as_json: bool) -> None:
 
 
 def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dtype) -> Findings:
-    """Findings about a draft head's folder.
+    """Return findings about a draft head's folder.
 
     Args:
-        target: the verifier, which settles what the head's config leaves open; None if unknown.
+        target: the verifier, which decides what the head's config leaves open; None if the verifier is unknown.
         dtype: dtype in which the head would be served.
 
     Raises:
@@ -134,7 +134,7 @@ def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dt
 
 
 def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_bits: bool = False) -> Findings:
-    """Findings about a causal LM's folder; loads the model to probe its attention.
+    """Return findings about a causal LM's folder; loads the model to probe its attention.
 
     Args:
         eight_bits: as for `load_model`.
@@ -144,7 +144,7 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_
         ValueError, OSError: transformers does not know the config.
     """
     target = TargetDescription.from_checkpoint(folder)
-    # As a dictionary, because some configs raise for attributes that differ from layer to layer.
+    # The config is read as a dictionary, because some configs raise for attributes that differ from layer to layer.
     config, tensors = target.config.to_dict(), read_shapes(folder)
     probe, kv_numbers, held = _probe(folder, dtype, device, eight_bits)
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -153,7 +153,7 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_
     in_modules = sum(own["parameters"] for own in modules.values() if own is not None)
     whole = read_config(folder)
     found = _common(folder, dtype, parameters, parameters - in_modules, kv_numbers)
-    # File headers only describe unquantized weights.
+    # Sizes are taken from file headers only for unquantized weights, because headers do not describe quantized weights.
     found["memory"] |= {"weights_bytes": held} if held and (eight_bits or target.quantization) else {}
     return found | {
         "kind": "model",
@@ -165,7 +165,7 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_
 
 
 def _modules(tensors: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, Findings | None]:
-    """Drafting modules of a verifier, by kind of drafter; None if there are none."""
+    """Return the drafting modules in a verifier's checkpoint, by kind of drafter; None for a kind without modules."""
     found: dict[str, Findings | None] = {}
     for kind in _OF_MODULES:
         modules = load_function(kind.modules)(tensors, num_layers)
@@ -175,7 +175,7 @@ def _modules(tensors: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[st
 
 
 def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, kv_numbers: int) -> Findings:
-    """Fields that heads and models have in common.
+    """Return the findings that heads and models have in common.
 
     Args:
         parameters, num_served: number of parameters in the files, and in memory when served.
@@ -199,7 +199,7 @@ def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, 
 
 
 def _convention(checkpoint: HeadCheckpoint, readings: tuple[HeadConvention, ...]) -> Findings:
-    """Readings of a head's weights that its files allow; the first one is the likeliest."""
+    """Return the readings of a head's weights that its files allow; the first reading is the likeliest."""
     fields = HeadConvention._fields
     return {
         "likeliest": readings[0]._asdict(),
@@ -210,7 +210,11 @@ def _convention(checkpoint: HeadCheckpoint, readings: tuple[HeadConvention, ...]
 
 
 def _convention_alone(checkpoint: HeadCheckpoint, target_hidden_size: int) -> Findings:
-    """Readings without a verifier, on whose number of layers the meaning of ids and defaults depends."""
+    """Return the readings if the verifier is unknown.
+
+    The meaning of layer ids and defaults depends on the verifier's number of layers, so that more readings are
+    possible.
+    """
     given = stated(checkpoint.raw)
     if given is not None:
         return _convention(checkpoint, (given,)) | {"readings": []}
@@ -221,7 +225,7 @@ def _convention_alone(checkpoint: HeadCheckpoint, target_hidden_size: int) -> Fi
 
 
 def _source(checkpoint: HeadCheckpoint) -> str:
-    """Source of the tapped layers, for people."""
+    """Return in words where the tapped layers are specified."""
     ids, name_outputs = aux_layer_ids(checkpoint.raw)
     if checkpoint.layout.family is Family.EAGLE1:
         return "the output of the verifier's final norm"
@@ -242,7 +246,10 @@ def _num_taps(checkpoint: HeadCheckpoint) -> int:
 
 
 def _target_hidden_size(checkpoint: HeadCheckpoint) -> int:
-    """Hidden size of the verifier, from the width of `fc`: the taps, or a token's embedding and one hidden state."""
+    """Return the hidden size of the verifier, computed from the width of `fc`.
+
+    The input of `fc` is the taps, or a token's embedding and one hidden state.
+    """
     width = checkpoint.shapes.get("fc.weight", (0, 0))[-1]
     return width // (2 if checkpoint.layout.family is Family.EAGLE1 else _num_taps(checkpoint))
 
@@ -255,7 +262,7 @@ def _probe(folder: Path, dtype: torch.dtype, device: torch.device, eight_bits: b
     """
     try:
         loaded = load_model(folder, dtype, device, eight_bits=eight_bits)
-    except ValueError as error:  # an UnsupportedModelError, or transformers has no causal LM of this kind
+    except ValueError as error:  # such as an UnsupportedModelError, or no causal LM of this kind
         return {"can_be_verifier": False, "reason": str(error).strip().splitlines()[0]}, 0, 0
     groups: list[Findings] = []
     for index, layer in enumerate(loaded.layers):
@@ -284,7 +291,7 @@ def _count(shapes: Iterable[tuple[int, ...]]) -> int:
 def _try(
     config: InspectConfig, folder: Path, found: Findings, target: TargetDescription, open_engine: OpenEngine
 ) -> Findings:
-    """Run the folder as a drafter, whether it suits the verifier or not."""
+    """Test the folder as a drafter of the verifier, even if it may not suit the verifier, and return findings."""
     drafter, kind = str(folder), "draft_model" if found["kind"] == "model" else found["kind"]
     if folder.resolve() == target.path.resolve():
         own = next((kind.name for kind in _OF_MODULES if found[kind.name] is not None), None)
@@ -303,7 +310,7 @@ def _try(
 
 
 def _tables(found: Findings) -> Iterator[Table]:
-    """Tables of the folder's content, its layers, the measured readings, and the self-test."""
+    """Yield tables of the folder's content, its layers, the measured readings, and the self-test."""
     content = Table(title=found["path"], show_header=False, title_justify="left")
     for row in _content(found):
         content.add_row(*row)

@@ -1,4 +1,6 @@
-"""Registers `wingbeat inspect`. Every process that reads settings imports this file, so it does not import typer."""
+"""Registers `wingbeat inspect`. Typer is not imported here, because every process that reads settings imports this
+file.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -22,7 +22,7 @@ def add_commands(app: typer.Typer) -> None:
 
     @drafter.command("list")
     def list_versions(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
-        """Show all versions, the acceptance of each one's drafts, and which version is served."""
+        """Show all versions, the acceptance of each version's drafts, and which version is served."""
         _show(call_server(url, operator_key, "GET", PATH), as_json)
 
     @drafter.command()

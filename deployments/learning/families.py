@@ -10,7 +10,7 @@ from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, row
 
 
 def learning_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """Decisions about versions of the head, and the learner's figures."""
+    """Yield the metrics about decisions on versions of the head, and the learner's figures."""
     yield counter(
         "wingbeat_head_decisions",
         "Versions of the draft head promoted, rejected, rolled back and refused, the same for all engines of a fleet.",
@@ -33,5 +33,5 @@ def learning_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
 
 
 def _of_learner(name: str) -> Read:
-    """Reader of a learner's figure; None if there is no learner."""
+    """Return a reader of a learner's figure; the reader returns None if there is no learner."""
     return lambda figures: ((figures.get("heads") or {}).get("learner") or {}).get(name)

@@ -1,4 +1,4 @@
-"""Folders in which a learning configuration stores rounds and heads, and the message about that."""
+"""Folders in which a learning configuration stores rounds and heads, and the message that names them."""
 
 import hashlib
 from functools import cache
@@ -11,7 +11,7 @@ from wingbeat.runtime.learning.head_versions import HeadLedger
 
 
 def learning_root(config: AppConfig) -> Path:
-    """Folder of this pair of verifier and head, which no other pair shares.
+    """Return the folder of this pair of verifier and head, which no other pair shares.
 
     Raises:
         FileNotFoundError: the verifier or the head has no config.json or no weights.
@@ -27,17 +27,17 @@ def _identity(verifier: Path, head: Path) -> str:
 
 
 def ledger_of(config: AppConfig) -> HeadLedger:
-    """Ledger of the versions of this configuration's head; raises as `learning_root`."""
+    """Return the ledger of the versions of this configuration's head; raises the errors of `learning_root`."""
     return HeadLedger(learning_root(config), Path(config.choice().source), config.model_name())
 
 
 def rounds_folder(config: AppConfig) -> Path:
-    """Folder of the rounds that the learner trains on; raises as `learning_root`."""
+    """Return the folder of the rounds that the learner trains on; raises the errors of `learning_root`."""
     return learning_root(config) / "rounds"
 
 
 def said_at_start(config: AppConfig) -> str:
-    """Line for the operator at the start of a server: which data is stored, and where."""
+    """Return the line for the operator at the start of a server that states which data is stored, and where."""
     options = config.learn
     if not options.trains:
         return f"versions of the draft head are followed from {learning_root(config)}; nothing is stored of requests"

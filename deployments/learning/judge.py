@@ -16,15 +16,15 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0
 SHOWN = ("promoted", "rejected", "rolled_back", "refused")
 JUDGED_ROUNDS = 20_000
-"""Rounds of a version after which it is no longer judged: from then on differences reflect the text more than the
+"""Number of rounds after which a version is no longer judged, because later differences reflect the text more than the
 head.
 """
 
 
 class HeadJudge:
-    """Judge beside one engine; the first judge of a fleet that finds a version worse rolls it back for all.
+    """Judge beside one engine. The first judge of a fleet that finds a version worse rolls it back for all engines.
 
-    The counts of all engines are added up beside the ledger, so that a restarted engine loses none.
+    The counts of all engines are added up in the ledger's folder, so that no counts are lost when an engine restarts.
 
     Args:
         figures: returns the engine's figures.
@@ -41,7 +41,7 @@ class HeadJudge:
         return self._ledger.read(), learner_figures(self._ledger.folder)
 
     async def run(self) -> None:
-        """Look every `LOOK_S` seconds, for ever."""
+        """Judge the served version every `LOOK_S` seconds, for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(EngineFailed):
@@ -62,7 +62,7 @@ class HeadJudge:
         more = self._since.take(figures.pid, figures.stats["by_head"])
         try:
             counted = await asyncio.to_thread(self._counts.add, more, ledger, figures.weights)
-        except OSError as error:  # a full disk, or a lock that is held for long: the new counts are lost
+        except OSError as error:  # for example a full disk, or a lock that is held for long; the new counts are lost
             logger.error("acceptance counts of the head's versions cannot be stored: %s", error)
             return
         if ledger.previous is None:

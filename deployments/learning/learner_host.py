@@ -1,4 +1,6 @@
-"""The single learner of all replicas that share a folder: the replica that holds the lock keeps it running."""
+"""The single learner of all replicas that share a folder. The replica that holds the folder's lock keeps the learner
+running.
+"""
 
 import asyncio
 import json
@@ -16,7 +18,7 @@ logger = logging.getLogger(__name__)
 MODULE = "wingbeat.deployments.learning.learner_process"
 LOCK = "learner.lock"
 LOOK_S = 5.0
-"""Seconds between two attempts to take over from the learner of another replica."""
+"""Seconds between two attempts to get the lock, which is free if the replica that ran the learner is gone."""
 CORES_BUSY = 2.0
 """Load average per core at which the learner pauses, by default."""
 
@@ -30,11 +32,11 @@ class LearnerHost:
 
     @property
     def pid(self) -> int:
-        """Process id of the learner; 0 if it runs elsewhere or not at all."""
+        """Process id of the learner; 0 if another replica runs it or no learner runs."""
         return 0 if self._child is None else self._child.pid
 
     async def run(self) -> None:
-        """Run for ever; cancelling this ends the process."""
+        """Keep the learner running for ever; cancelling the task ends the learner's process."""
         while True:
             try:
                 with self._ledger.turn(LOCK) as is_own:
@@ -79,7 +81,7 @@ def start_learner(settings: dict) -> ChildProcess:
     """Start a learner's process with the fields of `LearnerSettings`."""
     read, write = os.pipe()
     try:
-        # A pipe holds 64 KiB, so the write does not wait for the child to read.
+        # The write does not wait until the child reads, because a pipe holds 64 KiB.
         os.write(write, json.dumps(settings).encode())
         os.close(write)
         env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **compiler_env()}

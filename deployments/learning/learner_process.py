@@ -1,4 +1,4 @@
-"""The learner's own process: lowest priority, one thread, no GPU."""
+"""The learner's own process, which runs at the lowest priority, with one thread and without GPU."""
 
 import json
 import logging
@@ -15,11 +15,13 @@ from wingbeat.runtime.learning.settings import LearnerSettings
 
 logger = logging.getLogger(__name__)
 NICENESS = 19
-"""Lowest priority of the normal class; in an idle class the process could get no CPU time while it holds locks."""
+"""Lowest priority of the normal scheduling class. The idle class is not used, because the process could then get no CPU
+time while it holds locks.
+"""
 
 
 def main() -> None:
-    """Train until the replica is gone."""
+    """Train until the replica that started this process is gone."""
     fd, parent = map(int, sys.argv[1:])
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,6 +1,6 @@
 """Hooks of a draft head that is trained on served traffic.
 
-Commands import this file, so it imports its implementation only when needed.
+The implementation is imported only when needed, because commands import this file.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ bodies = "wingbeat.deployments.learning.routes:BODIES"
 
 
 def beside_engine(config: "AppConfig", figures: "Callable[[], Awaitable[EngineFigures]]") -> "ReplicaLearning | None":
-    """Judge of head versions, and host of the learner; None unless `learn` is set."""
+    """Return the judge of head versions with the host of the learner; None unless `learn` is set."""
     if config.learn is None:
         return None
     from wingbeat.deployments.learning.replica_learning import ReplicaLearning
@@ -36,14 +36,14 @@ def beside_engine(config: "AppConfig", figures: "Callable[[], Awaitable[EngineFi
 
 
 def refuses_weights(config: "AppConfig") -> str | None:
-    """Why other weights of the verifier cannot be served with a learner; None if they can."""
+    """Return why other weights of the verifier cannot be served with a learner; None if there is no learner."""
     if not learns(config):
         return None
     return "learn trains the head for the weights that the settings name: set trains to false in learn to push others"
 
 
 def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecording | None":
-    """Store rounds in the learner's ring; None if nothing is trained."""
+    """Return a recording that stores rounds in the learner's ring; None if no head is trained."""
     if not learns(config):
         return None
     from wingbeat.deployments.learning.rounds import record_rounds
@@ -52,12 +52,14 @@ def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecordi
 
 
 def keeps_weak_head(config: "AppConfig") -> bool | None:
-    """True if a weak head is acceptable: it is being trained, and adaptive speculation skips drafts that do not pay."""
+    """Return True if a weak head is acceptable, because it is being trained and adaptive speculation skips drafts that
+    do not pay.
+    """
     return True if learns(config) and config.adaptive is not False else None
 
 
 def follow_head(config: "AppConfig", worker: "DraftWorker") -> None:
-    """Keep a drafter at the served version of its head."""
+    """Make a drafter load each version of its head that is served."""
     if config.learn is None:
         return
     from wingbeat.deployments.learning.folder import ledger_of

@@ -1,4 +1,4 @@
-"""A replica's part in learning: it judges the served version, and one of the replicas runs the learner."""
+"""A replica's part in learning: every replica judges the served version, and one of the replicas runs the learner."""
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
@@ -27,9 +27,9 @@ class ReplicaLearning:
         self._host = LearnerHost(config) if learns(config) else None
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """Coroutines to run as long as the replica runs."""
+        """Return the coroutines to run as long as the replica runs."""
         return [self._judge.run()] + ([] if self._host is None else [self._host.run()])
 
     def figures(self) -> dict[str, Any]:
-        """Figures for `Verifier.stats`."""
+        """Return the figures for `Verifier.stats`."""
         return {"heads": self._judge.said, "learner_pid": 0 if self._host is None else self._host.pid}

@@ -9,7 +9,7 @@ from wingbeat.runtime.recordings.ring import RingWriter, RoundRing
 
 
 def record_rounds(config: AppConfig, engine: Any) -> TrafficRecording:
-    """A recording that is ready to observe an engine; files are created with the first round.
+    """Return a recording that is ready to observe an engine; files are created with the first round.
 
     Raises:
         ValueError: the engine is not Wingbeat's own.

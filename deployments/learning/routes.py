@@ -1,4 +1,4 @@
-"""`/v1/drafter`: versions of the draft head, the acceptance of each one's drafts, and the served version."""
+"""`/v1/drafter`: versions of the draft head, the acceptance of each version's drafts, and the served version."""
 
 import asyncio
 import shutil
@@ -28,8 +28,8 @@ REPAIR_PATH = DRAFTER_PATH + "/repair"
 INCOMING = "incoming"
 """Subfolder of the ledger's folder for heads that operators provide."""
 TOLD_S, LOOK_S = 10.0, 0.2
-"""Seconds for drafters to refuse a version that does not fit, which takes them as long as reading it; and the poll
-interval.
+"""Maximum seconds to wait until drafters have refused a version that does not fit (they must first read it), and
+seconds between two looks.
 """
 FILES = ("config.json", "mask_embedding.pt", "model.safetensors", "model.safetensors.index.json")
 _INNER = {"folder", "digest", "promotions"}
@@ -44,9 +44,9 @@ class PromoteBody(RequestBody):
     version: int | None = Field(None, ge=0)
     """Number of an existing version."""
     folder: str | None = Field(None, min_length=1, max_length=4096)
-    """Alternative: a head's folder below `incoming` in the folder of the versions."""
+    """Alternative to `version`: a head's folder below `incoming` in the folder of the versions."""
     verifier: str | None = None
-    """Refused: weights of the verifier are pushed by /v1/weights/update."""
+    """Refused, because weights of the verifier are pushed by /v1/weights/update."""
     reason: str = Field("an operator asks for it", max_length=1024)
 
 
@@ -69,32 +69,32 @@ class HeadVersions:
     """Figures of the fleet; None without metrics."""
 
     async def described(self) -> dict[str, Any]:
-        """The answer of `GET /v1/drafter`."""
+        """Return the answer of `GET /v1/drafter`."""
         ledger = await _told(self.ledger.read)
         snapshot = None if self.fleet is None else await self.fleet.snapshot()
         learner = await asyncio.to_thread(learner_figures, self.ledger.folder)
         return {"object": "drafter", **_card(ledger, snapshot), "learner": learner, "folder": str(self.ledger.folder)}
 
     async def drafting(self) -> int:
-        """The version that most engines draft with; 0 without metrics."""
+        """Return the version that most engines draft with; 0 without metrics."""
         snapshot = None if self.fleet is None else await self.fleet.snapshot()
         drafting = Counter(figures["head_version"] for figures in (snapshot.engines if snapshot else {}).values())
         return drafting.most_common(1)[0][0] if drafting else 0
 
 
 BODIES = {PROMOTE_PATH: PromoteBody, ROLLBACK_PATH: RollbackBody, REPAIR_PATH: RepairBody}
-"""Bodies by path of the endpoints that change the served version, which are for operators."""
+"""Body classes of the endpoints that change the served version, by path. The endpoints are for operators."""
 
 
 def add_router_routes(app: FastAPI, fronts: Sequence[Any]) -> None:
-    """Add `/v1/drafter` if the head of a model learns; `fronts` are a router's `ModelFront`s."""
+    """Add `/v1/drafter` if the head of a model is trained; `fronts` are a router's `ModelFront`s."""
     front = next((one for one in fronts if one.config.learn is not None), None)
     if front is not None:
         add_drafter_routes(app, HeadVersions(ledger_of(front.config), front.figures))
 
 
 def add_drafter_routes(app: FastAPI, heads: HeadVersions) -> None:
-    """Add the endpoints."""
+    """Add the endpoints below `/v1/drafter`."""
     ledger = heads.ledger
 
     @app.get(DRAFTER_PATH)
@@ -150,10 +150,10 @@ async def _told(call: Callable[[], Any]) -> Any:
 
 
 async def _not_refused(ledger: HeadLedger, number: int, param: str) -> None:
-    """Wait until drafters have loaded or refused a version, at most `TOLD_S`.
+    """Wait until drafters have loaded or refused a version, but at most `TOLD_S`.
 
     Raises:
-        ApiError: a drafter has refused the version; gives the reason.
+        ApiError: a drafter has refused the version; the error gives the reason.
     """
     deadline = asyncio.get_running_loop().time() + TOLD_S
     while asyncio.get_running_loop().time() < deadline:
@@ -171,7 +171,7 @@ def _incoming(ledger: HeadLedger, name: str) -> Path:
         root, source = root.resolve(), (root / name).resolve()
         if source.is_relative_to(root) and (source / "config.json").is_file():
             return source
-    except (ValueError, OSError, RuntimeError) as error:  # a NUL, a name that is too long, a cycle of links
+    except (ValueError, OSError, RuntimeError) as error:  # such as a NUL, too long a name, a cycle of links
         raise invalid("folder", f"must be a head's folder below {root}: {error}") from None
     raise invalid("folder", f"must be a head's folder below {root}")
 
@@ -207,7 +207,7 @@ def _card(ledger: Ledger, snapshot: FleetSnapshot | None) -> dict[str, Any]:
 
 
 def _acceptance(counts: Accepted | None) -> dict[str, Any] | None:
-    """Tokens per round with a 95 % interval, and counts; None if nothing was drafted."""
+    """Return tokens per round with a 95 % interval, and counts; None if no drafts were verified."""
     if counts is None or not counts.rounds:
         return None
     half = SIGMAS * counts.error

@@ -66,7 +66,7 @@ def _from_command_line(value: Any) -> Any:
 
 
 Learning = Annotated[LearnOptions | None, BeforeValidator(_from_command_line)]
-"""Type of the setting: true, a mapping, or either as text on the command line."""
+"""Type of the setting `learn`: true, a mapping, or text of either on the command line."""
 _DESCRIPTION = (
     "Train the draft head on served requests, and replace it when a new version is measurably better: true, or JSON "
     'such as {"core_share": 0.5}. Fields: dir, max_bytes, expire_s (seconds), share (of the requests), trains, '
@@ -103,7 +103,7 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether learning is requested, and by which setting."""
+    """Return whether the settings ask for learning, and words that name the setting."""
     return {LEARN: (config.learn is not None, "learn is given")}
 
 

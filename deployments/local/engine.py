@@ -1,4 +1,4 @@
-"""An engine in this process for the command line: model, drafter and limits."""
+"""Opens an engine in the process of a command: model, drafter and limits."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,17 +39,18 @@ class LocalConfig(ModelOptions):
     def engine_config(self, max_num_seqs: int) -> EngineConfig:
         """Limits for `max_num_seqs` sequences.
 
-        KV blocks are those of the budget, or without one exactly as many as the sequences can need.
+        The number of KV blocks follows from the memory budget; without a budget it is the number that these sequences
+        can need.
         """
         max_model_len = self.max_model_len or min(_num_positions(self.model_dir()), DEFAULT_MAX_MODEL_LEN)
         limits = self._engine_config(max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-        # The length of an engine directory is the limit, and its KV cache has no blocks to count.
+        # For an engine directory the built length is the limit, and the KV cache has no blocks to count.
         if self.engine_dir is not None or self.kv_cache_memory_bytes is not None:
             return replace(limits, lower_max_model_len=self.max_model_len is None)
         return replace(limits, num_kv_blocks=1 + max_num_seqs * limits.max_blocks_per_seq)
 
     def llm_arguments(self, max_num_seqs: int) -> dict[str, Any]:
-        """Arguments of `wingbeat.runtime.llm.LLM`, without its channel."""
+        """Return the arguments of `wingbeat.runtime.llm.LLM`, except for its channel."""
         return {
             "model": self.model_dir(),
             "drafter": self.choice().asked,
@@ -69,7 +70,7 @@ OpenEngine = Callable[[LocalConfig, int], "LLM"]
 
 
 def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
-    """Load verifier and drafter.
+    """Load verifier and drafter into this process.
 
     Raises:
         UserError: a checkpoint or a limit cannot be used.

@@ -39,7 +39,7 @@ class GenerateConfig(LocalConfig):
         return self
 
     def sampling_params(self) -> SamplingParams:
-        """Parameters of the request, with a random seed if none was given."""
+        """Return the parameters of the request; the seed is random if no seed was given."""
         return SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -61,16 +61,16 @@ class Generated(NamedTuple):
     """Token ids up to and including the token that completed a stop string."""
     finish_reason: FinishReason
     metrics: SpeculationMetrics | None
-    """None if a stop string ended the answer before the engine reported metrics."""
+    """Speculation figures; None if a stop string ended the answer before the engine had reported any."""
 
 
 def generate_command(
     config: GenerateConfig, prompt: str | None, stops: tuple[str, ...], as_json: bool, open_engine: OpenEngine
 ) -> None:
-    """Print the answer as it grows, or as one JSON object.
+    """Print the answer piece by piece as it grows, or as one JSON object.
 
     Raises:
-        UserError: there is no prompt or more than one, or the engine cannot run it.
+        UserError: there is no prompt or more than one prompt, or the engine cannot run the prompt.
     """
     if (prompt is None) == (not config.prompt_ids):
         raise UserError("give a PROMPT or --prompt-ids, one of the two")
@@ -98,7 +98,7 @@ def run_prompt(
     stops: tuple[str, ...],
     on_text: Callable[[str], None] | None,
 ) -> Generated:
-    """Generate from one prompt; `on_text` is called with every piece of text as soon as it is final.
+    """Generate from one prompt; `on_text` is called with every piece of text as soon as the piece is final.
 
     Raises:
         UserError: the engine refuses the prompt, or stop strings are given for a model without tokenizer.
@@ -127,7 +127,7 @@ def run_prompt(
 
 
 def as_response(got: Generated, seed: int) -> dict[str, Any]:
-    """Fields of the HTTP response, plus the token ids."""
+    """Return the fields of the HTTP response, plus the token ids."""
     metrics = None if got.metrics is None else got.metrics.as_dict()
     return {
         "text": got.text,

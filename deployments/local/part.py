@@ -1,4 +1,6 @@
-"""Registers `wingbeat generate`. Every process that reads settings imports this file, so it does not import typer."""
+"""Registers `wingbeat generate`. Typer is not imported here, because every process that reads settings imports this
+file.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -13,7 +13,7 @@ LORA_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 
 
 def lora_requests(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """vLLM's metric, whose value is the time of the reading."""
+    """Yield vLLM's metric of adapters in use, whose value is the time of the reading."""
     found = list(rows(snapshot, figure("request_labels")))
     values = (((*labels, *(loras[name] for name in LORA_LABELS)), time.time()) for labels, loras in found)
     yield gauge("vllm:lora_requests_info", "LoRA adapters of requests, in labels.", (*LABELS, *LORA_LABELS), values)

@@ -1,6 +1,5 @@
-"""LoRA adapters by the names that requests use, in routers and replicas.
-
-Requests carry the data by which an engine finds the files of their adapter.
+"""LoRA adapters by the names that requests use, in routers and replicas. Each request carries the data by which an
+engine finds the files of the request's adapter.
 """
 
 from wingbeat.deployments.fleet.catalog import VARIANTS
@@ -9,11 +8,11 @@ from wingbeat.runtime.scheduling.request import Variant
 
 
 class AdapterRefused(ValueError):
-    """An adapter cannot be loaded; gives the reason."""
+    """An adapter cannot be loaded; the message gives the reason."""
 
 
 class AdapterExists(ValueError):
-    """The name is taken."""
+    """Another adapter already has the name."""
 
 
 class FleetAdapters(FleetNames[Variant]):
@@ -25,10 +24,10 @@ class FleetAdapters(FleetNames[Variant]):
         """Have every engine read and check an adapter, then allow requests to use it.
 
         Args:
-            in_place: allow replacing an existing adapter of that name.
+            in_place: whether an existing adapter of that name may be replaced.
 
         Raises:
-            AdapterExists: the name is taken.
+            AdapterExists: another adapter has the name, and `in_place` is False.
             AdapterRefused: an engine cannot serve the adapter.
             EngineUnavailable: there is no engine, or an engine ended before it answered.
         """

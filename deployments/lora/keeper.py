@@ -16,11 +16,11 @@ LOADS_NONE = "this engine loads no adapters while it runs; set lora_update_dir t
 
 
 class AdapterKeeper:
-    """Frees an adapter's slot once no name refers to the adapter; see `Keeper`.
+    """Keeper of an engine's adapters (see `Keeper`), which frees an adapter's slot once no name refers to the adapter.
 
     Args:
-        adapters: slots of the engine's adapters.
-        root: `lora_update_dir`.
+        adapters: slots in which the engine holds adapters.
+        root: folder `lora_update_dir`.
     """
 
     def __init__(self, adapters: "AdapterPlaces", root: Path | None) -> None:
@@ -28,7 +28,7 @@ class AdapterKeeper:
         self._named: dict[str, Variant] = {}
 
     def load(self, name: str, path: str) -> tuple[Variant | None, str]:
-        """Read and check an adapter below `lora_update_dir`. Returns the adapter, or None and the reason."""
+        """Read and check an adapter below `lora_update_dir`; returns (adapter, "") or (None, reason)."""
         root = self._root
         if root is None:
             return None, LOADS_NONE
@@ -37,17 +37,19 @@ class AdapterKeeper:
                 return None, f"{path} is not below lora_update_dir"
             adapter = self._adapters.inspect(name, root / path)
             self._adapters.resident.warm(adapter)
-        except (ValueError, OSError, RuntimeError) as error:  # any error of a path, such as a cycle of links
+        except (ValueError, OSError, RuntimeError) as error:  # errors of a path, such as a cycle of links
             return None, str(error)
         return adapter, ""
 
     def open(self, variants: Iterable[Variant] = ()) -> tuple[Variant, ...]:
-        """Begin with the adapters of the settings; engines store no others on disk."""
+        """Bind the adapters of the settings; there are no others at the start, because engines do not store adapters on
+        disk.
+        """
         self._named = {adapter.name: adapter for adapter in variants}
         return ()
 
     def keep(self, entries: Iterable[tuple[str, int, Variant | None]]) -> None:
-        """Bind names to adapters; None removes a name. Running sequences keep their adapter."""
+        """Bind names to adapters; the adapter None removes a name. Running sequences keep their adapter."""
         before = self._named
         now = before | {name: adapter for name, _, adapter in entries}
         self._named = {name: adapter for name, adapter in now.items() if adapter is not None}
@@ -55,14 +57,14 @@ class AdapterKeeper:
             self._adapters.resident.unload(digest)
 
     def take(self, output: RequestOutput) -> None:
-        """Does nothing: the keeper issues no requests."""
+        """Do nothing, because the keeper makes no requests of its own."""
 
     def close(self) -> None:
-        """Does nothing: the keeper writes no files."""
+        """Do nothing, because the keeper writes no files."""
 
 
 def load_none(name: str, path: str) -> tuple[None, str]:
-    """`AdapterKeeper.load` of an engine without room for adapters."""
+    """Refuse an adapter; takes the place of `AdapterKeeper.load` in an engine without room for adapters."""
     return None, LOADS_NONE
 
 
@@ -71,11 +73,11 @@ def _digests(named: Mapping[str, Variant]) -> set[str]:
 
 
 def keepers(config: AppConfig, engine: "Engine") -> dict[str, AdapterKeeper]:
-    """Keeper of adapters, if the engine has room for any."""
+    """Return the keeper of adapters, if the engine has room for adapters."""
     adapters = engine.loaded.parts.get("adapters")
     return {} if adapters is None else {VARIANTS: AdapterKeeper(adapters, config.lora_update_dir)}
 
 
 def operations(keepers: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Operation by which routers have an engine read an adapter."""
+    """Return the operation by which routers have an engine read an adapter."""
     return {"load_adapter": getattr(keepers.get(VARIANTS), "load", load_none)}

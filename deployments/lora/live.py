@@ -1,4 +1,4 @@
-"""Adapters that a router's `user_config` names: loads new ones and unloads those that are no longer named."""
+"""Adapters that a router's `user_config` names: loads new adapters, and unloads adapters that are no longer named."""
 
 import asyncio
 import time
@@ -10,12 +10,15 @@ from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.options.live_options import LiveOptions
 
 ENGINES_S = 60.0
-"""Seconds to wait for an engine that can read an adapter: a starting router is not connected yet."""
+"""Maximum seconds to wait for an engine that can read an adapter, because a starting router is not connected to engines
+yet.
+"""
 POLL_S = 0.5
 
 
 class NamedAdapters:
-    """Adapters that one router has applied; all routers do so independently, and repetition has no effect.
+    """Adapters of `user_config` that one router has applied. All routers apply them independently; applying an adapter
+    again has no effect.
 
     Args:
         fronts: the router's models.
@@ -26,10 +29,11 @@ class NamedAdapters:
         self._paths: dict[str, str] = {}
 
     async def take(self, live: LiveOptions) -> None:
-        """Load adapters that are new or have another folder, then unload those that are no longer named.
+        """Load adapters that are new or have another folder, then unload adapters that are no longer named.
 
         Raises:
-            ValueError: an adapter cannot be served, or no engine answers; adapters that were loaded before stay.
+            ValueError: an adapter cannot be served, or no engine answers; adapters that were loaded before the error
+                stay loaded.
         """
         paths, first = live.lora_modules, self._fronts[0]
         if (problem := self._problem_of(paths)) is not None:
@@ -43,7 +47,9 @@ class NamedAdapters:
             del self._paths[name]
 
     def _problem_of(self, adapters: Mapping[str, str]) -> str | None:
-        """Why these adapters cannot be served, independent of their folders; None if they can."""
+        """Return why these adapters cannot be served, apart from the content of their folders; None if no reason is
+        known.
+        """
         if not adapters:
             return None
         if len(self._fronts) > 1:

@@ -1,4 +1,4 @@
-"""Hooks of LoRA adapters. Commands import this file, so it imports its implementation only when needed."""
+"""Hooks of LoRA adapters. The implementation is imported only when needed, because commands import this file."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ operator_paths = "wingbeat.deployments.lora.routes:BODIES"
 
 
 def surface(config: "AppConfig") -> dict[str, Any]:
-    """Whether operators may load and unload adapters."""
+    """Return the value that the adapters' routes need: whether operators may load and unload adapters."""
     return {"loads_adapters": config.lora_update_dir is not None}
 
 
@@ -38,7 +38,7 @@ def add_routes(app: "FastAPI", models: "ServedModels") -> None:
 
 
 def variants(config: "AppConfig", engine: "Engine") -> "tuple[Variant, ...]":
-    """The adapters of the settings; as many as an engine holds are loaded into it."""
+    """Return the adapters of the settings, and load as many of them as the engine holds."""
     adapters = engine.loaded.parts.get("adapters")
     folders = (config.lora_modules or {}).items()
     served = tuple(adapters.inspect(name, folder.resolve()) for name, folder in folders)

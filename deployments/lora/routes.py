@@ -20,7 +20,7 @@ class LoadAdapterBody(RequestBody):
 
     lora_name: str = Field(min_length=1, max_length=MOST_NAME_CHARS)
     lora_path: str = Field(min_length=1, max_length=4096)
-    """A folder below `lora_update_dir`; relative paths begin there."""
+    """Folder of the adapter below `lora_update_dir`; a relative path is relative to `lora_update_dir`."""
     load_inplace: bool | None = None
     """Whether an existing adapter of that name may be replaced."""
     base_model_name: str | None = Field(None, max_length=MOST_NAME_CHARS)
@@ -32,15 +32,15 @@ class UnloadAdapterBody(RequestBody):
 
     lora_name: str = Field(min_length=1, max_length=MOST_NAME_CHARS)
     lora_int_id: int | None = None
-    """vLLM's number; ignored, because the name is sufficient."""
+    """vLLM's number of the adapter; ignored, because the name is sufficient."""
 
 
 BODIES = {LOAD_PATH: LoadAdapterBody, UNLOAD_PATH: UnloadAdapterBody}
-"""Bodies by path; the paths are for operators."""
+"""Body of each path; the paths are for operators."""
 
 
 def add_adapter_routes(app: FastAPI, models: ServedModels) -> None:
-    """Add both endpoints."""
+    """Add the endpoints that load and unload adapters."""
 
     @app.post(LOAD_PATH)
     async def load(request: Request) -> PlainTextResponse:

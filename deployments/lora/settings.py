@@ -43,7 +43,7 @@ def _named(adapters: Any) -> Any:
 
 
 Folders = Annotated[dict[str, Path] | None, BeforeValidator(_by_name), AfterValidator(_named)]
-"""Folders of adapters by name; text on the command line."""
+"""Type of the setting `lora_modules`: the folder of each adapter, by name; text on the command line."""
 _field = partial(Field, json_schema_extra={"panel": FEATURES})
 _MODULES = _field(
     None,
@@ -68,7 +68,7 @@ SETTINGS = {
     "max_lora_rank": (int, _field(RANK, ge=1, le=MOST_RANK, description="Maximum rank of an adapter.")),
 }
 LIVE_SETTINGS = {"lora_modules": (Annotated[dict[str, str], AfterValidator(_named)], {})}
-"""Adapters beside those of the settings: folders below `lora_update_dir`, by name."""
+"""Live setting with adapters in addition to the adapters of the settings: by name, folders below `lora_update_dir`."""
 
 
 def check_settings(config: "AppConfig") -> None:
@@ -85,17 +85,20 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def variant_names(config: "AppConfig") -> tuple[str, ...]:
-    """Names of the adapters in `lora_modules`."""
+    """Return the names of the adapters in `lora_modules`."""
     return tuple(config.lora_modules or ())
 
 
 def engine_limits(config: "AppConfig") -> dict[str, int]:
-    """Limits of an engine: no room for adapters if the settings enable none."""
+    """Return the limits of an engine: no room for adapters if the settings enable no adapters."""
     return {} if _serves_adapters(config) else {"max_loras": 0}
 
 
 def text_identity(config: "AppConfig") -> str:
-    """Part of the text identity: the maximum rank of adapters, if any are served."""
+    """Return the part of the text identity that states the maximum rank of adapters.
+
+    Empty if no adapters are served.
+    """
     return f" with adapters of rank {config.max_lora_rank}" if _serves_adapters(config) else ""
 
 

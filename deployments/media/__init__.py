@@ -1,1 +1,3 @@
-"""Images and audio of requests: fetched from allowed hosts, decoded within limits, and prepared for the model."""
+"""Images and audio of requests, which are fetched from allowed hosts, decoded within limits, and prepared for the
+model.
+"""

@@ -13,17 +13,17 @@ RATES = (4_000, 192_000)
 """Minimum and maximum sampling rate, in samples per second."""
 MOST_CHANNELS = 8
 LOUDEST = 32.0
-"""Maximum amplitude, in multiples of full scale (1); the spectrogram of much larger samples overflows."""
+"""Maximum amplitude, in multiples of full scale (1). The spectrogram of much larger samples would overflow."""
 _ENCODINGS = {"wav": {"PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"}, "mp3": {"MPEG_LAYER_III"}}
-"""Supported sample encodings by file format, by libsndfile's names."""
+"""Supported sample encodings of each file format, by libsndfile's names."""
 _BLOCK = 2**16
 """Frames decoded at a time."""
 _UNKNOWN_BYTES = 0xFFFFFFFF
-"""Length field in the header of a WAV file that was written as a stream."""
+"""Value of the length field in the header of a WAV file that was written as a stream."""
 
 
 def decode_audio(data: bytes, audio_format: str | None, rate: int, max_seconds: float) -> np.ndarray:
-    """Returns the mean of the channels, resampled to `rate`, with full scale 1: float32 [num_samples].
+    """Returns the mean of the channels, resampled to `rate`: float32 [num_samples], where full scale is 1.
 
     Args:
         audio_format: `wav` or `mp3` as declared by the request; None detects the format from the first bytes.
@@ -60,9 +60,10 @@ def _format_of(data: bytes) -> str | None:
 
 
 def _check_length(data: bytes) -> None:
-    """Raises MediaError if a WAV file is truncated, which libsndfile would read without an error."""
+    """Raises MediaError if a WAV file is truncated, because libsndfile would read such a file without an error."""
     num_bytes = int.from_bytes(data[4:8], "little")
-    # The length counts from the ninth byte; some writers count the whole file, or a padding byte that is missing.
+    # The length field counts from the ninth byte. Some writers count the whole file instead, or a padding byte that is
+    # missing.
     if len(data) < num_bytes != _UNKNOWN_BYTES:
         raise MediaError(f"is truncated: its header says {num_bytes} bytes, but it has {len(data)}")
 
@@ -77,7 +78,10 @@ def _check(file: soundfile.SoundFile, found: str) -> None:
 
 
 def _blocks(file: soundfile.SoundFile, max_seconds: float) -> Iterator[np.ndarray]:
-    """Yields the mean of the channels block by block, because the length in an MP3's header may be wrong."""
+    """Yields the mean of the channels block by block; raises MediaError at the maximum duration.
+
+    The duration is counted while decoding, because the length in an MP3's header may be wrong.
+    """
     num_frames = 0
     while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
         num_frames += len(block)

@@ -9,9 +9,11 @@ from wingbeat.deployments.media.source import AUDIO_FORMATS, MediaSource
 from wingbeat.runtime.media.media_input import AUDIO, IMAGE
 
 _DETAILS = (None, "auto", "high", "original")
-"""Accepted values of `detail`: an image is always read at the model's full resolution; `low` would be another image."""
+"""Accepted values of `detail`. Images are always read at the model's full resolution, so that `low`, which asks for a
+reduced image, is refused.
+"""
 _SOURCES = {"base64": "data", "url": "url"}
-"""Field with the data, by the type of a Messages API source."""
+"""For each type of a source of the Messages API: the field with the data."""
 
 
 Kind = Literal["image", "audio"]
@@ -78,7 +80,10 @@ def _content(kind: Kind, part: dict[str, Any], part_path: str, path: str, source
 def _inner(
     part: dict[str, Any], name: str, needed: str, path: str, optional: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], str]:
-    """Returns the object under a part's name and its path; unknown fields are ignored or refused by setting."""
+    """Returns the object that a part holds under its own name, and the object's path.
+
+    Unknown fields are ignored or refused, according to the setting `unknown_fields`.
+    """
     _pass_over(part, path, "type", name)
     given, where = part.get(name), f"{path}.{name}"
     if not isinstance(given, dict) or not isinstance(given.get(needed), str):

@@ -1,4 +1,4 @@
-"""Decodes images. If an image has too many pixels, only its header is read."""
+"""Decodes images. An image with too many pixels is refused after only its header was read."""
 
 import io
 

@@ -1,7 +1,7 @@
 """Fetches images and audio from the hosts that an operator allows, and never from addresses in private networks.
 
-A name is resolved once per connection. All of its addresses are checked, and the connection uses those addresses, so
-that a second DNS answer cannot differ. Each hop of a redirect is checked in the same way.
+A host name is resolved once per connection. All of its addresses are checked, and the connection uses only the checked
+addresses, so that a second DNS answer cannot lead elsewhere. Each hop of a redirect is checked in the same way.
 """
 
 import asyncio
@@ -17,15 +17,18 @@ from wingbeat.deployments.media.limits import MediaError, MediaLimits
 from wingbeat.runtime.media.media_input import IMAGE
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""(host, port) -> addresses of the host; raises OSError if there is none."""
+"""Function (host, port) -> addresses of the host; raises OSError if the host has no address."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 2**16
 _UNSAID = frozenset({"application/octet-stream", "binary/octet-stream"})
-"""Content types that do not identify the content; aiohttp reports the first if the header is absent."""
+"""Content types that do not identify the content.
+
+Aiohttp reports `application/octet-stream` if the header is absent.
+"""
 
 
 def is_public(address: str) -> bool:
-    """Returns whether an address is public: not private, local, shared or reserved, nor of an IPv6 tunnel to IPv4."""
+    """Returns whether an address is public: not private, local, shared, reserved or in an IPv6 tunnel to IPv4."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
         if parsed.ipv4_mapped is not None:
@@ -87,7 +90,7 @@ class Fetcher:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, MediaError):
                 raise
-            # The error's text is withheld, because it could describe hosts that the caller cannot reach.
+            # The text of the error is withheld, because the text could describe hosts that the caller cannot reach.
             raise MediaError(f"cannot be fetched: {type(error).__name__}") from error
 
     async def _follow(self, session: aiohttp.ClientSession, url: str) -> bytes:
@@ -117,7 +120,7 @@ class Fetcher:
         return bytes(body)
 
     def _check(self, url: str) -> None:
-        """Raises MediaError if a URL may not be fetched, before its host is resolved."""
+        """Raises MediaError if a URL may not be fetched; called before the URL's host is resolved."""
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
@@ -129,7 +132,8 @@ class Fetcher:
             raise MediaError("contains a user name, which is not supported")
         if host.lower() not in self._limits.allowed_domains:
             raise MediaError("is at a host that is not in --allowed-media-domains")
-        # A host that is an IP address is not resolved, so the resolver's check would not apply.
+        # A host that is an IP address is checked here, because it is not resolved and the resolver's check does not
+        # apply.
         if _is_address(host) and not self._resolver.may_connect(host):
             raise MediaError("is at an address that is not public")
 
@@ -159,7 +163,7 @@ class _CheckedResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Does nothing: the resolver holds no resources."""
+        """Does nothing, because the resolver holds no resources."""
 
 
 def _is_address(host: str) -> bool:

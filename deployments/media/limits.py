@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 from wingbeat.runtime.media.media_input import AUDIO, IMAGE
 
 PER_REQUEST = {IMAGE: 4, AUDIO: 4}
-"""Maximum media of one request, by kind."""
+"""Maximum number of images and of audio files of one request."""
 MAX_HELD_MEDIA_BYTES = 2**31
 """Maximum bytes of decoded images and audio over all running requests of a router."""
 
 
 class MediaError(ValueError):
-    """An image or audio file cannot be used. The message is for the client and follows the name of the content part."""
+    """An image or audio file cannot be used.
+
+    The message is for the client; the name of the content part is put before it.
+    """
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,9 @@ class MediaLimits:
     max_pixels: int = 25_000_000
     """Maximum pixels of an image, checked before decoding."""
     timeout_s: float = 5.0
-    """Seconds to fetch one file, redirects included."""
+    """Maximum seconds for fetching one file, redirects included."""
     max_redirects: int = 3
     max_held_bytes: int = MAX_HELD_MEDIA_BYTES
     """Maximum bytes of decoded media over all running requests of a router."""
     max_audio_s: float = 600.0
-    """Maximum seconds of audio, at which decoding stops."""
+    """Maximum duration of an audio file in seconds. Decoding stops there, and the file is refused."""

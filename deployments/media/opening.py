@@ -1,4 +1,4 @@
-"""Makes the reader of a model's images or audio, or the reason why there is none. Imports libraries only if needed."""
+"""Makes the reader of a model's images or audio, or states why there is none; libraries are imported only if needed."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ class MediaRefused(NamedTuple):
     """Replaces `MediaReader` for a multimodal model whose media cannot be read here."""
 
     reasons: Mapping[str, str]
-    """Reasons by kind of media."""
+    """For each kind of media, the reason why it cannot be read."""
 
     async def read(self, body: ChatBody) -> NoReturn:
-        """Raises ApiError, 400, naming the part that cannot be used."""
+        """Raises ApiError, 400, which names the part that cannot be used."""
         part = body.other_parts[0]
         raise unserved_part(part.part_type, part.part_path, self.reasons.get(part.type) or only_served())
 
@@ -43,7 +43,7 @@ def needs_torch(folder: Path) -> bool:
 
 
 def prompt_details(spans: Sequence[PromptSpan]) -> dict[str, int]:
-    """Returns the number of prompt tokens that stand for audio; empty if there are none."""
+    """Returns `audio_tokens`, the number of prompt tokens that stand for audio; empty if there are no such tokens."""
     num_tokens = sum(one.length for one in spans if one.kind == AUDIO)
     return {"audio_tokens": num_tokens} if num_tokens else {}
 

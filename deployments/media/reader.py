@@ -20,11 +20,11 @@ Decode = Callable[[bytes, MediaSource], Any]
 """(bytes, source) -> decoded media for the model's processor; raises MediaError."""
 _PARTS = {IMAGE: "'text' and 'image_url' are", AUDIO: "'text', 'input_audio' and 'audio_url' are"}
 _AT_ONCE = 2
-"""Maximum media decoded at the same time; decoding one may take some hundred megabytes."""
+"""Maximum number of files decoded at the same time, because decoding one file may need some hundred megabytes."""
 
 
 class MediaReader:
-    """Reads the media of requests for one model, which takes one kind of media."""
+    """Reads the media of requests for one model that accepts one kind of media."""
 
     def __init__(
         self, processor: MediaProcessor, limits: MediaLimits, decode: Decode, fetcher: Fetcher | None = None
@@ -95,7 +95,7 @@ class MediaReader:
         try:
             return self.processor.read(decoded)
         except ValueError as error:
-            # The model does not take this shape, such as a very narrow image.
+            # The model does not accept an image of this shape, for example a very narrow image.
             raise MediaError(f"cannot be read by this model: {error}") from error
 
 

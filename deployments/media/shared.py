@@ -1,4 +1,5 @@
-"""Passes media from a replica to its engine's process in shared memory instead of through their pipe.
+"""Passes media from a replica to its engine's process in shared memory, so that the data need not go through their
+link.
 
 The memory is a nameless memfd. The engine opens it through the replica's file descriptor in /proc, and the kernel frees
 the memory when both processes have closed it.
@@ -19,12 +20,12 @@ _ALIGNMENT = 64
 
 
 class SharedMedia(NamedTuple):
-    """Reference to a request's media in shared memory."""
+    """Reference to the media of a request in shared memory."""
 
     path: str
     size: int
     media: tuple[MediaInput, ...]
-    """The media, whose arrays are replaced by their places in the memory."""
+    """Media inputs in which each array is replaced by its place in the shared memory."""
 
 
 class _Place(NamedTuple):
@@ -65,7 +66,7 @@ def share_spans(sent: WireRequest) -> tuple[WireRequest, int]:
 
 
 def attach_spans(sent: WireRequest) -> Request:
-    """Restores a request in the engine's process, see `share_spans`; the arrays are mapped, not copied.
+    """Restores a request that `share_spans` has made, in the engine's process; arrays are mapped and not copied.
 
     Raises:
         OSError, ValueError: the memory was freed, because the request has ended.

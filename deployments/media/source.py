@@ -1,4 +1,7 @@
-"""Sources of images and audio in requests, and decoding of inline data. Imports neither Pillow nor aiohttp."""
+"""Sources of images and audio in requests, and decoding of inline data.
+
+This module imports neither Pillow nor aiohttp.
+"""
 
 import base64
 import binascii
@@ -19,7 +22,7 @@ class MediaSource(NamedTuple):
     """URL of scheme http, https or data, or base64 text."""
     is_base64: bool = False
     audio_format: str | None = None
-    """Declared format; None detects the format from the first bytes."""
+    """Format that the request declares; None if the format is to be detected from the first bytes."""
 
     @property
     def is_here(self) -> bool:

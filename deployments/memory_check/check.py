@@ -12,20 +12,20 @@ from wingbeat.runtime.tensor_files import read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 _UNEVEN = ("kv_lora_rank", "global_head_dim", "num_global_key_value_heads", "num_kv_shared_layers")
-"""Config fields of architectures whose layers have KV sizes that differ from the usual fields."""
+"""Config fields that only architectures have whose KV sizes cannot be computed from the usual fields."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per number, by name of the dtype."""
 GIB = 2**30
 _BUDGETS = ("max_answer_bytes", "max_body_bytes")
-"""Settings that limit a router's RAM."""
+"""Settings that bound the memory of a router."""
 _INT64_BYTES = 8
 
 
 def check_memory(config: AppConfig, file: ConfigFile) -> None:
-    """Check KV pool and weights against free memory; does not import torch.
+    """Check that KV pool and weights fit into free memory, without importing torch.
 
     Raises:
-        ValueError: something does not fit; one line that names the setting and a value that fits.
+        ValueError: KV pool or weights do not fit; one line that names the setting and a value that fits.
     """
     engine, on_cpu = config.engine_config(), config.resolved_device() == "cpu"
     _check_budgets(config, on_cpu)
@@ -60,7 +60,7 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
 
 
 def _check_budgets(config: AppConfig, on_cpu: bool) -> None:
-    """Check that no setting reserves more RAM than the machine has."""
+    """Check that no setting reserves more memory than the machine has."""
     budgets = {name: getattr(config, name) for name in chain(_BUDGETS, *hooks("ram_settings"))}
     if on_cpu:
         budgets["kv_cache_memory_bytes"] = config.kv_cache_memory_bytes
@@ -69,7 +69,7 @@ def _check_budgets(config: AppConfig, on_cpu: bool) -> None:
 
 
 def _check_slots(config: AppConfig, engine: EngineConfig) -> None:
-    """Check the memory of slots: block tables, and token histories for a drafter, are allocated at start."""
+    """Check that the memory of slots fits. Block tables, and token histories for a drafter, are allocated at start."""
     longest = LEAST_MODEL_LEN if engine.lower_max_model_len else engine.max_model_len
     tokens = longest if config.has_drafter() else 0
     num_bytes = engine.max_num_seqs * _INT64_BYTES * (tokens + longest // engine.block_size)
@@ -82,7 +82,9 @@ def _check_slots(config: AppConfig, engine: EngineConfig) -> None:
 
 
 def block_bytes(file: ConfigFile, block_size: int, item_bytes: int) -> int | None:
-    """Bytes of one KV block over all layers; None for architectures whose config does not state plain sizes."""
+    """Return the bytes of one KV block over all layers; None for architectures whose config does not state the KV
+    sizes.
+    """
     if any(file.text.get(name) for name in _UNEVEN):
         return None
     layers, heads, hidden = (file.size(n) for n in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
@@ -93,7 +95,9 @@ def block_bytes(file: ConfigFile, block_size: int, item_bytes: int) -> int | Non
 
 
 def _weight_bytes(config: AppConfig, file: ConfigFile) -> int:
-    """Bytes of the weights once loaded; 0 if they are quantised, because headers do not state their loaded size."""
+    """Return the bytes of the weights once loaded; 0 if they are quantised, because headers do not state the loaded
+    size.
+    """
     if file.quantization is not None:
         return 0
     headers = read_headers(weight_files(file.folder))

@@ -1,4 +1,6 @@
-"""Client-side figures measured in the router: latencies and ends of requests by engine, timings of an answer."""
+"""Figures that the router measures at the client's side: latencies and ends of requests per engine, timings of an
+answer.
+"""
 
 import time
 from collections.abc import Callable
@@ -11,20 +13,22 @@ from wingbeat.runtime.metrics import CHOICES, FIRST_TOKEN_S, PER_TOKEN_S, REQUES
 from wingbeat.runtime.scheduling.request import Request
 
 ENDS = ("stop", "length", "abort", "error")
-"""vLLM's finish reasons: "abort" if the client disconnected, "error" if the client got no tokens, or not all."""
+"""vLLM's finish reasons. "abort": the client disconnected. "error": the client got no tokens, or not all tokens."""
 
 
 @dataclass
 class ClientFigures:
-    """Figures of one router's requests to one engine. A moved request counts for the engine that continued it.
+    """Figures of one router's requests to one engine.
+
+    A request that moved to another engine counts for the engine that continued it.
 
     Args:
-        max_model_len: upper bound of the histograms of tokens.
+        max_model_len: upper bound of the buckets of histograms of tokens.
     """
 
     max_model_len: int
     time_to_first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
-    """Seconds from the request's arrival in the router."""
+    """Seconds from the request's arrival in the router to its first token."""
     inter_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
     """Seconds per token after the first: k tokens that arrive together count k times, each with 1/k of the gap."""
     time_per_output_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
@@ -33,7 +37,7 @@ class ClientFigures:
     prompt_tokens: Histogram | None = None
     generation_tokens: Histogram | None = None
     span_tokens: dict[str, int] = field(default_factory=dict)
-    """Tokens of prompts' media spans, by the span's kind."""
+    """Number of prompt tokens in media spans, by the span's kind."""
     max_tokens: Histogram | None = None
     """`max_tokens` of requests."""
     num_choices: Histogram = field(default_factory=lambda: Histogram(CHOICES))
@@ -50,7 +54,7 @@ class ClientFigures:
 class ClientWatch:
     """Context manager that measures one choice.
 
-    Without a finish reason, the choice counts as aborted, or as an error if an exception leaves the context.
+    If the context ends without a finish reason, the choice counts as aborted; if it ends by an exception, as an error.
 
     Args:
         num_choices: `n` if this choice is the first of its prompt, else 0.
@@ -69,7 +73,7 @@ class ClientWatch:
         self.queue_s = 0.0
         self.engine_id = ""
         self.end: str | None = None
-        """Member of `ENDS`, set with the last tokens."""
+        """Item of `ENDS`, set when the last tokens have arrived; None before."""
         self._engine: ClientFigures | None = None
 
     def took(self, num_tokens: int, engine_id: str, queue_s: float) -> None:
@@ -121,7 +125,7 @@ class RouterFigures:
 
     Args:
         router_id: id of the router.
-        num_admitted: returns the choices that hold places now, in engines and in the queue.
+        num_admitted: function that returns the number of choices that hold places now, in engines and in the queue.
     """
 
     def __init__(self, router_id: str = "", num_admitted: Callable[[], int] = lambda: 0) -> None:
@@ -133,7 +137,9 @@ class RouterFigures:
         self._by_engine: dict[str, ClientFigures] = {}
 
     def watch(self, request: Request, max_model_len: int, num_choices: int = 0) -> ClientWatch:
-        """Measures a choice: `with figures.watch(request, ...) as watch`; arguments as for `ClientWatch`."""
+        """Returns a context manager that measures a choice: `with figures.watch(request, ...) as watch`; see
+        `ClientWatch`.
+        """
         return ClientWatch(self, request, max_model_len, num_choices)
 
     def of_engine(self, engine_id: str, max_model_len: int) -> ClientFigures:
@@ -147,9 +153,9 @@ class RouterFigures:
         self.answers[str(status)] = self.answers.get(str(status), 0) + 1
 
     def report(self, engine_id: str) -> dict[str, Any]:
-        """Returns the report for an engine, from which other routers read it.
+        """Returns this router's report for an engine, which stores the report so that other routers can read it.
 
-        A report holds sums since the start, so that a lost or repeated report does no harm.
+        A report holds sums since the router's start, so that a lost or repeated report does no harm.
         """
         self.num_reports += 1
         clients = self._by_engine.get(engine_id)
@@ -161,7 +167,7 @@ class RouterFigures:
         }
 
     def own(self) -> dict[str, Any]:
-        """Returns the figures that do not belong to an engine."""
+        """Returns the router's figures that belong to no engine."""
         return {"num_admitted": self.num_admitted(), "answers": dict(self.answers)}
 
     def forget_engines(self, live: frozenset[str]) -> None:
@@ -202,12 +208,14 @@ class Timings:
         self._num_tokens[index] += num_tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields beside `metrics.speculative_decoding`: milliseconds and tokens/s; null if undefined."""
+        """Returns the fields that stand beside `metrics.speculative_decoding`, in milliseconds and tokens/s; null if
+        undefined.
+        """
         begun = [(first, last) for first, last in zip(self._first_at, self._last_at, strict=True) if first is not None]
         if not begun:
             return dict.fromkeys(FIELDS)
         first_at, last_at = min(first for first, _ in begun), max(self._last_at)
-        # Choices run concurrently, so gaps are counted within each choice.
+        # Gaps between tokens are counted within each choice, because choices run concurrently.
         num_gaps = sum(self._num_tokens) - len(begun)
         gaps_s = sum(last - first for first, last in begun)
         total_s = last_at - self._arrived_at

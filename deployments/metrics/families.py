@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 Row = tuple[Sequence[str], Any]
-"""(label values, value)"""
+"""Row of a family: (values of the labels, value of the sample)."""
 
 
 def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> GaugeMetricFamily:
@@ -19,8 +19,10 @@ def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> G
 
 
 def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> CounterMetricFamily:
-    """Makes a counter family (sums since the engine's start), whose samples are `name` with the suffix `_total`."""
-    # Without the `_created` sample: readers that sum lines by prefix would add its timestamp.
+    """Makes a counter family, whose values are sums since the engine's start and whose samples are named `name` +
+    `_total`.
+    """
+    # The sample `_created` is left out, because readers that sum lines by prefix would add its timestamp.
     family = CounterMetricFamily(name, text, labels=labels)
     for values, value in rows:
         family.add_metric(values, value)
@@ -28,7 +30,7 @@ def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) ->
 
 
 def histogram(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> HistogramMetricFamily:
-    """Makes a histogram family from `wingbeat.runtime.metrics.Histogram` as plain data."""
+    """Makes a histogram family from rows whose values are `wingbeat.runtime.metrics.Histogram` as plain data."""
     family = HistogramMetricFamily(name, text, labels=labels)
     for values, counts in rows:
         cumulative = accumulate(counts["counts"])

@@ -1,4 +1,4 @@
-"""Gathers the figures of all engines in a router: at most once a second, within a time limit, off the request path."""
+"""Gathers the figures of all engines in a router, at most once a second and within a time limit."""
 
 import asyncio
 import logging
@@ -11,14 +11,14 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 
 logger = logging.getLogger(__name__)
 FRESH_S = 1.0
-"""Seconds for which figures are reused, so that several scrapers cost the engines one call."""
+"""Seconds for which figures are reused, so that several scrapers cause one call per engine."""
 PATIENCE_S = 2.0
-"""Seconds for an engine to answer, which happens between two of its rounds."""
+"""Maximum seconds to wait for an engine's answer, which the engine gives between two rounds."""
 REPORT_EVERY_S = 3.0
-"""Seconds between reports of this router to the engines, for scrapes of other routers."""
+"""Seconds between reports of this router to the engines, from which other routers read them when they are scraped."""
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
-"""(engine id, this router's report) -> the engine's figures; raises whatever the transport raises."""
+"""Function (engine id, this router's report) -> the engine's figures; raises the exceptions of the transport."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FleetSnapshot:
 
 
 class FleetFigures:
-    """Gets the engines' figures; the same calls report this router's figures to the engines.
+    """Gets the engines' figures, and reports this router's figures to the engines in the same calls.
 
     Args:
         engine_ids: returns the ids of the live engines.
@@ -70,11 +70,11 @@ class FleetFigures:
             return self._latest
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self._take())
-        # Shielded, so that a cancelled caller does not cancel the call for the others.
+        # The call is shielded, so that a cancelled caller does not cancel the call for other callers.
         return await asyncio.shield(self._asking)
 
     async def run(self) -> None:
-        """Reports to the engines forever."""
+        """Reports this router's figures to the engines every `REPORT_EVERY_S`, forever."""
         while True:
             await self.snapshot()
             await asyncio.sleep(REPORT_EVERY_S)

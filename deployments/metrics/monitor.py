@@ -15,7 +15,7 @@ class Monitor:
     own: RouterFigures
     """Figures of this router."""
     fleets: Sequence[FleetFigures]
-    """Figures of all engines and routers, by model."""
+    """Figures of all engines and routers, one object per model."""
     watchers: Sequence[Any] = ()
     """Request watchers of parts, each an `api.guard.RequestWatcher`."""
     access_log: bool = False

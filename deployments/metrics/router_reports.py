@@ -1,4 +1,4 @@
-"""Reports of all routers, stored in each engine, from which any router can read them."""
+"""Reports of all routers, which each engine stores so that any router can read them."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 RECENT_S = 15.0
 """Seconds without a report after which a router's current state is not shown."""
 GONE_S = 600.0
-"""Seconds without a report after which a router counts as gone, and only its sums are kept."""
+"""Seconds without a report after which a router counts as gone, so that only its sums are kept."""
 
 
 class RouterReports:
@@ -23,7 +23,7 @@ class RouterReports:
         self._gone: dict[str, Any] | None = None
 
     def add(self, report: dict[str, Any]) -> None:
-        """Stores a report, unless a newer one of the same router is stored."""
+        """Stores a report, unless a newer report of the same router is already stored."""
         now, router_id = self._clock(), report["router_id"]
         _, known = self._reports.get(router_id, (0.0, {"number": 0}))
         if report["number"] > known["number"]:
@@ -51,7 +51,7 @@ class RouterReports:
 
 
 def summed(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Adds two `ClientFigures` in plain data; either may be None."""
+    """Returns the sum of two `ClientFigures` in plain data; either argument may be None."""
     if one is None or other is None:
         return one or other
     counted = {name: _sum(value, other[name]) for name, value in one.items()}

@@ -13,12 +13,14 @@ from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 logger = logging.getLogger(__name__)
 LABELS = ("model_name", "engine")
 Read = Callable[[dict[str, Any]], Any]
-"""Reads one figure from an engine's figures; None if it has no value, KeyError if the engine does not report it."""
+"""Function that reads one figure from an engine's figures. The result is None if the figure has no value; KeyError is
+raised if the engine does not report the figure.
+"""
 
 
 def kv_usage(figures: dict[str, Any]) -> float:
     """Returns the fraction of KV blocks held by sequences; cached blocks that can be evicted count as free."""
-    # Block 0 is reserved for writes that belong to no sequence.
+    # Block 0 is not counted, because it is reserved for writes that belong to no sequence.
     usable = figures["num_blocks"] - 1
     return (usable - figures["num_free_blocks"]) / usable
 
@@ -37,7 +39,7 @@ def figure(*path: str) -> Read:
 
 
 def _drafted(name: str) -> Read:
-    """Returns a reader of a speculation figure; no value without a drafter, as in vLLM."""
+    """Returns a reader of a speculation figure; without a drafter the figure has no value, as in vLLM."""
     return lambda figures: figures["speculation"][name] if figures["num_drafters_attached"] else None
 
 
@@ -119,12 +121,12 @@ def vllm_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
 
 
 def rows(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Yields a figure of each engine that reports it."""
+    """Yields (labels, figure) for each engine that reports the figure."""
     for engine_id, figures in snapshot.engines.items():
         try:
             value = read(figures)
         except (KeyError, TypeError) as error:
-            # Engines of a user's factory, or of another version, may report other figures.
+            # Engines of a user's factory, or of another version of Wingbeat, may lack the figure.
             say_missing(engine_id, repr(error))
             continue
         if value is not None:
@@ -133,12 +135,12 @@ def rows(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, str],
 
 @lru_cache(maxsize=1024)
 def say_missing(engine_id: str, error: str) -> None:
-    """Logs a missing figure, once per engine and figure."""
+    """Logs that an engine does not report a figure, once per engine and figure."""
     logger.warning("Engine %s lacks a figure, so metrics made of it are missing: %s", engine_id, error)
 
 
 def by_key(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields a figure that is a table, with its keys as one more label."""
+    """Yields the rows of a figure that is a table; the table's key is one more label."""
     for labels, table in rows(snapshot, read):
         yield from (((*labels, str(key)), value) for key, value in table.items())
 
@@ -163,7 +165,7 @@ def _cache_config(snapshot: FleetSnapshot) -> Metric:
 
 
 def in_labels(name: str, text: str, configs: Iterable[tuple[tuple[str, str], dict[str, str]]]) -> Metric:
-    """Makes a gauge with value 1 and each engine's configuration as labels."""
+    """Makes a gauge with the value 1 per engine, whose labels hold the engine's configuration."""
     found = list(configs)
     names = sorted({one for _, config in found for one in config})
     values = (((*labels, *(config.get(one, "") for one in names)), 1) for labels, config in found)

@@ -1,4 +1,4 @@
-"""Metrics without a name in vLLM: draft trees, drafter, speculation policy, phases of rounds, routers."""
+"""Metrics for which vLLM has no name: draft trees, drafter, speculation policy, phases of rounds, routers."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,1 +1,1 @@
-"""`wingbeat fetch`. Optional: everything else works without this folder."""
+"""`wingbeat fetch`, which downloads published models by short names."""

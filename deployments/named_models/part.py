@@ -1,4 +1,7 @@
-"""Registers `wingbeat fetch`. Every process that reads settings imports this file, so it does not import typer."""
+"""Registers `wingbeat fetch`.
+
+Typer is not imported here, because every process that reads settings imports this file.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(app: "typer.Typer") -> None:
-    """Add the command, and have every command log what it downloads."""
+    """Add the command, and make every command log the files that it downloads."""
     import typer
 
     from wingbeat.deployments.log import show_lines

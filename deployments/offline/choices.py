@@ -16,7 +16,7 @@ class RunningChoice:
     Args:
         asked: the caller's parameters.
         params: the engine's parameters.
-        tokenizer: None for a model without one, whose choices have no text.
+        tokenizer: None for a model without tokenizer, whose choices have no text.
     """
 
     def __init__(
@@ -25,18 +25,18 @@ class RunningChoice:
         self.prompt, self.params = prompt, params
         self.metrics = SpeculationMetrics()
         self.finish_reason: FinishReason | None = None
-        """None while the choice runs."""
+        """Why the choice has ended; None while the choice runs."""
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self._asked, self._tokenizer = asked, tokenizer
-        self._stream: TextStream | None = None  # created with the first token, as most prompts of a long list wait
+        self._stream: TextStream | None = None  # created with the first token, because most prompts of a long list wait
         self._stop_reason: str | int | None = None
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
     def take(self, output: RequestOutput) -> None:
-        """Add the tokens of a round; sets `finish_reason` with the last tokens."""
+        """Add the tokens of a round; with the last tokens, sets `finish_reason`."""
         got, self.finish_reason = self._read(output)
         self._pieces.append(got.text)
         self._token_ids += output.token_ids[: got.num_tokens]
@@ -50,7 +50,7 @@ class RunningChoice:
             self._stream = None
 
     def completion(self, index: int) -> Completion:
-        """The finished choice."""
+        """Return the finished choice."""
         return Completion(
             index,
             "".join(self._pieces),
@@ -76,7 +76,7 @@ class RunningChoice:
         return self._stream.take(output.token_ids, output.finish_reason)
 
     def _why_stopped(self) -> str | int | None:
-        """The stop string or the token of `stop_token_ids`; None for an end-of-sequence token."""
+        """Return the stop string, or the token of `stop_token_ids`, that ended the choice; None if neither did."""
         if self._stream is not None and self._stream.stopped_by is not None:
             return self._stream.stopped_by
         last = self._token_ids[-1] if self._token_ids else None

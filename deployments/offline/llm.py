@@ -33,9 +33,9 @@ class LLM:
     """Generates text from batches of prompts; only one thread at a time may call it.
 
     Args:
-        model: as the setting `model`; None uses the demo pair's.
+        model: as the setting `model`; with None, the demo pair's model is used.
         drafter: as the setting `drafter`.
-        max_num_seqs: number of prompts that run at once.
+        max_num_seqs: maximum number of sequences that run at once.
         settings: other settings of `wingbeat generate`, such as `max_model_len`, `dtype` and `kv_cache_memory_bytes`.
 
     Raises:
@@ -54,12 +54,12 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; None if its folder has none."""
+        """The model's tokenizer; None if the model's folder has no tokenizer."""
         return self._llm.tokenizer
 
     @property
     def max_model_len(self) -> int:
-        """Limit of prompt and answer together, in tokens."""
+        """Maximum tokens of prompt and answer together."""
         return self._llm.engine.config.max_model_len
 
     def generate(
@@ -71,14 +71,15 @@ class LLM:
         use_tqdm: bool | None = None,
         **fields: Any,
     ) -> list[Generated]:
-        """Continue prompts. Returns results in the order of the prompts; a list of one for a single prompt.
+        """Continue prompts; returns results in the order of the prompts, which is a list of one result for a single
+        prompt.
 
         Args:
             prompts: a text, a list of token ids, or several of these.
             sampling_params: parameters for all prompts, or a list with one entry per prompt.
             progress: show a progress bar while several prompts run, if standard error is a terminal.
             use_tqdm: vLLM's name for `progress`.
-            fields: fields of `SamplingParams`, instead of `sampling_params`.
+            fields: fields of `SamplingParams`, which may be given instead of `sampling_params`.
 
         Raises:
             ValueError: a prompt or a parameter cannot be used, and nothing was run; one line that names the argument.
@@ -102,7 +103,7 @@ class LLM:
         continue_final_message: bool | None = None,
         **fields: Any,
     ) -> list[Generated]:
-        """Answer conversations. Returns results in their order; a list of one for a single conversation.
+        """Answer conversations; returns results in the order of the conversations, also for a single conversation.
 
         Args:
             messages: a conversation, which is a list of messages with `role` and `content`, or several conversations.
@@ -157,12 +158,14 @@ class LLM:
                 choice.take(output)
                 if choice.finish_reason is None:
                     continue
-                if output.finish_reason is None:  # ended by a stop string, which the engine does not check
+                if output.finish_reason is None:  # by a stop string, which engines do not check
                     choice.metrics = self._llm.stop(index)
                 bar.update(bar.task_ids[0], advance=1, num_tokens=num_tokens)
 
     def _max_tokens(self, prompt: Prompt, params: SamplingParams, default: int | None) -> int:
-        """Maximum number of tokens of an answer; raises ValueError if prompt and answer exceed `max_model_len`."""
+        """Return the maximum number of tokens of an answer; raises ValueError if prompt and answer exceed
+        `max_model_len`.
+        """
         limit, room = self.max_model_len, self.max_model_len - len(prompt.token_ids)
         asked = params.max_tokens
         if room < 1 or (asked is not None and asked > room):
@@ -182,7 +185,7 @@ class LLM:
 def _params_of(
     num_prompts: int, given: SamplingParams | Sequence[SamplingParams] | None, fields: dict[str, Any]
 ) -> list[SamplingParams]:
-    """Parameters by prompt; raises ValueError for two sources at once, a wrong type or a wrong number."""
+    """Return the parameters of each prompt; raises ValueError if both sources are given, or type or number is wrong."""
     if given is None:
         return [SamplingParams(**fields)] * num_prompts
     if fields:
@@ -217,7 +220,7 @@ def _draw_seed() -> int:
 
 @contextmanager
 def _bar(num_choices: int, *, shown: bool) -> Iterator[Progress]:
-    """A progress bar, shown only if several choices run and standard error is a terminal."""
+    """Context manager with a progress bar, shown only if several choices run and standard error is a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

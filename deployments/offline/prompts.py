@@ -21,14 +21,14 @@ class Prompt(NamedTuple):
     """A prompt that is ready to run."""
 
     place: str
-    """Name of the argument for messages, with the index if there are several prompts."""
+    """Name of the argument, for error messages, with the index if there are several prompts."""
     text: str | None
-    """None for a prompt that was given as token ids."""
+    """Text of the prompt; None for a prompt that was given as token ids."""
     token_ids: list[int]
 
 
 class Reader(NamedTuple):
-    """Properties of the model that reading prompts needs."""
+    """Properties of the model that are needed to read prompts."""
 
     tokenizer: Tokenizer | None
     max_model_len: int
@@ -37,7 +37,7 @@ class Reader(NamedTuple):
 
 
 def read_prompts(prompts: PromptLike | Iterable[PromptLike], reader: Reader) -> list[Prompt]:
-    """Token ids of prompts, in their order.
+    """Return the token ids of prompts, in the order of the prompts.
 
     Raises:
         ValueError: a prompt is of a wrong type, empty or too long; one line that begins with its place.
@@ -52,7 +52,7 @@ def read_prompts(prompts: PromptLike | Iterable[PromptLike], reader: Reader) -> 
 def read_conversations(
     messages: Conversation | Iterable[Conversation], reader: Reader, options: Mapping[str, Any]
 ) -> list[Prompt]:
-    """Token ids of conversations as the model's chat template renders them.
+    """Return the token ids of conversations as the model's chat template renders them.
 
     Args:
         options: fields of `/v1/chat/completions` that the template reads, such as `tools`.
@@ -97,7 +97,7 @@ def _read_prompt(prompt: Any, place: str, reader: Reader) -> Prompt:
 
 
 def _read_conversation(messages: Any, place: str, before: str, reader: Reader, options: Mapping[str, Any]) -> Prompt:
-    """Read one conversation; `before` is prepended to errors, which name places within the conversation."""
+    """Read one conversation. `before` is put before error messages, which name paths within the conversation."""
     with one_line(before), none_ignored():
         body = ChatBody.of_fields({"messages": list(messages) if isinstance(messages, tuple) else messages, **options})
     if body.other_parts:

@@ -8,7 +8,7 @@ from wingbeat.runtime.scheduling.request import TokenLogprob
 
 @dataclass(frozen=True)
 class Completion:
-    """A choice; fields that vLLM has too have vLLM's names."""
+    """A finished choice. Fields that vLLM has too have vLLM's names."""
 
     index: int
     """Index among the prompt's choices."""
@@ -17,18 +17,18 @@ class Completion:
     token_ids: list[int]
     """Token ids up to and including the token that completed a stop string."""
     finish_reason: str
-    """"stop" or "length"."""
+    """Why the choice ended: "stop" or "length"."""
     stop_reason: str | int | None
     """The stop string, or the token of `stop_token_ids`, that ended the choice; None otherwise."""
     metrics: SpeculationMetrics
     """Drafts, drafted tokens and accepted tokens of the choice."""
     logprobs: list[TokenLogprob] | None = None
-    """Log-probabilities by token, if `SamplingParams.logprobs` requests them."""
+    """Log-probabilities of each token, if `SamplingParams.logprobs` requests them."""
 
 
 @dataclass(frozen=True)
 class Generated:
-    """The choices of a prompt; `text`, `token_ids`, `finish_reason` and `metrics` are the first choice's."""
+    """The choices of a prompt. `text`, `token_ids`, `finish_reason` and `metrics` belong to the first choice."""
 
     prompt: str | None
     """Text of the prompt; for a conversation, as rendered by the chat template; None for a prompt of token ids."""
@@ -36,9 +36,11 @@ class Generated:
     outputs: list[Completion]
     """Choices, [n]"""
     num_cached_tokens: int
-    """Number of prompt tokens whose KV was cached from another prompt, for the first choice."""
+    """For the first choice, the number of prompt tokens whose keys and values were cached from another prompt."""
     prompt_logprobs: list[TokenLogprob] | None = None
-    """From the second prompt token on, if `SamplingParams.prompt_logprobs` requests them."""
+    """Log-probabilities of the prompt's tokens from the second token on, if `SamplingParams.prompt_logprobs` requests
+    them.
+    """
 
     @property
     def text(self) -> str:

@@ -47,13 +47,15 @@ class SamplingParams(SamplingFields):
     }
 
     max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
-    """None means 16 in `LLM.generate`, and all tokens up to `max_model_len` in `LLM.chat`."""
+    """Maximum tokens of an answer. None means 16 in `LLM.generate`, and as many as `max_model_len` allows in
+    `LLM.chat`.
+    """
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     """Number of choices per prompt."""
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Return each token's log-probability, and those of this many most likely tokens."""
+    """Number of most likely tokens whose log-probabilities are returned, besides each token's own."""
     speculation: bool = True
-    """False decodes without drafts; the tokens are the same."""
+    """Whether drafts are used; the tokens are the same with and without drafts."""
 
     def __init__(self, **fields: Any) -> None:
         with one_line(), none_ignored():
@@ -76,7 +78,7 @@ class SamplingParams(SamplingFields):
     @model_validator(mode="before")
     @classmethod
     def _as_json_has_them(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Convert tuples and integer keys, which JSON lacks."""
+        """Convert tuples to lists and integer keys to strings, because JSON has neither tuples nor integer keys."""
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
         if isinstance(bias := fields.get("logit_bias"), dict):
             fields["logit_bias"] = {str(token_id): value for token_id, value in bias.items()}
@@ -90,11 +92,11 @@ class SamplingParams(SamplingFields):
     def of_prompt(
         self, vocab_size: int, tokenizer: Tokenizer | None, max_tokens: int, draw_seed: Callable[[], int]
     ) -> list[request.SamplingParams]:
-        """Engine parameters of a prompt's choices, [n].
+        """Return the engine's parameters for the choices of a prompt, [n].
 
         Args:
             max_tokens: maximum tokens of the answer, within `max_model_len`.
-            draw_seed: called if `seed` is None.
+            draw_seed: function that returns a random seed, called if `seed` is None.
 
         Raises:
             ValueError: a token id is outside the vocabulary, or a field needs a tokenizer that the model does not have.
@@ -109,7 +111,7 @@ class SamplingParams(SamplingFields):
             raise ValueError(f"{params.grammar.field} describes text: the model has no tokenizer")
         seed = draw_seed() if self.seed is None else self.seed
         choices = [replace(params, seed=(seed + index + 2**63) % 2**64 - 2**63) for index in range(self.n or 1)]
-        # Only a prompt's first choice reports on the prompt.
+        # Only the first choice of a prompt reports the prompt's log-probabilities.
         return [choices[0], *(replace(choice, prompt_logprobs=None) for choice in choices[1:])]
 
 

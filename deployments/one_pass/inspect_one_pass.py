@@ -18,12 +18,12 @@ _SIZES += ("target_hidden_size", "vocab_size", "draft_vocab_size", "max_position
 
 
 def one_pass_findings(folder: Path, target: TargetDescription | None) -> tuple[dict[str, Any], int, int] | None:
-    """Findings about a one-pass head, its parameters, and the numbers in its KV cache per token.
+    """Return findings about a one-pass head, its number of parameters, and the numbers in its KV cache per token.
 
-    Uses only names and shapes of tensors. None for folders without a one-pass head.
+    Only names and shapes of tensors are read. The result is None for folders without a one-pass head.
 
     Args:
-        target: the verifier; without one, its sizes are taken from the head's config.
+        target: the verifier; with None, the verifier's sizes are taken from the head's config.
 
     Raises:
         CheckpointError: the head cannot be read, or does not fit the verifier.
@@ -47,7 +47,7 @@ def one_pass_findings(folder: Path, target: TargetDescription | None) -> tuple[d
 
 
 def _sizes(checkpoint: OnePassCheckpoint) -> tuple[int, int]:
-    """Hidden size and number of layers of the verifier, from the head's config.
+    """Return the hidden size and the number of layers of the verifier, according to the head's config.
 
     Raises:
         CheckpointError: the config does not state the hidden size.

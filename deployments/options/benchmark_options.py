@@ -11,7 +11,7 @@ from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcce
 from wingbeat.runtime.refusals import Feature
 
 FORCED_HEADER = "X-Wingbeat-Forced-Acceptance"
-"""Response header with the forced acceptance rates, sent when the text is not the model's."""
+"""Response header with the forced acceptance rates, sent because the text is then not the model's own."""
 
 
 class BenchmarkOptions(ModelOptions):
@@ -20,7 +20,9 @@ class BenchmarkOptions(ModelOptions):
     """
 
     measures: ClassVar[bool] = False
-    """Whether the command is a benchmark; other commands need the variable `BENCHMARK_VARIABLE`."""
+    """Whether the command is a benchmark. Other commands accept these settings only if the variable
+    `BENCHMARK_VARIABLE` is set.
+    """
 
     forced_acceptance: tuple[float, ...] | None = Field(
         None,
@@ -48,7 +50,7 @@ class BenchmarkOptions(ModelOptions):
         return value
 
     def asked(self) -> dict[str, tuple[bool, str]]:
-        """Adds `forced_acceptance` and a missing drafter to the features that may conflict."""
+        """Returns the features that may conflict, including `forced_acceptance` and the absence of a drafter."""
         return super().asked() | {
             Feature.FORCED_ACCEPTANCE: (self.forced_acceptance is not None, "forced_acceptance is given"),
             Feature.NO_DRAFTER: (not self.choice().drafts, "drafter is none"),
@@ -59,10 +61,10 @@ class BenchmarkOptions(ModelOptions):
         return super()._engine_config(forced_acceptance=forced, **given)
 
     def answer_marks(self) -> dict[str, str]:
-        """Headers added to every HTTP answer: the forced rates, if any."""
+        """Returns the headers added to every HTTP answer: the forced acceptance rates, if there are any."""
         rates = self.forced_acceptance
         return {} if rates is None else {FORCED_HEADER: ",".join(f"{rate:g}" for rate in rates)}
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that an engine's processes need so that they permit forced acceptance."""
+        """Returns the environment variables with which an engine's processes permit forced acceptance."""
         return {} if self.forced_acceptance is None else {BENCHMARK_VARIABLE: "1"}

@@ -1,4 +1,4 @@
-"""Settings that place drafters on processes and nodes."""
+"""Settings for the processes and nodes in which drafters run."""
 
 from typing import Literal
 
@@ -34,11 +34,11 @@ class DrafterPlaceOptions(ModelOptions):
         }
 
     def has_drafter(self) -> bool:
-        """Returns False if every request decodes plainly and no drafter exists."""
+        """Whether there is a drafter; without one, every request is decoded plainly."""
         return self.choice().drafts
 
     def has_own_drafter(self) -> bool:
-        """Whether each verifier has a drafter process of its own: not a shared drafter, and not a drafter in the
+        """Whether each verifier has a drafter process of its own, and neither a shared drafter nor a drafter in the
         engine's process.
         """
         return self.has_channel() and not self.num_shared_drafters()
@@ -48,9 +48,9 @@ class DrafterPlaceOptions(ModelOptions):
         return self.has_drafter() and not self.drafts_in_engine()
 
     def num_shared_drafters(self) -> int:
-        """Number of drafters shared by all verifiers; 0 if each verifier has its own."""
+        """Returns the number of drafters that all verifiers share; 0 if each verifier has a drafter of its own."""
         return first("num_shared_drafters", self) or 0
 
     def drafts_in_engine(self) -> bool:
-        """Whether `drafter_place` names the engine's process."""
+        """Whether the setting `drafter_place` puts the drafter into the engine's process."""
         return self.drafter_place == "engine"

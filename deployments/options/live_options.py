@@ -10,8 +10,7 @@ from wingbeat.deployments.parts import merged
 
 
 class LiveLogOptions(BaseModel):
-    """Settings that every replica, router or verifier, takes from `user_config`; absent ones return to their value at
-    the start.
+    """Settings that routers and verifiers take from `user_config`; an absent setting returns to its value at the start.
 
     Raises:
         pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
@@ -27,7 +26,8 @@ class LiveLogOptions(BaseModel):
         """Reads a `user_config`.
 
         Raises:
-            ValueError: a field is unknown, of the wrong type or out of range; one line that names the field.
+            ValueError: a field is unknown, of the wrong type or out of range; the message is one line that names the
+                field.
         """
         try:
             return cls.model_validate(user_config)
@@ -41,15 +41,18 @@ PartOptions = create_model(
     __base__=LiveLogOptions,
     **merged("live_settings"),
 )
-"""Live settings including those of the installed parts."""
+"""Live settings, including settings that the installed parts add."""
 
 
 class LiveOptions(PartOptions):
-    """Settings that a running router takes from `user_config`; absent ones keep `AppConfig`'s value."""
+    """Settings that a running router takes from `user_config`; an absent setting has the value in `AppConfig`."""
 
     max_queued_requests: int | None = Field(None, ge=0, lt=2**31)
-    """Replaces the setting `max_queued_requests`; None keeps it."""
+    """Replaces the setting `max_queued_requests`; None means that the setting applies."""
     engine_wait_s: float | None = Field(None, ge=0, le=1e7)
-    """Replaces the setting `engine_wait_s`, seconds; None keeps it."""
+    """Replaces the setting `engine_wait_s`, in seconds; None means that the setting applies."""
     speculation: bool = True
-    """Whether requests without a `speculation` field are drafted for. Texts are the same either way."""
+    """Whether drafts are made for requests without a field `speculation`.
+
+    Texts are the same with and without drafts.
+    """

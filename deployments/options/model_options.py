@@ -60,14 +60,15 @@ class ModelFolder(Settings):
     @field_validator("model", mode="before")
     @classmethod
     def _as_it_was_written(cls, value: Any) -> Any:
-        # Path("./org/name") drops the "./", after which the path would read as a name on the hub.
+        # The value is checked here as text, because Path("./org/name") drops the "./" and would then look like a name
+        # on the hub.
         if isinstance(value, str) and value.startswith((".", "~")) and not Path(value).is_dir():
             raise ValueError(f"{folder_problem(value)}; {_ALLOWED}")
         return value
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
-        """Checks that a local folder holds a model. A name on the hub is only resolved when the model is loaded."""
+        """Checks that a local folder holds a model; a name on the hub is resolved only when the model is loaded."""
         if self.model is None or HubName.parse(self.model) is not None:
             return self
         if (problem := folder_problem(self.model)) is not None:
@@ -78,7 +79,8 @@ class ModelFolder(Settings):
         """Returns the folder of the verifier's checkpoint, fetched from the hub if necessary.
 
         Args:
-            with_weights: False fetches only the configuration and the tokenizer.
+            with_weights: whether weights are fetched too; with False, only the configuration and the tokenizer are
+                fetched.
 
         Raises:
             FileNotFoundError: no model is given and this installation has no demo pair.
@@ -121,7 +123,7 @@ class LoadOptions(ModelFolder):
         return value if value is None else dtype_name(str(value))
 
     def resolved_device(self) -> str:
-        """Returns `cpu` or `cuda`. With `auto`, imports torch to check for a GPU."""
+        """Returns `cpu` or `cuda`; for the setting `auto`, imports torch to check for a GPU."""
         if self.device != "auto":
             return self.device
         import torch
@@ -129,10 +131,10 @@ class LoadOptions(ModelFolder):
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     def resolved_dtype(self, checkpoint: Path | None = None) -> str:
-        """Returns the name of the torch dtype, before any dtype is timed.
+        """Returns the name of the torch dtype according to settings and checkpoint, without timing any dtype.
 
         Args:
-            checkpoint: folder of the weights; None is the verifier's folder.
+            checkpoint: folder of the weights; with None, the verifier's folder is used.
         """
         named = self.dtype not in (None, "auto")
         if named or self.resolved_device() == "cpu":
@@ -141,11 +143,13 @@ class LoadOptions(ModelFolder):
         return resolve_dtype(self.dtype, self.resolved_device(), stored)
 
     def rounds_weights(self) -> bool:
-        """Whether linear layers' weights are rounded to eight bits; `resolved_dtype` is the dtype of the rest."""
+        """Whether the weights of linear layers are rounded to eight bits; `resolved_dtype` is the dtype of all other
+        weights.
+        """
         return self.dtype == INT8
 
     def shown_dtype(self, resolved: str) -> str:
-        """Describes the dtype for log lines: `resolved`, and how weights are stored if that differs."""
+        """Returns the dtype in words for log lines: `resolved`, and the storage of the weights if it differs."""
         return f"{INT8} weights, {resolved} otherwise" if self.rounds_weights() else resolved
 
     def tries_bfloat16(self) -> bool:
@@ -174,7 +178,7 @@ ModelSettings = create_model(
     **merged("model_settings"),
     **_of_drafters(),
 )
-"""Settings of a model, including those of the installed parts and of kinds of drafters."""
+"""Settings of a model, including settings that installed parts and kinds of drafters add."""
 
 
 class ModelOptions(ModelSettings):
@@ -277,7 +281,9 @@ class ModelOptions(ModelSettings):
         return self
 
     def asked(self) -> dict[str, tuple[bool, str]]:
-        """Returns each feature that conflicts with others: whether the settings use it, and the words that say so."""
+        """Returns, for each feature that can conflict with another feature, whether the settings use the feature, and
+        words for messages that name the setting.
+        """
         return merged("model_asked", self) | {
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
@@ -288,11 +294,11 @@ class ModelOptions(ModelSettings):
         }
 
     def num_threads(self) -> int:
-        """Number of CPU threads; 0 if the start measures how many pay."""
+        """Returns the number of CPU threads; 0 if a measurement at the start chooses the number."""
         return self.threads or 0
 
     def drafter_settings(self) -> dict[str, Any]:
-        """Settings of the drafter's kind that were set."""
+        """Returns the settings of the drafter's kind that the user has given."""
         found = {name: getattr(self, name) for name in KIND_OF_SETTING}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -301,7 +307,10 @@ class ModelOptions(ModelSettings):
         return parse_drafter(self.drafter, self.model)
 
     def _positions(self) -> int | None:
-        """Positions of the model according to config.json; None if config.json leaves them to the model class."""
+        """Returns the model's number of positions from config.json.
+
+        None if config.json leaves it to the model class.
+        """
         return num_positions(self.model_dir(with_weights=False))
 
     def _engine_config(self, **given: Any) -> EngineConfig:
@@ -310,7 +319,8 @@ class ModelOptions(ModelSettings):
         Raises:
             ValueError: a limit is out of range; the message names field and value.
         """
-        # A command's field `speculation` differs from EngineConfig's: whether the command's requests speculate.
+        # The field `speculation` of a command is not copied: it states whether the command's requests speculate, while
+        # EngineConfig's field is a `SpeculationConfig`.
         names = (field.name for field in fields(EngineConfig) if field.name != "speculation")
         own = {name: getattr(self, name) for name in names if name in type(self).model_fields}
         device = self.resolved_device()
@@ -324,7 +334,9 @@ class ModelOptions(ModelSettings):
 
 
 def checkpoint_here(model: Path | None) -> Path | None:
-    """Returns the verifier's folder if it is on this machine; None for a name on the hub, or without the demo pair."""
+    """Returns the verifier's folder if it is on this machine; None for a name on the hub, or if the demo pair is
+    missing.
+    """
     if model is not None:
         return None if HubName.parse(model) is not None else checkpoint_folder(model)
     try:

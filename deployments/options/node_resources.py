@@ -21,4 +21,6 @@ def _check(value: dict[str, float] | None) -> dict[str, float] | None:
 
 
 NodeResources = Annotated[dict[str, float] | None, BeforeValidator(_read), AfterValidator(_check)]
-"""Amounts of custom Ray resources by name that each process takes from its node; JSON on the command line."""
+"""Type of settings with custom Ray resources: by name, the amount that each process takes from its node. On the command
+line the value is JSON.
+"""

@@ -1,4 +1,7 @@
-"""Titles of the groups of settings in a command's help. Imports nothing, because every process imports the settings."""
+"""Titles of the groups of settings in a command's help.
+
+The module imports nothing, because every process imports the settings.
+"""
 
 MODEL, DRAFTING, MEMORY = "Model and weights", "Drafting", "Batches and memory"
 CLUSTER, LIMITS, API = "Replicas and Ray", "Queues and time limits", "HTTP API"

@@ -12,7 +12,7 @@ from wingbeat.deployments.parts import first
 
 
 class SettingsError(click.ClickException, ValueError):
-    """Invalid settings, described in one line. Ray's `serve` prints the line without a traceback."""
+    """Settings are invalid; the message is one line. Ray's command `serve` prints the line without a traceback."""
 
 
 def plain_type(annotation: Any) -> Any:
@@ -33,7 +33,8 @@ def first_problem(error: ValidationError, config_class: type[BaseModel], write: 
     if not first["loc"]:
         return problem
     name = str(first["loc"][0])
-    # For a field of a union type, pydantic adds the member that it tried to the location, as `literal[...]`.
+    # For a field of a union type, pydantic appends the union's member that it tried, such as `literal[...]`, to the
+    # location.
     parts = (part for part in first["loc"][1:] if isinstance(part, str) and not part.startswith("literal["))
     option = ".".join([write(name), *parts])
     if first["type"] == "missing":

@@ -62,7 +62,7 @@ class ScalingOptions(ModelOptions):
         }
 
     def min_pairs(self) -> int:
-        """Least number of verifiers while any are running (at least 1)."""
+        """Returns the minimum number of verifiers while any verifier is running, which is at least 1."""
         if self.autoscaling_config is not None:
             return max(1, self.autoscaling_config.get("min_replicas", 1))
         return self.num_replicas or 1
@@ -73,12 +73,14 @@ class ScalingOptions(ModelOptions):
 
 
 def check_autoscaling(fields: dict[str, Any]) -> None:
-    """Checks an autoscaling config against Ray Serve's model, which itself ignores unknown fields.
+    """Checks an autoscaling config by Ray Serve's model of it, and also refuses unknown fields, which Serve's model
+    ignores.
 
     Raises:
         ValueError: a field is unknown or invalid; the message names it.
     """
-    # Imported here because it takes a second or more, and most servers have a fixed number of replicas.
+    # Serve's model is imported here, because the import takes a second or more and most servers have a fixed number of
+    # replicas.
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
     _check_names(fields, AutoscalingConfig)

@@ -20,7 +20,7 @@ OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
 class SurfaceOptions(ModelOptions):
     """Settings of `AppConfig` that routers use."""
 
-    # Pydantic's error text contains the whole input, keys included.
+    # The input is hidden in errors, because pydantic's error text would contain the whole input with the keys.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     max_body_bytes: int = Field(
@@ -104,7 +104,8 @@ class SurfaceOptions(ModelOptions):
         return value
 
     def own_template(self) -> str | None:
-        """Returns the text of the chat template given by file; None if the model's template is used.
+        """Returns the text of the chat template's file; None if the setting names no file, so that the model's template
+        is used.
 
         Raises:
             OSError, ValueError: the file cannot be read.

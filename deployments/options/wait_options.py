@@ -6,12 +6,12 @@ from wingbeat.deployments.options.model_options import ModelOptions
 
 STUCK_AFTER_S = 30.0
 SLOW_STUCK_AFTER_S = 120.0
-"""Seconds, on GPUs and with several ranks: a drafter's first answer may take a minute while kernels compile, and ranks
-wait as long for each other.
+"""Default seconds on GPUs and with several ranks. The value is high because a drafter's first answer may take a minute
+while kernels compile, and ranks may wait as long for each other.
 """
 DRAFTER_TIMEOUTS = 3.0
-"""Multiple of the drafter's timeout that an engine gets at least: a round waits for its drafter once, and must not
-count as stuck meanwhile.
+"""Every round may take at least this multiple of the drafter's timeout, because a round waits for its drafter once and
+must not count as stuck meanwhile.
 """
 
 
@@ -38,7 +38,7 @@ class WaitOptions(ModelOptions):
     )
 
     def patience_s(self, slow: bool, drafter_timeout_s: float) -> float:
-        """Seconds that any round may take before the engine counts as stuck.
+        """Returns the seconds that every round may take before the engine counts as stuck.
 
         Args:
             slow: whether rounds may wait for a GPU's compiler or for other ranks.

@@ -9,10 +9,11 @@ _NOTHING = ("", "none", "null")
 
 
 def with_nothing_by_word(settings: type[BaseModel], values: Any) -> Any:
-    """Replaces "none", "null" and "" by None for fields that may be None; a command line has no other way to write
-    null.
+    """Replaces "none", "null" and "" by None in fields that may be None, because a command line cannot write null
+    otherwise.
 
-    Keys are left alone, because a key may be the word "none", and so are fields with "none" among their literal values.
+    API keys are not replaced, because a key may be the word "none". Fields that have "none" among their literal values
+    are not replaced either.
     """
     if not isinstance(values, dict):
         return values
@@ -44,14 +45,15 @@ def object_of_json(text: Any, example: str) -> Any:
 
 
 def listed(text: Any) -> Any:
-    """Splits command line text, a JSON list or items separated by commas; a value that is not text is returned
-    unchanged.
+    """Returns the items of command line text, which is a JSON list or items separated by commas.
+
+    A value that is not text is returned unchanged.
     """
     if not isinstance(text, str):
         return text
     try:
         items = json.loads(text)
     except ValueError:
-        # An address such as [::1] begins like a JSON list.
+        # Text that begins like a list need not be JSON: it may be an address such as [::1].
         items = None
     return items if isinstance(items, list) else [part.strip() for part in text.split(",")]

@@ -1,3 +1,3 @@
-"""Hook of `GET /`. Commands import this file, so it names its implementation without importing it."""
+"""Hook of `GET /`. The implementation is named but not imported here, because commands import this file."""
 
 add_routes = "wingbeat.deployments.page.playground:add_page"

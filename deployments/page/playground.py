@@ -1,4 +1,4 @@
-"""`GET /`: the playground page; or the server's name and models as JSON for requests that prefer JSON."""
+"""`GET /`: the playground page, or for requests that prefer JSON the server's name and models."""
 
 import base64
 import hashlib
@@ -15,11 +15,13 @@ DRAFTER_PATH = "/v1/drafter"
 FOLDER = Path(__file__).parent
 SCRIPTS = ("elements.js", "stream.js", "markdown.js", "run.js", "tree.js", "panel.js", "heads.js", "controls.js")
 SCRIPTS += ("turns.js", "main.js")
-"""Files of the page's single script, in order."""
+"""Files that are joined, in this order, to the page's single script."""
 
 
 def add_page(app: FastAPI, models: ServedModels) -> None:
-    """Serve `/`; files are read once, here. The page opens in chat mode if the first model has a chat template."""
+    """Add `/`, with the page's files read once, here. The page opens in chat mode if the first model has a chat
+    template.
+    """
     html = page(models.first.tokenizer.chat_template is not None)
     headers = page_headers(html)
 
@@ -29,14 +31,14 @@ def add_page(app: FastAPI, models: ServedModels) -> None:
             return HTMLResponse(html, headers=headers)
         names = [pool.info.model_name for pool in models.pools]
         body = {"name": "wingbeat", "model": ", ".join(names), "api": "/v1"}
-        # The page shows versions of the draft head if the server has that endpoint.
+        # The page shows versions of the draft head if the server has the endpoint `/v1/drafter`.
         paths = {getattr(route, "path", None) for route in app.routes}
         body |= {"drafter": DRAFTER_PATH} if DRAFTER_PATH in paths else {}
         return JSONResponse(body, headers={"Vary": "Accept"})
 
 
 def page(chats: bool = False) -> str:
-    """The page as one resource, with style and script inlined. `chats`: whether it opens in chat mode."""
+    """Return the page as one resource, with style and script inlined. `chats`: whether the page opens in chat mode."""
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
@@ -46,9 +48,10 @@ def page(chats: bool = False) -> str:
 
 
 def wants_json(accept: list[str]) -> bool:
-    """Whether a request's Accept headers prefer JSON to HTML, by RFC 9110, 12.5.1.
+    """Return whether a request's Accept headers prefer JSON to HTML, by RFC 9110, 12.5.1.
 
-    A type's name takes precedence over a wildcard of the same quality; HTML is the default.
+    A type that is named takes precedence over a wildcard of equal quality. If neither type is preferred, the result is
+    False.
     """
     ranges = dict(_ranges(",".join(accept)))
     json, html = (
@@ -59,7 +62,8 @@ def wants_json(accept: list[str]) -> bool:
 
 
 def page_headers(html: str) -> dict[str, str]:
-    """Headers of the page: its own script and style may run, by hash, and it may connect to its own server only.
+    """Return headers for the page that permit only its own script and style, by hash, and connections to its own server
+    only.
 
     Raises:
         ValueError: the page does not have exactly one script and one style.
@@ -73,7 +77,7 @@ def page_headers(html: str) -> dict[str, str]:
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        # Strings must never become HTML, wherever they come from.
+        # Trusted types are required, so that no string, wherever it comes from, is inserted as HTML.
         "require-trusted-types-for 'script'",
         "trusted-types 'none'",
     )
@@ -87,7 +91,7 @@ def page_headers(html: str) -> dict[str, str]:
 
 
 def _ranges(accept: str) -> Iterator[tuple[str | None, float]]:
-    """Media ranges with their qualities; None stands for all types that are not named."""
+    """Yield the media ranges of an Accept header with their qualities; None stands for all types that are not named."""
     yield None, 0.0
     for part in accept.lower().split(","):
         name, *parameters = (piece.strip() for piece in part.split(";"))

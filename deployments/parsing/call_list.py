@@ -1,6 +1,6 @@
-"""Tool calls as a JSON list, `[{"name": "f", "arguments": {...}}, ...]`, and the bare arguments of one call.
+"""Parsers of tool calls as a JSON list, `[{"name": "f", "arguments": {...}}, ...]`, and of one call's bare arguments.
 
-A grammar makes a model write these forms if it must call a tool.
+A grammar makes a model write these forms if it must call a tool and its own call format is not known.
 """
 
 from enum import Enum, auto
@@ -18,7 +18,7 @@ class _At(Enum):
 
 
 class CallListParser(CallParser):
-    """Parser of a JSON list of calls; any other text, and text after the list, is answer text."""
+    """Parser of a JSON list of calls. Text that is not such a list, and text after the list, is answer text."""
 
     keeps_special_tokens = False
     _at = _At.START
@@ -80,7 +80,7 @@ class CallListParser(CallParser):
 
 
 class OneCallParser(Parser):
-    """Parser for which all text is the arguments of one call of a known function."""
+    """Parser that takes the whole text as the arguments of one call of a known function."""
 
     new_id = staticmethod(new_call_id)
 
@@ -96,5 +96,5 @@ class OneCallParser(Parser):
         return MessageDelta(tool_calls=(ToolCallDelta(0, text, self.new_id() if name else None, name),))
 
     def flush(self) -> MessageDelta:
-        """Returns an empty delta, because nothing is held back."""
+        """Returns an empty delta, because `push` holds no text back."""
         return MessageDelta()

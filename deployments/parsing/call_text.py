@@ -1,4 +1,4 @@
-"""Base class of tool-call parsers: answer text around calls, and calls whose arguments are sent incrementally."""
+"""Base class of tool-call parsers, which sends answer text around calls, and the arguments of calls incrementally."""
 
 from abc import abstractmethod
 
@@ -7,9 +7,9 @@ from wingbeat.deployments.parsing.message import MessageDelta, Parser, ToolCallD
 
 
 class CallParser(Parser):
-    """State machine over unread text; `_advance` reads the part whose meaning does not depend on later text.
+    """State machine over the unread text. `_advance` reads text whose meaning does not depend on later text.
 
-    White space after calls, and before calls that end the text, is left out of the answer.
+    White space after a call is left out of the answer, and so is white space before calls with which the text ends.
     """
 
     keeps_special_tokens = True
@@ -18,7 +18,7 @@ class CallParser(Parser):
     def __init__(self) -> None:
         self._pending = ""
         self._ended = False
-        """Whether the text has ended, so that an incomplete mark is not a mark."""
+        """Whether the text has ended, so that an incomplete mark at its end is answer text."""
         self._out = MessageDelta()
         self._space = ""
         self._beside_call = False
@@ -26,7 +26,7 @@ class CallParser(Parser):
         self._num_calls = 0
         self._call = JsonCall()
         self._raw = ""
-        """Text read of a call that may turn out not to be a call."""
+        """Text that was read as a call and becomes answer text if it turns out not to be a call."""
         self._is_sent = False
 
     def push(self, text: str) -> MessageDelta:
@@ -37,7 +37,7 @@ class CallParser(Parser):
         return self._take()
 
     def flush(self) -> MessageDelta:
-        """Returns the rest; an unfinished call that was not sent becomes text."""
+        """Returns the rest of the message; an unfinished call of which nothing was sent becomes text."""
         self._ended = True
         while self._pending and self._advance():
             pass
@@ -48,7 +48,7 @@ class CallParser(Parser):
         return self._take()
 
     def cut(self) -> MessageDelta:
-        """See `Parser`. Unread text, which may begin a mark, and an unsent call are dropped."""
+        """Ends a text that was cut off, see `Parser`; drops unread text, which may begin a mark, and an unsent call."""
         if self._pending or (self._raw and not self._is_sent):
             self._pending = self._raw = self._space = ""
         return self.flush()
@@ -80,7 +80,7 @@ class CallParser(Parser):
         self._call, self._raw, self._is_sent = JsonCall(needs_arguments), raw, False
 
     def _read_call(self) -> Progress:
-        """Reads the available part of the call's object; an object that is not a call becomes text."""
+        """Reads the available part of the call's object; an object that turns out not to be a call becomes text."""
         for position, char in enumerate(self._pending):
             progress = self._call.push(char)
             if progress is Progress.BAD and not self._is_sent:
@@ -106,7 +106,9 @@ class CallParser(Parser):
             self._send(arguments)
 
     def _send(self, arguments: str, name: str | None = None, own_id: str | None = None) -> None:
-        """Sends arguments of the latest call; with a name, begins the next call, with `own_id` or a new id."""
+        """Sends arguments of the latest call. If `name` is given, first begins the next call, with `own_id` or a new
+        id.
+        """
         if name is not None:
             self._beside_call = True
             self._num_calls += 1

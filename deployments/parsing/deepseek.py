@@ -1,4 +1,4 @@
-"""Tool calls of DeepSeek's models, between marks with full-width characters."""
+"""Parsers of DeepSeek's tool calls, which stand between marks with full-width characters."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ SEPARATOR = _mark("tool sep")
 
 
 class DeepSeekV31Parser(MarkedJsonParser):
-    """Format of DeepSeek V3.1: the name, the separator, the arguments."""
+    """Parser for DeepSeek V3.1, whose calls consist of the name, a separator and the arguments."""
 
     marks = Marks(
         section=SECTION,
@@ -35,7 +35,9 @@ class DeepSeekV31Parser(MarkedJsonParser):
 
 
 class DeepSeekV3Parser(MarkedJsonParser):
-    """Format of DeepSeek V3 and R1: the type, the separator, the name, and the arguments in a fenced block."""
+    """Parser for DeepSeek V3 and R1, whose calls consist of the type, a separator, the name, and the arguments in a
+    fenced block.
+    """
 
     marks = Marks(
         section=SECTION,

@@ -1,9 +1,8 @@
-"""The harmony format of gpt-oss: messages in channels, some of which are reasoning or calls.
+"""Parser of the harmony format of gpt-oss: messages in channels; the channel tells reasoning, calls and answers apart.
 
 Reasoning and answer:
-`<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>final<|message|>answer`.
-A call: `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>`. Prompts end in
-`<|start|>assistant`.
+`<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>final<|message|>answer`. A call:
+`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>`. Prompts end in `<|start|>assistant`.
 """
 
 import re
@@ -40,13 +39,16 @@ class _At(Enum):
 
 
 class HarmonyParser(CallParser):
-    """Parser of reasoning and calls; text without the format's marks is the answer."""
+    """Parser of reasoning, calls and answers; a text without the format's marks is an answer."""
 
     _at = _At.HEADER
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Format of optional reasoning and one call. `several` is ignored, as a call's end token ends the answer."""
+        """Returns the format of optional reasoning and one call.
+
+        `several` is ignored, because the token at the end of a call ends the answer.
+        """
         heads = [
             in_order(text(f"<|channel|>commentary to=functions.{name} <|constrain|>json{MESSAGE}"), json_of(schema))
             for name, schema in functions
@@ -54,7 +56,7 @@ class HarmonyParser(CallParser):
         return in_order(_THOUGHTS, one_of(*heads))
 
     def thinking_format(self) -> Format:
-        """Format of optional reasoning and the header of the answer."""
+        """Returns the format of optional reasoning and the header of the answer."""
         return in_order(_THOUGHTS, text(f"<|channel|>final{MESSAGE}"))
 
     def __init__(self) -> None:
@@ -62,7 +64,10 @@ class HarmonyParser(CallParser):
         self._num_messages = 0
 
     def cut(self) -> MessageDelta:
-        """See `Parser`. Text in which no message has begun is the answer, unless it may begin a header."""
+        """Ends a text that was cut off, see `Parser`.
+
+        If no message has begun, the text is the answer, unless it may be the beginning of a header.
+        """
         header = self._pending.lstrip()
         begins_header = "<|".startswith(header[:2]) or _RECIPIENT.search(header)
         is_text = self._at is _At.HEADER and not self._num_messages and not begins_header

@@ -1,4 +1,4 @@
-"""Tool calls of Hermes and Qwen models: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, one or several."""
+"""Parser of tool calls of Hermes and Qwen models: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -20,18 +20,18 @@ class _At(Enum):
 
 
 class HermesParser(CallParser):
-    """Parser of calls that may have text around them."""
+    """Parser of one or several calls, which may have text around them."""
 
     _at = _At.TEXT
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Format of calls only."""
+        """Returns the format of calls without other text."""
         return calls(cls._tags(functions), "\n", several)
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Format of text that may contain calls."""
+        """Returns the format of text that may contain calls."""
         return text_with_calls(cls._tags(functions), BEGIN, several)
 
     @staticmethod
@@ -77,13 +77,13 @@ class HermesParser(CallParser):
                 self._at = _At.TEXT
             return False
         if self._pending.startswith(END) or END.startswith(self._pending):
-            # The mark, or its beginning if the answer was cut off.
+            # Here the closing mark is read, or only its beginning if the answer was cut off.
             self._read(len(END))
         self._at = _At.TEXT
         return True
 
     def _skip(self) -> bool:
-        """Drops the rest of a broken call up to its closing mark, because it is neither JSON nor text."""
+        """Drops the rest of a broken call up to its closing mark, because the rest is neither JSON nor answer text."""
         end = self._pending.find(END)
         if end >= 0:
             self._read(end + len(END))

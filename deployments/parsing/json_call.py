@@ -14,14 +14,14 @@ class JsonValue:
 
     def __init__(self) -> None:
         self.complete = False
-        """Whether the last character taken ended the value."""
+        """Whether the value ended with the last character that was taken."""
         self._depth = 0
         self._in_string = False
         self._escaped = False
         self._is_scalar = False
 
     def take(self, char: str) -> bool:
-        """Reads a character; returns False if the character is not part of the value, which has ended before it."""
+        """Reads a character; returns False if the value has ended before this character."""
         if self._in_string:
             self._take_in_string(char)
         elif self._is_scalar:
@@ -48,13 +48,13 @@ class JsonValue:
 
 
 class Progress(Enum):
-    """State of a call after a character."""
+    """State of a call after a character was read."""
 
     OPEN = auto()
     DONE = auto()
     """The character ended the call."""
     BAD = auto()
-    """The object is not a call."""
+    """The object turned out not to be a call."""
 
 
 class _At(Enum):
@@ -68,7 +68,9 @@ class _At(Enum):
 
 
 class JsonCall:
-    """Incremental reader of a call's object: `name` once known, and the text of its arguments."""
+    """Incremental reader of a call's object, which provides the call's `name` once known, and the text of its
+    arguments.
+    """
 
     def __init__(self, needs_arguments: bool = False) -> None:
         """Makes the reader; with `needs_arguments`, an object without arguments is not a call."""
@@ -94,7 +96,7 @@ class JsonCall:
         return new
 
     def may_become(self, names: Collection[str]) -> bool:
-        """Returns whether an object that was cut off may be a call of one of `names`; of any function if empty."""
+        """Returns whether an object that was cut off may be a call of one of `names` (of any function if empty)."""
         if self.name is not None:
             return not names or self.name in names
         if self._at is _At.KEY:
@@ -104,7 +106,7 @@ class JsonCall:
         return not self._has_other_keys
 
     def push(self, char: str) -> Progress:
-        """Reads a character."""
+        """Reads a character; returns the state of the call after it."""
         if self._at is _At.KEY:
             return self._read_key(char)
         if self._at is _At.IN_VALUE:
@@ -159,11 +161,11 @@ class JsonCall:
         return Progress.OPEN
 
     def _streams(self, char: str) -> bool:
-        """Returns whether the value is an object of arguments, whose text is passed on incrementally."""
+        """Returns whether the current value is an object of arguments, whose text is passed on incrementally."""
         return self._key in ("arguments", "parameters") and not self._text and (self.has_arguments or char == "{")
 
     def _close_value(self) -> bool:
-        """Processes a complete value; returns False if a call cannot have it."""
+        """Processes a complete value; returns False if a call cannot have this value."""
         if not self._text:
             return True
         value = _read(self._text)
@@ -171,7 +173,7 @@ class JsonCall:
             self.name = value if isinstance(value, str) and value else None
             return self.name is not None
         if self._key in ("arguments", "parameters"):
-            # Some models write the arguments as a string, or null for no arguments.
+            # Some models write the arguments as a JSON string, or null if there are none.
             self._new = value if isinstance(value, str) else "{}" if value is None else self._text
             self.has_arguments = True
         return True

@@ -1,4 +1,6 @@
-"""Tool calls of Llama 3: an answer that is JSON, `{"name": "f", "parameters": {...}}`, several separated by `;`."""
+"""Parser of Llama 3's tool calls: the answer is `{"name": "f", "parameters": {...}}`; several calls are separated by
+`;`.
+"""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -19,18 +21,18 @@ class _At(Enum):
 
 
 class LlamaJsonParser(CallParser):
-    """Parser of calls; an answer that begins with anything else is text."""
+    """Parser of calls; an answer that does not begin like a call is text."""
 
     _at = _At.START
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Format of calls only."""
+        """Returns the format of calls without other text."""
         return calls(objects(functions, key="parameters"), "; ", several)
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Format of calls, or of text that does not begin like a call."""
+        """Returns the format of an answer that is calls, or text that does not begin like a call."""
         return one_of(cls.calls_format(functions, several), {"type": "regex", "pattern": r"[^{<\s](.|\s)*"})
 
     def __init__(self) -> None:
@@ -43,7 +45,7 @@ class LlamaJsonParser(CallParser):
         return self
 
     def cut(self) -> MessageDelta:
-        """See `Parser`. A JSON answer that cannot become a call is text."""
+        """Ends a text that was cut off, see `Parser`; JSON that cannot become a call is text."""
         is_text = self._at is _At.CALL and not self._is_sent and not self._call.may_become(self._names)
         return self.flush() if is_text else super().cut()
 
@@ -58,7 +60,7 @@ class LlamaJsonParser(CallParser):
                 return False
 
     def _read_start(self) -> bool:
-        """Reads the place where a call may begin: the start of the text, or after another call."""
+        """Reads text where a call may begin, which is at the start of the text and after another call."""
         separators = SPACE + ";" if self._num_calls else SPACE
         body = self._pending.lstrip(separators)
         if not self._ended and TAG.startswith(body):
@@ -83,6 +85,6 @@ class LlamaJsonParser(CallParser):
         if progress is Progress.DONE:
             self._at = _At.START
         elif progress is Progress.BAD:
-            # After a call with malformed arguments, no further calls can be recognised.
+            # After a call with malformed arguments, further calls cannot be recognised, so that the rest is text.
             self._at = _At.TEXT
         return True

@@ -1,6 +1,5 @@
-"""Tool calls between marks: each a header with the name, followed by JSON arguments. A format is a table of marks.
-
-Kimi's format is below, DeepSeek's formats are in `deepseek.py`.
+"""Parsers of tool calls between marks. Each call is a header with the function's name, followed by JSON arguments. Each
+format is described by a table of marks. Kimi's format is in this file, DeepSeek's formats are in `deepseek.py`.
 """
 
 import re
@@ -36,9 +35,9 @@ class Marks(NamedTuple):
     arguments: str
     """End of a call's header and begin of its arguments."""
     ends: tuple[str, ...]
-    """Marks that may follow the arguments, in this order; models sometimes omit some."""
+    """Marks that may follow the arguments, in this order; models sometimes omit some of the marks."""
     header: re.Pattern[str]
-    """Pattern of a whole header, with the group `name`, and `id` if the format has ids of calls."""
+    """Pattern of a whole header, with the group `name`, and the group `id` if calls of this format have ids."""
 
 
 class _At(Enum):
@@ -57,13 +56,13 @@ class MarkedJsonParser(CallParser):
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Format of calls only."""
+        """Returns the format of calls without other text."""
         begin, end = cls.marks.section
         return in_order(text(begin), cls._calls(functions, several), text(end))
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Format of text that may be followed by calls."""
+        """Returns the format of text that may be followed by calls."""
         begin, end = cls.marks.section
         return text_with_calls([between(begin, cls._calls(functions, several), end)], begin, several=False)
 
@@ -74,7 +73,7 @@ class MarkedJsonParser(CallParser):
     @classmethod
     @abstractmethod
     def _tag(cls, function: Function) -> Format:
-        """Returns the format of one call."""
+        """Returns the format of one call of a function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,14 +108,14 @@ class MarkedJsonParser(CallParser):
         return True
 
     def _read_section(self) -> bool:
-        """Reads the text between two calls, and before and after them."""
+        """Reads the text before the first call, between two calls, or after the last call."""
         begins = (self.marks.call, self.marks.section[1], *self.marks.ends)
         rest = self._pending.lstrip(SPACE)
         if any(mark.startswith(rest) and mark != rest for mark in begins):
             if not self._ended:
                 return False
             if self._is_sent:
-                # The answer was cut off in a mark.
+                # An answer that was cut off may end within a mark.
                 rest = self._pending = ""
         space = self._read(len(self._pending) - len(rest))
         mark = next((mark for mark in begins if rest.startswith(mark)), "")
@@ -132,7 +131,7 @@ class MarkedJsonParser(CallParser):
         return True
 
     def _leave(self, is_section_over: bool = False) -> None:
-        """Continues with text; the marks of a section without any call are text too."""
+        """Leaves the section of calls and continues with text; if the section had no call, its marks are text too."""
         if self._is_sent:
             self._raw = "" if is_section_over else self._raw
         if self._raw:
@@ -187,9 +186,9 @@ class MarkedJsonParser(CallParser):
 
 
 class KimiK2Parser(MarkedJsonParser):
-    """Format of Kimi K2: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
+    """Parser for Kimi K2: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
 
-    The header is the call's id, by which the chat template finds the result.
+    The header is also the call's id, by which the chat template finds the call's result.
     """
 
     marks = Marks(

@@ -18,13 +18,13 @@ class ToolCallDelta(NamedTuple):
 
     index: int
     arguments: str
-    """Part of the arguments' JSON, as written by the model."""
+    """Part of the JSON of the arguments, as the model has written it."""
     id: str | None = None
     name: str | None = None
 
 
 class MessageDelta(NamedTuple):
-    """New content of a message; the sum of all deltas is the message."""
+    """New content of a message; all deltas joined are the message."""
 
     content: str = ""
     reasoning: str = ""
@@ -48,31 +48,31 @@ class Parser(ABC):
     """Incremental parser of one message. Its result does not depend on how the text is divided into pieces."""
 
     keeps_special_tokens = False
-    """Whether the parser's marks may be special tokens, which decoded text usually omits."""
+    """Whether the text must be decoded with special tokens, because the parser's marks may be special tokens."""
 
     def know(self, functions: Sequence[Function]) -> Self:
-        """Sets the functions that may be called, for formats with untyped arguments; returns the parser itself."""
+        """Sets the functions that may be called, which some formats need; returns the parser itself."""
         return self
 
     @abstractmethod
     def push(self, text: str) -> MessageDelta:
-        """Reads text; returns the new part of the message, without text whose meaning depends on what follows."""
+        """Reads text; returns the new part of the message. Text whose meaning depends on later text is held back."""
 
     @abstractmethod
     def flush(self) -> MessageDelta:
-        """Returns the rest after the end of the text."""
+        """Returns the rest of the message, which was held back, when the text has ended."""
 
     def cut(self) -> MessageDelta:
-        """Like `flush` for a text that a limit or a stop string ended; drops an incomplete mark or call."""
+        """Does the same as `flush` for a text that was cut off; drops an incomplete mark or call at its end."""
         return self.flush()
 
     def thinking_format(self) -> Format | None:
-        """For reasoning parsers: format of reasoning before the answer; None if there is none."""
+        """Returns a reasoning parser's format of the reasoning before the answer; None if there is no reasoning."""
         return None
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format | None:
-        """For tool-call parsers: format of an answer that calls these functions; None if the parser has no format.
+        """Returns a tool-call parser's format of an answer that calls these functions; None if it has no format.
 
         Args:
             functions: functions that may be called.
@@ -82,7 +82,7 @@ class Parser(ABC):
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format | None:
-        """For tool-call parsers: format of an answer that may call these functions; None as in `calls_format`."""
+        """Returns a tool-call parser's format of an answer that may call these functions; None if it has no format."""
         return None
 
     def parse(self, text: str) -> MessageDelta:
@@ -91,14 +91,14 @@ class Parser(ABC):
 
 
 class PlainText(Parser):
-    """Parser for which all text is the answer."""
+    """Parser that takes the whole text as the answer."""
 
     def push(self, text: str) -> MessageDelta:
         """Returns the text."""
         return MessageDelta(text)
 
     def flush(self) -> MessageDelta:
-        """Returns an empty delta, because nothing is held back."""
+        """Returns an empty delta, because `push` holds no text back."""
         return MessageDelta()
 
 
@@ -111,11 +111,11 @@ class ReasoningThenCalls(Parser):
         self.keeps_special_tokens = reasoning.keeps_special_tokens or answer.keeps_special_tokens
 
     def push(self, text: str) -> MessageDelta:
-        """Returns what both parsers find."""
+        """Reads text; returns the reasoning and calls that the two parsers find."""
         return self._read_on(self._reasoning.push(text))
 
     def flush(self) -> MessageDelta:
-        """Returns what both parsers held back."""
+        """Returns the text that the two parsers held back, as parts of the message."""
         return self._read_on(self._reasoning.flush()).plus(self._answer.flush())
 
     def cut(self) -> MessageDelta:
@@ -137,11 +137,11 @@ class Filtered(Parser):
         self.keeps_special_tokens = parser.keeps_special_tokens
 
     def push(self, text: str) -> MessageDelta:
-        """Returns the wanted part of the parser's delta."""
+        """Reads text; returns the parser's delta without the parts to drop."""
         return self._wanted(self._parser.push(text))
 
     def flush(self) -> MessageDelta:
-        """Returns the wanted part of the rest."""
+        """Returns the rest of the message without the parts to drop."""
         return self._wanted(self._parser.flush())
 
     def cut(self) -> MessageDelta:
@@ -156,7 +156,7 @@ class Filtered(Parser):
 
 
 def unfinished(text: str, marks: tuple[str, ...]) -> int:
-    """Returns the number of characters at the end of a text that may begin a mark."""
+    """Returns the number of characters at the end of a text that may be the beginning of a mark."""
     longest = min(len(text), max(map(len, marks)) - 1)
     for length in range(longest, 0, -1):
         if any(mark.startswith(text[-length:]) for mark in marks):

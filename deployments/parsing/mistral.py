@@ -1,4 +1,4 @@
-"""Tool calls of Mistral models, as a list or one by one after a mark.
+"""Parser of tool calls of Mistral models, which come as a list or one by one after a mark.
 
 Older models: `[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]`. Newer models: `[TOOL_CALLS]f{...}`,
 `[TOOL_CALLS]f[ARGS]{...}` or `[TOOL_CALLS]f[CALL_ID]abc[ARGS]{...}`.
@@ -51,7 +51,7 @@ class MistralParser(CallParser):
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Format of calls as a list or one by one, as the model chooses."""
+        """Returns the format of calls as a list or one by one; the model chooses between the two."""
         tags = [
             between(f"{MARK}{name}{mark}", json_of(schema), "")
             for name, schema in functions
@@ -78,7 +78,7 @@ class MistralParser(CallParser):
                 return self._read_arguments()
 
     def flush(self) -> MessageDelta:
-        """Returns the rest."""
+        """Returns the rest of the message."""
         rest = super().flush()
         return rest.plus(self._list.flush())
 
@@ -99,7 +99,7 @@ class MistralParser(CallParser):
         return False
 
     def _read_head(self) -> bool:
-        """Reads a list's bracket, or a name up to its arguments."""
+        """Reads the bracket that opens a list, or a function's name up to its arguments."""
         head = self._pending.lstrip()
         if head.startswith("[") and not self._num_calls:
             self._beside_call, self._raw, self._at = True, "", _At.LIST

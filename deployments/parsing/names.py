@@ -1,4 +1,4 @@
-"""Parsers by name or by a user's import path; each is imported only when used."""
+"""Loads parsers by name or by a user's import path. A parser's module is imported only when the parser is used."""
 
 import importlib
 from collections.abc import Callable
@@ -9,7 +9,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 NewParser = Callable[..., Parser]
 
 BY_TEMPLATE = "auto"
-"""Value of a parser setting that chooses the parser by the chat template."""
+"""Value of a parser setting with which the chat template decides about the parser."""
 
 TOOL_CALL_PARSERS = {
     "hermes": "hermes:HermesParser",
@@ -42,7 +42,7 @@ REASONING_PARSERS = {
 
 
 def load_parser(name: str | None, known: dict[str, str], setting: str) -> NewParser | None:
-    """Imports the parser class with a known name, or at `module:Class`; returns None for None.
+    """Imports the parser class that has a known name or is at `module:Class`; returns None if `name` is None.
 
     Raises:
         ValueError: there is no such parser; the message names the setting.

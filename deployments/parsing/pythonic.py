@@ -1,4 +1,4 @@
-"""Tool calls in Python syntax, in the forms of Llama and OLMo.
+"""Parser of tool calls in Python syntax, in the forms of Llama and of OLMo.
 
 Llama: `[f(a=1, b="x"), g()]` as the whole answer. OLMo: one call per line between `<function_calls>` and its end tag.
 """
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 _KEY = re.compile(r"[A-Za-z_]\w{0,127}")
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _WORDS = {"true": True, "false": False, "null": None}
-"""JSON's words for Python's True, False and None, which models mix in."""
+"""JSON's words for Python's True, False and None; models sometimes write them in Python calls."""
 
 
 class _At(Enum):
@@ -39,7 +39,7 @@ class _At(Enum):
 
 
 class PythonicParser(CallParser):
-    """Parser of calls in both forms; other text, text after a list, and calls of unknown functions are answer text."""
+    """Parser of calls in both forms. Text outside of calls, and calls of unknown functions, are answer text."""
 
     _at = _At.START
 
@@ -71,7 +71,7 @@ class PythonicParser(CallParser):
             case _At.TEXT:
                 return self._read_text()
             case _At.BROKEN:
-                # The rest of a malformed call is dropped, as it is neither a call nor answer text.
+                # The rest of a malformed call is dropped, because it is neither a call nor answer text.
                 self._pending = ""
                 return False
 
@@ -87,7 +87,7 @@ class PythonicParser(CallParser):
         return True
 
     def _open(self, mark: str, ends: tuple[str, ...]) -> None:
-        """Begins a list of calls after the mark."""
+        """Begins a list of calls after its opening mark."""
         self._raw, self._is_sent = self._read(self._pending.index(mark) + len(mark)), False
         self._ends, self._at = ends, _At.BETWEEN
 
@@ -115,7 +115,9 @@ class PythonicParser(CallParser):
         return True
 
     def _read_function(self) -> bool:
-        """Reads a name, its bracket and the first argument's name, which together make it certainly a call."""
+        """Reads a function's name, its bracket and the first argument's name; with all of these, the text is certainly
+        a call.
+        """
         name = _NAME.match(self._pending)
         rest = self._pending[name.end() :] if name else ""
         if name and not rest and not self._ended:
@@ -136,7 +138,7 @@ class PythonicParser(CallParser):
         return True
 
     def _read_argument(self) -> bool:
-        """Reads the next argument's name, or the end of the call."""
+        """Reads the name of the next argument, or the end of the call."""
         self._pending = self._pending.lstrip(SPACE + ("," if self._num_arguments else ""))
         if self._pending.startswith(")"):
             self._read(1)
@@ -171,7 +173,7 @@ class PythonicParser(CallParser):
         return False
 
     def _give_up(self) -> bool:
-        """Turns the unsent part of the list, and all following text, into answer text."""
+        """Gives up reading calls: the unsent part of the list and all later text become answer text."""
         if self._num_calls:
             self._raw = ""
         self._drop_call()
@@ -180,7 +182,7 @@ class PythonicParser(CallParser):
 
 
 class _Scan:
-    """Finds the end of a value: before a comma or a closing bracket outside the value."""
+    """Finds the end of a value, which is before the first comma or closing bracket outside of its own brackets."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -189,7 +191,7 @@ class _Scan:
         self._is_escaped = False
 
     def take(self, char: str) -> bool:
-        """Takes a character; returns False if it is not part of the value."""
+        """Reads a character; returns False if the value has ended before this character."""
         if self._quote:
             if self._is_escaped:
                 self._is_escaped = False
@@ -197,7 +199,8 @@ class _Scan:
                 self._is_escaped = True
             elif char == self._quote:
                 self._quote = ""
-            # Models write strings over several lines, which Python's parser would reject.
+            # Line breaks in strings are escaped, because models write strings over several lines, which Python's parser
+            # would reject.
             self.text += "\\n" if char == "\n" else char
             return True
         if self._depth == 0 and char in ",)":

@@ -1,7 +1,7 @@
 """Chooses parsers for a model's answers from its chat template.
 
-A model writes calls in the form in which its template renders earlier calls. The template is not run, but searched for
-marks.
+A model writes calls in the form in which its template renders earlier calls. The template is not run; its text is
+searched for the marks of known formats.
 """
 
 import re
@@ -22,7 +22,9 @@ CALL_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", (r"<\|python_tag\|>",)),
     ("llama3_json", (r"\{\s*\\?\"name\\?\":", r"\"parameters\\?\":")),
 )
-"""Tool-call parsers, each with regular expressions that a template must all match; the first match is taken."""
+"""Tool-call parsers, each with regular expressions. The first parser is chosen whose expressions all match the
+template.
+"""
 REASONING_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("harmony", (r"<\|channel\|>",)),
     ("mistral", (r"\[THINK\]",)),
@@ -33,7 +35,7 @@ _TOOLS = re.compile(r"\btools\b")
 
 
 class Recognised(NamedTuple):
-    """Parsers chosen from a chat template."""
+    """Names of the parsers chosen by a chat template."""
 
     tool_call_parser: str | None
     reasoning_parser: str | None
@@ -42,7 +44,7 @@ class Recognised(NamedTuple):
 
 
 def recognise(template: str | None) -> Recognised:
-    """Chooses parsers from a chat template; none without a template."""
+    """Chooses parsers by a chat template; chooses no parsers if there is no template."""
     template = template or ""
     shows_tools = _TOOLS.search(template) is not None
     calls = _first(CALL_MARKS, template) if shows_tools else None

@@ -16,7 +16,7 @@ from wingbeat.deployments.parsing.recognition import recognise
 
 
 class Parsers:
-    """Tool-call and reasoning parser of one model; without them, all text is the answer."""
+    """Tool-call parser and reasoning parser of one model, each optional. Without parsers, all text is the answer."""
 
     def __init__(
         self, tool_call_parser: str | None = None, reasoning_parser: str | None = None, *, shows_tools: bool = True
@@ -27,27 +27,30 @@ class Parsers:
             shows_tools: whether the chat template shows a request's tools to the model.
 
         Raises:
-            ValueError: there is no parser of a name; the message lists the known names.
+            ValueError: there is no parser with this name; the message lists the known names.
         """
         self.names = tool_call_parser, reasoning_parser
         self.shows_tools = shows_tools
         self._calls = load_parser(tool_call_parser, TOOL_CALL_PARSERS, "tool_call_parser")
         self._reasoning = load_parser(reasoning_parser, REASONING_PARSERS, "reasoning_parser")
-        # In the harmony format one parser reads reasoning, calls and answers, which are one stream of messages.
+        # In the harmony format reasoning, calls and answers are one stream of messages, which one parser reads.
         self._is_harmony = HarmonyParser in (self._calls, self._reasoning)
         if self._is_harmony:
             self._reasoning = None
 
     @classmethod
     def of_template(cls, tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> Self:
-        """Loads parsers by names, of which `BY_TEMPLATE` is resolved by the template; raises as `Parsers`."""
+        """Loads parsers by name, where the name `BY_TEMPLATE` stands for the parser that the chat template selects.
+
+        Raises the errors of `Parsers`.
+        """
         found = recognise(template)
         calls = found.tool_call_parser if tool_call_parser == BY_TEMPLATE else tool_call_parser
         thoughts = found.reasoning_parser if reasoning_parser == BY_TEMPLATE else reasoning_parser
         return cls(calls, thoughts, shows_tools=found.shows_tools)
 
     def describe(self) -> str:
-        """Returns a line for the start's log that names the parsers."""
+        """Returns a line that names the parsers, for the log at start."""
         calls, thoughts = self.names
         if calls:
             of_calls = f"tool calls are read as {calls}"
@@ -65,7 +68,7 @@ class Parsers:
     def calls_format(
         self, functions: Sequence[Function], several: bool, *, required: bool, prompt: str
     ) -> Format | None:
-        """Returns the format of an answer with calls in the model's own format, with reasoning before them.
+        """Returns the format of an answer with calls in the model's own format, including reasoning before the calls.
 
         Returns None if the call format is not known.
         """
@@ -76,12 +79,12 @@ class Parsers:
         return form if form is None or self._is_harmony else self.behind_thoughts(prompt, form)
 
     def behind_thoughts(self, prompt: str, answer: Format) -> Format:
-        """Returns the format of an answer with the reasoning that may or must come before it."""
+        """Returns the format of an answer, extended by the reasoning that may or must come before the answer."""
         thoughts = self.thoughts_format(prompt)
         return answer if thoughts is None else in_order(thoughts, answer)
 
     def thoughts_format(self, prompt: str) -> Format | None:
-        """Returns the format of reasoning before an answer; None if there is none."""
+        """Returns the format of reasoning before an answer; None if there is no reasoning."""
         if self._is_harmony:
             return HarmonyParser().thinking_format()
         return None if self._reasoning is None else self._reasoning(prompt).thinking_format()
@@ -99,7 +102,7 @@ class Parsers:
         Args:
             prompt: text before the message.
             calls: whether the message may contain calls in the model's own format.
-            answer: makes the parser of text that is not reasoning, in place of the server's parser.
+            answer: makes the parser for text that is not reasoning, used instead of the server's tool-call parser.
             functions: functions that may be called.
         """
         if self._is_harmony and answer is None:

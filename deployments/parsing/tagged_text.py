@@ -1,6 +1,7 @@
-"""Tool calls whose arguments are untyped text between tags, in the forms of Qwen3-Coder and GLM.
+"""Parsers of tool calls whose arguments are untyped text between tags, in the forms of Qwen3-Coder and GLM.
 
-The function's schema gives the type of each value. A format is a table of tags, see the classes at the end.
+The type of each value comes from the function's schema. Each format is described by a table of tags in a class at the
+end of this file.
 """
 
 import re
@@ -23,19 +24,25 @@ class Tags(NamedTuple):
     """Tags of a format."""
 
     begins: tuple[str, ...]
-    """Tags of which any begins a call. The header starts after `begins[0]`, but with any other tag."""
+    """Tags each of which begins a call. The header follows the tag `begins[0]`; any other tag is itself the beginning
+    of the header.
+    """
     header: re.Pattern[str]
-    """Pattern of the text before the first argument or the end, with the group `name`."""
+    """Pattern of the text before the first argument (or before the call's end if there are no arguments), with the
+    group `name`.
+    """
     key: tuple[str, str]
     """Tags around an argument's name."""
     value: tuple[str, str]
-    """Tags around the value; the first may be empty."""
+    """Tags around an argument's value; the opening tag may be empty."""
     ends: tuple[str, ...]
-    """Tags of which each ends the arguments."""
+    """Tags each of which ends the arguments."""
     is_bare: bool
     """Whether the header is only a name, so that text counts as a header only if it is a known function."""
     has_lines: bool
-    """Whether a value is on lines of its own, whose first and last line breaks are not part of the value."""
+    """Whether a value stands on lines of its own, so that the line breaks before and after it are not part of the
+    value.
+    """
 
 
 class _At(Enum):
@@ -56,18 +63,18 @@ class TaggedTextParser(CallParser):
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Format of calls only."""
+        """Returns the format of calls without other text."""
         return calls(cls._tags_of(functions), "\n", several)
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Format of text that may contain calls."""
+        """Returns the format of text that may contain calls."""
         return text_with_calls(cls._tags_of(functions), CALL, several)
 
     @classmethod
     @abstractmethod
     def _tags_of(cls, functions: Sequence[Function]) -> list[Format]:
-        """Returns the format of a call of each function."""
+        """Returns one format of a call per function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +83,7 @@ class TaggedTextParser(CallParser):
         self._key = ""
         self._num_arguments = 0
         self._value = ""
-        """Text so far of a value that is sent only when complete."""
+        """Text so far of a value that is sent only when it is complete."""
         self._is_string = False
         self._has_begun = False
 
@@ -121,7 +128,7 @@ class TaggedTextParser(CallParser):
             return False
         header = self.tags.header.fullmatch(self._pending[:end]) if mark and not is_over else None
         if header is None or (self.tags.is_bare and not self._types.knows(header["name"])):
-            # A tag that is part of the header becomes text too; otherwise it would be found again.
+            # A tag that is part of the header becomes text together with it; otherwise the tag would be found again.
             self._raw += self._read(0 if self._raw else len(self.tags.begins[-1]))
             self._drop_call()
             self._at = _At.TEXT
@@ -133,7 +140,7 @@ class TaggedTextParser(CallParser):
         return True
 
     def _read_arguments(self) -> bool:
-        """Reads up to the next argument or the end; text between arguments is dropped."""
+        """Reads up to the next argument or the end of the call; text between arguments is dropped."""
         marks = (self.tags.key[0], *self.tags.ends)
         begin, mark = self._first(marks)
         if not mark:
@@ -196,14 +203,14 @@ class TaggedTextParser(CallParser):
         if CALL_END.startswith(rest) and rest != CALL_END:
             if not self._ended:
                 return False
-            # The answer was cut off in a tag.
+            # An answer that was cut off may end within a tag.
             rest = ""
         self._pending = rest.removeprefix(CALL_END)
         self._at = _At.TEXT
         return True
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
-        """Returns position and text of the first mark in `_pending`; an empty text if there is none."""
+        """Returns position and text of the first mark in `_pending`; the text is empty if there is no mark."""
         found = [(self._pending.find(mark), mark) for mark in marks if mark in self._pending]
         return min(found) if found else (-1, "")
 

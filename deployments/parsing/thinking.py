@@ -1,4 +1,4 @@
-"""Reasoning before an answer: `<think>...</think>answer`, whose opening mark may be in the prompt."""
+"""Parsers of reasoning before an answer: `<think>...</think>answer`, where the opening mark may be in the prompt."""
 
 from enum import Enum, auto
 
@@ -13,12 +13,12 @@ class _At(Enum):
 
 
 class ThinkingParser(Parser):
-    """Parser for which text between the two marks is reasoning; the marks are dropped."""
+    """Parser that takes the text between the two marks as reasoning and drops the marks."""
 
     begin = "<think>"
     end = "</think>"
     opens = False
-    """Whether an answer begins with reasoning even if the prompt does not end with a mark."""
+    """Whether an answer begins with reasoning even if the prompt does not end with the opening mark."""
 
     def __init__(self, prompt: str) -> None:
         """Makes the parser; `prompt` is the text before the answer, or the end of that text."""
@@ -28,7 +28,10 @@ class ThinkingParser(Parser):
         self._pending = ""
 
     def thinking_format(self) -> Format | None:
-        """Format of text up to the closing mark; optional if neither prompt nor model opens the reasoning."""
+        """Returns the format of reasoning up to the closing mark.
+
+        The reasoning is optional unless the prompt or the model's format opens it.
+        """
         if self._at is _At.ANSWER:
             return None
         space = {"type": "regex", "pattern": r"\n{0,2}"}
@@ -46,19 +49,19 @@ class ThinkingParser(Parser):
         return self._read_thoughts() if self._at is _At.THINKING else self._rest()
 
     def flush(self) -> MessageDelta:
-        """Returns the text held back, as an incomplete mark is not a mark."""
+        """Returns the text that was held back, because an incomplete mark at the end is ordinary text."""
         rest = self._rest()
         if self._at is _At.THINKING or (self._at is _At.START and self._opens):
             return MessageDelta(reasoning=rest.content)
         return rest
 
     def cut(self) -> MessageDelta:
-        """Returns an empty delta, because the text held back is the beginning of a mark."""
+        """Returns an empty delta: the text held back is dropped, because it is the beginning of a mark."""
         self._pending = ""
         return MessageDelta()
 
     def _read_start(self) -> bool:
-        """Skips the opening mark; returns False if more text is needed to decide whether there is one."""
+        """Skips the opening mark if there is one; returns False if more text is needed to decide that."""
         text = self._pending.lstrip()
         if self.begin.startswith(text) and text != self.begin:
             return False

@@ -1,4 +1,4 @@
-"""Converts arguments written as bare text to JSON of the type in the function's schema."""
+"""Converts arguments that are written as bare text to JSON of the types that the function's schema states."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 from wingbeat.deployments.parsing.call_format import Function
 
 _MOST_STEPS = 64
-"""Maximum references and branches of a schema that are followed."""
+"""Maximum number of references and branches that are followed in a schema."""
 _NAMES = {"True": "true", "False": "false", "None": "null"}
 """Python's words for JSON's literals."""
 
 
 class ArgumentType(NamedTuple):
-    """Types and listed values of an argument; empty if the schema does not restrict it."""
+    """JSON types and listed values of an argument; both sets are empty if the schema does not restrict the argument."""
 
     types: frozenset[str] = frozenset()
     """Names of JSON types."""
     choices: frozenset[str] = frozenset()
-    """Strings listed as the only values; empty if there is no list."""
+    """Strings that the schema lists as the only values; empty if there is no such list."""
 
     @property
     def is_free_text(self) -> bool:
-        """Whether any text is a valid value without conversion."""
+        """Whether every text is a valid value without conversion."""
         return self.types == {"string"} and not self.choices
 
 
@@ -49,7 +49,7 @@ class ArgumentTypes:
 
 
 def as_json(text: str, kind: ArgumentType) -> str:
-    """Converts a value's text to JSON of its type; text that fits no other allowed type becomes a string."""
+    """Converts a value's text to JSON of an allowed type; a text that fits no allowed type becomes a string."""
     types, choices = kind
     bare = text.strip()
     if bare in choices:
@@ -60,7 +60,7 @@ def as_json(text: str, kind: ArgumentType) -> str:
             found = _kind(json.loads(bare, parse_constant=_refuse))
         except (ValueError, RecursionError):
             found = "string"
-        # Text in quotes is a string that includes the quotes.
+        # A text in quotes becomes a string that includes the quotes.
         if found != "string" and (not types or found in types or (found == "integer" and "number" in types)):
             return bare
     return quoted(text)

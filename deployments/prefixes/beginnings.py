@@ -15,13 +15,13 @@ from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tokenizer import TextTooLong, Tokenizer
 
 VARIABLES = (*ChatBody.template_names, "documents", "reasoning_effort", "chat_template_kwargs")
-"""Fields of a chat request that its template reads beside the messages."""
+"""Fields of a chat request that the chat template reads in addition to the messages."""
 _PROBES = ("0", "x")
 """Contents of two messages that differ from their first character on."""
 
 
 def unknown_prefix(name: str, param: str = "prefix") -> ApiError:
-    """404 for an unknown saved prefix."""
+    """Return a 404 for an unknown saved prefix."""
     return ApiError(f"There is no saved prefix {shown(name)!r}.", status=404, param=param, code="prefix_not_found")
 
 
@@ -36,10 +36,10 @@ class PrefixBeginning(NamedTuple):
         return self.prefix.token_ids
 
     def before(self, body: ChatBody) -> ChatBody:
-        """A chat request as if its client had sent the prefix's messages first.
+        """Return a chat request that begins with the prefix's messages, as if its client had sent them.
 
         Raises:
-            ApiError: the prefix was made of a plain prompt.
+            ApiError: the prefix was made of a plain prompt and has no messages.
         """
         if not self.prefix.conversation:
             raise invalid("prefix", "was made of a plain prompt; a chat needs a prefix that was made of messages")
@@ -49,7 +49,7 @@ class PrefixBeginning(NamedTuple):
 
 
 def beginning_of(pool: EnginePool, body: GenerationBody, variant: Variant | None) -> PrefixBeginning | None:
-    """The prefix that a request names; None if it names none.
+    """Return the prefix that a request names; None if it names no prefix.
 
     Args:
         variant: variant that the request runs with.
@@ -72,19 +72,20 @@ def beginning_of(pool: EnginePool, body: GenerationBody, variant: Variant | None
 
 
 def as_conversation(body: ChatBody) -> str:
-    """The conversation as JSON for `PrefixBeginning.before`."""
+    """Return the conversation as JSON, which `PrefixBeginning.before` reads."""
     return body.model_dump_json(include={"messages", *VARIABLES}, exclude_none=True)
 
 
 def conversation_tokens(
     tokenizer: Tokenizer, body: ChatBody, limit: int, in_parts: bool, expand: Callable[[str], str] = str
 ) -> tuple[int, ...]:
-    """The tokens that all conversations that begin with these messages share, as the template renders them.
+    """Return the tokens with which every conversation begins that starts with these messages, as the template renders
+    them.
 
     Args:
         limit: maximum number of tokens of a prompt.
         in_parts: as for `ChatMessage.as_template_input`.
-        expand: inserts the tokens of media parts into the text.
+        expand: function that inserts the placeholder tokens of media parts into the text.
 
     Raises:
         ApiError: the template refuses the messages, or they have too many tokens.
@@ -100,7 +101,7 @@ def conversation_tokens(
     try:
         try:
             one, other = (tokens(ChatMessage(role=role, content=text).as_template_input(in_parts)) for text in _PROBES)
-        except ValueError:  # of a template that requires another role next
+        except ValueError:  # the template requires another role next
             one = other = tokens()
     except TextTooLong as error:
         raise prompt_too_long("messages", limit, error.num_tokens) from None
@@ -113,7 +114,7 @@ def conversation_tokens(
 def prompt_tokens(
     tokenizer: Tokenizer, prompt: str | list[int], add_special_tokens: bool, limit: int
 ) -> tuple[int, ...]:
-    """The tokens of a plain prefix; raises ApiError if there are more than `limit`."""
+    """Return the tokens of a plain prefix; raises ApiError if there are more than `limit`."""
     if isinstance(prompt, list):
         token_ids = prompt
     else:

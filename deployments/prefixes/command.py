@@ -41,7 +41,7 @@ def add_commands(app: typer.Typer) -> None:
         operator_key: Key = None,
         as_json: AsJson = False,
     ) -> None:
-        """Compute a prompt's beginning, pin its KV and keep it on disk."""
+        """Compute a prefix of prompts, pin its keys and values, and save the prefix on disk."""
         given = {"--system": system, "--messages": messages, "--prompt": prompt}
         files = [(option, file) for option, file in given.items() if file is not None]
         if len(files) != 1:
@@ -59,7 +59,7 @@ def add_commands(app: typer.Typer) -> None:
         operator_key: Key = None,
         as_json: AsJson = False,
     ) -> None:
-        """Pin a prefix from its files in the server's prefix_dir."""
+        """Load a prefix from its files in the server's prefix_dir, and pin it."""
         body = {"name": name} | ({"replace": True} if replace else {})
         _show([call_server(url, operator_key, "POST", PATH, body)], as_json)
 
@@ -81,7 +81,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _content(option: str, file: Path) -> dict[str, Any]:
-    """The content of a file as fields of the request's body."""
+    """Return the content of a file as fields of the request's body."""
     try:
         text = file.read_text(encoding="utf-8")
         if option == "--prompt":

@@ -18,7 +18,7 @@ class PrefixRefused(ValueError):
 
 
 class PrefixExists(ValueError):
-    """The name is taken."""
+    """Another prefix already has the name."""
 
 
 class FleetPrefixes(FleetNames[SavedPrefix]):
@@ -27,14 +27,14 @@ class FleetPrefixes(FleetNames[SavedPrefix]):
     kind = PREFIXES
 
     async def save(self, prefix: SavedPrefix, replace: bool = False) -> SavedPrefix:
-        """Have every engine pin a prefix, then allow requests to use it and keep it on disk.
+        """Have every engine pin a prefix, then let requests use it, and keep it on disk.
 
         Args:
-            prefix: the prefix; its version is replaced by the next one.
-            replace: allow replacing an existing prefix of that name.
+            prefix: the prefix to save; its version is replaced by the next version.
+            replace: whether an existing prefix of that name may be replaced.
 
         Raises:
-            PrefixExists: the name is taken.
+            PrefixExists: another prefix has the name, and `replace` is False.
             PrefixRefused: an engine cannot keep it.
             EngineUnavailable: there is no engine, or an engine ended before it answered.
         """
@@ -55,7 +55,7 @@ class FleetPrefixes(FleetNames[SavedPrefix]):
             return prefix
 
     async def stored(self, name: str) -> SavedPrefix | None:
-        """The newest prefix of a name on any engine's disk; None if there is none.
+        """Return the newest prefix with this name on any engine's disk; None if no engine has one.
 
         Raises:
             EngineUnavailable: there is no engine, or an engine ended before it answered.
@@ -64,7 +64,7 @@ class FleetPrefixes(FleetNames[SavedPrefix]):
         return max(found, key=lambda prefix: prefix.version, default=None)
 
     async def describe(self) -> list[dict[str, Any]]:
-        """Pinned prefixes of each engine.
+        """Return the pinned prefixes of each engine.
 
         Raises:
             EngineUnavailable: there is no engine, or an engine ended before it answered.

@@ -11,34 +11,34 @@ if TYPE_CHECKING:
 
 
 class PrefixOperations:
-    """Operations by name over an engine's keeper; without a keeper, no prefixes are kept."""
+    """Operations that an engine's keeper of prefixes carries out; without a keeper, no prefixes are kept."""
 
     def __init__(self, keeper: "PrefixKeeper | None") -> None:
         self._prefixes = keeper
 
     def save_prefix(self, prefix: SavedPrefix) -> "Future[Refusal | None] | tuple[str, str]":
-        """Compute and pin a prefix. Returns None, or code and reason if that is refused."""
+        """Compute and pin a prefix; returns None, or error code and reason if the prefix is refused."""
         if self._prefixes is None:
             return "invalid_value", "cannot be kept: this engine keeps no prefixes"
         return self._prefixes.save(prefix)
 
     def drop_prefix(self, name: str, version: int) -> None:
-        """Unpin a prefix that shall not be kept."""
+        """Unpin a prefix that shall not be kept, because another engine has refused it."""
         if self._prefixes is not None:
             self._prefixes.drop(name, version)
 
     def stored_prefix(self, name: str) -> SavedPrefix | None:
-        """The prefix of this name on disk, or None."""
+        """Return the prefix with this name on disk, or None."""
         return None if self._prefixes is None else self._prefixes.stored(name)
 
     def describe_prefixes(self) -> dict[str, Any]:
-        """Pinned prefixes and token counts."""
+        """Return the pinned prefixes and token counts."""
         if self._prefixes is None:
             return {"pinned_tokens": 0, "max_pinned_tokens": 0, "prefixes": []}
         return self._prefixes.describe()
 
 
 def operations(keepers: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Operations on prefixes by name, for routers."""
+    """Return the operations on prefixes that routers may request, by name."""
     own = PrefixOperations(keepers.get("prefixes"))
     return {name: getattr(own, name) for name in vars(PrefixOperations) if not name.startswith("_")}

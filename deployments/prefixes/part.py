@@ -1,4 +1,4 @@
-"""Hooks of saved prefixes. Commands import this file, so it imports its implementation only when needed."""
+"""Hooks of saved prefixes. The implementation is imported only when needed, because commands import this file."""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,10 @@ operations = "wingbeat.deployments.prefixes.operations:operations"
 
 
 def keepers(config: "AppConfig", engine: "Engine") -> "dict[str, PrefixKeeper]":
-    """Keeper of saved prefixes. A model that is spread over several processes does not store their KV on disk."""
+    """Return the keeper of saved prefixes.
+
+    For a model that is spread over several processes, keys and values of prefixes are not stored on disk.
+    """
     from wingbeat.runtime.prefixes.identity import identity_of
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
     from wingbeat.runtime.prefixes.prefix_store import PrefixStore

@@ -1,4 +1,4 @@
-"""`/v1/prefixes`: beginnings of prompts that operators have computed once and kept."""
+"""`/v1/prefixes`: beginnings of prompts that operators have the engines compute once and keep."""
 
 import asyncio
 import json
@@ -30,12 +30,12 @@ Fleets = Mapping[CompletionService, FleetPrefixes]
 
 
 class SavePrefixBody(described(_CHAT_FIELDS)):
-    """`POST /v1/prefixes`: save a prefix, or load a saved one."""
+    """`POST /v1/prefixes`: save a prefix, or load a saved prefix from disk."""
 
     name: str
     model: str | None = None
     prompt: str | list[int] | None = None
-    """A text, or its token ids."""
+    """Text of the prefix, or its token ids; alternative to `messages`."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds special tokens around the prompt; true by default."""
     replace: bool | None = None
@@ -47,7 +47,7 @@ BODIES = {PREFIXES_PATH: SavePrefixBody}
 
 
 def add_prefix_routes(app: FastAPI, models: ServedModels) -> None:
-    """Add the three endpoints."""
+    """Add the endpoints that list, save and delete prefixes."""
     fleets = {service: FleetPrefixes(service.pool) for service in models}
 
     @app.api_route(PREFIXES_PATH, methods=["GET", "POST"])
@@ -87,7 +87,7 @@ async def _save(models: ServedModels, fleets: Fleets, fields: dict[str, Any]) ->
 async def _read(
     service: CompletionService, fleet: FleetPrefixes, own: SavePrefixBody, chat: dict[str, Any]
 ) -> tuple[str, SavedPrefix]:
-    """The prefix that a body describes, and the name of the field that describes it."""
+    """Return the name of the body's field that describes the prefix, and the prefix."""
     tokenizer, limit = service.tokenizer, service.pool.info.max_model_len
     variant = service.pool.variants.find(own.model) if own.model is not None else None
     if chat.get("messages") is not None:
@@ -105,7 +105,7 @@ async def _read(
             (lambda text: reader.expand(text, read)) if read else str,
         )
         spans = reader.place(token_ids, read) if read else ()
-        # Messages with media parts are kept as they were sent.
+        # Messages with media parts are kept in the form in which they were sent.
         conversation = json.dumps(chat) if spans else as_conversation(body)
         return "messages", SavedPrefix(own.name, 0, token_ids, variant, conversation, spans)
     beside = sorted(name for name in chat if chat[name] is not None)
@@ -126,7 +126,7 @@ async def _read(
 
 
 async def _listed(fleets: Fleets) -> dict[str, Any]:
-    """All prefixes, with the engines' figures of each."""
+    """Return all prefixes, each with its figures in the engines."""
     cards, engines = [], []
     for service, fleet in fleets.items():
         described = await fleet.describe()

@@ -38,7 +38,9 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether prefixes are stored in a folder, and whether prefix caching is disabled."""
+    """Return whether the settings store prefixes in a folder and whether they disable prefix caching, with words for
+    each.
+    """
     return {
         PREFIX_DIR: (config.prefix_dir is not None, "prefix_dir is given"),
         NO_PREFIX_CACHE: (not config.enable_prefix_caching, "enable_prefix_caching is False"),

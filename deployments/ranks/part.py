@@ -1,4 +1,4 @@
-"""Hooks of a verifier's ranks. Commands import this file, so it imports its implementation only when needed."""
+"""Hooks of a verifier's ranks. The implementation is imported only when needed, because commands import this file."""
 
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,12 @@ settings = "wingbeat.deployments.ranks.settings:SETTINGS"
 
 
 def num_ranks(config: "AppConfig") -> int:
-    """Number of processes of each verifier."""
+    """Return the number of processes of each verifier."""
     return config.tensor_parallel_size
 
 
 def launch_ranks(config: "AppConfig") -> "Callable[[], RayRanks] | None":
-    """Launcher of ranks 1 and up of an engine; None if the engine's process holds the whole model."""
+    """Return the launcher of an engine's ranks from 1 on; None if the engine's process holds the whole model."""
     if config.tensor_parallel_size == 1:
         return None
     from functools import partial

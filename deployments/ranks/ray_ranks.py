@@ -1,4 +1,4 @@
-"""Ranks 1 and up of a replica's engine, each an actor in a bundle of the replica's placement group."""
+"""Ranks from 1 on of a replica's engine. Each rank is an actor in a bundle of the replica's placement group."""
 
 import asyncio
 import shutil
@@ -17,9 +17,9 @@ from wingbeat.runtime.tensor_parallel.group import RankGroup
 
 
 class RankActor:
-    """A further rank: a Ray actor that executes rank 0's commands until rank 0 ends.
+    """Ray actor of a rank other than 0, which executes rank 0's commands until rank 0 ends.
 
-    Torch is imported in `follow`, on the actor's only thread.
+    Torch is imported in `follow`, which runs on the actor's only thread.
     """
 
     def __init__(self, config: AppConfig) -> None:
@@ -29,7 +29,7 @@ class RankActor:
         self._config = config
 
     def process(self) -> ActorProcess:
-        """This actor's process and node."""
+        """Return this actor's process and node."""
         return ActorProcess.own()
 
     def follow(self, group: RankGroup, rank: int) -> None:
@@ -50,7 +50,7 @@ class RankActor:
 
 
 class RayRanks:
-    """Ranks 1 and up of one life of an engine, which ends when the first of them ends."""
+    """Ranks from 1 on of one life of an engine. The life ends when the first of these ranks ends."""
 
     def __init__(self, config: AppConfig) -> None:
         size, share = config.tensor_parallel_size, config.verifier_share()
@@ -61,17 +61,18 @@ class RayRanks:
             for rank in range(1, size)
         ]
         self._processes: dict[int, ActorProcess] = {}
-        # An actor runs its calls one after the other, and `follow` lasts as long as the actor.
+        # The process is requested before `follow` is called, because an actor runs its calls one after the other and
+        # `follow` lasts as long as the actor.
         self._asked = [actor.process.remote() for actor in self._actors]
         self._following = [actor.follow.remote(self.group, rank) for rank, actor in enumerate(self._actors, start=1)]
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the ranks that have started, by rank."""
+        """Process ids of the ranks that have started, in the order of the ranks."""
         return [process.pid for _, process in sorted(self._processes.items())]
 
     async def lost(self) -> str:
-        """Return once a rank has ended, with the reason."""
+        """Wait until a rank has ended; returns the reason."""
         ends = [asyncio.ensure_future(self._end(rank)) for rank in range(1, self.group.size)]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -81,7 +82,7 @@ class RayRanks:
                 end.cancel()
 
     def kill(self) -> None:
-        """Kill all ranks without waiting: through Ray, which frees their bundles, and by signal."""
+        """Kill all ranks without waiting for their end: through Ray, which frees their bundles, and by signal."""
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
         for process in self._processes.values():

@@ -18,7 +18,9 @@ SETTINGS = {"tensor_parallel_size": (int, _FIELD)}
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether a verifier has ranks, and other features that cannot be combined with ranks."""
+    """Return whether a verifier has several ranks, and whether the settings use features that cannot be combined with
+    ranks.
+    """
     size, share = config.tensor_parallel_size, config.num_gpus_per_verifier
     return {
         RANKS: (size > 1, f"tensor_parallel_size is {size}"),

@@ -15,15 +15,15 @@ from wingbeat.runtime.drafters.choice import parse_drafter
 
 FIELDS = ("llm_configs", "ingress_deployment_config", "ingress_cls_config")
 WITH_DRAFTER = 0.7
-"""Share of a pair's part of a GPU that the verifier gets if the drafter has weights; the drafter gets the rest."""
+"""Fraction of a pair's part of a GPU that the verifier gets if the drafter has weights; the drafter gets the rest."""
 
 
 class Said(NamedTuple):
-    """Settings that replace the arguments."""
+    """Settings that replace the arguments of `build_openai_app`."""
 
     settings: dict[str, Any]
     accelerator_types: list[str | None]
-    """Ray's accelerator type for the pairs of each model; None if any GPU will do."""
+    """For each model, Ray's accelerator type for its pairs; None if any GPU is suitable."""
     notes: list[str]
     """Message for each field that has no effect."""
 
@@ -76,7 +76,7 @@ def _read_config(fields: Mapping[str, Any], place: str, own: Collection[str]) ->
 
 
 def _flat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields, with fields of nested objects as `object.field`."""
+    """Returns the fields; fields of nested objects are named `object.field`."""
     found = dict(fields)
     for name in NESTED:
         inner = found.pop(name, None)
@@ -96,7 +96,7 @@ def _joined(one: Translated, other: Translated) -> Translated:
 
 
 def _placed(said: Translated) -> Said:
-    """Divides a part of a GPU, if one is requested, between the verifier and a drafter with weights."""
+    """Divides the requested part of a GPU, if any, between the verifier and a drafter with weights."""
     settings = dict(said.settings)
     accelerator, part = settings.pop(ACCELERATOR, None), settings.pop(GPU_PART, None)
     if part is not None:
@@ -108,7 +108,7 @@ def _placed(said: Translated) -> Said:
 
 
 def _object(value: Any, place: str) -> Mapping[str, Any]:
-    """Returns an object that is given as such, as a pydantic model (Ray's `LLMConfig`), a YAML file or YAML text."""
+    """Returns an object that is given as a mapping, a pydantic model (Ray's `LLMConfig`), a YAML file or YAML text."""
     if hasattr(value, "model_dump"):
         value = value.model_dump(exclude_unset=True)
     if isinstance(value, str):

@@ -1,4 +1,7 @@
-"""Fields of Ray Serve LLM's `LLMConfig`, as written in YAML, and the handling of each. Does not import Ray."""
+"""Fields of Ray Serve LLM's `LLMConfig`, as written in YAML, and the handling of each field.
+
+Ray is not imported here.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,7 +115,9 @@ def _router_class(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 
 def _environment(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """Ignores vLLM's variables; all else is refused, because it belongs to the runtime_env of the application."""
+    """Ignores vLLM's environment variables; refuses all other variables, because they belong to the application's
+    runtime_env.
+    """
     rest = {key: said for key, said in (value or {}).items() if key != "env_vars" and said}
     for variable in (value or {}).get("env_vars") or {}:
         if not str(variable).startswith(("VLLM_", "RAY_SERVE_LLM_", "RAYLLM_")):
@@ -123,7 +128,9 @@ def _environment(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 
 def _adapters(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """Returns each adapter of the folder as `model_id:adapter`, as in Ray, and the folder itself for later adapters."""
+    """Returns settings with each adapter of the folder named `model_id:adapter`, as in Ray, and with the folder for
+    later adapters.
+    """
     if str(value).startswith(_BUCKETS):
         raise ValueError("nothing is fetched from buckets: copy the adapters to a folder that every node has")
     folder, model_id = Path(str(value)), given.get("model_loading_config.model_id")

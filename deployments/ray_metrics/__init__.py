@@ -1,1 +1,1 @@
-"""Engine figures among Ray's metrics."""
+"""Publication of engine figures as Ray's metrics."""

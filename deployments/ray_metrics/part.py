@@ -1,3 +1,3 @@
-"""Hook of Ray's metrics. Commands import this file, so it names its implementation without importing it."""
+"""Hook of Ray's metrics. The implementation is named but not imported here, because commands import this file."""
 
 publish = "wingbeat.deployments.ray_metrics.ray_export:publish"

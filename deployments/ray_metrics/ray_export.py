@@ -1,6 +1,7 @@
-"""Publishes an engine's figures as Ray metrics: the families of `/metrics`, from the engine's replica.
+"""Publishes an engine's figures as Ray metrics, from the engine's replica. The metrics are the families of `/metrics`.
 
-Ray's exporters then show them beside the figures of nodes and deployments, as `ray_vllm_...` and `ray_wingbeat_...`.
+Ray's exporters show these metrics beside the figures of nodes and deployments, as `ray_vllm_...` and
+`ray_wingbeat_...`.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ EXPORT_EVERY_S = 5.0
 
 
 async def publish(model_name: str, engine_id: str, stats: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-    """Publish an engine's figures every `EXPORT_EVERY_S`, for ever; skipped while there is no engine."""
+    """Publish an engine's figures every `EXPORT_EVERY_S`, for ever; while there is no engine, nothing is published."""
     export = RayExport()
     while True:
         await asyncio.sleep(EXPORT_EVERY_S)
@@ -31,8 +32,8 @@ async def publish(model_name: str, engine_id: str, stats: Callable[[], Awaitable
 class RayExport:
     """Publishes families of prometheus_client as Ray metrics.
 
-    Ray's histograms accept single values, not counts: buckets, sums and counts become gauges, because Ray would append
-    `_total` to the names of counters.
+    Ray's histograms accept only single values. Therefore the buckets, sums and counts of histograms become gauges;
+    counters cannot be used for them, because Ray would append `_total` to their names.
 
     Args:
         api: `ray.util.metrics`, or a replacement for it.
@@ -42,12 +43,12 @@ class RayExport:
         self._api = api
         self._metrics: dict[str, Any] = {}
         self._told: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        """Last values of counters: Ray counters take increments."""
+        """Last published value of each counter, needed because Ray's counters take increments."""
         self._infos: dict[str, dict[str, str]] = {}
-        """Latest labels of each metric whose name ends in `_info`: an engine has one row of each."""
+        """Latest labels of each metric whose name ends in `_info`. An engine has one row of each such metric."""
 
     def publish(self, families: Iterable[Metric]) -> None:
-        """Publish current values."""
+        """Publish the current values of families."""
         for family in families:
             for sample in family.samples:
                 # Ray's metric names must not contain colons.
@@ -71,7 +72,7 @@ class RayExport:
     def _count(self, metric: Any, name: str, labels: dict[str, str], value: float) -> None:
         key = (name, tuple(sorted(labels.items())))
         told = self._told.get(key, 0.0)
-        # An engine that replaced another one counts from zero.
+        # A value below the last value comes from a new engine, which counts from zero.
         step = value if value < told else value - told
         self._told[key] = value
         if step > 0:

@@ -11,7 +11,7 @@ from wingbeat.deployments.metrics.vllm_families import LABELS, Read, rows
 
 
 def recording_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """Requests recorded, requests dropped, and whether recording has stopped."""
+    """Yield the metrics of recordings: requests recorded, requests dropped, and whether recording has stopped."""
     yield counter(
         "wingbeat_recorded_requests",
         "Requests whose tokens and hidden states were written to disk.",
@@ -33,7 +33,7 @@ def recording_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
 
 
 def _of_recording(read: Read) -> Read:
-    """Reader of a figure of an engine's recording; None if there is no recording."""
+    """Return a reader of a figure of an engine's recording; the reader returns None if there is no recording."""
 
     def found(figures: dict[str, Any]) -> Any:
         recording = figures.get("recording")

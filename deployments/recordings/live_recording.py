@@ -1,4 +1,4 @@
-"""Recordings of live traffic according to a configuration: tapped layers, folder, share of the requests."""
+"""Makes recordings of live traffic according to a configuration: tapped layers, folder, share of the requests."""
 
 import logging
 import os
@@ -26,15 +26,16 @@ class TrafficRecording(NamedTuple):
 
     @classmethod
     def of(cls, writer: LiveWriter | RingWriter, share: float, spec: RecordingSpec) -> "TrafficRecording":
-        """A recording of a share of the requests."""
+        """Return a recording of a share of the requests."""
         return cls(LiveRecording(writer, share, spec.taps_size, DTYPES[spec.taps_dtype]), writer)
 
 
 def needs_with_recording(config: AppConfig, needs: DrafterNeeds, num_layers: int) -> DrafterNeeds:
-    """Needs with the tapped layers: the drafter's, or those of a future head if the drafter has none.
+    """Return a drafter's needs with tapped layers: the drafter's layers, or the layers of a future head if it taps
+    none.
 
     Raises:
-        ValueError: the drafter taps no hidden states, or other data beside them.
+        ValueError: a drafter with weights taps no hidden states, or taps other data beside hidden states.
     """
     if needs.tap_layers and not needs.kv_layers:
         return needs
@@ -48,7 +49,7 @@ def needs_with_recording(config: AppConfig, needs: DrafterNeeds, num_layers: int
 
 
 def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRecording:
-    """A recording that is ready to observe an engine; files are created with the first data.
+    """Return a recording that is ready to observe an engine; files are created with the first data.
 
     Raises:
         ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
@@ -72,13 +73,13 @@ def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRe
 
 
 def check_engine(engine: Any, setting: str) -> None:
-    """Raise ValueError for an engine that does not expose its rounds, naming the setting that needs them."""
+    """Raise ValueError, which names the setting that needs rounds, for an engine that does not expose its rounds."""
     if not isinstance(engine, Engine):
         raise ValueError(f"{setting} needs Wingbeat's own engine: leave engine_factory out")
 
 
 def recording_spec(config: AppConfig, engine: Engine, share: float) -> RecordingSpec:
-    """Description of a recording of an engine's traffic."""
+    """Return the description of a recording of an engine's traffic."""
     loaded, tap_layers = engine.loaded, engine.needs.tap_layers
     return RecordingSpec(
         verifier=config.model_name(),

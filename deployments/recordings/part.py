@@ -1,4 +1,4 @@
-"""Hooks of recordings. Commands import this file, so it imports its implementation only when needed."""
+"""Hooks of recordings. The implementation is imported only when needed, because commands import this file."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ def add_commands(app: "typer.Typer") -> None:
 
 
 def tapped(config: "AppConfig", needs: "DrafterNeeds", num_layers: int) -> "DrafterNeeds | None":
-    """Needs with hidden states tapped for a recording; None without one."""
+    """Return the needs with hidden states tapped for a recording; None without a recording."""
     if config.recording_dir is None:
         return None
     from wingbeat.deployments.recordings.live_recording import needs_with_recording
@@ -40,7 +40,7 @@ def tapped(config: "AppConfig", needs: "DrafterNeeds", num_layers: int) -> "Draf
 
 
 def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecording | None":
-    """Recording of a share of the requests; None without one."""
+    """Return a recording of a share of the requests; None if the settings ask for no recording."""
     if config.recording_dir is None:
         return None
     from wingbeat.deployments.recordings.live_recording import start_recording

@@ -36,7 +36,9 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def check_before_start(config: "AppConfig") -> None:
-    """Raise ValueError if the folder cannot be written to; the first replica creates it."""
+    """Raise ValueError if the folder cannot be written to. A folder that does not exist is created by the first
+    replica.
+    """
     folder = config.recording_dir
     if folder is None:
         return

@@ -1,6 +1,6 @@
-"""An actor's process, identified across the cluster so that it can be killed on its own node.
+"""Identifies an actor's process across the cluster, so that the process can be killed from any node.
 
-Ray is imported only inside `kill`: the drafter's process uses this file and runs without Ray.
+Ray is imported only inside `kill`, because the drafter's process, which runs without Ray, imports this file too.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from wingbeat.cluster.placement import node_id
 
 
 class ActorProcess(NamedTuple):
-    """Process on any node of the cluster; pid and start time together are never reused."""
+    """A process on any node of the cluster. A pid may be reused, but never together with its start time."""
 
     node: str
     pid: int
@@ -21,14 +21,14 @@ class ActorProcess(NamedTuple):
 
     @classmethod
     def own(cls) -> "ActorProcess":
-        """The calling actor's process."""
+        """Return the process that this method runs in."""
         pid = os.getpid()
         return cls(node_id(), pid, process_start(pid))
 
     def kill(self) -> None:
-        """Send SIGKILL without waiting. SIGKILL also ends a stopped process, which would not read a request to exit.
-
-        For a process on another node, a Ray task without resources runs there and sends the signal.
+        """Send SIGKILL to the process without waiting for its end. SIGKILL is used because a stopped process (SIGSTOP)
+        would not read a request to exit. If the process is on another node, a Ray task that reserves no resources runs
+        on that node and sends the signal.
         """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -42,7 +42,7 @@ class ActorProcess(NamedTuple):
 
 
 def kill_here(pid: int, start: int) -> None:
-    """Kill a process of this node if its start time still matches, that is, if the pid has not been reused."""
+    """Kill the process `pid` of this node if its start time is `start`, that is, if the pid has not been reused."""
     if PeerProcess(pid, start).alive():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

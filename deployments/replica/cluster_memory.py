@@ -1,26 +1,28 @@
-"""Values that replicas of an application store in Ray's key-value store for later replicas."""
+"""Values that replicas of an application store in Ray's key-value store for replicas that start later."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
 KEEP_S = 30.0
-"""Seconds that Ray's key-value store has to answer."""
+"""Maximum seconds to wait for an answer of Ray's key-value store."""
 
 
 class ClusterMemory:
     """Ray's internal key-value store, which outlives all replicas and routers and ends with the cluster.
 
     Args:
-        key: prefix that is unique to one build of an application, so that another build starts empty. None stores
-            nothing.
+        key: prefix that is unique to one build of an application, so that another build starts without values. With
+            None, nothing is stored.
     """
 
     def __init__(self, key: str | None) -> None:
         self._key = key
 
     async def read(self, kind: bytes, name: str = "") -> str | None:
-        """The value written last, or None. Raises TimeoutError if the cluster does not answer within `KEEP_S`."""
+        """Return the value that was written last, None if there is none; raises TimeoutError after `KEEP_S` without
+        answer.
+        """
         if self._key is None:
             return None
         from ray.experimental.internal_kv import _internal_kv_get
@@ -29,7 +31,7 @@ class ClusterMemory:
         return None if found is None else found.decode()
 
     async def write(self, kind: bytes, value: str, name: str = "") -> None:
-        """Store a value. Raises TimeoutError if the cluster does not answer within `KEEP_S`."""
+        """Store a value; raises TimeoutError after `KEEP_S` without answer."""
         if self._key is None:
             return
         from ray.experimental.internal_kv import _internal_kv_put

@@ -1,4 +1,6 @@
-"""The replica's client of an engine's process: streams, requests and calls over the link, and the engine's end."""
+"""The replica's client of an engine's process: streams, requests and calls over the link, and handling of the engine's
+end.
+"""
 
 import asyncio
 import itertools
@@ -25,23 +27,25 @@ from wingbeat.deployments.replica.router_streams import ClientLoads, RouterStrea
 CLOGGED_S = 5e-3
 """Seconds between two attempts to send through a full ring."""
 ANSWER_S = 900.0
-"""Seconds for the result of a call, which can include long work such as the prefill of a pinned prefix."""
+"""Maximum seconds to wait for the result of a call, whose work can be long, such as the prefill of a pinned prefix."""
 
 AskDrafter = Callable[[bytes], Awaitable[bytes | None]]
-"""Maps pickled `DrafterTerms` to pickled `DrafterNeeds`, which the replica passes on unread; None if the engine's
-process has to find out the needs itself.
+"""Function from pickled `DrafterTerms` to pickled `DrafterNeeds`, which the replica passes on without unpickling. The
+function returns None if the engine's process has to find out the needs itself.
 """
 
 
 class EngineFailed(RuntimeError):
-    """The engine's process is gone, with all requests that it ran."""
+    """The engine's process is gone, and the requests that it ran have ended with it."""
 
 
 class EngineClient:
-    """Connection to one engine process. Used on one event loop only; no method blocks on the engine.
+    """Connection to one engine process.
+
+    The object is used on one event loop only; no method blocks until the engine answers.
 
     Args:
-        weights: digest of pushed weights; empty for the weights that the settings name.
+        weights: digest of the pushed weights that the engine uses; empty if it uses the weights that the settings name.
     """
 
     def __init__(self, link: Link, ask_drafter: AskDrafter | None = None, weights: str = "") -> None:
@@ -50,9 +54,11 @@ class EngineClient:
         self._ask_drafter = ask_drafter
         self._event_loop = asyncio.get_running_loop()
         self._open: dict[tuple[str, int], int] = {}
-        """Open requests by client and number: the position in the link's stream at which their message ends."""
+        """For each open request, by client and number: the position in the link's stream at which its message ends."""
         self._shared: dict[tuple[str, int], list[int]] = {}
-        """File descriptors of the shared memory that holds media spans of prompts, by client and number."""
+        """By client and number of a request: file descriptors of the shared memory that holds the media spans of its
+        prompt.
+        """
         self._held = False
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -75,7 +81,7 @@ class EngineClient:
         """Load the engine in its process.
 
         Raises:
-            Exception: whatever prevented the start.
+            Exception: the error that prevented the start.
         """
         self._send((ToEngine.START, start))
         return await self._started
@@ -90,7 +96,7 @@ class EngineClient:
         return self._streams.open(client_id)
 
     def disconnect(self, client_id: str) -> None:
-        """Close a client's stream and abort its open requests; does nothing if repeated."""
+        """Close a client's stream and abort its open requests; a second call does nothing."""
         if not self._streams.close(client_id, RouterGone(f"client {client_id} was disconnected")):
             return
         for request in [request for request in self._open if request[0] == client_id]:
@@ -100,12 +106,13 @@ class EngineClient:
             self._send((ToEngine.DISCONNECT, client_id))
 
     def submit(self, client_id: str, requests: Iterable[WireRequest]) -> None:
-        """Submit requests; refusals arrive in the client's stream.
+        """Submit requests of a client; refusals arrive in the client's stream.
 
         Raises:
             RouterGone: the client is not connected.
             EngineFailed: the engine is gone.
-            AttributeError: an object among the requests has no number that an answer could be sent to.
+            AttributeError: an object among the requests is malformed and has no number, so that no refusal can be sent
+                for it.
         """
         self.check_alive()
         if client_id not in self._streams:
@@ -120,7 +127,11 @@ class EngineClient:
         self._streams.tell_loads_soon()
 
     def _begun(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
-        """Requests that continue from earlier output tokens, which the current weights wrote; others are given back."""
+        """Yield the requests that continue from earlier output tokens; give the other requests back.
+
+        Requests with output tokens are accepted while the engine is held, because the current weights wrote these
+        tokens.
+        """
         for one in requests:
             if one.request.output_token_ids:
                 yield one
@@ -130,7 +141,7 @@ class EngineClient:
                 )
 
     def _with_shared_spans(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
-        """Requests with the media spans of their prompts moved to shared memory; a request that finds no room fails."""
+        """Yield the requests with media spans moved to shared memory; a request fails if there is no room."""
         for one in requests:
             if not one.request.spans:
                 yield one
@@ -156,19 +167,23 @@ class EngineClient:
             self._send((ToEngine.ABORT, client_id, numbers))
 
     def withdraw(self, client_id: str, numbers: Iterable[int]) -> None:
-        """Withdraw requests: those that have not begun to run are given back in the stream, the others continue."""
+        """Withdraw requests. Requests that have not begun to run are given back in the stream; running requests
+        continue.
+        """
         if self.failure is None:
             self._send((ToEngine.WITHDRAW, client_id, list(numbers)))
 
     def hold(self) -> None:
-        """Accept only requests that continue from output tokens, and give back those that have not begun."""
+        """From now on accept only requests that continue from output tokens; give back requests that have not begun to
+        run.
+        """
         self._held = True
         self._streams.tell_takes(False)
         for client_id, numbers in self.loads.unbegun().items():
             self.withdraw(client_id, numbers)
 
     def release(self) -> None:
-        """Accept all requests again; does nothing if repeated."""
+        """Accept all requests again, after `hold`."""
         if self._held:
             self._held = False
             self._streams.tell_takes(True)
@@ -179,9 +194,10 @@ class EngineClient:
         self._streams.tell_weights(weights)
 
     def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
-        """Run a method of `EngineCalls` between two rounds; the future holds its result or its exception.
+        """Run a method of `EngineCalls` between two rounds; the future returned gets its result or its exception.
 
-        The exception is EngineFailed if the engine is gone, TimeoutError if it has not answered within `ANSWER_S`.
+        The exception is EngineFailed if the engine is gone, and TimeoutError if the engine has not answered within
+        `ANSWER_S`.
         """
         future = self._event_loop.create_future()
         if self.failure is not None:
@@ -205,28 +221,31 @@ class EngineClient:
             raise self.failure
 
     async def lost(self) -> None:
-        """Return once the engine is gone, for whatever reason."""
+        """Wait until the engine is gone, for whatever reason."""
         await self._lost.wait()
 
     def look(self, watch: EngineWatch, now: float) -> Look:
-        """The watch's verdict on the engine at this time; routers are informed whether the engine is stalled."""
+        """Return the watch's verdict on the engine at the time `now`, and report to routers whether the engine is
+        stalled.
+        """
         link = self._link
         found = watch.look(now, link.pulse.read(), link.pulse.slowest_s(), link.num_read, link.num_unread > 0)
         self._streams.tell_stalled(found.stalled)
         return found
 
     def at_work_for(self) -> list[str]:
-        """Engine-wide ids of the requests that the engine's current piece of work belongs to."""
+        """Return the engine-wide ids of the requests that the engine is working for now."""
         return self._link.pulse.names()
 
     def lose(self, reason: str, suspects: Iterable[str] = ()) -> None:
         """Handle the end of the process: read its final messages, then end streams and calls.
 
-        Does nothing if repeated. Requests that the engine had not read are returned; if one request ran alone, all
-        others are. For other requests, which may have caused the end, routers learn only that their engine is gone.
+        A second call does nothing. Requests that the engine had not read are returned to their routers; if one request
+        ran alone, all others are returned. About the remaining requests, any of which may have caused the end, routers
+        learn only that their engine is gone.
 
         Args:
-            suspects: ids from `at_work_for`; one of these requests has certainly caused the end.
+            suspects: ids from `at_work_for`, if it is certain that one of these requests has caused the end.
         """
         if self.failure is None:
             self._receive()
@@ -251,7 +270,7 @@ class EngineClient:
         for future in (self._started, *self._calls.values()):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # marks the exception as retrieved: nobody may be waiting any more
+                future.exception()  # marks the exception as retrieved, because the waiting caller may be gone
         self._calls.clear()
         self._streams.end_all(error)
         self._lost.set()
@@ -284,7 +303,7 @@ class EngineClient:
                     self._answer(*rest)
                 case ToReplica.ASK_NEEDS:
                     self._asking = self._event_loop.create_task(self._ask(*rest))
-                case ToReplica.STARTED if not self._started.done():  # else the caller of `start` was cancelled
+                case ToReplica.STARTED if not self._started.done():  # else `start` was cancelled
                     self._started.set_result(*rest)
                 case ToReplica.FAILED if not self._started.done():
                     self._started.set_exception(*rest)
@@ -315,7 +334,7 @@ class EngineClient:
 
     def _answer(self, number: int, result: Any, error: Exception | None) -> None:
         future = self._calls.pop(number, None)
-        if future is None or future.done():  # the result came after the timeout, or the caller was cancelled
+        if future is None or future.done():  # the result came after the timeout, or the caller was cancelled meanwhile
             return
         if error is None:
             future.set_result(result)

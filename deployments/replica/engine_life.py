@@ -1,6 +1,7 @@
-"""A life of a pair in its replica, from start to end.
+"""Life of an engine in its replica, from the start of the engine's processes to their end.
 
-It consists of the engine's process, the other tensor-parallel ranks if the model is divided, and the drafter.
+A life consists of the engine's process, the processes of the other tensor-parallel ranks if the model is divided, and
+the drafter.
 """
 
 import asyncio
@@ -26,31 +27,33 @@ from wingbeat.runtime.verifier_errors import BackendLost
 logger = logging.getLogger(__name__)
 MODULE = "wingbeat.deployments.replica.engine.engine_process"
 STOP_S = 10.0
-"""Seconds for the running round and open files to finish; then the process is killed."""
+"""Seconds that a stopping process has to finish its running round and open files before it is killed."""
 DEATH_S = 30.0
-"""Seconds for the kernel to end a killed process."""
+"""Maximum seconds to wait until the kernel has ended a killed process."""
 STACKS_S = 1.0
-"""Seconds for a stuck process to write its stacks to the log."""
+"""Seconds that a stuck process has to write its stacks to the log before it is killed."""
 MOST_NAMED = 8
-"""Number of requests that a log line names at most."""
+"""Maximum number of requests that a log line names."""
 OWN_WORDS_S = 3.0
-"""Seconds for a starting engine to report its own error after one of its ranks has ended."""
+"""Seconds that a starting engine has to report an error of its own after one of its ranks has ended."""
 
 
 LaunchDrafter = Callable[[bytes | None], DrafterHandle]
-"""Starts a drafter, given pickled `DrafterTerms`, or None if they are not settled."""
+"""Function that starts a drafter. Its argument is pickled `DrafterTerms`, or None if the verifier has not sent them
+yet.
+"""
 
 
 class OtherRanks(Protocol):
-    """The other processes of a verifier whose rank 0 is the engine."""
+    """The processes of a divided verifier beside rank 0, which is the engine's process."""
 
     group: Any
-    """See `PairSettings.spread`."""
+    """Rendezvous of the ranks; see `PairSettings.spread`."""
     pids: list[int]
     """Process ids of the ranks that have started."""
 
     async def lost(self) -> str:
-        """Return once a rank has ended, with the reason."""
+        """Wait until a rank has ended; returns the reason."""
         ...
 
     def kill(self) -> None:
@@ -59,13 +62,14 @@ class OtherRanks(Protocol):
 
 
 class EngineLife:
-    """Starts once and ends once; must be created on the event loop that uses it.
+    """Starts an engine with its drafter once, and ends them once. The object must be created on the event loop that
+    uses it.
 
     Args:
         start: parameters of the engine's process.
-        launch_drafter: starts a drafter; None if there is none.
+        launch_drafter: starts a drafter; None if the engine has no drafter in a process of its own.
         launch_ranks: starts the other ranks; None if the engine's process holds the whole model.
-        names: named objects that the engine shall hold; objects that it finds on disk are added.
+        names: named objects that the engine shall hold; objects that the engine finds on disk are added to them.
         is_first: whether no other engine has run in this replica.
     """
 
@@ -86,16 +90,17 @@ class EngineLife:
         self._names = Names() if names is None else names
         self._launch_drafter = launch_drafter
         self._engine_watch = EngineWatch(start.config.stuck_after_s(), is_first)
-        # Launched first: the drafter starts and loads while the engine's process loads the model.
+        # The drafter is launched first, so that it loads while the engine's process loads the model.
         if launch_drafter is not None:
             self._drafter = launch_drafter(None)
         self._memory_kills = MemoryKills()
         link = Link.create()
         try:
-            # Ray sets OMP_NUM_THREADS of its workers from their CPUs; the engine has its own number of threads.
+            # Ray sets OMP_NUM_THREADS of its workers from their reserved CPUs, but the engine has its own number of
+            # threads.
             env = {"OMP_NUM_THREADS": str(start.config.num_threads() or 1), **waiting_env(), **compiler_env()}
             self._process = ChildProcess(MODULE, link.child_fds, env)
-        except BaseException:  # such as out of memory: nothing else would end the processes that were launched above
+        except BaseException:  # any error, such as lack of memory: nothing else would end the processes launched above
             link.close()
             self._end_others()
             raise
@@ -109,7 +114,7 @@ class EngineLife:
         """Load the engine and the drafter, and run the drafter's self-test.
 
         Raises:
-            Exception: what prevented the start of either; one line that says what to change.
+            Exception: the error that prevented the start of engine or drafter; one line that says what to change.
         """
         limit_s = self._start.config.engine_start_timeout_s
         try:
@@ -131,7 +136,7 @@ class EngineLife:
         try:
             started = await self.client.start(self._start)
         except BackendLost:
-            # The engine only knows that a rank is lost; `_watch_ranks` learns which rank and why.
+            # The engine's error says only that a rank is lost; `_watch_ranks` finds out which rank and why.
             await asyncio.wait([self._watching_ranks], timeout=2 * OWN_WORDS_S)
             self.client.check_alive()
             raise
@@ -140,14 +145,15 @@ class EngineLife:
             await self._start_drafter(started)
         elif config.drafts_in_engine() and started.checks_drafter:
             await self._try_drafter()
-        # Last, so that neither named objects nor the recording hold anything of the drafter's self-test.
+        # These calls come after the drafter's self-test, so that neither named objects nor the recording hold anything
+        # of the test.
         for kind, catalog in self._names.catalogs.items():
             catalog.merge(await self.client.call("open_names", kind, catalog.changes()))
         await self.client.call("observe")
 
     @property
     def drafter_place(self) -> str | None:
-        """Value of the setting drafter_place that is in effect; None if there is no drafter."""
+        """The value of the setting drafter_place that is in effect; None if there is no drafter."""
         config = self._start.config
         if not config.has_drafter():
             return None
@@ -155,17 +161,18 @@ class EngineLife:
         return "engine" if taken_in else config.drafter_place
 
     def channel_of(self, meant: str | None) -> str | None:
-        """The kind of channel that carries rounds; None if the drafter runs in the engine's process.
+        """Return the kind of channel that carries rounds; None if the drafter runs in the engine's process.
 
         Args:
-            meant: the kind that the settings lead to if no fall-back happens.
+            meant: kind of channel that the settings select, which is in use unless the pair has fallen back to host
+                memory.
         """
         if self.drafter_place == "engine":
             return None
         return "shm" if self.supervisor is not None and self.supervisor.fell_back else meant
 
     async def end(self) -> None:
-        """End both processes; does nothing when repeated."""
+        """End the engine's process, the ranks and the drafter; a second call does nothing."""
         for task in (self._supervising, self._guarding):
             if task is not None:
                 task.cancel()
@@ -174,7 +181,8 @@ class EngineLife:
         self._process.kill()
         await asyncio.wait([self._watching], timeout=DEATH_S)
         if not self._watching.done():
-            # A device driver may keep the process in the kernel; nothing here depends on the process any more.
+            # A device driver may keep the killed process in the kernel. The life ends all the same, because nothing
+            # here depends on the process any more.
             logger.error("The engine's process %d does not end, though it was killed", self._process.pid)
             self._watching.cancel()
             self.client.lose("its process does not end")
@@ -191,7 +199,7 @@ class EngineLife:
             self._drafter = None
 
     async def _watch(self) -> None:
-        """Report the engine lost when its process has ended, whatever the cause."""
+        """Wait until the engine's process has ended, for whatever cause, then report the engine as lost."""
         code = await self._process.wait()
         how = f"signal {-code} ended it" if code < 0 else f"it ended with code {code}"
         if code == -signal.SIGKILL:
@@ -199,7 +207,7 @@ class EngineLife:
         self.client.lose(f"the engine's process {self._process.pid} is gone: {how}")
 
     async def _guard(self) -> None:
-        """End an engine that is stuck: its process lives, so `_watch` would never return."""
+        """End the engine if it is stuck. `_watch` does not notice this, because the process of a stuck engine lives."""
         while self.client.failure is None:
             await asyncio.sleep(LOOK_S)
             if self.client.failure is not None:
@@ -208,10 +216,12 @@ class EngineLife:
                 await self._end_stuck(f"the engine's process {self._process.pid} was {found.stuck}, and was killed")
 
     async def _end_stuck(self, reason: str) -> None:
-        """Log the stacks of the process and kill it; the requests that it was working for become suspects."""
+        """Log the stacks of the engine's process and kill it; the requests that the process was working for become
+        suspects.
+        """
         if self.client.failure is not None:
             return
-        # A process that is stopped by a signal was not stopped by a request: no suspects.
+        # If the process was stopped by a signal (SIGSTOP), no request is to blame, so that there are no suspects.
         suspects = [] if is_stopped(self._process.pid) else self.client.at_work_for()
         logger.error("%s; it was working for the requests %s", reason, ", ".join(suspects[:MOST_NAMED]) or "(none)")
         logger.error("its threads, then their stacks: %s", "; ".join(threads_of(self._process.pid)))
@@ -221,15 +231,15 @@ class EngineLife:
         self.client.lose(reason, suspects)
 
     async def _watch_ranks(self) -> None:
-        """End the engine when a rank has ended, because it can run no further round."""
+        """End the engine when a rank has ended, because the engine cannot run a round without that rank."""
         if self.ranks is None:
             return
         reason = await self.ranks.lost()
         logger.error("%s", reason)
         if self.info is not None:
-            self.client.stop()  # running requests are given back, unless the engine has already noticed the loss itself
+            self.client.stop()  # gives running requests back, unless the engine has already noticed the loss itself
             await asyncio.wait([self._watching], timeout=STOP_S)
-            self._process.kill()  # a captured round waits for the GPU, which waits for the lost rank for ever
+            self._process.kill()  # a captured round would wait for ever for the GPU, which waits for the lost rank
             self.client.lose(reason)
             return
         await asyncio.sleep(OWN_WORDS_S)

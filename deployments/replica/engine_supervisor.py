@@ -1,4 +1,4 @@
-"""Keeps an engine in a replica: when its process dies, another engine starts in the same replica."""
+"""Keeps an engine running in a replica: when the engine's process dies, another engine starts in the same replica."""
 
 import asyncio
 import logging
@@ -11,9 +11,11 @@ from wingbeat.deployments.replica.engine_client import EngineClient, EngineFaile
 
 logger = logging.getLogger(__name__)
 PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before each new start in a series of failures; after the last pause the replica gives up."""
+"""Seconds before each new start in a series of failures. If the start after the last pause fails too, the replica gives
+up.
+"""
 STABLE_S = 60.0
-"""An engine that ran for longer than this, in seconds, ends the series of failures."""
+"""Seconds. If an engine ran for longer before it died, its death begins a new series of failures."""
 
 
 class Life(Protocol):
@@ -26,7 +28,7 @@ class Life(Protocol):
 
 
 class _Change(NamedTuple):
-    """A requested change to another kind of engine."""
+    """A requested change to an engine with other settings, such as other weights."""
 
     launch: Callable[[], Life]
     done: "asyncio.Future[None]"
@@ -46,7 +48,7 @@ class EngineSupervisor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failure: EngineFailed | None = None
-        """Why there will be no further engine here; None while engines are replaced."""
+        """Why no further engine will start in this replica; None as long as lost engines are replaced."""
         self.num_restarts = 0
         self._launch = launch
         self._sleep = sleep
@@ -55,22 +57,22 @@ class EngineSupervisor:
         self._started_at: float | None = None
         self._change: _Change | None = None
         self._changed = asyncio.Event()
-        """Set whenever an engine has started, or when no further engine will be."""
+        """Set whenever an engine has started, and when no further engine will start."""
 
     @property
     def life(self) -> Life | None:
-        """The running engine, or None."""
+        """The life of the running engine; None if no engine runs."""
         return self._life if self._started_at is not None and self._life.client.failure is None else None
 
     @property
     def client(self) -> EngineClient:
-        """Client of the running engine. Raises EngineFailed while no engine runs."""
+        """The client of the running engine; raises EngineFailed while no engine runs."""
         if self.life is None:
             raise self.failure or EngineFailed("the engine is gone; another one is being started")
         return self.life.client
 
     async def ready(self) -> EngineClient:
-        """Client of the running engine, or of the next one. Raises EngineFailed if there will be none."""
+        """Wait until an engine runs and return its client; raises EngineFailed if no further engine will start."""
         while self.life is None:
             if self.failure is not None:
                 raise self.failure
@@ -82,20 +84,21 @@ class EngineSupervisor:
         """Start the first engine.
 
         Raises:
-            Exception: what prevented the start; one line that says what to change.
+            Exception: the error that prevented the start; one line that says what to change.
         """
         self._life = self._launch()
         await self._life.start()
         self._begin()
 
     async def run(self) -> None:
-        """Replace the engine whenever it dies; returns once that has failed too often.
+        """Replace the engine whenever it dies; returns once replacements have failed too often in a row.
 
-        The first restart of a series of failures is immediate, each further one waits longer (`PAUSES_S`).
+        The first restart in a series of failures is immediate; before each further restart the pause is longer
+        (`PAUSES_S`).
         """
         try:
             await self._run()
-        except Exception as error:  # any exception: without this handler no engine would ever start here again
+        except Exception as error:  # any exception, because without this handler no engine would ever start here again
             logger.exception("No engine can be kept running here")
             self._give_up(f"no engine can be kept running here: {root_cause(error)}")
 
@@ -119,11 +122,11 @@ class EngineSupervisor:
             await (self._replace() if self._change is None else self._take_change())
 
     async def change(self, launch: Callable[[], Life]) -> None:
-        """End the running engine and start one of another kind; later restarts use the new kind too.
+        """End the running engine and start an engine by `launch`; later restarts use `launch` too.
 
         Raises:
-            EngineFailed: there will be no further engine here.
-            Exception: what prevented the start; an engine of the former kind has been started instead.
+            EngineFailed: no further engine will start in this replica.
+            Exception: the error that prevented the start; an engine of the former kind has been started instead.
         """
         if self.failure is not None:
             raise self.failure
@@ -132,7 +135,7 @@ class EngineSupervisor:
         await change.done
 
     async def stop(self) -> None:
-        """End the engine; does nothing without one or when repeated."""
+        """End the engine if there is one; a second call does nothing."""
         if self._life is not None:
             await self._life.end()
 
@@ -144,7 +147,7 @@ class EngineSupervisor:
             self._life = self._launch()
             await self._life.start()
         except Exception as error:
-            # Any exception: it is passed to the caller of `change`.
+            # Any exception is caught here, and is raised to the caller of `change`.
             await self._life.end()
             self._launch = before
             await self._replace()
@@ -161,14 +164,15 @@ class EngineSupervisor:
             self._life = self._launch()
             await self._life.start()
         except Exception as error:
-            # Any exception: `_death` returns it, and the next pause is longer.
+            # Any exception is caught here. `_death` then returns the reason, and the pause before the next start is
+            # longer.
             logger.warning("The engine cannot start: %s", root_cause(error))
             await self._life.end()
             return
         self._begin()
 
     def _give_up(self, reason: str) -> None:
-        """Start no further engine: `check_health` fails from now on, and Serve replaces the replica."""
+        """Start no further engine. `check_health` fails from now on, so that Serve replaces the replica."""
         self.failure = EngineFailed(reason)
         logger.error("%s", self.failure)
         if self._change is not None and not self._change.done.done():

@@ -1,6 +1,6 @@
-"""Decides when an engine is stuck: one piece of work takes longer than its size and earlier rounds explain.
+"""Decides when an engine is stuck, that is, when a piece of work takes longer than its size and earlier rounds explain.
 
-Uses no processes, event loops or clocks: callers pass the engine's beats and the time.
+This module uses no processes, event loops or clocks; callers pass the engine's beats and the time.
 """
 
 from typing import NamedTuple
@@ -8,34 +8,38 @@ from typing import NamedTuple
 from wingbeat.cluster.channels.pulse import Beat, Work, size_class
 
 ROUNDS = 10.0
-"""A round may take this many times as long as the slowest round of its size class, or stuck_after_s if longer."""
+"""A round may take this many times as long as the slowest round of its size class, and always stuck_after_s."""
 UNKNOWN_SIZE = 4.0
-"""Factor on stuck_after_s for rounds of a size class that has not run yet, for which kernels may be compiled, and for
-an engine's first round if another engine has run in this replica before.
+"""Factor on stuck_after_s for rounds of a size class that has not run yet, because kernels may be compiled in them;
+also for an engine's first round if another engine has run in this replica before.
 """
 FIRST = 10.0
-"""Factor on stuck_after_s for the first round of a replica's first engine, whose speed here is unknown."""
+"""Factor on stuck_after_s for the first round of a replica's first engine, whose speed is not known yet."""
 CALLS = 10.0
-"""Factor on a round's limit for calls, such as attaching a drafter, which runs and measures many passes."""
+"""Factor on a round's limit for calls of the replica. Some calls are long, such as `attach_drafter`, which runs and
+measures many passes.
+"""
 STALLED_SHARE = 1 / 3
-"""Share of the limit after which an engine counts as stalled; routers then prefer other engines."""
+"""Fraction of the limit after which an engine counts as stalled; routers then prefer other engines."""
 LOOK_S = 0.5
-"""Seconds between two looks. Time in which the watcher itself did not run, as when both are stopped, is not counted."""
+"""Seconds between two looks. Time in which the watcher itself did not run is not counted, for example while watcher and
+engine are both stopped.
+"""
 
 
 class Look(NamedTuple):
-    """Result of a look at an engine."""
+    """Result of one look at an engine."""
 
     stalled: bool = False
     stuck: str | None = None
-    """Operation that the engine is stuck in, as text for the log; None if it is not stuck."""
+    """Text for the log that names the operation that the engine is stuck in; None if it is not stuck."""
 
 
 class EngineWatch:
-    """Watches one life of an engine.
+    """Watches one engine from its start to its end.
 
     Args:
-        stuck_after_s: seconds that any round may take.
+        stuck_after_s: seconds that every round may take, whatever its size.
         is_first: whether no other engine has run in this replica.
     """
 
@@ -47,13 +51,14 @@ class EngineWatch:
         self._seconds = 0.0
 
     def look(self, now: float, beat: Beat, slowest_s: tuple[float, ...], num_read: int, unread: bool) -> Look:
-        """Compare the engine's state with that at the last look.
+        """Compare the engine's state with its state at the last look; returns whether the engine is stalled or stuck.
 
         Args:
             now: monotonic time in seconds.
             slowest_s: `Pulse.slowest_s`.
             num_read: bytes that the engine has read from its replica.
-            unread: whether the link holds unread bytes, which an engine without work reads at once.
+            unread: whether the link holds bytes that the engine has not read; an engine without work reads them at
+                once.
         """
         passed_s, self._looked_at = now - self._looked_at, now
         if (beat.number, num_read) != self._seen or (beat.work is Work.NONE and not unread):
@@ -66,7 +71,7 @@ class EngineWatch:
         return Look(True, f"stuck for {self._seconds:.0f} s {_in_words(beat)}, where {patience_s:.0f} s are the most")
 
     def patience_s(self, beat: Beat, slowest_s: tuple[float, ...]) -> float:
-        """Seconds that the current piece of work may take."""
+        """Return the seconds that the current piece of work may take."""
         if beat.work is Work.CALL:
             return CALLS * max(self._stuck_after_s, ROUNDS * max(slowest_s))
         if beat.work is not Work.ROUND or not beat.size:
@@ -76,7 +81,8 @@ class EngineWatch:
             return max(self._stuck_after_s, ROUNDS * slowest_s[index])
         if not any(slowest_s):
             return self._first * self._stuck_after_s
-        # Round time grows at most linearly with tokens: a larger round scales up, a smaller one takes no longer.
+        # A round's time grows at most linearly with its tokens. So the time of a larger round is scaled up from the
+        # next smaller class, and a smaller round takes no longer than the next larger class.
         smaller = next((other for other in range(index, -1, -1) if slowest_s[other]), None)
         if smaller is None:
             expected_s = next(filter(None, slowest_s[index:]))

@@ -1,4 +1,4 @@
-"""Serve's hooks of a running verifier replica: health check, and settings that change at run time."""
+"""Hooks that Serve calls on a running verifier replica: the health check, and changes of settings at run time."""
 
 import asyncio
 import logging
@@ -12,14 +12,16 @@ from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 logger = logging.getLogger(__name__)
 
 TOLD_S = 20.0
-"""Seconds for the engine to apply a change between two rounds; Serve waits for the replica meanwhile."""
+"""Maximum seconds to wait until the engine has applied a change between two rounds; Serve waits for the replica
+meanwhile.
+"""
 
 
 class LiveReplica:
-    """A replica around an engine that is replaced when it dies."""
+    """Base class of a replica whose engine is replaced when it dies."""
 
     log_level = level_at_start()
-    """Log level of the replica, its engine, and later engines."""
+    """Log level of the replica, of its engine, and of engines that replace the engine."""
     _engines: EngineSupervisor
     _is_up = False
 
@@ -30,11 +32,11 @@ class LiveReplica:
         self._is_up = True
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Serve's hook, as `Router.reconfigure`.
+        """Serve's hook, called after a start and for each new `user_config`, as `Router.reconfigure` is.
 
         Raises:
-            ValueError: at a start, the config is invalid; one line that names the field. Later, invalid configs are
-                only logged.
+            ValueError: `user_config` is invalid at the start; one line that names the field. A running replica only
+                logs an invalid `user_config`.
         """
         try:
             self.log_level = LiveLogOptions.of(user_config).log_level
@@ -44,8 +46,8 @@ class LiveReplica:
             logger.error("%s. This replica goes on as it was.", error)
             return
         set_log_level(self.log_level)
-        # The next engine starts with the new level in any case. Serve would stop a replica that raises here, with its
-        # requests.
+        # The error is only logged, because Serve would stop a replica that raises here, together with its requests. The
+        # next engine starts with the new level in any case.
         try:
             async with asyncio.timeout(TOLD_S):
                 client = await self._engines.ready()

@@ -1,4 +1,4 @@
-"""Marks errors of a replica's start that a further attempt would not change."""
+"""Marks errors of a replica's start that would occur again in a further attempt."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ _MARK = f"{RefusedStartError.__name__}: "
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Context manager of a replica's start that turns errors about settings and files into RefusedStartError."""
+    """Context manager for a replica's start that converts errors about settings and files to RefusedStartError."""
     try:
         yield
     except (ValueError, FileNotFoundError, ChannelError, DrafterStartError) as error:
@@ -25,6 +25,6 @@ def refusals() -> Iterator[None]:
 
 
 def refusal(message: str | None) -> str | None:
-    """The line of a RefusedStartError within Serve's status message of a deployment; None if there is none."""
+    """Return the line of a RefusedStartError in a deployment's status message of Serve; None if there is none."""
     cause = root_cause(message or "")
     return cause.removeprefix(_MARK) if cause.startswith(_MARK) else None

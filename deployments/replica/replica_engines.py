@@ -1,4 +1,4 @@
-"""The engines of one replica, and the start of the first one."""
+"""The engines of one replica, and the start of the first engine."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -17,8 +17,8 @@ class ReplicaEngines:
     Args:
         config: the settings.
         memory: store shared by all replicas of the build.
-        new_life: creates an engine for settings and the digest of its weights; an empty digest means the settings'
-            weights.
+        new_life: function that creates an engine from settings and the digest of its weights. An empty digest stands
+            for the weights that the settings name.
     """
 
     def __init__(self, config: AppConfig, memory: ClusterMemory, new_life: Callable[[AppConfig, str], Life]) -> None:
@@ -29,14 +29,15 @@ class ReplicaEngines:
         """Start the first engine.
 
         Raises:
-            Exception: what prevented the start; one line that says what to change.
+            Exception: the error that prevented the start; one line that says what to change.
         """
         await self._start_engine("")
 
     async def _start_engine(self, digest: str) -> None:
         """Start an engine, unless an earlier replica has found that the model is unsupported.
 
-        Serve starts another replica after one has failed, which would load the same model only to refuse it again.
+        After a replica has failed, Serve starts another replica. Without this check, that replica would load the same
+        model only to refuse it again.
         """
         name = f"/{digest}"
         refusal = await self._memory.read(REFUSALS, name)
@@ -52,5 +53,5 @@ class ReplicaEngines:
         return self._new_life(self._config, "")
 
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
-        """Operations that routers may request by `Verifier.ask`, by name."""
+        """Return the operations that routers may request by `Verifier.ask`, by name."""
         return {}

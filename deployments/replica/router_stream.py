@@ -1,4 +1,6 @@
-"""Outputs on their way to one router: collected in the engine's process, merged in the replica if not read."""
+"""Outputs on their way to one router: collected in the engine's process, and merged in the replica until the router
+reads.
+"""
 
 import asyncio
 import logging
@@ -17,8 +19,8 @@ logger = logging.getLogger(__name__)
 class Outbox:
     """Outputs of one router's requests in the engine's process, until the next message to the router.
 
-    Used by the engine's thread. Tokens of several rounds merge into one output per request, so that memory is bounded
-    by the number of requests, however long nothing can be sent.
+    The engine's thread uses this class. Tokens of several rounds are merged into one output per request, so that memory
+    is bounded by the number of requests, however long sending is impossible.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -28,7 +30,10 @@ class Outbox:
         self._due_at = 0.0
 
     def put(self, number: int, output: RequestOutput, *, urgent: bool) -> None:
-        """Add one round's output of a request. Urgent outputs are due at once, as are failures to encode an output."""
+        """Add one round's output of a request.
+
+        An urgent output is due at once. If an output cannot be encoded, the request fails, which is urgent too.
+        """
         self._urgent |= urgent
         try:
             self._waiting.put(WireOutput.of(number, output))
@@ -37,25 +42,28 @@ class Outbox:
             self.give_up(number, Verdict.FAILED, f"its output cannot be sent: {type(error).__name__}")
 
     def give_up(self, number: int, verdict: Verdict, reason: str) -> None:
-        """Report to the client that its request will not be finished here."""
+        """Report to the client that its request will not be finished by this engine."""
         self._waiting.give_up(number, verdict, reason)
         self._urgent = True
 
     def due(self, now: float, *, idle: bool = False) -> bool:
-        """Whether an urgent output waits, or any output after the interval or with no round to come."""
+        """Return whether outputs are to be sent now.
+
+        An urgent output is sent at once. Other outputs are sent after the interval, or at once if the engine is idle.
+        """
         return self._urgent or (bool(self._waiting) and (idle or now >= self._due_at))
 
     def take(self, now: float) -> bytes:
-        """The next message, encoded; empties the outbox."""
+        """Return all outputs as one encoded message, and empty the outbox."""
         self._urgent, self._due_at = False, now + self._interval_s
         return encode(self._waiting.take())
 
 
 class RouterStream:
-    """Messages to one router in the replica, consumed on the same event loop.
+    """Queue in the replica of messages to one router, consumed on the event loop that fills it.
 
-    Messages that were not consumed merge into one, so that memory is bounded by the requests, however slow the consumer
-    is.
+    Messages that were not consumed are merged into one, so that memory is bounded by the number of requests, however
+    slow the consumer is.
     """
 
     def __init__(self) -> None:
@@ -76,7 +84,7 @@ class RouterStream:
         self._ready.set()
 
     def give_up(self, number: int, verdict: Verdict, reason: str) -> None:
-        """Report to the router that its request will not be finished here."""
+        """Report to the router that its request will not be finished by this engine."""
         self._outputs.give_up(number, verdict, reason)
         self._ready.set()
 
@@ -86,7 +94,7 @@ class RouterStream:
         self._ready.set()
 
     def tell_others(self, num_requests: int, num_tokens: int) -> None:
-        """Set the load of other routers at this engine."""
+        """Report the load of other routers at this engine."""
         self._others = num_requests, num_tokens
         self._ready.set()
 
@@ -96,27 +104,27 @@ class RouterStream:
         self._ready.set()
 
     def tell_stalled(self, stalled: bool) -> None:
-        """Set whether the engine makes no progress."""
+        """Report whether the engine has made no progress for long."""
         self._stalled = stalled
         self._ready.set()
 
     def tell_takes(self, takes: bool) -> None:
-        """Set whether the engine accepts requests that have not begun."""
+        """Report whether the engine accepts requests that have no output tokens yet."""
         self._takes = takes
         self._ready.set()
 
     def tell_weights(self, weights: str) -> None:
-        """Set the digest of the weights that are used from now on."""
+        """Report the digest of the weights that are used from now on."""
         self._weights = weights
         self._ready.set()
 
     def end(self, error: Exception) -> None:
-        """Raise `error` in the consumer once all messages are consumed; the first error counts."""
+        """Raise `error` in the consumer once all messages are consumed; later calls do not replace the first error."""
         self._ended_by = self._ended_by or error
         self._ready.set()
 
     async def take(self) -> bytes:
-        """The next message, encoded.
+        """Wait for messages and return them as one encoded message.
 
         Raises:
             Exception: the error passed to `end`.

@@ -1,4 +1,4 @@
-"""Streams of all routers at one engine: each router's load, and the reports it gets beside its own outputs."""
+"""Streams of all routers at one engine, with each router's load, and the reports that routers get beside outputs."""
 
 import asyncio
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class ClientLoad(NamedTuple):
 
     num_requests: int = 0
     num_tokens: int = 0
-    """Tokens of prompts that have no output yet, and expected tokens still to be written."""
+    """Number of tokens still to be computed: prompts of requests without output, and expected output tokens."""
 
 
 class _OpenRequest:
@@ -31,17 +31,17 @@ class _OpenRequest:
 
     @property
     def num_held(self) -> int:
-        """KV cache positions that the request holds once it runs."""
+        """Number of KV cache positions that the request holds once it runs."""
         return self.num_prompt + self.num_done + self.num_written
 
 
 class ClientLoads:
-    """Open requests by client and number."""
+    """Open requests at one engine, by client and number."""
 
     def __init__(self) -> None:
         self.answers = AnswerLength()
         self.num_passed = 0
-        """Tokens of computed prompts and of outputs so far."""
+        """Number of tokens that the engine has computed so far, in prompts and outputs."""
         self._open: dict[tuple[str, int], _OpenRequest] = {}
 
     def submitted(self, client_id: str, number: int, request: Request) -> None:
@@ -49,7 +49,7 @@ class ClientLoads:
         self._open.setdefault((client_id, number), _OpenRequest(request))
 
     def written(self, client_id: str, output: WireOutput) -> None:
-        """Count an output of the engine."""
+        """Count the tokens of an output of the engine."""
         request, num_tokens = self._open.get((client_id, output.number)), len(output.token_ids)
         if request is None or not num_tokens:
             return
@@ -60,7 +60,9 @@ class ClientLoads:
             self.answers.add(request.num_done + request.num_written)
 
     def unbegun(self) -> dict[str, list[int]]:
-        """Numbers of requests without output tokens, here or from an earlier engine, by client."""
+        """Return, by client, the numbers of requests that have no output tokens, neither from this nor from an earlier
+        engine.
+        """
         found: dict[str, list[int]] = {}
         for (client_id, number), request in self._open.items():
             if not request.num_done + request.num_written:
@@ -68,12 +70,15 @@ class ClientLoads:
         return found
 
     def alone(self) -> tuple[str, int] | None:
-        """Client and number of the request that the engine runs alone, the first to demand it; or None."""
+        """Return client and number of the request that the engine runs alone; None if there is none.
+
+        The request is the oldest open request that has to begin alone and still has at most `ALONE_TOKENS` tokens.
+        """
         of_them = (key for key, one in self._open.items() if one.begins_alone and one.num_written <= ALONE_TOKENS)
         return next(of_them, None)
 
     def ended(self, client_id: str, number: int) -> None:
-        """Forget a request that has ended, for whatever reason; does nothing when repeated."""
+        """Forget a request that has ended, for whatever reason; an unknown request is ignored."""
         self._open.pop((client_id, number), None)
 
     def left(self, client_id: str) -> None:
@@ -87,10 +92,10 @@ class ClientLoads:
         return len(self._open)
 
     def replica_load(self, num_slots: int, num_kv_tokens: int, tokens_per_s: float) -> ReplicaLoad:
-        """Load figures for an autoscaling policy.
+        """Return load figures for an autoscaling policy.
 
         Args:
-            num_slots: sequences that the engine runs at once.
+            num_slots: maximum sequences that the engine runs at once.
             num_kv_tokens: tokens that the KV pool holds; 0 if unknown.
             tokens_per_s: measured throughput of the engine.
         """
@@ -100,7 +105,7 @@ class ClientLoads:
         return ReplicaLoad(self.num_requests, len(started), num_tokens, kv_share, num_slots, tokens_per_s)
 
     def by_client(self) -> dict[str, ClientLoad]:
-        """Load of each client."""
+        """Return the load of each client."""
         loads: dict[str, ClientLoad] = {}
         for (client_id, _), request in self._open.items():
             load = loads.get(client_id, ClientLoad())
@@ -111,14 +116,14 @@ class ClientLoads:
 
 
 TELL_LOADS_S = 0.1
-"""Seconds between two reports to routers on each other's load."""
+"""Minimum seconds between two reports to routers about the load of other routers."""
 
 
 class RouterStreams:
     """Streams by client, used on one event loop.
 
     Args:
-        loads: load of each client at the engine.
+        loads: open requests and load of each client at the engine.
     """
 
     def __init__(self, loads: ClientLoads) -> None:
@@ -129,7 +134,7 @@ class RouterStreams:
         self._stalled = False
         self._takes = True
         self._told: dict[str, ClientLoad] = {}
-        """Load of other routers that was last reported to each router."""
+        """For each router, the load of other routers that was last reported."""
         self._telling = False
 
     def __contains__(self, client_id: str) -> bool:
@@ -148,11 +153,11 @@ class RouterStreams:
         return stream
 
     def get(self, client_id: str) -> RouterStream | None:
-        """A client's stream, or None."""
+        """Return a client's stream, None if it has no stream."""
         return self._streams.get(client_id)
 
     def close(self, client_id: str, error: Exception) -> bool:
-        """End a client's stream. Returns whether there was one."""
+        """End a client's stream with an error; returns whether the client had a stream."""
         stream = self._streams.pop(client_id, None)
         if stream is None:
             return False
@@ -179,14 +184,14 @@ class RouterStreams:
             stream.tell_cached(changes)
 
     def tell_stalled(self, stalled: bool) -> None:
-        """Report to every router whether the engine makes no progress, if that has changed."""
+        """Report to every router whether the engine has made no progress for long, if that has changed."""
         if stalled != self._stalled:
             self._stalled = stalled
             for stream in self._streams.values():
                 stream.tell_stalled(stalled)
 
     def tell_takes(self, takes: bool) -> None:
-        """Report to every router whether the engine accepts requests that have not begun."""
+        """Report to every router whether the engine accepts requests that have no output tokens yet."""
         self._takes = takes
         for stream in self._streams.values():
             stream.tell_takes(takes)
@@ -197,14 +202,14 @@ class RouterStreams:
             stream.tell_weights(weights)
 
     def tell_loads_soon(self) -> None:
-        """Schedule the report on other routers' load, at most every `TELL_LOADS_S`."""
-        # A router that is alone here knows the whole load.
+        """Schedule a report about other routers' load; reports are at least `TELL_LOADS_S` apart."""
+        # A router that is the only router of this engine knows the whole load, so that no report is needed.
         if not self._telling and (len(self._streams) > 1 or self._told):
             self._telling = True
             self._event_loop.call_later(TELL_LOADS_S, self._tell_loads)
 
     def _tell_loads(self) -> None:
-        """Report to each router the load of the others, if that has changed."""
+        """Report to each router the load of all other routers, if that load has changed."""
         self._telling = False
         loads = self._loads.by_client()
         num_requests, num_tokens = (sum(figures) for figures in zip(ClientLoad(), *loads.values(), strict=True))

@@ -1,4 +1,4 @@
-"""The verifier as a Serve deployment: a shell around the engine's process that streams outputs to the routers."""
+"""The verifier as a Serve deployment: runs the engine in a process of its own and streams outputs to routers."""
 
 import asyncio
 import logging
@@ -33,23 +33,24 @@ from wingbeat.deployments.replica.replica_engines import ReplicaEngines
 
 logger = logging.getLogger(__name__)
 LEASE_S = 15.0
-"""Seconds without a call after which a router counts as dead; its requests are aborted."""
+"""Seconds without a call after which a router counts as dead and its requests are aborted."""
 LOOK_S = 0.5
 """Seconds between two samples of the engine's throughput."""
 
 
 class WrongEngine(RuntimeError):
-    """The call was meant for another replica, which is gone."""
+    """The call names the engine of another replica, which is gone."""
 
 
 class OtherModel(RuntimeError):
-    """The caller's requests are for another model, such as the one before an update."""
+    """The caller's requests are for another model than this replica serves, such as the model before an update."""
 
 
 class Verifier(LiveReplica):
-    """Engine with its drafter. Every call names the engine that it is meant for; see `EngineRequestRouter`.
+    """Replica of an engine with its drafter. Every call names the engine that it is meant for; see
+    `EngineRequestRouter`.
 
-    The engine's id is the replica's, so that it stays when the engine's process is replaced.
+    The engine's id is the replica's id, so that the id stays when the engine's process is replaced.
 
     Args:
         drafters: pool of drafters that all verifiers share, see `bind_drafters` in `wingbeat.deployments.parts`; or
@@ -63,7 +64,7 @@ class Verifier(LiveReplica):
         show_log()
         self._engine_id = serve.get_replica_context().replica_id.unique_id
         self._names = Names()
-        """Names that requests may use, kept for routers that connect later."""
+        """Named objects that requests may use, kept for routers that connect later and for engines that start later."""
         self._seen_at: dict[str, float] = {}
         self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
@@ -82,7 +83,8 @@ class Verifier(LiveReplica):
             with refusals():
                 await self._loaded.start()
         except BaseException:
-            # The process may live on, because the failure's traceback references all of this.
+            # Everything is released explicitly, because the replica's process may live on and the traceback of the
+            # failure references these objects.
             await self._end()
             raise
         self._info: ModelInfo = replace(self._engines.life.info, text_identity=config.text_identity())
@@ -99,7 +101,7 @@ class Verifier(LiveReplica):
             self._spawn(publish(self._info.model_name, self._engine_id, self.stats))
 
     async def describe(self) -> ModelInfo:
-        """Description of the served model."""
+        """Return a description of the served model."""
         return self._info
 
     async def exchange(
@@ -113,7 +115,8 @@ class Verifier(LiveReplica):
     ) -> None:
         """Submit a router's requests, withdraw requests that have not begun to run, and abort others.
 
-        Refused and withdrawn requests are reported in the stream. A call without any requests is a sign of life.
+        Refused and withdrawn requests are reported in the stream. A call without any requests only shows that the
+        router lives.
 
         Raises:
             WrongEngine: this is another engine.
@@ -131,18 +134,18 @@ class Verifier(LiveReplica):
     async def stream(
         self, *, engine_id: str, client_id: str, text_identity: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Messages for one router, as `encode` returns them; the first one is empty.
+        """Yield messages for one router, as `encode` returns them; the first message is empty.
 
-        When the stream ends, for whatever reason, the router's requests are aborted. While a new engine starts, the
-        first message waits for it.
+        When the stream ends, for whatever reason, the router's requests are aborted. While an engine is being replaced,
+        the first message is sent only after the new engine has started.
 
         Args:
-            text_identity: `AppConfig.text_identity` that the router's requests require; None accepts any.
+            text_identity: `AppConfig.text_identity` that the router's requests require; None accepts every identity.
 
         Raises:
             WrongEngine: this is another engine.
-            OtherModel: the model served here would write other text.
-            RouterGone: the router showed no sign of life.
+            OtherModel: the model of this replica would write other text.
+            RouterGone: the router made no call for `LEASE_S`.
             EngineFailed: the engine's process has died.
         """
         self._check(engine_id)
@@ -161,7 +164,7 @@ class Verifier(LiveReplica):
             client.disconnect(client_id)
 
     async def stats(self, *, engine_id: str | None = None, report: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The engine's figures, the ids of its processes, and reports of routers.
+        """Return the engine's figures, the ids of its processes, and reports of routers.
 
         Args:
             report: `RouterFigures.report` of the calling router.
@@ -178,7 +181,7 @@ class Verifier(LiveReplica):
         life = self._engines.life
         figures, supervisor = await client.call("figures"), life.supervisor
         drafter_pid = 0 if supervisor is None else supervisor.pid
-        # A drafter that has not attached yet is reported like a lost one.
+        # A drafter that has not attached yet is reported as lost.
         awaited = supervisor is not None and figures.drafter_state == "none"
         of_parts = {name: figure for one in self._beside for name, figure in one.figures().items()}
         return {
@@ -202,7 +205,7 @@ class Verifier(LiveReplica):
         }
 
     async def trace(self, *, engine_id: str, seconds: float) -> list[tuple]:
-        """Trace events of the engine's rounds in the next `seconds`, as tuples of `TraceEvent`.
+        """Record the engine's rounds for `seconds`, then return their trace events (`TraceEvent`) as tuples.
 
         Raises:
             WrongEngine: this is another engine.
@@ -218,7 +221,7 @@ class Verifier(LiveReplica):
         return await events
 
     async def report(self) -> dict[str, Any]:
-        """Served model and result of the drafter's self-test, for people to read."""
+        """Return facts about the served model and the result of the drafter's self-test, for people to read."""
         info, config, life = self._info, self._config, self._engines.life
         return {
             "model": info.model_name,
@@ -277,7 +280,10 @@ class Verifier(LiveReplica):
             await client.call("keep_names", kind, entries)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook: load figures for autoscaling policies. Serve's own count sees one stream per router."""
+        """Serve's hook: returns load figures for autoscaling policies.
+
+        Serve's own figure would be useless, because it counts one call (the stream) per router.
+        """
         life = self._engines.life
         if life is None:
             return ReplicaLoad(num_slots=self._num_slots)._asdict()
@@ -286,11 +292,11 @@ class Verifier(LiveReplica):
         )._asdict()
 
     async def __del__(self) -> None:
-        """Serve's hook at the end of the replica."""
+        """Serve's hook at the end of the replica: releases everything."""
         await self._end()
 
     async def _end(self) -> None:
-        """Release all processes, channels and the core claim; does nothing when repeated."""
+        """Release all processes, channels and the claimed CPU core; a second call does nothing."""
         for task in self._tasks:
             task.cancel()
         await self._engines.stop()
@@ -303,7 +309,7 @@ class Verifier(LiveReplica):
         return task
 
     def _new_life(self, config: AppConfig, weights: str) -> EngineLife:
-        """Create an engine from settings that differ from the replica's in their weights only."""
+        """Create an engine from settings that are equal to the replica's except for the weights."""
         launch = first("launch_drafter", config, self._drafters, self._channel)
         if config.has_own_drafter():
             launch = partial(RayDrafter, config, self._start.core)
@@ -318,7 +324,7 @@ class Verifier(LiveReplica):
             self._seen_at[client_id] = time.monotonic()
 
     async def _measure(self) -> None:
-        """Measure the engine's throughput while it has enough to do."""
+        """Measure the engine's throughput as long as the engine has enough work."""
         while True:
             await asyncio.sleep(LOOK_S)
             if (life := self._engines.life) is not None:

@@ -1,4 +1,4 @@
-"""Tensor announcements of a broadcasting trainer, in vLLM's format."""
+"""Reads a broadcasting trainer's announcement of tensors, which is in vLLM's format."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,17 +11,18 @@ DTYPES = {shown(dtype): dtype for dtype in (torch.float32, torch.float16, torch.
 PACKED_BYTES = 1 << 30
 """Default of vLLM's `packed_buffer_size_bytes`, in bytes."""
 PIECE_BYTES = 1 << 28
-"""Bytes of tensors that are received before any is written, so that no tensor of a piece is written if one does not
-fit.
+"""Bytes of tensors that are received as one piece before any of them is written, so that no tensor of a piece is
+written if one of its tensors does not fit.
 """
 _FIELDS = {"names", "dtype_names", "shapes", "packed", "packed_buffer_size_bytes", "packed_num_buffers"}
 
 
 def announced_tensors(info: Mapping[str, Any]) -> list[tuple[str, list[int], torch.dtype]]:
-    """Name, shape and dtype of each tensor that a broadcast's `update_info` (vLLM) announces.
+    """Return name, shape and dtype of each tensor that a broadcast's `update_info` (vLLM) announces.
 
     Raises:
-        WeightsRefused: a field is wrong or unsupported; CUDA IPC handles, for example, are pickles, which are not read.
+        WeightsRefused: a field is wrong or unsupported. CUDA IPC handles, for example, are refused because they are
+            pickles.
     """
     if others := sorted(info.keys() - _FIELDS):
         raise WeightsRefused(f"update_info.{others[0]} is not supported: give files, or names, dtype_names and shapes")

@@ -1,4 +1,6 @@
-"""A router's operations on all engines of a model at once: each engine executes an operation, or none does."""
+"""A router's operations on all engines of a model at once: either every engine executes an operation, or no engine
+does.
+"""
 
 import asyncio
 import logging
@@ -14,11 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 class Refused(ValueError):
-    """The sent data do not fit; nothing was done. The line begins with a field, a tensor or a file."""
+    """The data that the caller sent do not fit, and nothing was done. The message is one line that begins with the name
+    of a field, a tensor or a file.
+    """
 
 
 class Conflict(Exception):
-    """The step is not possible now; one line."""
+    """The operation is not possible now; the message is one line that says why."""
 
 
 class FleetRollouts:
@@ -31,17 +35,17 @@ class FleetRollouts:
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
         self.lost: dict[str, str] = {}
-        """Engines that failed to execute the last operation, with the reason: they serve nothing until their next
-        update.
+        """Engines that failed to execute the last operation, with the reason. These engines serve nothing until their
+        next update.
         """
 
     @property
     def num_engines(self) -> int:
-        """Number of replicas, whether they accept requests or not."""
+        """Number of engines of the model, whether they accept requests or not."""
         return len(self._pool.engine_ids)
 
     async def ask(self, name: str, *arguments: Any, **more: Any) -> Any:
-        """Run an operation of `RolloutEngine` on every engine. Returns the first engine's answer.
+        """Run an operation of `RolloutEngine` on every engine; returns the first engine's answer.
 
         Args:
             more: further arguments of `ReplicaRollouts.run`.
@@ -53,18 +57,21 @@ class FleetRollouts:
         return next(iter((await self._told({one: arguments for one in self._engine_ids()}, name, more)).values()))
 
     async def init_transfer(self, info: Mapping[str, Any]) -> None:
-        """Have every engine join a trainer's process group, each with its own index; raises as `ask`."""
+        """Have every engine join a trainer's process group, each with an index of its own.
+
+        Raises the errors of `ask`.
+        """
         calls = {one: (dict(info), index) for index, one in enumerate(self._engine_ids())}
         await self._told(calls, "init_transfer", {})
 
     async def finish_update(self, version: str | None, keep_kv: bool, of_checkpoint: bool = False) -> Finished:
-        """Serve the new weights on all engines. Returns what one engine with all tensors reports. Raises as `ask`.
+        """Serve the new weights on all engines; returns the answer of an engine that has all tensors.
 
-        An engine that has written fewer tensors than others, or has restarted, has missed some: it serves nothing until
-        the next update.
+        An engine that has written fewer tensors than others, or has restarted, has missed tensors and serves nothing
+        until the next update. Raises the errors of `ask`.
 
         Args:
-            of_checkpoint: the weights are those with which an engine starts.
+            of_checkpoint: whether the new weights are the weights with which an engine starts.
         """
         written: dict[str, Finished] = await self._told({one: () for one in self._engine_ids()}, "num_written", {})
         lost, most = dict(self.lost), max(done.num_tensors for done in written.values())
@@ -73,7 +80,8 @@ class FleetRollouts:
         calls = {one: (version, keep_kv) for one in written.keys() - behind.keys()}
         told = await self._told(calls, "finish_update", {"weights": "" if of_checkpoint else uuid.uuid4().hex})
         lost |= self.lost
-        # An engine that is behind keeps its old draft head; its texts are right with any head.
+        # If the update is of the draft head, an engine that has missed tensors keeps its old head and goes on serving,
+        # because its texts are right with any head.
         name = "abandon_update" if any(done.of_head for done in written.values()) else "lose_weights"
         await asyncio.gather(*(self._ask(one, {"name": name, "arguments": ()}) for one in lost))
         self.lost = lost
@@ -88,7 +96,7 @@ class FleetRollouts:
     async def _told(
         self, arguments: Mapping[str, tuple[Any, ...]], name: str, more: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Answers by engine, of the engines that answer."""
+        """Run an operation on the engines; return, by engine, the answers of the engines that executed it."""
         calls = (self._ask(one, {"name": name, "arguments": given, **more}) for one, given in arguments.items())
         told = dict(zip(arguments, await asyncio.gather(*calls), strict=True))
         found = {one: answer for one, answer in told.items() if isinstance(answer, Told)}
@@ -99,7 +107,7 @@ class FleetRollouts:
         for one, answer in found.items():
             if (reason := answer.refused or answer.conflict) is None:
                 continue
-            if done and not answer.serves:  # for example after a restart: the other engines continue
+            if done and not answer.serves:  # such as after a restart; other engines continue
                 self.lost[one] = reason
             elif answer.refused is not None:
                 raise Refused(reason)
@@ -108,10 +116,10 @@ class FleetRollouts:
         return done
 
     async def _ask(self, engine_id: str, arguments: dict[str, Any]) -> Told | str:
-        """Answer of one engine, or the reason why there is none."""
+        """Return the answer of one engine, or the reason why it gave no answer."""
         call = self._pool.every_engine.call
         try:
             return await call(engine_id, "ask", works=True, operation="rollouts", arguments=arguments)
-        except Exception as error:  # whatever the transport raises for a replica that is gone
+        except Exception as error:  # any exception: the transport's for a replica that is gone
             logger.warning("Engine %s has not answered %s", engine_id, arguments["name"], exc_info=error)
             return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"

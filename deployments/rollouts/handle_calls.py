@@ -13,7 +13,7 @@ class RolloutCalls:
     """Calls of a router by a handle: each verb of `VERBS` is a method with the verb's name and fields.
 
     Raises:
-        ApiError: each method, as HTTP would answer; Serve sets it as the cause of its own error.
+        ApiError: raised by each method where HTTP would return this error; Serve makes it the cause of its own error.
     """
 
     _models: ServedModels
@@ -21,11 +21,12 @@ class RolloutCalls:
     async def update_weights(
         self, tensors: Any = None, update_info: dict[str, Any] | None = None, model: str | None = None
     ) -> dict[str, Any]:
-        """Write tensors of an open weight update.
+        """Write tensors of the open weight update.
 
         Args:
-            tensors: a list of Ray object references to mappings from names to tensors; each mapping is written at once.
-            update_info: alternative to `tensors`, as in the HTTP body.
+            tensors: list of Ray object references to mappings from names to tensors. The tensors of each mapping are
+                written together.
+            update_info: alternative to `tensors`: the field of the HTTP body.
         """
         if tensors is None:
             return await self._run("update_weights", model, {"update_info": update_info or {}})

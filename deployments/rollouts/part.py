@@ -1,4 +1,4 @@
-"""Hooks of rollouts. Commands import this file, so it imports its implementation only when needed."""
+"""Hooks of rollouts. The implementation is imported only when needed, because commands import this file."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,12 +28,12 @@ router_base = "wingbeat.deployments.rollouts.handle_calls:RolloutCalls"
 
 
 def surface(config: "AppConfig") -> dict[str, Any]:
-    """Whether operators may change the weights."""
+    """Return the values that the rollout paths need: whether operators may change the weights."""
     return {"rollouts": bool(changes_weights(config))}
 
 
 def add_routes(app: "FastAPI", models: "ServedModels") -> None:
-    """Add the rollout paths if any model has them."""
+    """Add the rollout paths if the weights of at least one model may be changed."""
     if any(service.of_parts.get("rollouts") for service in models):
         from wingbeat.deployments.rollouts.routes import add_rollout_routes
 
@@ -41,7 +41,7 @@ def add_routes(app: "FastAPI", models: "ServedModels") -> None:
 
 
 def serve_engine(config: "AppConfig", engine: "Engine") -> "RolloutEngine | None":
-    """The engine that operators pause and update; None without rollouts.
+    """Return the engine wrapped so that operators can pause and update it; None without rollouts.
 
     Raises:
         ValueError: the engine's weights cannot be replaced.
@@ -56,10 +56,10 @@ def serve_engine(config: "AppConfig", engine: "Engine") -> "RolloutEngine | None
 
 
 def head_update(config: "AppConfig") -> "HeadUpdate":
-    """A new update of the draft head.
+    """Return a new update of the draft head.
 
     Raises:
-        WeightsRefused: there is no head, or no folder for new heads.
+        WeightsRefused: there is no draft head, or no folder for new heads.
     """
     from wingbeat.runtime.drafters.choice import CHECKPOINT
     from wingbeat.runtime.heads.files import find_folder
@@ -75,7 +75,7 @@ def head_update(config: "AppConfig") -> "HeadUpdate":
 
 
 def follow_head(config: "AppConfig", worker: "DraftWorker") -> None:
-    """Keep a drafter at the latest head that operators have sent."""
+    """Make a drafter load each head that operators send."""
     if config.rollouts_dir is not None:
         from wingbeat.runtime.rollouts.head_update import follow
 
@@ -83,12 +83,12 @@ def follow_head(config: "AppConfig", worker: "DraftWorker") -> None:
 
 
 def engine_operations(engine: Any) -> dict[str, Callable[..., Any]]:
-    """Operations of a rollout engine."""
+    """Return the operations of a rollout engine, by name."""
     return engine.operations() if hasattr(engine, "init_transfer") else {}
 
 
 def replica_engines(config: "AppConfig", memory: "ClusterMemory", new_life: Any) -> "ReplicaRollouts | None":
-    """The engines of a replica with changing weights; None without rollouts."""
+    """Return the engines of a replica whose weights operators may change; None without rollouts."""
     if not changes_weights(config):
         return None
     from wingbeat.deployments.rollouts.replica_rollouts import ReplicaRollouts

@@ -1,4 +1,6 @@
-"""Engines of a replica with changing weights: an engine started after an update has no weights until the next."""
+"""Engines of a replica with changing weights. An engine that starts after an update serves nothing until the next
+update.
+"""
 
 import asyncio
 import logging
@@ -15,16 +17,16 @@ from wingbeat.deployments.rollouts.wire import Told
 logger = logging.getLogger(__name__)
 UPDATED = b"wingbeat rollouts"
 STEPS = ("start_update", "start_head_update", "update_weights", "finish_update")
-"""Operations that show that a trainer is alive."""
+"""Operations whose calls show that the trainer of an open update is alive."""
 SILENCE_S = 120.0
-"""Seconds of silence during an update after which its trainer counts as gone, and the update is abandoned."""
+"""Seconds without a call during an update after which its trainer counts as gone and the update is abandoned."""
 
 
 class _WatchedLife:
-    """An engine that may have been loaded from older weights than those of other replicas.
+    """An engine that may have been loaded from older weights than the engines of other replicas have.
 
     Args:
-        is_late: called once the engine is loaded; returns whether its weights are older.
+        is_late: called once the engine is loaded; returns whether its weights are older than those of other replicas.
     """
 
     def __init__(self, life: Life, is_late: Callable[[], Awaitable[bool]]) -> None:
@@ -34,7 +36,7 @@ class _WatchedLife:
         return getattr(self._life, name)
 
     async def start(self) -> None:
-        """See `Life`; if the weights are older, serve nothing until the next update."""
+        """Start the engine, see `Life`; if its weights are older, it serves nothing until the next update."""
         await self._life.start()
         if await self._is_late():
             await self._life.client.call("operate", "lose_weights", ())
@@ -62,12 +64,12 @@ class ReplicaRollouts(ReplicaEngines):
         return {"rollouts": self.run, "weights": self.card, "inspect_weights": self.inspect}
 
     async def card(self) -> dict[str, Any]:
-        """Description of the served weights; see `GET /v1/weights`."""
+        """Return a description of the served weights; see `GET /v1/weights`."""
         weights = self.engines.client.weights
         return {"weights": weights or None, "folder": None, "pushed_at": None, "state": "serves"}
 
     async def inspect(self, folder: str) -> tuple[None, str]:
-        """Why folders of weights cannot be pushed."""
+        """Refuse a pushed folder of weights; returns (None, reason)."""
         return None, "rollouts is given, by which weights are updated in place"
 
     async def run(
@@ -76,7 +78,7 @@ class ReplicaRollouts(ReplicaEngines):
         """Run an operation of a `RolloutEngine`.
 
         Args:
-            tensors: mapping from names to tensors, or a Ray reference to it, instead of the argument of
+            tensors: mapping from names to tensors, or a Ray reference to such a mapping; replaces the arguments of
                 `update_weights`.
             weights: digest of the weights that are served after `finish_update`.
 
@@ -115,7 +117,7 @@ class ReplicaRollouts(ReplicaEngines):
             shared.__exit__(None, None, None)
 
     def _watch(self, name: str, told: Told) -> None:
-        """Abandon an update if its trainer is silent for `SILENCE_S`."""
+        """Schedule that the update is abandoned if its trainer makes no call for `SILENCE_S`."""
         if self._silence is not None and (name in STEPS or not told.is_open):
             self._silence.cancel()
             self._silence = None

@@ -1,4 +1,4 @@
-"""An engine that can be held between two rounds: while paused, asleep, or during a weight update."""
+"""An engine whose rounds can be held: while it is paused, sleeps, or its weights are being updated."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 KV, WEIGHTS = "kv_cache", "weights"
 TAGS = (WEIGHTS, KV)
-"""Kinds of memory that a sleep frees, and that can be woken separately."""
+"""Kinds of memory that a sleep frees and that `wake_up` can restore separately."""
 
 
 class RolloutEngine:
-    """A `ServedEngine` around another one, which runs no rounds while it is held.
+    """A `ServedEngine` around another engine, which runs no rounds while it is held.
 
     Args:
         keeps_journal: see `WeightUpdate`.
-        backend: backend of `torch.distributed` by which trainers send tensors; None reads only files.
+        backend: backend of `torch.distributed` by which trainers send tensors; with None, tensors are read only from
+            files.
         head_update: creates updates of the draft head; raises WeightsRefused if there is no head.
-        checkpoint: folder that the weights were loaded from, for reloads; None refuses a reload.
+        checkpoint: folder that the weights were loaded from, for reloads; with None, reloads are refused.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class RolloutEngine:
         self.inner = engine
         self._head_update = head_update
         self._head: HeadUpdate | None = None
-        """The open update, if it is of the draft head."""
+        """Open update of the draft head; None if no such update is open."""
         self._update = WeightUpdate(ServedWeights(engine.loaded), keeps_journal)
         self._checkpoint = checkpoint
         self._sums = False
@@ -59,12 +60,12 @@ class RolloutEngine:
         self._drained: list[Future[Told]] = []
         self._asleep: set[str] = set()
         self._later: dict[str, tuple[Request, CompiledGrammar | None]] = {}
-        """Requests that arrived during a drain, which wait for its end."""
+        """Requests that arrived during a drain (a pause in mode `wait`) and wait for its end."""
         self._outputs: list[RequestOutput] = []
         self._version: str | None = None
         self._writing: Future[Told] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-weights")
-        """Runs operations that may wait for a trainer, while the engine's thread answers calls."""
+        """Thread for operations that may wait for a trainer, so that the engine's thread can answer calls meanwhile."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -80,17 +81,17 @@ class RolloutEngine:
 
     @property
     def is_held(self) -> bool:
-        """Whether rounds are held."""
+        """Whether no rounds may run now."""
         return self._paused or bool(self._asleep) or self._update.is_open or bool(self._update.torn)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""
         has_more = self.inner.has_unfinished_requests()
-        # A drain may end by an abort, after which the inner engine has no further step.
+        # An abort may end a drain, and the inner engine then has no further step in which its end would be noticed.
         return bool(self._outputs) or (self._draining and not has_more) or (not self.is_held and has_more)
 
     def step(self) -> list[RequestOutput]:
-        """See `Engine.step`; raises as that does."""
+        """See `Engine.step`, whose errors are raised."""
         outputs, self._outputs = self._outputs, []
         if not self.is_held and self.inner.has_unfinished_requests():
             outputs += self.inner.step()
@@ -111,16 +112,18 @@ class RolloutEngine:
         return None if self._later.pop(request_id, None) else self.inner.abort_request(request_id)
 
     def is_waiting(self, request_id: str) -> bool:
-        """Whether nothing of a request has been computed."""
+        """Return whether nothing of a request has been computed."""
         return request_id in self._later or self.inner.is_waiting(request_id)
 
     def check_integrity(self) -> None:
-        """See `Engine.check_integrity`; skipped while requests are held, which keep their blocks."""
+        """See `Engine.check_integrity`; the check is skipped while requests are held, because held requests keep their
+        blocks.
+        """
         if not self.inner.has_unfinished_requests():
             self.inner.check_integrity()
 
     def operations(self) -> dict[str, Callable[..., Any]]:
-        """Operations for routers, by name; each returns a `Told`."""
+        """Return the operations for routers, by name; each operation returns a `Told`."""
         own = [self.pause, self.resume, self.is_paused, self.abort_requests]
         own += [self.check_sleep, self.sleep, self.wake_up, self.is_sleeping]
         own += [self.init_transfer, self.start_update, self.start_head_update, self.update_weights]
@@ -147,9 +150,9 @@ class RolloutEngine:
         """Stop running rounds.
 
         Args:
-            mode: `abort` ends all requests, `wait` lets them finish and answers after that, `keep` lets them continue
-                later.
-            clear_cache: drop cached prefixes; ignored in mode `keep`.
+            mode: `abort` ends all requests; with `wait`, requests finish first and the answer comes after that; with
+                `keep`, requests continue after `resume`.
+            clear_cache: whether to drop cached prefixes; ignored in mode `keep`.
 
         Raises:
             WeightsRefused: the mode is unknown.
@@ -171,7 +174,7 @@ class RolloutEngine:
         """Run rounds again, and add the requests that waited.
 
         Raises:
-            WrongOrder: the engine sleeps, and has to be woken.
+            WrongOrder: the engine sleeps and must first be woken.
         """
         if self._asleep:
             raise WrongOrder(f"the engine sleeps without its {' and '.join(sorted(self._asleep))}: wake it up")
@@ -188,7 +191,7 @@ class RolloutEngine:
         return self._paused or bool(self._asleep)
 
     def abort_requests(self, request_ids: list[str] | None = None) -> int:
-        """End requests with the tokens that they have so far. Returns their number.
+        """End requests with the tokens that they have so far; returns the number of requests that were ended.
 
         Args:
             request_ids: ids in the engine; None ends all requests.
@@ -226,7 +229,7 @@ class RolloutEngine:
     # Memory
 
     def check_sleep(self, level: int) -> None:
-        """Check whether a sleep is possible, before anything is paused for it.
+        """Check whether a sleep is possible; called before anything is paused for the sleep.
 
         Raises:
             WeightsRefused: the level is unknown, or this device's memory cannot be freed.
@@ -242,9 +245,10 @@ class RolloutEngine:
             raise WeightsRefused("a sleep cannot free the memory of several ranks: pause the engine instead")
 
     def sleep(self, level: int = 1) -> None:
-        """Free the memory of the KV cache; at level 2 also that of the weights, which an update then has to restore.
+        """Hold rounds and free the memory of the KV cache; at level 2 also the memory of the weights.
 
-        Kept requests are prefilled again after the wake-up. Raises as `check_sleep`.
+        After the wake-up, kept requests are prefilled again; freed weights must be written by an update. Raises the
+        errors of `check_sleep`.
         """
         self.check_sleep(level)
         self._paused = True
@@ -259,10 +263,10 @@ class RolloutEngine:
             self._asleep.add(WEIGHTS)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Restore memory; rounds run again once all of it is restored.
+        """Restore memory that a sleep has freed; rounds run again once all of the memory is restored.
 
         Args:
-            tags: subset of TAGS; None restores all.
+            tags: kinds of memory to restore, from TAGS; None restores all memory.
 
         Raises:
             WeightsRefused: a tag is unknown.
@@ -275,13 +279,13 @@ class RolloutEngine:
             self.resume()
 
     def is_sleeping(self) -> bool:
-        """Whether any memory is freed by a sleep."""
+        """Return whether a sleep has freed memory that is not restored yet."""
         return bool(self._asleep)
 
     # Weights
 
     def init_transfer(self, info: dict[str, Any], index: int) -> "Future[Told] | None":
-        """Prepare for a trainer; an open update of an earlier trainer is ended.
+        """Prepare for the updates of a trainer; an open update of an earlier trainer is ended.
 
         Args:
             info: vLLM's `init_info` of a broadcasting trainer: master_address, master_port, rank_offset, world_size.
@@ -314,7 +318,7 @@ class RolloutEngine:
         """Begin an update; no rounds run until it is finished.
 
         Raises:
-            WrongOrder: an update is open, or the weights' memory sleeps.
+            WrongOrder: an update is open, or the memory of the weights is freed by a sleep.
         """
         if WEIGHTS in self._asleep:
             raise WrongOrder("the engine sleeps without its weights: wake it up with tags=weights first")
@@ -327,7 +331,7 @@ class RolloutEngine:
         """Begin an update of the draft head; rounds continue.
 
         Raises:
-            WeightsRefused: there is no head to update.
+            WeightsRefused: there is no draft head to update.
             WrongOrder: an update is open.
         """
         self._closed()
@@ -336,12 +340,12 @@ class RolloutEngine:
         self._head = self._head_update()
 
     def update_weights(self, info: dict[str, Any], checksum: bool = False) -> "Future[Told]":
-        """Write tensors from files, or tensors that the trainer broadcasts.
+        """Write tensors of the open update, from files or as the trainer broadcasts them.
 
         Args:
-            info: {"files": paths of safetensors files}, {"checkpoint": true}, or names, dtype_names and shapes in
-                vLLM's format.
-            checksum: the end of this update reports the checksums of all weights.
+            info: {"files": paths of safetensors files}, {"checkpoint": true}, or the fields names, dtype_names and
+                shapes in vLLM's format for a broadcast.
+            checksum: whether the end of this update reports the checksums of all weights.
         """
         self._sums |= checksum
         self._settled()
@@ -349,15 +353,16 @@ class RolloutEngine:
         return self._writing
 
     def finish_update(self, version: str | None = None, keep_kv: bool = False) -> "Finished | Future[Told]":
-        """Run rounds with the new weights, or draft with the new head.
+        """End the open update: run rounds with the new weights, or draft with the new head.
 
         Args:
             version: name of the new weights.
-            keep_kv: requests continue with KV of the old weights, and prefixes stay cached.
+            keep_kv: whether requests continue with keys and values of the old weights, and prefixes stay cached.
 
         Raises:
             WrongOrder: no update is open.
-            WeightsRefused: tensors that an unfinished update or a sleep left without values have not all been written.
+            WeightsRefused: an unfinished update or a sleep has left tensors without values, and not all of these
+                tensors have been written.
         """
         self._settled()
         if self._head is not None:
@@ -371,7 +376,7 @@ class RolloutEngine:
         return Finished(count, checksums=sums)
 
     def num_written(self) -> Finished:
-        """Number of tensors that the open update has written so far.
+        """Return the number of tensors that the open update has written so far.
 
         Raises:
             WrongOrder: no update is open, or tensors are still arriving.
@@ -382,7 +387,8 @@ class RolloutEngine:
     def abandon_update(self) -> None:
         """End an update unfinished.
 
-        With a journal the old weights return; without a journal there are no weights until the next update.
+        With a journal the old weights are restored. Without a journal the engine has no valid weights until the next
+        update.
 
         Raises:
             WrongOrder: no update is open.
@@ -393,7 +399,9 @@ class RolloutEngine:
         self._end_update()
 
     def lose_weights(self) -> None:
-        """Serve nothing until an update has written all weights, because these are older than other engines'."""
+        """Serve nothing until an update has written all weights; called if this engine's weights are older than other
+        engines'.
+        """
         self._end_update()
         self._update.lose()
 
@@ -402,7 +410,7 @@ class RolloutEngine:
 
         Raises:
             WeightsRefused: the weights are divided among ranks.
-            WrongOrder: an update is under way, or the memory of the weights was given back.
+            WrongOrder: an update is open, or a sleep has freed the memory of the weights.
         """
         self._check_whole()
         if WEIGHTS in self._asleep:
@@ -413,7 +421,7 @@ class RolloutEngine:
         self._update.lose()
 
     def weight_version(self, version: str | None = None) -> str | None:
-        """Name of the weights, after setting it to `version` if that is given."""
+        """Set the name of the weights to `version` if that is given; return the name."""
         self._version = version or self._version
         return self._version
 
@@ -421,7 +429,7 @@ class RolloutEngine:
         """See `ServedWeights.checksums`.
 
         Raises:
-            WrongOrder: the weights are not those of one finished update.
+            WrongOrder: an update is open or was not finished.
             WeightsRefused: the weights are divided among ranks.
         """
         self._check_whole()
@@ -457,7 +465,7 @@ class RolloutEngine:
                 for read in pieces:
                     target.write(read)
             except WeightsRefused:
-                for _ in pieces:  # the trainer sends the remaining tensors in any case, so they must be received
+                for _ in pieces:  # the remaining tensors must be received, because the trainer sends them in any case
                     pass
                 raise
         except ConnectionError as error:
@@ -475,7 +483,9 @@ class RolloutEngine:
         return partial(read_files, paths)
 
     def _broadcast(self, info: dict[str, Any]) -> "Iterator[Callable[[], list[tuple[str, Tensor]]]]":
-        """Check that all announced tensors fit, then yield broadcast tensors in pieces of `PIECE_BYTES` or more."""
+        """Check that all announced tensors fit, then receive the broadcast tensors and yield them in pieces of at least
+        `PIECE_BYTES`.
+        """
         if self._broadcasts is None:
             raise WrongOrder("no weight transfer engine was initialised, which a trainer's broadcasts need")
         if not self._update.is_open and self._head is None:

@@ -14,7 +14,7 @@ from wingbeat.deployments.rollouts.fleet_rollouts import Conflict, FleetRollouts
 from wingbeat.deployments.rollouts.verbs import VERBS, Verb
 
 OPERATOR_PATHS = frozenset(f"/{name}" for name in VERBS)
-"""All rollout paths; they are for operators and accept an empty body."""
+"""All rollout paths. The paths are for operators and accept an empty body."""
 
 
 def add_rollout_routes(app: FastAPI, models: ServedModels) -> None:
@@ -49,7 +49,7 @@ def as_api_errors(name: str) -> Iterator[None]:
 
 
 async def _given(request: Request) -> tuple[str | None, dict[str, Any]]:
-    """The named model, and the arguments from the query, the body's fields, or the body's `options`."""
+    """Return the named model, and the arguments, from the query, the body's fields and the body's `options`."""
     query = request.query_params
     given: dict[str, Any] = {}
     for name in query:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ROLLOUTS = "`rollouts`"
 JOURNAL, RANKS, PREFIX_DIR = "`rollouts_journal`", "`tensor_parallel_size` above 1", "`prefix_dir`"
-"""Names of features that other parts define."""
+"""Names of features that other parts define and that conflict with rollouts."""
 _OLD = "stored data would belong to weights that change"
 REFUSED = (
     Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines hold the weights that they were built with"),
@@ -88,12 +88,12 @@ SETTINGS = {
 
 
 def changes_weights(config: "AppConfig") -> bool | None:
-    """True if weights change while they are served, else None."""
+    """Return True if weights change while they are served, else None."""
     return True if config.rollouts or config.weight_transfer_config is not None else None
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether changing weights are requested, and by which setting."""
+    """Return, for each feature of this part, whether the settings ask for it and words that name the setting."""
     said = "rollouts is True" if config.rollouts else "weight_transfer_config is given"
     return {
         ROLLOUTS: (bool(changes_weights(config)), said),
@@ -102,7 +102,7 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raise ValueError for dependent settings without rollouts, and for a recording of changing weights."""
+    """Raise ValueError for settings given without the rollouts they need, and for a recording of changing weights."""
     if not changes_weights(config):
         for name in ("rollouts_journal", "rollouts_dir"):
             if getattr(config, name):

@@ -1,4 +1,4 @@
-"""Tensors in memory as a safetensors file that another process of the machine can map."""
+"""Puts tensors into a safetensors file in memory that another process of the machine can map."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def shared_file(tensors: Mapping[str, Any]) -> Iterator[str]:
         tensors: torch tensors or numpy arrays, by name.
 
     Raises:
-        TypeError: a value is of another type, or not of a floating-point dtype.
+        TypeError: a value is neither a torch tensor nor a numpy array, or its dtype is not a floating-point dtype.
         OSError: there is not enough memory for a copy.
     """
     held, header, end = [], {}, 0

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PIECE_BYTES = 1 << 28
-"""Bytes of tensors that are announced together; an engine needs memory for that many."""
+"""Bytes of tensors that are announced together. An engine needs free memory of this size."""
 CALL_S = 600.0
 REFUSAL_S = 0.05
-"""Seconds for a server to refuse an announcement, before a broadcast to engines that do not receive would block."""
+"""Seconds to wait for a server's refusal of an announcement before broadcasting, because a broadcast to engines that do
+not receive would block.
+"""
 
 
 class WeightSender:
@@ -24,10 +26,10 @@ class WeightSender:
 
     Args:
         url: URL of the server.
-        operator_key: key for the server's operator paths; None if it has none.
+        operator_key: key for the server's operator paths; None if the server has no operator key.
         backend: gloo or nccl, as in the server's `weight_transfer_config`.
         address: address of this machine at which engines can reach it.
-        model: name of the model to update, if several are served.
+        model: name of the model to update; needed if the server has several models.
 
     Raises:
         UserError: the server refuses, or does not answer.
@@ -56,7 +58,7 @@ class WeightSender:
     def send(
         self, tensors: "Iterable[tuple[str, Tensor]]", version: str | None = None, head: bool = False
     ) -> dict[str, Any]:
-        """Update the server's weights. Returns the server's answer.
+        """Update the server's weights; returns the server's answer.
 
         Args:
             tensors: pairs of parameter name and tensor; all parameters, or only the changed ones.
@@ -78,13 +80,13 @@ class WeightSender:
             wait([written], REFUSAL_S)
             for _, tensor in piece:
                 if written.done():
-                    written.result(0)  # raises: the engines do not receive
+                    written.result(0)  # raises if the engines do not receive
                 self._group.send(tensor.detach())
             written.result(CALL_S)
         return self.call("finish_weight_update", **({} if version is None else {"weight_version": version}))
 
     def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """The server's answer to fields that are posted to a path; raises UserError."""
+        """Post fields to the path named `name` and return the server's answer; raises UserError."""
         return call_server(self._url, self._key, "POST", f"/{name}", self._named | fields, CALL_S)
 
     def _begin(self, name: str, **fields: Mapping[str, Any]) -> "Future[dict[str, Any]]":

@@ -13,16 +13,16 @@ Answer = dict[str, Any]
 
 
 class Verb(NamedTuple):
-    """A verb: its function, its fields, and whether it only reads."""
+    """A verb (operation for operators) with its function and fields."""
 
     run: Callable[..., Awaitable[Answer]]
     shape: type[Any]
     """Fields of the verb, as a pydantic model."""
     reads: bool = False
-    """Whether the verb changes nothing."""
+    """Whether the verb only reads, so that HTTP serves it by GET."""
 
     def fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Validated fields; raises Refused, whose message begins with the field."""
+        """Validate fields and return them; raises Refused, whose message begins with the name of the wrong field."""
         try:
             return dict(TypeAdapter(self.shape).validate_python(dict(given)))
         except ValidationError as error:
@@ -36,7 +36,9 @@ VERBS: dict[str, Verb] = {}
 
 
 def verb(reads: bool = False, **fields: Any) -> Callable[[Callable[..., Awaitable[Answer]]], Any]:
-    """Decorator that adds a verb under the function's name; `fields` map to (type, default) or (type, ...)."""
+    """Return a decorator that adds a verb under the function's name; each field is given as (type, default) or (type,
+    ...).
+    """
 
     def add(run: Callable[..., Awaitable[Answer]]) -> Callable[..., Awaitable[Answer]]:
         shape = create_model(run.__name__, __config__=ConfigDict(extra="forbid"), **fields)
@@ -53,7 +55,7 @@ Text = str | None
 async def pause(
     fleet: FleetRollouts, mode: str, wait_for_inflight_requests: bool = False, clear_cache: bool = True
 ) -> Answer:
-    """Stop running rounds; requests are aborted, finished first, or kept."""
+    """Stop running rounds; depending on the mode, requests are aborted, finished first, or kept."""
     await fleet.ask("pause", "wait" if wait_for_inflight_requests else mode, clear_cache)
     return {"status": "paused"}
 
@@ -67,13 +69,13 @@ async def resume(fleet: FleetRollouts) -> Answer:
 
 @verb(reads=True)
 async def is_paused(fleet: FleetRollouts) -> Answer:
-    """Whether rounds are held."""
+    """Return whether rounds are held by a pause or a sleep."""
     return {"is_paused": await fleet.ask("is_paused")}
 
 
 @verb(level=(Literal["0", "1", "2", 0, 1, 2], 1), mode=(PauseMode, "abort"))
 async def sleep(fleet: FleetRollouts, level: int | str, mode: str) -> Answer:
-    """Free memory."""
+    """Free the memory of the KV cache, at level 2 also of the weights."""
     await fleet.ask("check_sleep", int(level))
     await fleet.ask("pause", mode)
     await fleet.ask("sleep", int(level))
@@ -82,7 +84,7 @@ async def sleep(fleet: FleetRollouts, level: int | str, mode: str) -> Answer:
 
 @verb(tags=(list[str] | str | None, None))
 async def wake_up(fleet: FleetRollouts, tags: list[str] | str | None = None) -> Answer:
-    """Restore memory."""
+    """Restore memory that a sleep has freed."""
     await fleet.ask("wake_up", [tags] if isinstance(tags, str) else tags)
     return {"status": "awake"}
 
@@ -92,13 +94,13 @@ VERBS["wakeup"] = VERBS["wake_up"]  # Ray Serve LLM's name
 
 @verb(reads=True)
 async def is_sleeping(fleet: FleetRollouts) -> Answer:
-    """Whether memory is freed."""
+    """Return whether a sleep has freed memory."""
     return {"is_sleeping": await fleet.ask("is_sleeping")}
 
 
 @verb(request_ids=(list[str] | None, None))
 async def abort_requests(fleet: FleetRollouts, request_ids: list[str] | None = None) -> Answer:
-    """End all requests."""
+    """End requests with the tokens that they have so far; without ids, all requests."""
     if request_ids:
         raise Refused("request_ids must be left out: one request is aborted by closing its connection")
     return {"status": "aborted", "aborted": await fleet.ask("abort_requests")}
@@ -106,13 +108,13 @@ async def abort_requests(fleet: FleetRollouts, request_ids: list[str] | None = N
 
 @verb(reads=True, include_dp=(bool, True))
 async def get_world_size(fleet: FleetRollouts, include_dp: bool = True) -> Answer:
-    """Number of processes that a trainer's group has beside the trainer."""
+    """Return the number of processes that a trainer's process group has beside the trainer."""
     return {"world_size": fleet.num_engines if include_dp else 1}
 
 
 @verb(init_info=(dict[str, Any], ...))
 async def init_weight_transfer_engine(fleet: FleetRollouts, init_info: dict[str, Any]) -> Answer:
-    """Prepare for a trainer."""
+    """Prepare all engines for the updates of a trainer."""
     await fleet.init_transfer(init_info)
     return {"message": "Weight transfer initialized"}
 
@@ -135,14 +137,14 @@ async def start_draft_weight_update(fleet: FleetRollouts) -> Answer:
 
 @verb(update_info=(dict[str, Any], ...), checksum=(bool, False))
 async def update_weights(fleet: FleetRollouts, update_info: dict[str, Any], checksum: bool = False) -> Answer:
-    """Write tensors; with `checksum` the end of the update reports the checksums of all weights."""
+    """Write tensors of the open update; with `checksum`, the end of the update reports the checksums of all weights."""
     await fleet.ask("update_weights", update_info, checksum)
     return {"message": "Weights updated"}
 
 
 @verb(weight_version=(Text, None), keep_kv=(bool, False))
 async def finish_weight_update(fleet: FleetRollouts, weight_version: Text = None, keep_kv: bool = False) -> Answer:
-    """Serve the written weights."""
+    """End the open update and serve the written weights."""
     done = await fleet.finish_update(weight_version, keep_kv)
     answer: Answer = {"message": "Weight update finished", "num_tensors": done.num_tensors}
     return answer if done.checksums is None else answer | {"checksums": done.checksums}
@@ -150,7 +152,7 @@ async def finish_weight_update(fleet: FleetRollouts, weight_version: Text = None
 
 @verb()
 async def abort_weight_update(fleet: FleetRollouts) -> Answer:
-    """End an update unfinished."""
+    """End the open update unfinished."""
     await fleet.ask("abandon_update")
     return {"message": "Weight update aborted"}
 
@@ -163,7 +165,7 @@ async def update_weight_version(fleet: FleetRollouts, new_version: str) -> Answe
 
 @verb(reads=True)
 async def weight_info(fleet: FleetRollouts) -> Answer:
-    """Name of the weights."""
+    """Return the name of the weights."""
     return {"weight_version": await fleet.ask("weight_version")}
 
 
@@ -178,7 +180,9 @@ async def reload_weights(fleet: FleetRollouts) -> Answer:
 
 @verb(action=(Literal["checksum", "reset", "compare"], ...), baseline=(dict[str, str] | None, None))
 async def weight_checker(fleet: FleetRollouts, action: str, baseline: dict[str, str] | None = None) -> Answer:
-    """Checksums of the weights, their differences from given checksums, or noise in the weights' place."""
+    """Depending on `action`: return checksums of the weights, compare them with `baseline`, or overwrite the weights
+    with noise.
+    """
     if action == "reset":
         await fleet.ask("scramble_weights")
         return {"status": "reset"}
@@ -195,7 +199,7 @@ async def weight_checker(fleet: FleetRollouts, action: str, baseline: dict[str, 
 async def collective_rpc(
     fleet: FleetRollouts, method: str, args: list[Any], kwargs: dict[str, Any], timeout: float | None = None
 ) -> Answer:
-    """Run another verb by its name; other functions are never called."""
+    """Run another verb by its name; a name that is not a verb is refused."""
     if method not in VERBS or method == "collective_rpc":
         raise Refused(f"method is {method!r}: must be one of {', '.join(sorted(VERBS.keys() - {'collective_rpc'}))}")
     chosen = VERBS[method]

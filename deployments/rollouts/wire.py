@@ -7,15 +7,15 @@ PAUSE_MODES = get_args(PauseMode)
 
 
 class Told(NamedTuple):
-    """An engine's answer."""
+    """An engine's answer to an operation."""
 
     value: Any = None
     refused: str | None = None
-    """Why the sent data do not fit; nothing was done."""
+    """Why the data that the caller sent do not fit; nothing was done. None if they fit."""
     conflict: str | None = None
-    """Why the operation is not possible now."""
+    """Why the operation is not possible now; None if it is possible."""
     serves: bool = True
-    """Whether all weights are those of one finished update."""
+    """Whether the engine serves: no update has left some of its weights old or without values."""
     is_open: bool = False
     """Whether an update is open."""
 

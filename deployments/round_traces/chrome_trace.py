@@ -10,22 +10,26 @@ logger = logging.getLogger(__name__)
 Events = Sequence[tuple[str, float, float, dict[str, Any] | None, str]]
 """`wingbeat.runtime.engine.clocks.TraceEvent`s as tuples."""
 Record = Callable[[str, float], Awaitable[Events]]
-"""Records an engine, given its id and seconds; raises whatever the transport raises."""
+"""Function that records the engine with an id for some seconds; raises the exceptions of the transport."""
 LATE_S = 5.0
-"""Extra seconds for an engine to return its trace."""
+"""Seconds that an engine has, after the recorded time, to return its trace."""
 PHASES, ROUNDS, DRAFTER = 0, 1, 3
-"""Rows of an engine. Two rounds overlap if the host is ahead of the device, so rounds alternate between two rows."""
+"""Numbers of an engine's rows in the trace. Rounds alternate between two rows, because two rounds overlap if the host
+is ahead of the device.
+"""
 
 
 async def recorded(engine_ids: frozenset[str], record: Record, seconds: float) -> bytes:
-    """Trace of all engines over the next seconds. An engine that returns nothing is listed in `otherData`."""
+    """Record all engines for some seconds and return their trace; an engine that returns no trace is listed in
+    `otherData`.
+    """
     names = sorted(engine_ids)
     recordings = await asyncio.gather(*(_one(name, record, seconds) for name in names))
     return await asyncio.to_thread(chrome_trace, dict(zip(names, recordings, strict=True)))
 
 
 def chrome_trace(recordings: dict[str, Events | None]) -> bytes:
-    """A trace with one process per engine, in the order given; times in microseconds."""
+    """Return a trace as JSON, with one process per engine in the order given, and times in microseconds."""
     shown: list[dict[str, Any]] = []
     for pid, (engine_id, events) in enumerate(recordings.items()):
         rows = {PHASES: "phases", ROUNDS: "rounds", ROUNDS + 1: "rounds", DRAFTER: "drafter"}
@@ -52,6 +56,6 @@ async def _one(engine_id: str, record: Record, seconds: float) -> Events | None:
         async with asyncio.timeout(seconds + LATE_S):
             return await record(engine_id, seconds)
     except Exception as error:
-        # Any exception: the transport defines what it raises for an engine that is gone or hangs.
+        # For an engine that is gone or hangs, the transport may raise any exception.
         logger.warning("Engine %s returned no trace: %s", engine_id, type(error).__name__)
         return None

@@ -1,4 +1,4 @@
-"""Hook of `/trace`. Commands import this file, so it imports its implementation only when needed."""
+"""Hook of `/trace`. The implementation is imported only when needed, because commands import this file."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ operator_paths = ("/trace",)
 
 
 def add_router_routes(app: "FastAPI", fronts: "Sequence[ModelFront]") -> None:
-    """Add the endpoint."""
+    """Add `GET /trace`."""
     from wingbeat.deployments.round_traces.routes import add_trace_route
 
     def engine_ids() -> frozenset[str]:

@@ -13,7 +13,7 @@ MAX_TRACE_S = 30.0
 
 
 def add_trace_route(app: FastAPI, engine_ids: Callable[[], frozenset[str]], record: Record) -> None:
-    """Add the endpoint.
+    """Add `GET /trace`.
 
     Args:
         engine_ids: returns the ids of all live engines.
@@ -27,7 +27,7 @@ def add_trace_route(app: FastAPI, engine_ids: Callable[[], frozenset[str]], reco
 
 
 def _seconds(text: str | None) -> float:
-    """Seconds to record.
+    """Return the seconds to record.
 
     Raises:
         ApiError: the text is not a number, or out of range.

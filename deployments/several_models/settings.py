@@ -15,13 +15,13 @@ OF_ONE_MODEL = (
     *("model", "served_model_name", "drafter", "engine_dir", "lora_modules"),
     *("lora_update_dir", "prefix_dir", "recording_dir"),
 )
-"""Settings that belong into an entry of `models`, never beside it."""
+"""Settings that may be given only in an entry of `models`."""
 OF_ROUTER = (
     *("models", "api_key", "operator_key", "allowed_hosts", "allowed_origins", "unknown_fields", "access_log"),
     *("otlp_traces_endpoint", "max_body_bytes", "max_answer_bytes", "max_ongoing_requests", "shutdown_timeout_s"),
     *("num_router_replicas", "router_autoscaling_config"),
 )
-"""Settings that belong beside `models`, never into an entry."""
+"""Settings that may be given only beside `models`, for all models."""
 _EXAMPLE = '[{"model": "org/one"}, {"model": "org/two", "drafter": "ngram"}]'
 
 
@@ -35,7 +35,7 @@ def _from_command_line(value: Any) -> Any:
 
 
 Models = Annotated[tuple[dict[str, Any], ...] | None, BeforeValidator(_from_command_line)]
-"""Type of the setting: the settings of each model, or JSON of them on the command line."""
+"""Type of the setting `models`: a list with the settings of each model; on the command line, JSON of the list."""
 _DESCRIPTION = (
     "Several models behind one endpoint; a request's `model` chooses one. A list of the settings of each model, such "
     f"as {_EXAMPLE}; settings given beside it apply to all models."
@@ -44,7 +44,7 @@ SETTINGS = {"models": (Models, Field(None, description=_DESCRIPTION, json_schema
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raise ValueError for a wrong entry, naming its place in the list and the field."""
+    """Raise ValueError for a wrong entry; the message names the entry's place in the list and the field."""
     names = [name for one in config.served() for name in one.all_names()] if config.models is not None else []
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -52,7 +52,7 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def served(config: "AppConfig") -> "tuple[AppConfig, ...] | None":
-    """The complete settings of each model; None if there is only one model.
+    """Return the complete settings of each model; None if the setting `models` is not given.
 
     Raises:
         ValueError: a setting is wrong, or in the wrong place.
@@ -62,7 +62,7 @@ def served(config: "AppConfig") -> "tuple[AppConfig, ...] | None":
     misplaced = next((name for name in OF_ONE_MODEL if name in config.model_fields_set), None)
     if misplaced is not None:
         raise ValueError(f"{misplaced} is given beside models: put it into the entry of its model")
-    common = {"threads": 1, **_beside(config)}  # by default each model would use all CPU threads
+    common = {"threads": 1, **_beside(config)}  # without this, each model would use all CPU threads
     return tuple(_one(config, index, common, entry) for index, entry in enumerate(config.models))
 
 
@@ -83,7 +83,7 @@ def _one(config: "AppConfig", index: int, common: dict[str, Any], entry: dict[st
 
 
 def with_served(config: "AppConfig", served: "tuple[AppConfig, ...]", names: tuple[str, ...]) -> "AppConfig":
-    """Settings of several models in which the fields `names` are replaced by those in `served`."""
+    """Return settings of several models in which the fields `names` have the values that they have in `served`."""
     entries = tuple(
         entry | {name: getattr(one, name) for name in names} for entry, one in zip(config.models, served, strict=True)
     )

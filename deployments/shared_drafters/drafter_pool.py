@@ -1,7 +1,8 @@
-"""Pool of the drafters that all verifiers of an application share: keeps them running and ranks them by load.
+"""Pool of the drafters that all verifiers of an application share, which keeps the drafters running and ranks them by
+load.
 
-The pool is a Serve deployment of one replica without resources of its own, so that the application starts even while
-its drafters cannot. The drafters are Ray actors that Ray places by itself; they end with this replica.
+The pool is a Serve deployment of one replica that reserves no resources, so that the application can start even if its
+drafters cannot be placed. The drafters are Ray actors that Ray places separately and that end with this replica.
 """
 
 import asyncio
@@ -18,16 +19,16 @@ from wingbeat.deployments.shared_drafters.pool_member import PoolMember
 from wingbeat.deployments.shared_drafters.shared_drafter import Candidate, SharedDrafter
 
 BALANCE_S = 10.0
-"""Seconds between two checks whether drafters have unequal numbers of verifiers, for example after a restart."""
+"""Seconds between two checks whether drafters have unequal numbers of verifiers, as they have after a restart."""
 END_S = 5.0
-"""Seconds for cancelled tasks to end."""
+"""Maximum seconds to wait until cancelled tasks have ended."""
 UNEQUAL = 2
-"""Difference in verifiers between two drafters at which the fuller one releases a verifier, whose contexts are then
-prefilled again.
+"""Difference between the numbers of verifiers of two drafters at which the drafter with more verifiers releases one.
+Another drafter must then prefill the contexts of the released verifier.
 """
 FAR = 1
-"""Extra verifiers that a drafter on another node counts as in the ranking. Less than `UNEQUAL`, so that a released
-verifier does not come back.
+"""In the ranking, number of verifiers that is added for a drafter on another node. The number is less than `UNEQUAL`,
+so that a released verifier does not come back.
 """
 
 
@@ -47,10 +48,11 @@ class DrafterPool:
         self._tasks.append(loop.create_task(self._balance()))
 
     async def candidates(self, node: str) -> list[Candidate]:
-        """Drafters that a verifier on this node may request a place from, in the order of `by_load`; may be empty.
+        """Return the drafters that a verifier on a node may request a place from, in the order of `by_load`; may be
+        empty.
 
-        The caller is expected to use the first drafter, which is counted at once, so that concurrent callers are
-        spread.
+        The pool assumes that the caller will use the first drafter, and counts the verifier there at once, so that
+        concurrent callers are spread.
         """
         found = by_load(self._members, node, self._spans_nodes)
         if found:
@@ -62,7 +64,7 @@ class DrafterPool:
         self._members[number].blame()
 
     async def stats(self) -> list[dict[str, Any]]:
-        """Figures by drafter: process id, served channels, and the number of starts."""
+        """Return the figures of each drafter: process id, served channels, and number of starts."""
         return [
             {
                 "pid": 0 if member.status is None else member.status.process.pid,
@@ -86,7 +88,7 @@ class DrafterPool:
 
 
 def deployment(mark: str) -> serve.Deployment:
-    """Serve deployment of one model's pool; `mark` is the suffix of the names of the model's deployments."""
+    """Return the Serve deployment of one model's pool; `mark` is the suffix of the names of the model's deployments."""
     return serve.deployment(
         DrafterPool,
         name=f"DrafterPool{mark}",
@@ -101,10 +103,10 @@ def deployment(mark: str) -> serve.Deployment:
 
 
 def by_load(members: list[PoolMember], node: str, spans_nodes: bool = False) -> list[PoolMember]:
-    """Members that a verifier on a node can reach, nearest and least loaded first.
+    """Return the members that a verifier on a node can reach, nearest and least loaded first.
 
     Args:
-        spans_nodes: whether channels reach other nodes, which channels in memory do not.
+        spans_nodes: whether channels reach other nodes; channels in memory do not.
     """
 
     def cost(member: PoolMember) -> tuple[int, int]:
@@ -116,9 +118,9 @@ def by_load(members: list[PoolMember], node: str, spans_nodes: bool = False) -> 
 
 
 def overloaded(members: list[PoolMember], spans_nodes: bool = False) -> list[PoolMember]:
-    """Members that shall release one verifier because another member in their reach has far fewer.
+    """Return the members that shall release one verifier each, because another member in reach has far fewer verifiers.
 
-    At most one per node, or one in total if channels span nodes.
+    There is at most one such member per node, or one in total if channels span nodes.
     """
     there, found = [member for member in members if member.answers], []
     nodes = {member.status.process.node for member in there}

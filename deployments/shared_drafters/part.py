@@ -1,4 +1,4 @@
-"""Hooks of shared drafters. Commands import this file, so it imports its implementation only when needed."""
+"""Hooks of shared drafters. The implementation is imported only when needed, because commands import this file."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,12 @@ settings = "wingbeat.deployments.shared_drafters.settings:SETTINGS"
 
 
 def num_shared_drafters(config: "AppConfig") -> int:
-    """Number of shared drafters; 0 if each verifier has its own."""
+    """Return the number of shared drafters; 0 if each verifier has a drafter of its own."""
     return config.drafters.num if config.drafters is not None and config.has_drafter() else 0
 
 
 def bind_drafters(config: "AppConfig", mark: str) -> Any:
-    """The pool's deployment; None if each verifier has its own drafter."""
+    """Return the pool's deployment; None if each verifier has a drafter of its own."""
     if not num_shared_drafters(config):
         return None
     from wingbeat.deployments.shared_drafters.drafter_pool import deployment
@@ -32,7 +32,9 @@ def bind_drafters(config: "AppConfig", mark: str) -> Any:
 
 
 def launch_drafter(config: "AppConfig", pool: Any, channel: str | None) -> "Callable[..., Any] | None":
-    """Factory of a verifier's place in a shared drafter; None if each verifier has its own."""
+    """Return the function that makes a verifier's place in a shared drafter; None if each verifier has a drafter of its
+    own.
+    """
     if not num_shared_drafters(config):
         return None
     from functools import partial
@@ -44,7 +46,7 @@ def launch_drafter(config: "AppConfig", pool: Any, channel: str | None) -> "Call
 
 
 def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
-    """Metrics of shared drafters: whether an engine has no place."""
+    """Yield the metrics of shared drafters: whether an engine has no place in a drafter."""
     from wingbeat.deployments.metrics.families import gauge
     from wingbeat.deployments.metrics.vllm_families import LABELS, rows
 

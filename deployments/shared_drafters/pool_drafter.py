@@ -1,4 +1,4 @@
-"""A verifier's place in a shared drafter: the `DrafterHandle` of a verifier without its own drafter."""
+"""A verifier's place in a shared drafter, which is the `DrafterHandle` of a verifier that has no drafter of its own."""
 
 import asyncio
 import logging
@@ -19,16 +19,16 @@ from wingbeat.deployments.shared_drafters.shared_drafter import Candidate
 logger = logging.getLogger(__name__)
 RETRY_S = 0.5
 CANDIDATES_S = 30.0
-"""Seconds for the pool to return its candidates; then it is called again."""
+"""Maximum seconds to wait until the pool has returned its candidates; after that the pool is called again."""
 TELL_AFTER_S = 2.0
-"""Seconds without a drafter after which one log line gives the reason."""
+"""Seconds without a drafter after which a log line gives the reason, once."""
 
 
 class Pool(Protocol):
     """Interface of the `DrafterPool` for a verifier."""
 
     async def candidates(self) -> list[Candidate]:
-        """Reachable drafters, the least loaded first. Raises if the pool cannot be called."""
+        """Return the drafters in reach, the least loaded first; raises if the pool cannot be called."""
         ...
 
     def left(self, number: int) -> None:
@@ -40,7 +40,7 @@ class ServedPool:
     """The application's pool, called through Serve."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
-        # As in `ServeEngines`: a verifier that hangs must not hold up the pool.
+        # gRPC is used for the reason given in `ServeEngines`: a verifier that hangs must not block the pool.
         self._handle = handle.options(_by_reference=False)
         self._node = node_id()
 
@@ -54,12 +54,12 @@ class ServedPool:
 
 
 class PoolDrafter:
-    """A verifier's place, from the search for a drafter to its release.
+    """A verifier's place in a shared drafter, from the search for a drafter to the release of the place.
 
     Args:
-        terms: pickled `DrafterTerms`; None if they are not settled.
+        terms: pickled `DrafterTerms`; None if the verifier has not sent them yet.
         falls_back: whether the verifier has another channel to offer if no drafter reaches this one.
-        patience_s: seconds that a start waits for a place.
+        patience_s: maximum seconds that the start of an engine waits for a place.
     """
 
     def __init__(
@@ -83,18 +83,20 @@ class PoolDrafter:
         self._at: Candidate | None = None
 
     async def needs(self, terms: bytes) -> None:
-        """Store the terms and return None: no drafter may be running, so the engine's process finds the needs."""
+        """Store the terms and return None, because no drafter may be running; the engine's process then finds out the
+        needs.
+        """
         self.terms = terms
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
-        """Find a drafter with room, however long that takes. Returns the drafter's process id.
+        """Find a drafter with room, however long that takes, and attach it; returns the drafter's process id.
 
         Args:
-            next_incarnation: returns an incarnation number that has not been used; called for every attempt.
+            next_incarnation: function that returns an unused incarnation number; called once per attempt.
 
         Raises:
-            ChannelError: no running drafter reaches the channel, and the verifier has another channel; raised at most
-                once.
+            ChannelError: no running drafter reaches the channel, and the verifier has another channel to offer; raised
+                at most once.
         """
         self._channel_name = channel_name
         began, told = self._clock(), ""
@@ -108,18 +110,22 @@ class PoolDrafter:
             await self._sleep(RETRY_S)
 
     async def renew(self) -> bool:
-        """False: the pool replaces the drafter, and another drafter may have room at once."""
+        """Do nothing and return False, because the pool replaces lost drafters, and another drafter may have room at
+        once.
+        """
         return False
 
     def kill(self) -> None:
-        """Give up the place without waiting; the drafter stays for other verifiers."""
+        """Give up the place without waiting; the drafter keeps running for other verifiers."""
         at, self._at = self._at, None
         if at is not None:
             at.drafter.detach(self._channel_name)
             self._pool.left(at.number)
 
     async def _try_all(self, next_incarnation: Callable[[], int]) -> tuple[int | None, str]:
-        """Process id of the first drafter with room, or None and the reason."""
+        """Attach to the first drafter with room; returns its process id, or None and the reason why no drafter has
+        room.
+        """
         try:
             async with asyncio.timeout(CANDIDATES_S):
                 candidates = await self._pool.candidates()
@@ -131,7 +137,7 @@ class PoolDrafter:
             self._at = candidate
             try:
                 placed = await candidate.drafter.attach(self._channel_name, next_incarnation(), self.terms)
-            except Exception as error:  # gone, unresponsive, or made for other verifiers: another drafter may fit
+            except Exception as error:  # the drafter is gone, unresponsive or unsuitable; another drafter may fit
                 why = f"drafter {candidate.number} cannot be used ({root_cause(error)})"
                 self.kill()
                 num_unreached += isinstance(error, ChannelError)

@@ -1,4 +1,4 @@
-"""A member of a drafter pool: starts a drafter, and replaces it when it dies or stops responding."""
+"""A member of a drafter pool, which starts a drafter, and replaces the drafter when it dies or stops responding."""
 
 import asyncio
 import logging
@@ -12,24 +12,24 @@ from wingbeat.deployments.shared_drafters.shared_drafter import SharedDrafter
 
 logger = logging.getLogger(__name__)
 APPEARS_S = 900.0
-"""Seconds for a drafter to be placed, to load and to answer; then another one is started, which Ray may place
-elsewhere.
+"""Maximum seconds until a drafter has been placed, has loaded and has answered. After that another drafter is started,
+which Ray may place on another node.
 """
 ASK_S = 0.5
-"""Seconds between two status calls; a drafter with a call unanswered for longer gets no further verifiers."""
+"""Seconds between two status calls. A drafter that leaves a call unanswered for longer gets no further verifiers."""
 PATIENCE_S = 60.0
-"""Seconds of silence after which a drafter counts as stuck without a complaint by a verifier; it may be compiling
-kernels until then.
+"""Seconds of silence after which a drafter counts as stuck even if no verifier has left it. The limit is long because a
+drafter may be compiling kernels.
 """
 
 
 class PoolMember:
-    """A sequence of drafters under one number, one at a time.
+    """Keeps one drafter running under one number; a drafter that ends is replaced by the next.
 
     Args:
-        start: starts another drafter.
-        complaint_s: seconds of silence after which a drafter counts as stuck that a verifier has just left.
-        back_off_s: the first pause above 0 in a series of failures, in seconds; later pauses double.
+        start: function that starts a drafter.
+        complaint_s: seconds of silence after which a drafter counts as stuck if a verifier has just left it.
+        back_off_s: pause before the second retry in a series of failures, in seconds; later pauses double.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class PoolMember:
         self.drafter: SharedDrafter | None = None
         """The drafter that is starting or running."""
         self.status: DrafterStatus | None = None
-        """Latest status; None until the drafter has loaded."""
+        """Latest status of the drafter; None until the drafter has loaded."""
         self.num_promised = 0
-        """Verifiers that were directed to the drafter since the latest status."""
+        """Number of verifiers that were directed to the drafter since the latest status."""
         self.num_started = 0
         self._start = start
         self._complaint_s = complaint_s
@@ -59,7 +59,7 @@ class PoolMember:
 
     @property
     def num_verifiers(self) -> int:
-        """Verifiers that the drafter serves or is about to serve."""
+        """Number of verifiers that the drafter serves or is about to serve."""
         return self.num_promised + (0 if self.status is None else len(self.status.channels))
 
     @property
@@ -69,7 +69,7 @@ class PoolMember:
         return self.status is not None and waits_s < 2 * ASK_S
 
     def blame(self) -> None:
-        """Report that a verifier has left, which shortens the limit of silence: the drafter may be stuck."""
+        """Report that a verifier has left the drafter, which may be stuck; this shortens the limit of silence."""
         self._blamed = True
 
     async def run(self) -> None:
@@ -77,7 +77,8 @@ class PoolMember:
         while True:
             try:
                 lived_s, why = await self._live()
-                # A drafter that never answered gets a new actor, because the old actor or its node may be at fault.
+                # If the drafter never answered, the next drafter gets a new actor, because the old actor or its node
+                # may be at fault.
                 keeps_host = lived_s > 0 and await self.drafter.renew()
             except BaseException:
                 self._end()
@@ -89,7 +90,7 @@ class PoolMember:
             await self._sleep(pause_s)
 
     async def _live(self) -> tuple[float, str]:
-        """Run one drafter to its end. Returns its lifetime in seconds and the reason of the end."""
+        """Run one drafter until it ends; returns its lifetime in seconds and the reason why it ended."""
         began: float | None = None
         try:
             if self.drafter is None:
@@ -109,11 +110,11 @@ class PoolMember:
                 status = await self._ask(self.drafter)
         except TimeoutError:
             return (0.0, "does not start") if began is None else (self._clock() - began, "is silent")
-        except Exception as error:  # any exception from Ray or from the drafter's constructor: there is no drafter
+        except Exception as error:  # of Ray or of the drafter's constructor; there is no drafter then
             return 0.0 if began is None else self._clock() - began, f"is gone ({root_cause(error)})"
 
     async def _ask(self, drafter: SharedDrafter) -> DrafterStatus:
-        """The drafter's status.
+        """Request the drafter's status and return it.
 
         Raises:
             TimeoutError: no answer within the limit of silence.

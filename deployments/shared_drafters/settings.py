@@ -1,4 +1,4 @@
-"""Settings of drafters that verifiers share, instead of one drafter per verifier."""
+"""Settings of drafters that verifiers share, which replace one drafter per verifier."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 VERIFIERS_HELD = 8
-"""Number of verifiers that a drafter has slots for by default; enough to take over those of failed drafters."""
+"""Default number of verifiers that a drafter has slots for. The number is high enough to take over the verifiers of
+failed drafters.
+"""
 
 SHARED_DRAFTERS, _REMEDY = "`drafters`", "leave drafters out"
 
@@ -42,10 +44,10 @@ class DrafterPoolOptions(Settings):
     )
 
     def slots(self, max_num_seqs: int) -> int:
-        """Number of sequences that one drafter holds.
+        """Return the number of sequences for which one drafter has slots.
 
         Args:
-            max_num_seqs: sequences of one verifier.
+            max_num_seqs: maximum sequences of one verifier.
         """
         return self.max_num_seqs or VERIFIERS_HELD * max_num_seqs
 
@@ -72,7 +74,7 @@ REFUSED = (
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raise ValueError if a drafter has no room for one verifier."""
+    """Raise ValueError if a drafter has not enough slots for one verifier."""
     most, needed = config.drafters and config.drafters.max_num_seqs, config.most_num_seqs()
     if most is not None and most < needed:
         raise ValueError(f"drafters.max_num_seqs is {most}: use at least max_num_seqs, {needed}, or no verifier fits")
@@ -89,6 +91,6 @@ def check_before_start(config: "AppConfig") -> None:
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether shared drafters are requested, and by which setting."""
+    """Return whether the settings ask for shared drafters, and words that name the setting."""
     shared = config.drafters
     return {SHARED_DRAFTERS: (shared is not None, f"drafters.num is {shared and shared.num}")}

@@ -1,4 +1,4 @@
-"""Process of a shared drafter: its calls, and the limits of what verifiers may use."""
+"""Code of a shared drafter's process: its calls, and the limits of slots and memory that verifiers may use."""
 
 import logging
 import os
@@ -25,7 +25,8 @@ class SharedDrafterCalls(drafter_calls.DrafterCalls):
         """Serve one more channel if there is room.
 
         Args:
-            terms: as for `needs`, of which a shared drafter uses no loan; None if the verifier has none.
+            terms: pickled `DrafterTerms` as for `needs`, whose loan a shared drafter does not use; None if the verifier
+                has sent no terms.
 
         Raises:
             ChannelError, ValueError: as `DrafterThread.attach`.
@@ -39,7 +40,7 @@ class SharedDrafterCalls(drafter_calls.DrafterCalls):
         return Placed(os.getpid())
 
     def detach(self, name: ChannelName) -> None:
-        """Stop serving a channel; does nothing if it is not served."""
+        """Stop serving a channel; does nothing if the channel is not served."""
         self._thread.detach(name)
 
     def release_newest(self) -> None:
@@ -55,10 +56,10 @@ def serve(connection: Connection) -> None:
 
 
 def room_of(config: AppConfig, device: torch.device) -> DraftRoom:
-    """Slots and memory that verifiers may use, once the drafter's weights are on its device."""
+    """Return the slots and memory that verifiers may use; called once the drafter's weights are on its device."""
     options, limits = config.drafters, config.engine_config()
     share = min(config.num_gpus_per_drafter, 1.0) or 1.0
     budget = memory_budget(replace(limits, kv_cache_memory_bytes=None, gpu_share=share), device)
     if device.type == "cpu":
-        budget //= options.num  # all drafters of the pool may be on one node
+        budget //= options.num  # because all drafters of the pool may be on one node
     return DraftRoom(options.slots(limits.max_num_seqs), options.kv_cache_memory_bytes or max(budget, 0))

@@ -13,8 +13,8 @@ from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, re
 from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus
 
 ANSWER_S = 60.0
-"""Seconds for the answer about a place: a drafter on a GPU compiles kernels and captures graphs for its first
-verifier.
+"""Maximum seconds to wait for the answer about a place. The limit is long because a drafter on a GPU compiles kernels
+and captures graphs for its first verifier.
 """
 
 
@@ -23,7 +23,7 @@ class Placed(NamedTuple):
 
     pid: int
     refusal: str | None = None
-    """Why the verifier has no place; None if it has one."""
+    """Why the verifier gets no place; None if it has got a place."""
 
 
 class SharedDrafterActor(DrafterActor):
@@ -33,19 +33,21 @@ class SharedDrafterActor(DrafterActor):
 
 
 class SharedDrafter:
-    """Handle of a drafter's actor that can be sent between processes. The actor ends with its starting process."""
+    """Handle of a drafter's actor, which can be sent between processes. The actor ends with the process that started
+    it.
+    """
 
     def __init__(self, actor: ActorHandle) -> None:
         self._actor = actor
 
     @classmethod
     def start(cls, config: AppConfig) -> Self:
-        """Start an actor; returns before Ray has placed it, whether the cluster has room or not."""
+        """Start an actor and return its handle at once, before Ray has placed the actor."""
         options = shared_drafter_options(config.drafter_share())
         return cls(ray.remote(SharedDrafterActor).options(max_restarts=0, **options).remote(config))
 
     async def status(self) -> DrafterStatus:
-        """The drafter's status, once it has loaded; raises if the actor is gone."""
+        """Wait until the drafter has loaded, then return its status; raises if the actor is gone."""
         return await self._actor.status.remote()
 
     async def attach(self, channel_name: str, incarnation: int, terms: bytes | None) -> Placed:
@@ -55,7 +57,7 @@ class SharedDrafter:
             terms: pickled `DrafterTerms`, or None.
 
         Raises:
-            TimeoutError: no answer within `ANSWER_S`.
+            TimeoutError: the actor has not answered within `ANSWER_S`.
             Exception: the drafter is gone, or cannot serve this verifier.
         """
         async with asyncio.timeout(ANSWER_S):
@@ -70,11 +72,13 @@ class SharedDrafter:
         self._actor.call.remote("release_newest")
 
     async def renew(self) -> bool:
-        """Begin another process in the actor, which serves no channel yet; False if the actor is gone too."""
+        """Begin another process, which serves no channel yet, in the same actor; returns False if the actor is gone or
+        stuck.
+        """
         return await renewed(self._actor)
 
     def kill(self, process: ActorProcess | None) -> None:
-        """Kill the drafter without waiting: through Ray, and by signal if its process is known."""
+        """Kill the drafter without waiting for its end: through Ray, and by signal if its process is known."""
         ray.kill(self._actor, no_restart=True)
         if process is not None:
             process.kill()
@@ -84,5 +88,5 @@ class Candidate(NamedTuple):
     """A drafter from which a verifier may request a place."""
 
     number: int
-    """Number of the pool's member."""
+    """Number of the pool's member that keeps the drafter running."""
     drafter: SharedDrafter

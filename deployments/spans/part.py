@@ -1,4 +1,4 @@
-"""Hooks of spans of requests. Commands import this file, so it imports its implementation only when needed."""
+"""Hooks of spans of requests. The implementation is imported only when needed, because commands import this file."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ settings = "wingbeat.deployments.spans.settings:SETTINGS"
 
 
 def request_watcher(config: "AppConfig") -> "RequestWatcher | None":
-    """Watcher that writes spans; None if no endpoint is set."""
+    """Return a watcher that writes spans; None if no endpoint is set."""
     if config.otlp_traces_endpoint is None:
         return None
     from wingbeat.deployments.spans.tracing import RequestTracer, exporting_provider

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of requests: one per HTTP request, one per choice within it.
+"""OpenTelemetry spans of requests: one span per HTTP request, and within it one span per choice.
 
 OpenTelemetry's packages are optional and are imported only when a tracer is created.
 """
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def exporting_provider(endpoint: str, model_name: str) -> "TracerProvider":
-    """Provider that sends spans to a collector over HTTP, in batches from its own thread.
+    """Return a provider that sends spans to a collector over HTTP, in batches and from a thread of its own.
 
     Args:
-        endpoint: such as http://localhost:4318/v1/traces.
+        endpoint: URL of the collector, such as http://localhost:4318/v1/traces.
     """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -45,11 +45,12 @@ class RequestTracer:
         self._provider = provider
         self._tracer = provider.get_tracer("wingbeat")
         self._extract = TraceContextTextMapPropagator().extract
-        # Requests are timed by a monotonic clock; spans require the time of day.
+        # The offset between the clocks is stored, because requests are timed by a monotonic clock and spans need the
+        # time of day.
         self._epoch_s = time.time() - time.perf_counter()
 
     def begin(self, method: str, path: str, headers: Any, request_id: str, arrived_at: float) -> "RequestSpan":
-        """Begin the span of a request that has arrived; its `traceparent` header names the parent span."""
+        """Begin the span of a request that has arrived; the request's header `traceparent` names the parent span."""
         from opentelemetry.trace import SpanKind
 
         carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
@@ -64,18 +65,18 @@ class RequestTracer:
         return RequestSpan(self, span)
 
     def nanoseconds(self, clock_s: float) -> int:
-        """Time of day in nanoseconds of a time on the requests' monotonic clock."""
+        """Convert a time of the requests' monotonic clock to the time of day in nanoseconds."""
         return int(1e9 * (self._epoch_s + clock_s))
 
     def start_child(self, parent: Any, name: str, attributes: dict[str, Any], start_s: float) -> Any:
-        """Begin a span within another one."""
+        """Begin a span within the span `parent`, and return it."""
         from opentelemetry.trace import set_span_in_context
 
         context = set_span_in_context(parent)
         return self._tracer.start_span(name, context, attributes=attributes, start_time=self.nanoseconds(start_s))
 
     def close(self) -> None:
-        """Send remaining spans."""
+        """Send the spans that are not sent yet."""
         self._provider.shutdown()
 
 
@@ -109,7 +110,7 @@ class RequestSpan:
         span.end(self._tracer.nanoseconds(ended_at))
 
     def end(self, status: int) -> None:
-        """End the span after the answer."""
+        """End the span; called after the answer was sent."""
         from opentelemetry.trace import StatusCode
 
         self._span.set_attribute("http.response.status_code", status)

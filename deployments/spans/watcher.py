@@ -9,7 +9,7 @@ from wingbeat.deployments.request_context import RequestContext
 from wingbeat.deployments.spans.tracing import RequestTracer
 
 TRACED = "/v1"
-"""Path prefix of requests that get spans; scrapes and health checks get none."""
+"""Path prefix of requests that get spans. Scrapes and health checks get no spans."""
 
 
 class SpanWriter(RequestWatcher):
@@ -19,7 +19,7 @@ class SpanWriter(RequestWatcher):
         self._tracer = tracer
 
     def began(self, scope: Scope, context: RequestContext) -> None:
-        """Begin the span, to which choices add theirs."""
+        """Begin the request's span, within which the spans of choices are created."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path.startswith(TRACED):
             context.span = self._tracer.begin(
@@ -36,5 +36,5 @@ class SpanWriter(RequestWatcher):
             context.span.end(context.status)
 
     def close(self) -> None:
-        """Send remaining spans."""
+        """Send the spans that are not sent yet."""
         self._tracer.close()

@@ -30,7 +30,7 @@ model_settings = {
 
 
 def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
-    """Whether suffix drafts beside a drafter are requested, and by which setting."""
+    """Return whether the settings ask for suffix drafts beside a drafter, and words that name the setting."""
     none = config.choice().drafts
     return {
         SUFFIX_BESIDE: (config.suffix_beside, "suffix_beside is True"),
@@ -39,7 +39,7 @@ def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
 
 
 def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
-    """Counters of rounds whose tree continued earlier text."""
+    """Yield counters of rounds whose draft tree continued earlier text."""
     from wingbeat.deployments.metrics.families import counter
     from wingbeat.deployments.metrics.vllm_families import LABELS, rows
 

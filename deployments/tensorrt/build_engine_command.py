@@ -19,7 +19,7 @@ from wingbeat.runtime.tensorrt.rounding import rounding_between
 
 
 def build_engine_command(config: BuildEngineConfig) -> None:
-    """Export a verifier and its head, and build their engines.
+    """Export a verifier and its head, and build TensorRT engines of both.
 
     Raises:
         UserError: a checkpoint or a setting cannot be used, or a builder is missing; one line.
@@ -44,7 +44,7 @@ def build_engine_command(config: BuildEngineConfig) -> None:
 
 
 def rounding_note(plan: BuildPlan) -> str | None:
-    """How the chosen dtype rounds the checkpoint's numbers, for people; None if it does not.
+    """Return a line about how the chosen dtype rounds the checkpoint's numbers; None if no number is rounded.
 
     Raises:
         ModelCheckpointError: the checkpoint cannot be loaded.
@@ -58,7 +58,9 @@ def rounding_note(plan: BuildPlan) -> str | None:
 
 @contextmanager
 def _progress(num_steps: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar on stderr; yields a function to call with each step's name when the step begins."""
+    """Context manager with a progress bar on stderr; yields a function to call with each step's name when the step
+    begins.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task, begun = progress.add_task("starting", total=num_steps), count()
@@ -67,7 +69,7 @@ def _progress(num_steps: int) -> Iterator[Callable[[str], None]]:
 
 
 def summary(directory: EngineDirectory) -> str:
-    """A line about a directory, for people."""
+    """Return a line about an engine directory, for people to read."""
     base = directory.base
     engines = f"engines by {base.builder} {base.tools[base.builder]}" if base.builder else "ONNX files only"
     drafter = "no drafter" if directory.draft is None else f"drafter {directory.draft.name}"

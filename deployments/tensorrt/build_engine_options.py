@@ -70,7 +70,7 @@ class BuildEngineConfig(PartLimits, ModelFolder):
         return self
 
     def limits(self) -> Limits:
-        """Shapes of the engines."""
+        """Return the maximum shapes for which the engines are built."""
         return Limits(
             max_batch_size=self.max_batch,
             max_input_len=self.max_input_len,
@@ -82,12 +82,12 @@ class BuildEngineConfig(PartLimits, ModelFolder):
         )
 
     def plan(self) -> "BuildPlan":
-        """Plan of the build.
+        """Return the plan of the build.
 
         Raises:
             ValueError: the drafter is not a head's folder.
         """
-        import torch  # imported late: torch takes seconds, for which no command's help should wait
+        import torch  # imported here, because torch takes seconds and no command's help should wait for it
 
         from wingbeat.runtime.tensorrt.build import BuildPlan
 
@@ -113,7 +113,7 @@ class BuildEngineConfig(PartLimits, ModelFolder):
 
 
 def weights_dtype(folder: Path) -> str:
-    """Dtype of the weights, by torch's name: config.json's, else that of most numbers, else float32.
+    """Return torch's name of the weights' dtype: config.json's dtype, else the dtype of most numbers, else float32.
 
     Raises:
         ModelCheckpointError: a file cannot be read.

@@ -12,12 +12,12 @@ from wingbeat.runtime.tensorrt.engine_directory import BASE_CONFIG, DRAFT_TO_TAR
 
 
 def is_engine_directory(folder: Path) -> bool:
-    """Whether a folder is an engine directory."""
+    """Return whether a folder is an engine directory."""
     return (folder / BASE_CONFIG).is_file()
 
 
 def show_engines(folder: Path, as_json: bool) -> None:
-    """Print an engine directory, after reading every file and checking it against the recorded digest.
+    """Check every file of an engine directory against its recorded digest, then print the directory's content.
 
     Raises:
         EngineDirectoryError: a file or a field is wrong.
@@ -35,7 +35,7 @@ def show_engines(folder: Path, as_json: bool) -> None:
 
 
 def engine_findings(directory: EngineDirectory) -> dict[str, Any]:
-    """The content of a directory, as one object."""
+    """Return the content of an engine directory as one object."""
     base, draft = directory.base, directory.draft
     kv_numbers = sum(layer.attention().kv_size for layer in base.layers)
     itemsize = base.torch_dtype.itemsize

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(app: "typer.Typer") -> None:
-    """Add the command, which parses its arguments when it runs, after checking that the named folders exist."""
+    """Add the command. When it runs, it first checks that the named folders exist, and then parses its arguments."""
     import typer
 
     from wingbeat.deployments.cli.commands import READS_LATER

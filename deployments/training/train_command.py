@@ -9,7 +9,7 @@ from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 
 
 def train_app() -> typer.Typer:
-    """The app `wingbeat train` with its subcommands."""
+    """Return the typer application `wingbeat train` with its subcommands."""
     app = new_app("Train a draft head for a verifier.")
 
     def drafter(config: TrainDrafterConfig) -> None:
@@ -26,5 +26,5 @@ def train_app() -> typer.Typer:
             raise UserError(str(error)) from error
 
     app.command("drafter", cls=GroupedCommand)(model_command(TrainDrafterConfig, drafter))
-    app.callback()(lambda: None)  # a callback keeps typer from merging the only subcommand into the app
+    app.callback()(lambda: None)  # without a callback, typer would merge the only subcommand into the application
     return app

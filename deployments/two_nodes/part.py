@@ -1,4 +1,6 @@
-"""Hooks of the TCP channel between two nodes. Commands import this file, so it imports its needs only when called."""
+"""Hooks of the TCP channel between two nodes. Modules are imported only when a hook is called, because commands import
+this file.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,8 @@ network_channel = "wingbeat.cluster.channels.tcp.remote_channel:RemoteChannel"
 
 
 def address(config: "AppConfig") -> str | None:
-    """This node's address if the calling verifier's rounds go over the network; None if they stay on the node.
+    """Return this node's address if the rounds of the calling verifier go over the network; None if they stay on the
+    node.
 
     Raises:
         RuntimeError: the caller does not run in a placement group.

@@ -1,1 +1,1 @@
-"""Options of vLLM in the place of settings."""
+"""Options of vLLM that can be given in place of settings."""

@@ -1,4 +1,6 @@
-"""Translates options of another server: each becomes settings, is left out with a note, or is refused with an error."""
+"""Translates options of another server. Each option becomes settings, is left out with a note, or is refused with an
+error.
+"""
 
 import difflib
 import re
@@ -8,9 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 Given = Mapping[str, Any]
 Read = Callable[[str, Any, Given], dict[str, Any]]
-"""(option's name, its value, all given options) -> settings; raises ValueError that says what to write instead."""
+"""Function (option's name, its value, all given options) -> settings; raises a ValueError that says what to write
+instead.
+"""
 Write = Callable[[str], str]
-"""Name of an option or setting -> its spelling in messages, such as `--max-num-seqs`."""
+"""Function from the name of an option or setting to its spelling in messages, such as `--max-num-seqs`."""
 _MOST_SHOWN = 80
 
 
@@ -19,12 +23,12 @@ class Row(NamedTuple):
 
     kind: Literal["same", "becomes", "left out", "refused"]
     says: str
-    """Line for users; a name in braces is a setting of Wingbeat."""
+    """Line for users about the option; a name in braces is a setting of Wingbeat."""
     read: Read
     flag: bool = False
     """Whether the option stands without a value on a command line."""
     values: tuple[Any, ...] = ()
-    """Values that are left out; empty if every value is."""
+    """Values for which the option is left out; empty if the option is left out for every value."""
 
 
 class Translated(NamedTuple):
@@ -36,31 +40,33 @@ class Translated(NamedTuple):
 
 
 def written(text: str, write: Write) -> str:
-    """Replaces the settings in braces by their spelling in messages; braces of quoted values stay as they are."""
+    """Returns the text with each setting in braces replaced by its spelling; braces of quoted values stay."""
     return re.sub(r"\{([a-z_]+)\}", lambda found: write(found[1]), text)
 
 
 def same(parse: Callable[[Any], Any] = lambda value: value, says: str = "the same") -> Row:
-    """Row of an option that is a setting of the same name; `parse` converts its value, and None is not set."""
+    """Returns the row of an option that is a setting of the same name; `parse` converts its value, and None sets
+    nothing.
+    """
     return Row("same", says, lambda name, value, given: {name: parsed} if (parsed := parse(value)) is not None else {})
 
 
 def becomes(says: str, read: Read, flag: bool = False) -> Row:
-    """Row of an option that settings of other names replace."""
+    """Returns the row of an option that settings with other names replace."""
     return Row("becomes", says, read, flag)
 
 
 def renamed(setting: str, says: str | None = None) -> Row:
-    """Row of an option that one setting of another name replaces, with the same value."""
+    """Returns the row of an option that one setting with another name replaces, with the same value."""
     return becomes(says or f"{{{setting}}}", lambda name, value, given: {setting: value})
 
 
 def left_out(why: str, *values: Any, otherwise: str | None = None, flag: bool = False) -> Row:
-    """Row of an option without effect, for one of `values`, or for every value if there are none.
+    """Returns the row of an option that is left out for each of `values`, or for every value if `values` is empty.
 
     Args:
         why: reason for users.
-        otherwise: remedy for another value, which is refused.
+        otherwise: remedy that is shown if the option has another value, which is refused.
         flag: as in `Row`.
     """
 
@@ -76,7 +82,7 @@ def left_out(why: str, *values: Any, otherwise: str | None = None, flag: bool = 
 
 
 def refused(why: str, *nothing: Any, flag: bool = False) -> Row:
-    """Row of an option that is not supported. False, None and the values in `nothing` are accepted without effect."""
+    """Returns the row of an option that is refused; only False, None and values in `nothing` are ignored instead."""
 
     def read(name: str, value: Any, given: Given) -> dict[str, Any]:
         if value is False or value in nothing:
@@ -102,7 +108,7 @@ def translate(
         where: returns the spelling of an option's name in messages.
         own: names of Wingbeat's settings.
         write: returns the spelling of a setting's name in messages.
-        beside: settings given elsewhere, which the handling of options may depend on.
+        beside: settings that were given elsewhere; the handling of options may depend on them.
 
     Raises:
         ValueError: an option is unknown, not supported, or contradicts another; one line that names the option.

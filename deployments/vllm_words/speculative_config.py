@@ -1,4 +1,4 @@
-"""Translates vLLM's `speculative_config` to settings: the drafter, its draft depth and the acceptance."""
+"""Translates vLLM's `speculative_config` to settings of the drafter, its draft depth and a forced acceptance."""
 
 import ast
 import json
@@ -18,7 +18,7 @@ METHODS = {
     **dict.fromkeys(("ngram", "ngram_gpu"), "{drafter} is `ngram`"),
     "suffix": "{drafter} is `suffix`",
 }
-"""Replacement in settings by vLLM's name of a method."""
+"""For each of vLLM's names of a method, the settings that replace it."""
 _ALLOWED = "there is no drafter of this method: use eagle3, eagle, mtp, draft_model, dflash, suffix or ngram"
 _BY_RULE = "measured costs and tracked acceptance decide each round's draft depth"
 
@@ -66,7 +66,7 @@ def _model(name: str, model: Any, given: Given) -> dict[str, Any]:
         return {}
     if method == "mtp":
         raise ValueError("MTP modules are read from the model's own checkpoint: leave `model` out")
-    if str(model).strip("[]") == "ngram":  # vLLM accepts ngram as a model if no method is given
+    if str(model).strip("[]") == "ngram":  # if no method is given, vLLM accepts ngram as the model
         return {"drafter": "ngram"}
     revision = given.get(f"{PLACE}.revision")
     return {"drafter": f"{model}@{revision}" if revision else str(model)}
@@ -77,7 +77,7 @@ def _tokens(name: str, number: Any, given: Given) -> dict[str, Any]:
         raise ValueError(
             "must be a whole number from 1 on; to decode without drafts, give {drafter} none and no speculative_config"
         )
-    if given.get(f"{PLACE}.speculative_token_tree") is not None:  # the number counts the tree's nodes, not its levels
+    if given.get(f"{PLACE}.speculative_token_tree") is not None:  # the number then counts the tree's nodes
         return {}
     of_model = not _method(given) and given.get(f"{PLACE}.model") is None
     return {"draft_steps": number} | ({"drafter": "mtp"} if of_model else {})
@@ -93,7 +93,7 @@ def _tree(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 
 def _beside(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """Reads TensorRT-LLM's `sa_config`, an object that turns suffix drafts on, or a bool."""
+    """Reads TensorRT-LLM's `sa_config`, which is an object that turns suffix drafts on, or a bool."""
     if not isinstance(value, Mapping | bool):
         raise ValueError("must be an object, such as {}, or true")
     return {"suffix_beside": value is not False}
@@ -108,7 +108,9 @@ def _method_of_acceptance(name: str, method: Any, given: Given) -> dict[str, Any
 
 
 def _length(name: str, length: Any, given: Given) -> dict[str, Any]:
-    """Converts the mean tokens per round to rates by level; as in vLLM, levels below the mean are always accepted."""
+    """Converts the mean tokens per round to acceptance rates per level; as in vLLM, levels below the mean are always
+    accepted.
+    """
     _only_synthetic(given)
     if isinstance(length, bool) or not isinstance(length, int | float):
         raise ValueError("must be a number from 1 on: mean tokens per round, the bonus token included")
@@ -119,7 +121,11 @@ def _length(name: str, length: Any, given: Given) -> dict[str, Any]:
 
 
 def _rates(name: str, rates: Any, given: Given) -> dict[str, Any]:
-    """Converts vLLM's rates, shares of all rounds by level, to rates given that the level above was accepted."""
+    """Converts vLLM's rates to Wingbeat's, by level.
+
+    vLLM's rate is the share of all rounds that accept the level; Wingbeat's is the share of the rounds that accepted
+    the level before.
+    """
     _only_synthetic(given)
     fits = isinstance(rates, list) and rates and all(isinstance(rate, int | float) for rate in rates)
     if not fits or not all(1 >= one >= next_one >= 0 for one, next_one in zip([1, *rates], rates, strict=False)):
@@ -132,7 +138,10 @@ def _rates(name: str, rates: Any, given: Given) -> dict[str, Any]:
 
 
 def _forced(rates: tuple[float, ...], given: Given) -> dict[str, Any]:
-    """Returns settings that force these rates; drafts are chains of fixed length, as in vLLM, if no tree is given."""
+    """Returns settings that force these rates.
+
+    Unless a tree is given, drafts are chains of fixed length, as in vLLM.
+    """
     chains = {} if given.get(f"{PLACE}.speculative_token_tree") is not None else {"draft_top_k": 1}
     return {"forced_acceptance": ",".join(f"{rate:.12g}" for rate in rates), "adaptive": False, **chains}
 

@@ -24,11 +24,14 @@ SHORT = {
 """vLLM's short names of options, written after one dash."""
 _THOUSANDS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _KERNELS_OF = {"awq_marlin": "awq", "gptq_marlin": "gptq", "gptq_bitblas": "gptq", "cpu_awq": "awq"}
-"""Checkpoint's quantization method by vLLM's name of a kernel for it."""
+"""For each of vLLM's names of a kernel, the quantization method of the checkpoints that it runs."""
 
 
 def _number(value: Any) -> Any:
-    """Reads vLLM's `32k` (32,000) and `32K` (32,768); `auto` and -1 are None, so that the default applies."""
+    """Reads a number in vLLM's forms, such as `32k` (32,000) and `32K` (32,768).
+
+    Returns None for `auto` and -1, so that the default applies.
+    """
     if value in ("auto", -1, "-1"):
         return None
     if isinstance(value, str) and value[-1:] in _THOUSANDS:
@@ -52,7 +55,9 @@ def _names(value: Any) -> Any:
 
 
 def _adapters(value: Any) -> Any:
-    """Reads adapters, `name=path` or `{"name": ..., "path": ...}`, one or a list; returns their folders by name."""
+    """Reads one adapter or a list of adapters, each `name=path` or `{"name": ..., "path": ...}`; returns folders by
+    name.
+    """
     entries = value if isinstance(value, list | tuple) else [value]
     found = {}
     for entry in entries:
@@ -71,7 +76,7 @@ def _adapters(value: Any) -> Any:
 
 
 def _images(value: Any) -> Any:
-    """Reads vLLM's `{"image": {"count": 4, ...}}` as `{"image": 4}`."""
+    """Converts vLLM's `{"image": {"count": 4, ...}}` to `{"image": 4}`."""
     read = json.loads(value) if isinstance(value, str) else value
     if not isinstance(read, Mapping):
         return read
@@ -89,7 +94,9 @@ def _lora(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 
 def _quantization(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """Accepts the method that the checkpoint's config.json names, and int8, to which weights can be rounded at load."""
+    """Accepts the method that the checkpoint's config.json names, and int8, to which weights can be rounded when they
+    are loaded.
+    """
     method, model = _KERNELS_OF.get(str(value), str(value)), given.get("model")
     stored = {}
     if model is not None:
@@ -127,7 +134,9 @@ _GRAPH_MODES: dict[str, dict[str, Any]] = {
     "FULL": {"cuda_graphs": "full"},
     "FULL_AND_PIECEWISE": {"cuda_graphs": "full"},
 }
-"""Setting `cuda_graphs` by vLLM's `cudagraph_mode`. Wingbeat captures whole rounds, prefill included, never pieces."""
+"""For each value of vLLM's `cudagraph_mode`, the setting `cuda_graphs`. Wingbeat captures whole rounds including
+prefill, never pieces of rounds.
+"""
 
 
 def _compiled(name: str, value: Any, given: Given) -> dict[str, Any]:
@@ -358,7 +367,7 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "enable_log_outputs": refused("texts are not logged", flag=True),
     "max_log_len": left_out("prompts are not logged"),
     "log_config_file": refused("logs go to stderr and to Ray's log files"),
-    # Options that vLLM had once.
+    # Options that only earlier versions of vLLM have.
     "speculative_model": _DRAFTED,
     "num_speculative_tokens": _DRAFTED,
     "use_v2_block_manager": left_out("there is one block manager", flag=True),

@@ -15,14 +15,14 @@ from wingbeat.deployments.vllm_words.speculative_config import PLACE, flat
 from wingbeat.deployments.vllm_words.vllm_options import SHORT, VLLM
 
 COMMANDS_OWN = {"host": False, "port": False, "address": False, "detach": True, "log_level": False, "help": True}
-"""Options of `wingbeat serve` that are not settings; True for flags, which take no value."""
+"""Options of `wingbeat serve` that are not settings; the value is True for flags, which take no value."""
 _NAMES, _ADAPTERS = "served_model_name", "lora_modules"
-"""Options that vLLM lets several values follow, each as a word of its own."""
+"""Options that, as in vLLM, may be followed by several values, each a word of its own."""
 _SAID = {"true": True, "false": False, "none": None}
 
 
 class Words(NamedTuple):
-    """A command line in which settings replace vLLM's options."""
+    """A command line in which Wingbeat's settings have replaced vLLM's options."""
 
     args: list[str]
     notes: list[str]
@@ -55,7 +55,8 @@ def without_vllm(args: Sequence[str], settings: type[BaseModel]) -> Words:
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns options with a dot, such as `limit_mm_per_prompt.image`, into objects; `speculative_config` stays flat.
+    """Converts options with a dot, such as `limit_mm_per_prompt.image`, to objects; fields of `speculative_config` stay
+    flat.
 
     Raises:
         ValueError: a field is given twice, or an option that is given beside its fields is not an object.
@@ -72,7 +73,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(one: Any, other: Any, name: str) -> dict[str, Any]:
-    """Merges two objects, each of which may be JSON."""
+    """Merges two objects, each of which may be given as JSON text."""
     objects = [_value("", part, False, {}) if isinstance(part, str) else part for part in (one, other)]
     if not all(isinstance(part, dict) for part in objects):
         raise ValueError(f"{option_name(name)} is given beside one of its fields: give one of them")
@@ -82,14 +83,14 @@ def _merged(one: Any, other: Any, name: str) -> dict[str, Any]:
 
 
 def _with_words(args: Sequence[str], settings: type[BaseModel]) -> list[str]:
-    """Adds the missing value of options that take a value or stand as flags, such as `--cuda-graphs`."""
+    """Adds the missing value after options, such as `--cuda-graphs`, that may be given with or without a value."""
     found = list(args)
     kinds = {name: field.annotation for name, field in settings.model_fields.items()}
     either = {name for name, kind in kinds.items() if plain_type(kind) is not bool and bool in get_args(kind)}
     for index, word in enumerate(args):
         name, negated, said = _name(word)
         following = args[index + 1] if index + 1 < len(args) else "-"
-        # The next word may be the model, which needs no option name, instead of the value.
+        # The next word need not be the option's value: it may be the model, which needs no option name.
         alone = negated or following.startswith("-") or "/" in following or Path(following).is_dir()
         if name in either and said is None and alone:
             found[index] = f"{option_name(name)}={'false' if negated else 'true'}"
@@ -104,7 +105,7 @@ class _Sorted(NamedTuple):
     own: dict[str, str]
     """Values of Wingbeat's options, by name; their words are in `kept`."""
     bare: list[str]
-    """Positional words, such as the model; also in `kept`."""
+    """Positional words, such as the model; these words are also in `kept`."""
 
 
 def _sorted(args: Sequence[str], own: Mapping[str, bool]) -> _Sorted:
@@ -133,7 +134,9 @@ def _sorted(args: Sequence[str], own: Mapping[str, bool]) -> _Sorted:
 
 
 def _name(word: str) -> tuple[str | None, bool, str | None]:
-    """Returns the option's name with underscores (None: positional word), whether it is negated, and its `=` value."""
+    """Returns an option's name with underscores (None for a positional word), whether it is negated, and its value
+    after `=`.
+    """
     if word[:2] == "-O" and word[2:].isdecimal():  # without a space, like a compiler's option
         word = f"-O={word[2:]}"
     option, sign, said = word.partition("=")
@@ -148,7 +151,7 @@ def _name(word: str) -> tuple[str | None, bool, str | None]:
 
 
 def _value(name: str, said: str | None, turned_on: bool, own: Mapping[str, bool]) -> Any:
-    """Parses `true`, `false`, `none` and JSON; other text, and values of Wingbeat's settings, stay text."""
+    """Parses `true`, `false`, `none` and JSON. Other text, and values of Wingbeat's own settings, stay text."""
     if said is None:
         return turned_on
     if name in own and not own[name]:
@@ -167,10 +170,10 @@ def _as_written(name: str) -> str:
 
 
 def _goes_on(name: str, word: str, before: _Sorted) -> bool:
-    """Whether `word` is one more value of the option before it.
+    """Whether `word` is a further value of the option before it.
 
-    A further model name is accepted only after the model, and if no folder has that name: a word without an option may
-    also be the model or the drafter.
+    A further model name is accepted only after the model was given and if no folder has that name, because a word
+    without an option may also be the model or the drafter.
     """
     if word.startswith("-"):
         return False

@@ -13,7 +13,7 @@ from wingbeat.deployments.cli.server_calls import LOCAL, AsJson, Key, Url, call_
 
 PATH = "/v1/weights"
 UPDATE_S = 6 * 3600.0
-"""Seconds for all replicas in turn to drain their requests and load a model."""
+"""Maximum seconds until all replicas, one after the other, have drained their requests and loaded a model."""
 COLUMNS = ("model", "engine", "state", "weights", "folder")
 
 
@@ -45,8 +45,8 @@ def add_commands(app: typer.Typer) -> None:
         operator_key: Key = None,
         as_json: AsJson = False,
     ) -> None:
-        """Have all replicas serve the weights in a folder, one replica after the other; no request is lost."""
-        # Symbolic links are resolved on the replicas' machines.
+        """Have all replicas, one after the other, load and serve the weights in a folder; no request is lost."""
+        # The path is not resolved here, because symbolic links are resolved on the replicas' machines.
         body = {"folder": str(folder.absolute()), "model": model, "drain_s": drain_s}
         body = {name: value for name, value in body.items() if value is not None}
         answer = call_server(url, operator_key, "POST", PATH + "/update", body, UPDATE_S)

@@ -1,4 +1,4 @@
-"""Hooks of pushed weights. Commands import this file, so it names its implementation without importing it."""
+"""Hooks of pushed weights. The implementation is named but not imported here, because commands import this file."""
 
 add_commands = "wingbeat.deployments.weights.command:add_commands"
 add_routes = "wingbeat.deployments.weights.routes:add_weights_routes"

@@ -1,4 +1,4 @@
-"""Weights of a model in routers and replicas, and their replacement, replica by replica."""
+"""Weights of a model in routers and replicas, and the replacement of the weights in one replica after the other."""
 
 import asyncio
 import logging
@@ -14,22 +14,24 @@ logger = logging.getLogger(__name__)
 
 
 class Weights(NamedTuple):
-    """Weights that an engine is loaded from; by default those that the settings name."""
+    """Weights that an engine is loaded from; by default the weights that the settings name."""
 
     digest: str = ""
-    """Digest of all bytes of config and weights: equal digests allow texts to continue and KV to be shared."""
+    """Digest of all bytes of config and weights; empty for the weights that the settings name. Engines with equal
+    digests may continue each other's texts and share keys and values.
+    """
     folder: str = ""
-    """Folder on the machines of the replicas."""
+    """Folder of the weights on the machines of the replicas."""
     version: int = 0
-    """Nanoseconds since 1970 by the clock of the pushing router; the later of two pushes counts."""
+    """Unix time of the push in nanoseconds by the clock of the pushing router; the later of two pushes counts."""
 
 
 class WeightsRefused(ValueError):
-    """The weights cannot be served, for the reason given; the former weights stay."""
+    """The weights cannot be served, for the reason in the message; the former weights are still served."""
 
 
 class WeightsConflict(Exception):
-    """The weights are not replaced now, because of other operations; the message names them."""
+    """The weights are not replaced now because of other operations, which the message names."""
 
 
 class Refusal(NamedTuple):
@@ -53,11 +55,12 @@ class FleetWeights:
 
     @classmethod
     def of(cls, pool: EnginePool) -> "FleetWeights":
-        """Operations on all replicas of a pool."""
+        """Return the operations on all replicas of a pool."""
         return cls(pool.every_engine.call, lambda: pool.engine_ids)
 
     async def push(self, folder: str, drain_s: float) -> None:
-        """Have all replicas serve the weights in a folder: all inspect it first, then one after the other loads it.
+        """Have all replicas serve the weights in a folder: first all replicas inspect the folder, then one after the
+        other loads it.
 
         The push continues if the caller is cancelled.
 
@@ -75,7 +78,7 @@ class FleetWeights:
         await asyncio.shield(self._pushing)
 
     async def described(self) -> dict[str, dict[str, Any] | None]:
-        """Weights that each replica serves; None for a replica that does not answer."""
+        """Return the weights that each replica serves; None for a replica that does not answer."""
         engine_ids = sorted(self._engine_ids())
         cards = (self._call(one, "ask", operation="weights", arguments={}) for one in engine_ids)
         said = await asyncio.gather(*cards, return_exceptions=True)
@@ -95,11 +98,11 @@ class FleetWeights:
                 kind = WeightsRefused if refusal.is_of_folder else WeightsConflict
                 raise kind(f"{refusal.reason}{where}")
             done.add(left[0])
-        if not done:  # all replicas are gone; new ones serve the former weights
+        if not done:  # all replicas are gone, and new replicas serve the former weights
             raise EngineUnavailable()
 
     async def _inspected(self, folder: str) -> Weights:
-        """The weights in a folder, which must be identical on all replicas and accepted by all."""
+        """Return the weights in a folder, which must be identical on all replicas and accepted by all replicas."""
         engine_ids = sorted(self._engine_ids())
         if not engine_ids:
             raise EngineUnavailable()
@@ -116,6 +119,7 @@ class FleetWeights:
         try:
             return await self._call(engine_id, "ask", works=True, operation=name, arguments=arguments)
         except Exception as error:
-            # Any exception of the transport for a lost replica; an internal error is logged with its traceback.
+            # For a lost replica the transport may raise any exception. Since internal errors are caught here too,
+            # errors are logged with a traceback.
             logger.warning("Engine %s has not answered %s", engine_id, name, exc_info=error)
             raise EngineUnavailable(f"Engine {engine_id} was lost before it answered: push again.") from error

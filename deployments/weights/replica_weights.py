@@ -1,4 +1,4 @@
-"""Weights of the engines of one replica: those that its settings name, or those that were pushed later."""
+"""Weights of the engines of one replica: the weights that its settings name, or weights that were pushed later."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ POLL_S = 0.02
 
 
 class ReplicaWeights(ReplicaEngines):
-    """Engines of one replica whose weights can be replaced by pushed ones."""
+    """Engines of one replica whose weights can be replaced by pushed weights."""
 
     def __init__(self, config: AppConfig, memory: ClusterMemory, new_life: Callable[[AppConfig, str], Life]) -> None:
         super().__init__(config, memory, new_life)
@@ -35,7 +35,9 @@ class ReplicaWeights(ReplicaEngines):
         self._taking = asyncio.Lock()
 
     async def start(self) -> None:
-        """See `ReplicaEngines.start`: starts with the latest pushed weights, even if pushed during the start."""
+        """See `ReplicaEngines.start`; the engine serves the latest pushed weights, also if they were pushed during the
+        start.
+        """
         pushed = await self._kept()
         while True:
             self._served = pushed
@@ -48,7 +50,7 @@ class ReplicaWeights(ReplicaEngines):
             await self.engines.stop()
 
     async def _kept(self) -> Weights:
-        """The latest pushed weights, or those that the settings name."""
+        """Return the latest pushed weights; if no weights were pushed, the weights that the settings name."""
         found = await self._memory.read(PUSHED)
         return Weights() if found is None else Weights(*json.loads(found))
 
@@ -57,7 +59,7 @@ class ReplicaWeights(ReplicaEngines):
         return {"weights": self.card, "inspect_weights": self.inspect, "take_weights": self.take}
 
     async def card(self) -> dict[str, Any]:
-        """The served weights, and the state of a replacement."""
+        """Return a description of the served weights, and the state of a replacement."""
         served = self._served
         return {
             "weights": served.digest or None,
@@ -67,17 +69,17 @@ class ReplicaWeights(ReplicaEngines):
         }
 
     async def inspect(self, folder: str) -> tuple[Weights, str | None]:
-        """The weights in a folder, and the reason why they cannot be served here, or None."""
+        """Return the weights in a folder, and the reason why they cannot be served here (None if they can)."""
         problem = refused_by(self._config)
         if problem is not None:
             return Weights(), problem
         return await asyncio.to_thread(self._inspect, folder)
 
     async def take(self, weights: Weights, drain_s: float) -> Refusal | None:
-        """Replace the engine by one with other weights. Returns None on success.
+        """Replace the engine by an engine with other weights; returns None on success.
 
         Args:
-            drain_s: seconds that running requests have to finish; no other requests begin meanwhile.
+            drain_s: maximum seconds that running requests have to finish; meanwhile no other requests begin.
         """
         if self._taking.locked():
             return Refusal("another push of weights is running")
@@ -91,7 +93,7 @@ class ReplicaWeights(ReplicaEngines):
             self._served = weights
             try:
                 await self._memory.write(PUSHED, json.dumps(weights))
-            except Exception as error:  # any exception of the cluster
+            except Exception as error:  # the cluster may raise any exception
                 return Refusal(
                     f"this engine serves them, but they are not stored for other replicas: {root_cause(error)}"
                 )
@@ -109,7 +111,7 @@ class ReplicaWeights(ReplicaEngines):
                 return refusal
             self._state = "starts"
             await self.engines.change(partial(self._life_of, pushed))
-        except Exception as error:  # any exception that prevents an engine's start
+        except Exception as error:  # any exception may prevent an engine's start
             logger.warning("No engine starts with the weights in %s: %s", pushed.folder, root_cause(error))
             again = "is served again" if self.engines.life is not None else "is tried again"
             return Refusal(
@@ -133,7 +135,7 @@ class ReplicaWeights(ReplicaEngines):
         config = self._config_of(self._served)
         served = config.model_dir()
         try:
-            folder = Path(name).resolve()  # the link's current target, even if the link changes later
+            folder = Path(name).resolve()  # the link's target now: the link may change later
             if not Path(name).is_absolute():
                 return Weights(), f"{name} must be an absolute path"
             found = inspected(folder, served)
@@ -150,7 +152,7 @@ class ReplicaWeights(ReplicaEngines):
 
 
 def refused_by(config: AppConfig) -> str | None:
-    """Why these settings cannot be combined with pushed weights; None if they can."""
+    """Return why these settings cannot be combined with pushed weights; None if they can be."""
     if config.engine_dir is not None:
         return (
             "engine_dir is given, whose engines contain the weights: build engines of the new weights and serve those"
@@ -173,7 +175,7 @@ async def _drained(client: EngineClient, drain_s: float) -> Refusal | None:
 
 
 def inspected(folder: Path, served: Path) -> Inspected:
-    """Result of inspecting a folder in a separate process, compared with the served checkpoint."""
+    """Inspect a folder in a separate process and compare it with the served checkpoint; returns the result."""
     env = module_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     command = module_command(MODULE, folder, served)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=ANSWER_S, check=False)

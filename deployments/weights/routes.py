@@ -25,17 +25,17 @@ class UpdateWeightsBody(RequestBody):
     folder: str = Field(min_length=1, max_length=4096)
     """Folder of a checkpoint of the same model, on the machine of each replica."""
     model: str | None = None
-    """Model whose weights they are; required if several models are served."""
+    """Model whose weights are replaced; required if several models are served."""
     drain_s: float = Field(DRAIN_S, ge=0, le=600)
-    """Seconds that running requests of a replica have to finish."""
+    """Maximum seconds that running requests of a replica have to finish."""
 
 
 BODIES = {UPDATE_PATH: UpdateWeightsBody}
-"""Body by path of the update endpoint, which is for operators."""
+"""Body class of the update endpoint, by path. The endpoint is for operators."""
 
 
 def add_weights_routes(app: FastAPI, models: ServedModels) -> None:
-    """Add both endpoints."""
+    """Add `/v1/weights` and `/v1/weights/update`."""
     fleets = {service: FleetWeights.of(service.pool) for service in models}
 
     @app.get(WEIGHTS_PATH)
@@ -57,7 +57,9 @@ def add_weights_routes(app: FastAPI, models: ServedModels) -> None:
 
 
 async def _card(service: CompletionService, fleet: FleetWeights) -> dict[str, Any]:
-    """Weights of one model; `weights` and `folder` are null if its replicas differ, or if there are none."""
+    """Return a description of one model's weights; `weights` and `folder` are null if replicas differ or there are
+    none.
+    """
     identity, engines = service.pool.info.text_identity, await fleet.described()
     for card in engines.values():
         if card is not None:

@@ -1,4 +1,4 @@
-"""Bounds the bytes that details about tokens may add to an answer, before anything is generated, and to all answers."""
+"""Bounds the bytes of details about tokens, per answer and over all answers, before anything is generated."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,24 +12,25 @@ if TYPE_CHECKING:
     from wingbeat.deployments.api.bodies.requests import GenerationBody
 
 ANSWERS_AT_ONCE = 4
-"""Answers of maximum size that a router may hold at once."""
+"""Number of answers of maximum size that a router may hold at once."""
 
 _LOGPROB, _TOKEN_ID, _TEXT, _ROUND = 96, 8, 8, 2048
-"""Estimated bytes of JSON: a log-probability with its token, a token id, a token's text, a round with its tree."""
+"""Estimated bytes of JSON of a log-probability with its token, a token id, a token's text, a round with its draft tree.
+"""
 
 
 class _Cost(NamedTuple):
-    """Bytes of JSON that a request's field adds to the answer."""
+    """Bytes of JSON that a field of the request adds to the answer."""
 
     field: str
     prompt: int
-    """Bytes per prompt token and choice."""
+    """Bytes for each prompt token, in each choice."""
     answer: int
-    """Bytes per generated token."""
+    """Bytes for each generated token."""
 
 
 class AnswerSizes:
-    """Bounds the details that requests ask for, per request and over all requests of a router.
+    """Bounds the bytes of details that requests ask for, per request and over all requests of a router.
 
     Args:
         max_bytes: maximum bytes of one answer's details.
@@ -41,7 +42,7 @@ class AnswerSizes:
         """Bytes reserved for answers that have not been sent."""
 
     def most_tokens(self, body: "GenerationBody", num_prompt_tokens: Sequence[int], most: int) -> int:
-        """Lowers `most` tokens per choice to the number for which the details have room; at least 1."""
+        """Returns `most`, the maximum tokens per choice, lowered so that details fit into `max_bytes`; at least 1."""
         by_token = sum(cost.answer for cost in _costs(body)) * body.num_choices * len(num_prompt_tokens)
         if not by_token:
             return most
@@ -56,7 +57,7 @@ class AnswerSizes:
             max_tokens: maximum tokens per choice.
 
         Raises:
-            ApiError: 400, the details could exceed the limit; names the field that adds most.
+            ApiError: 400, the details could exceed the limit. The error names the field that adds most bytes.
         """
         num_prompt, num_answer = sum(num_prompt_tokens), max_tokens * len(num_prompt_tokens) * body.num_choices
         of_prompts = {cost.field: cost.prompt * num_prompt for cost in _costs(body)}
@@ -72,14 +73,14 @@ class AnswerSizes:
                 f"answers by {self._max_bytes} at most (max_answer_bytes). Lower one of them, or send several requests."
             )
             raise ApiError(message, param=param, code="answer_too_long")
-        # Details of a prompt are equal in its choices and are held once.
+        # All choices of a prompt have equal details about the prompt, which are held once.
         return sum(of_prompts.values()) + sum(of_answers.values())
 
     def check_whole(self, num_bytes: int, param: str, what: str) -> None:
-        """Refuses an answer whose length is known in advance.
+        """Checks the size of an answer whose length is known before it is made.
 
         Raises:
-            ApiError: 400, `num_bytes` exceeds the limit; names `param`.
+            ApiError: 400, `num_bytes` exceeds the limit. The error names the field `param`.
         """
         if num_bytes > self._max_bytes:
             message = (
@@ -93,7 +94,7 @@ class AnswerSizes:
         """Context in which an answer's bytes are reserved.
 
         Raises:
-            EngineOverloaded: there is no room for the answer now.
+            EngineOverloaded: too many bytes are reserved for other answers now.
         """
         if self.num_held_bytes + num_bytes > ANSWERS_AT_ONCE * self._max_bytes:
             raise EngineOverloaded("There is no room for more answers as long as this one now. Retry shortly.")
@@ -105,7 +106,7 @@ class AnswerSizes:
 
 
 def _costs(body: "GenerationBody") -> Iterator[_Cost]:
-    # A stream holds no details: they are sent with their tokens.
+    # A stream holds no details, because details are sent with their tokens.
     holds = not body.stream
     if body.asked_logprobs is not None:
         by_token = _LOGPROB * (1 + body.asked_logprobs)

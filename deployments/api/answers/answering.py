@@ -1,4 +1,4 @@
-"""Reads request bodies, and turns answers into HTTP responses that are cancelled when the client disconnects."""
+"""Reads request bodies, and makes HTTP responses; work on an answer is cancelled when its client disconnects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
@@ -12,7 +12,7 @@ from wingbeat.deployments.api.answers.json_pieces import fragments, json_pieces,
 from wingbeat.deployments.api.errors import ClientGone
 
 LONG_BODY_BYTES = 2**16
-"""Bodies of more bytes are parsed in a thread, so that other streams keep moving."""
+"""Bodies of more bytes are parsed in a thread, so that other requests' streams are not delayed."""
 
 
 class Parsed(Protocol):
@@ -28,7 +28,10 @@ Body = TypeVar("Body", bound=Parsed)
 
 
 class PieceStream(StreamingResponse):
-    """Response body in pieces. The generator is closed as soon as the client disconnects, not at garbage collection."""
+    """Response body in pieces.
+
+    The generator of the pieces is closed as soon as the client disconnects, not at garbage collection.
+    """
 
     media_type = "application/json"
 
@@ -39,7 +42,7 @@ class PieceStream(StreamingResponse):
         headers: dict[str, str] | None = None,
         held: ExitStack | None = None,
     ) -> None:
-        """Makes the response; `held` is closed when everything is sent or the client has disconnected."""
+        """Makes the response; `held` is closed when all pieces are sent or the client has disconnected."""
         super().__init__(_prepend(first, rest), headers=headers)
         self._rest, self._held = rest, held or ExitStack()
 
@@ -76,7 +79,7 @@ async def whole_answer(request: Request, work: Coroutine[Any, Any, Any]) -> Resp
 async def long_answer(
     request: Request, work: Coroutine[Any, Any, Any], turn: asyncio.Lock, room: AbstractContextManager[None]
 ) -> Response:
-    """Like `whole_answer` for a body with `LongList`s: written in pieces as fast as the client reads.
+    """Like `whole_answer`, for a body with `LongList`s, which is written in pieces as fast as the client reads.
 
     `room` is a context that reserves the answer's bytes until it is sent.
     """
@@ -90,7 +93,7 @@ async def long_answer(
 
 
 async def written_answer(body: Any, turn: asyncio.Lock, held: ExitStack | None = None) -> Response:
-    """Returns a response that writes a body with `LongList`s in pieces; `held` is closed when they are sent."""
+    """Returns a response that writes a body with `LongList`s in pieces; `held` is closed when all pieces are sent."""
     pieces = paced(json_pieces(fragments(body)), turn)
     first = await anext(pieces)
     second = await anext(pieces, None)
@@ -102,7 +105,10 @@ async def written_answer(body: Any, turn: asyncio.Lock, held: ExitStack | None =
 async def streamed_answer(
     request: Request, events: AsyncGenerator[bytes, None], room: AbstractContextManager[None] | None = None
 ) -> Response:
-    """Returns a response that streams events; raises what comes before the first event. `room`: see `long_answer`."""
+    """Returns a response that streams events; raises an error that occurs before the first event.
+
+    `room`: see `long_answer`.
+    """
     # The first event is awaited here, so that an overloaded server can still answer with an error status.
     with ExitStack() as held:
         try:

@@ -1,4 +1,4 @@
-"""Data of a checked request: prompts, choices, deltas of choices, and the extension `rounds`."""
+"""Data of a checked request: prompts, choices, deltas of choices, and bodies of the extension `rounds`."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -20,9 +20,11 @@ RoundBody = dict[str, Any]
 def take_rounds(
     tokenizer: Tokenizer, stream: TextStream, output: RequestOutput, *, hides_rejected: bool
 ) -> tuple[StreamedText, FinishReason | None, tuple[RoundBody, ...]]:
-    """Applies `TextStream.take` token by token, so that each token's text is known; also returns the rounds' JSON.
+    """Applies `TextStream.take` token by token, so that each token's text is known.
 
-    With `hides_rejected`, token ids of rejected tree nodes are left out (drafts may come from other requests' texts).
+    Returns the text of all tokens, the finish reason if the text has ended, and the JSON of each round.
+
+    With `hides_rejected`, token ids of rejected nodes are left out, because drafts may come from other requests' texts.
     """
     finish: FinishReason | None = None
     rounds: list[RoundBody] = []
@@ -94,11 +96,12 @@ class Details(NamedTuple):
     tokenizer: Tokenizer
     logprobs: bool = False
     echo: bool = False
-    """Whether the prompt's tokens come before the answer's in the log-probabilities."""
+    """Whether the log-probabilities begin with the prompt's tokens, before the answer's tokens."""
     prompt_logprobs: bool = False
     """Whether vLLM's field `prompt_logprobs` is returned."""
     num_top: int = 0
-    """Number of most likely tokens shown for each token of an echoed prompt; answer tokens carry exactly as many."""
+    """Number of most likely tokens shown for each token of an echoed prompt. Each answer token has exactly this number.
+    """
     num_prompt_top: int = 0
     """Number of most likely tokens shown per token in `prompt_logprobs`."""
     token_ids: bool = False
@@ -106,7 +109,7 @@ class Details(NamedTuple):
     """Whether tokens are written as `token_id:17` instead of text."""
 
     def text(self, token_id: int) -> str:
-        """Returns the text of a single token, also of special tokens."""
+        """Returns the text of a single token; special tokens have a text too."""
         return self.tokenizer.token_text(token_id)
 
     def name(self, token_id: int) -> str:
@@ -129,7 +132,7 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """A sequence to generate, and how its text begins and ends (echo, stop strings)."""
+    """A sequence to generate, with the echo that its text begins with and the stop strings that end its text."""
 
     index: int
     request: Request
@@ -140,7 +143,8 @@ class Choice:
     """See `Prompt.echo_skips_special`."""
     include_stop: bool = False
     is_echo_alone: bool = False
-    """Whether the answer is only the prompt (max_tokens 0): the one token that an engine generates is dropped."""
+    """Whether the answer is only the prompt (max_tokens 0). Engines generate at least one token, which is then dropped.
+    """
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,7 @@ class Generation:
     num_prompt_tokens: int
     """Tokens of all prompts, each prompt counted once however many choices it has."""
     prompt_details: Mapping[str, int]
-    """Further fields of `prompt_tokens_details` in the usage."""
+    """Fields of `prompt_tokens_details` in the usage, beside `cached_tokens`."""
     include_usage: bool
     continuous_usage: bool
     """Whether every chunk of a stream carries the usage so far."""
@@ -173,9 +177,9 @@ class Generation:
     prompt_field: str = "prompt"
     """Field of the request that holds the prompt, for error messages."""
     new_parser: Callable[[], Any] | None = None
-    """Makes the parser of a choice's text (tool calls, thoughts); None: the text is the answer."""
+    """Makes the parser that reads tool calls and reasoning in a choice's text; None if the text is not parsed."""
     new_shape: Callable[["Generation"], Any] | None = None
-    """Makes the parser's `ResponseShape`; None takes the endpoint's own."""
+    """Makes the `ResponseShape` of a parsed answer; None if the endpoint's own shape is used."""
 
     def fingerprint(self, weights: str) -> str:
         """Returns OpenAI's `system_fingerprint` for text generated with these weights; see `ChoiceDelta.weights`."""
@@ -183,7 +187,9 @@ class Generation:
 
     @property
     def shares_prompt(self) -> bool:
-        """Whether a prompt's first choice carries the prompt's log-probabilities for the other choices too."""
+        """Whether the other choices of a prompt need the prompt's log-probabilities, which only the first choice's
+        deltas carry.
+        """
         return self.choices_per_prompt > 1 and self.choices[0].request.params.prompt_logprobs is not None
 
     @property
@@ -202,10 +208,10 @@ class ChoiceDelta(NamedTuple):
     num_tokens: int
     finish_reason: FinishReason | None = None
     metrics: SpeculationMetrics | None = None
-    """On the last delta, if the engine has reported metrics."""
+    """Set only on the last delta, if the engine has reported metrics."""
     num_cached_tokens: int = 0
     rounds: tuple[RoundBody, ...] = ()
-    """Rounds, if requested; also for `logprobs` and `prompt_logprobs`."""
+    """Rounds, if requested; `logprobs` and `prompt_logprobs` are also empty unless requested."""
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()
@@ -213,11 +219,11 @@ class ChoiceDelta(NamedTuple):
     weights: str = ""
     """Digest of the pushed weights that generated the delta; empty for the model's own."""
     queue_s: float = 0.0
-    """Seconds that the choice waited in its engine; on the first delta."""
+    """Seconds that the choice waited in its engine's queue; 0 on all deltas but the first."""
     stop_reason: str | int | None = None
-    """On the last delta: the stop string, or the token of `stop_token_ids`, that ended the choice."""
+    """The stop string, or the token of `stop_token_ids`, that ended the choice; set only on the last delta."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether a limit or a stop string ended the choice, and not the model itself."""
+        """Whether a length limit or a stop string cut the choice off; False if a token of the model ended it."""
         return self.finish_reason is FinishReason.LENGTH or isinstance(self.stop_reason, str)

@@ -1,4 +1,4 @@
-"""Writes JSON in pieces, so that a long answer delays no other stream and is never complete in memory."""
+"""Writes JSON in pieces, so that a long answer delays no other stream and its JSON is never complete in memory."""
 
 import asyncio
 import json
@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from typing import Any
 
 MOST_ITEMS = 32
-"""Items of a long list written at a time: about a millisecond if each has twenty log-probabilities."""
+"""Number of list items written at a time, which takes about a millisecond if each item has twenty log-probabilities."""
 PIECE_CHARS = 2**15
-"""Characters above which the fragments collected are sent as one piece."""
+"""Fragments are collected until they have more characters than this, and are then sent as one piece."""
 
 
 class LongPart:
@@ -17,7 +17,9 @@ class LongPart:
     def __init__(
         self, items: Sequence[Any], as_value: Callable[[Any], Any] = lambda item: item, batch: int = MOST_ITEMS
     ) -> None:
-        """Makes the part; `as_value` converts an item to its JSON value, `batch` is the number written at a time."""
+        """Makes the part; `as_value` converts an item to its JSON value, `batch` is the number of items written at a
+        time.
+        """
         self._items, self._as_value, self._batch = items, as_value, batch
 
     def __len__(self) -> int:
@@ -30,7 +32,7 @@ class LongPart:
 
 
 class SharedPart(LongPart):
-    """Part that several lists begin with: its JSON is made once and kept."""
+    """Part with which several lists begin; its JSON is made once and kept for the other lists."""
 
     _written: list[str] | None = None
 
@@ -101,7 +103,7 @@ def fragments(value: Any) -> Iterator[str]:
 
 
 async def paced(pieces: Iterator[bytes], turn: asyncio.Lock) -> AsyncGenerator[bytes, None]:
-    """Yields pieces; between any two pieces made under one lock, the event loop runs other tasks."""
+    """Yields pieces. After each piece the event loop runs other tasks before a piece is made under the same lock."""
     while True:
         async with turn:
             piece = next(pieces, None)
@@ -112,5 +114,5 @@ async def paced(pieces: Iterator[bytes], turn: asyncio.Lock) -> AsyncGenerator[b
 
 
 def dumps(value: Any) -> str:
-    """Returns compact JSON in ASCII: some readers of streams split lines at U+2028."""
+    """Returns compact JSON in ASCII, because some readers of streams split lines at U+2028."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)

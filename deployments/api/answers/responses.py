@@ -28,14 +28,18 @@ class ResponseShape(Protocol):
     chunk_object_name: str
     logprobs_body: LogprobsBody
     prompt_at_top: bool
-    """Whether fields about the prompt stand beside the choices, for endpoints with one prompt, and not in each."""
+    """Whether fields about the prompt stand beside the choices (for endpoints with one prompt) and not in each choice.
+    """
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
         """Returns a complete choice from its last delta and its whole text."""
         ...
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
-        """Returns the `choices` items that carry a delta, one chunk each; `is_first` marks a choice's first delta."""
+        """Returns the items of `choices` that carry a delta, each for a chunk of its own.
+
+        `is_first`: whether the delta is the first of its choice.
+        """
         ...
 
 
@@ -51,7 +55,7 @@ class CompletionShape:
         return {"index": last.index, "text": text, "logprobs": None, "finish_reason": last.finish_reason}
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
-        """Returns one choice with the new text; none if there is no text and no finish reason."""
+        """Returns one choice with the new text, or no choice if there is no text and no finish reason."""
         if not delta.text and delta.finish_reason is None:
             return []
         return [self.choice(delta, delta.text)]
@@ -71,7 +75,9 @@ class ChatShape:
         return {"index": last.index, "message": message, "logprobs": None, "finish_reason": last.finish_reason}
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
-        """Returns the role, then the new text, then the finish reason with an empty delta."""
+        """Returns up to three choices: the role (in the first delta), the new text, and the finish reason with an empty
+        delta.
+        """
         choices = []
         if is_first:
             choices.append(self._chunk_choice(delta.index, {"role": "assistant", "content": ""}, None))
@@ -108,7 +114,8 @@ class Totals:
         self._num_completion_tokens += delta.num_tokens
         self._num_running -= delta.finish_reason is not None
         if delta.index % self._generation.choices_per_prompt == 0:
-            # A prompt's tokens are counted once, and so are the tokens taken from the cache.
+            # The prompt's tokens are counted once however many choices it has, and so are its tokens from the prefix
+            # cache.
             self._num_cached_tokens += delta.num_cached_tokens
         if delta.metrics is not None:
             self._metrics = self._metrics or SpeculationMetrics()
@@ -120,7 +127,7 @@ class Totals:
         return self._num_running == 0
 
     def usage(self) -> dict[str, Any]:
-        """Returns OpenAI's `usage` so far, in tokens; cached tokens only after all choices have ended."""
+        """Returns OpenAI's `usage` so far, in tokens; cached tokens are included only after all choices have ended."""
         num_prompt_tokens = self._generation.num_prompt_tokens
         usage: dict[str, Any] = {
             "prompt_tokens": num_prompt_tokens,
@@ -184,15 +191,16 @@ async def event_stream(
     request_id: str,
     turn: asyncio.Lock,
 ) -> AsyncGenerator[bytes, None]:
-    """Yields server-sent events: one message per delta, several if it is long; the last chunk has `metrics`.
+    """Yields server-sent events, in one piece per delta, or in several pieces if a delta is long. The last chunk has
+    `metrics`.
 
     Args:
         request_id: `X-Request-Id` of the answer, for the log.
-        turn: lock for long messages, see `paced`.
+        turn: lock held while a piece of a long delta is made; see `paced`.
 
     Raises:
-        Exception: any error of `deltas` before the first event, so that it can become an HTTP status. Later errors are
-            sent as an event.
+        Exception: any error of `deltas` before the first event, so that the error can become an HTTP status. A later
+            error is sent as an event.
     """
     header = _header(generation, shape.chunk_object_name)
     if generation.include_usage:
@@ -240,7 +248,7 @@ async def event_stream(
 
 
 def sse_event(body: dict[str, Any]) -> bytes:
-    """Returns one server-sent event, in ASCII JSON: some readers split lines at U+2028."""
+    """Returns one server-sent event, in ASCII JSON because some readers split lines at U+2028."""
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -256,7 +264,7 @@ def _details(generation: Generation, shape: ResponseShape) -> HeldDetails:
 
 
 def _carrier(choices: list[dict[str, Any]]) -> int:
-    """Returns the index of the chunk with the choice's text, else of the last chunk."""
+    """Returns the index of the chunk with the choice's text; if no chunk has text, of the last chunk."""
     with_text = (index for index, choice in enumerate(choices) if choice.get("delta", {}).get("content"))
     return next(with_text, len(choices) - 1)
 

@@ -1,4 +1,4 @@
-"""Details about tokens in an answer: ids and log-probabilities, of the answer and of the prompt."""
+"""Details about tokens that an answer reports: ids and log-probabilities of the answer's and of the prompt's tokens."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from wingbeat.runtime.text_stream import IncrementalDetokenizer
 from wingbeat.runtime.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
-"""Written for minus infinity, which JSON cannot express; vLLM writes the same number."""
+"""Number written instead of minus infinity, which JSON cannot express; vLLM writes the same number."""
 
 
 class TextPlaces:
@@ -20,7 +20,7 @@ class TextPlaces:
     def __init__(
         self, tokenizer: Tokenizer, before: Sequence[int] = (), *, skips_special: bool, echo: str = ""
     ) -> None:
-        """Starts at the text's beginning; tokens that the text leaves out have width 0.
+        """Starts at the text's beginning; tokens that the text leaves out add no characters.
 
         Args:
             before: token ids before the first token, as context for decoding.
@@ -31,7 +31,7 @@ class TextPlaces:
         self._num_chars = len(echo.removesuffix(self._detokenizer.take_foreign())) if echo else 0
 
     def of(self, token_id: int) -> int:
-        """Returns the offset of the next token: the characters completed by the tokens before it."""
+        """Returns the offset of the next token, which is the number of characters completed by the tokens before."""
         place = self._num_chars
         self._num_chars += len(self._detokenizer.push((token_id,)))
         return place
@@ -42,9 +42,9 @@ class Reported(NamedTuple):
 
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob | None]
-    """By token; None for a prompt's first token."""
+    """Log-probability of each token; None for a prompt's first token."""
     num_top: int
-    """Number of most likely tokens to show for each."""
+    """Number of most likely tokens to show for each token."""
     places: TextPlaces
     parts: dict[str, LongPart] | None = None
     """Lists shared by several choices, by name; None if nothing is shared."""
@@ -87,7 +87,7 @@ class AsValue(Protocol):
 
 
 def finite(logprob: float) -> float:
-    """Returns the log-probability, at least `LEAST_LOGPROB`."""
+    """Returns the log-probability, raised to `LEAST_LOGPROB` if it is lower."""
     return max(logprob, LEAST_LOGPROB)
 
 
@@ -100,7 +100,7 @@ class LogprobsBody(Protocol):
 
 
 def completion_logprobs(details: Details, reported: Sequence[Reported]) -> dict[str, Any]:
-    """Returns OpenAI's four lists of `/v1/completions`; as in vLLM, the chosen token is the first of the top ones."""
+    """Returns OpenAI's four lists of `/v1/completions`. As in vLLM, `top_logprobs` begins with the chosen token."""
 
     def top(_: Reported, token_id: int, logprob: TokenLogprob | None) -> dict[str, float] | None:
         if logprob is None:
@@ -133,7 +133,9 @@ def chat_logprobs(details: Details, reported: Sequence[Reported]) -> dict[str, A
 
 
 def prompt_logprobs(details: Details, reported: Reported) -> LongList:
-    """Returns vLLM's field: per token {token id: {logprob, decoded_token}} for the token and the most likely ones."""
+    """Returns vLLM's field: for each prompt token {token id: {logprob, decoded_token}} with that token and the most
+    likely ones.
+    """
 
     def entry(_: Reported, token_id: int, logprob: TokenLogprob | None) -> dict[str, Any] | None:
         return logprob and {
@@ -161,13 +163,15 @@ class HeldDetails:
         self._logprobs: dict[int, list[TokenLogprob]] = defaultdict(list)
         self._of_prompt: dict[int, Sequence[TokenLogprob | None]] = {}
         self._parts: dict[int, dict[str, LongPart]] = defaultdict(dict)
-        """Lists shared by the choices of a prompt, by prompt."""
+        """By the prompt's index: the list parts that all choices of the prompt share."""
         self._places: dict[int, TextPlaces] = {}
         self._told: set[int] = set()
 
     def hold(self, delta: ChoiceDelta) -> None:
-        """Adds a delta's details. Only the first delta of a prompt's first choice, which arrives first, has the
-        prompt's.
+        """Adds a delta's details.
+
+        Details about the prompt come with the first delta of its first choice, which arrives before all others of the
+        prompt.
         """
         index, details = delta.index, self._details
         if details.token_ids or details.logprobs:
@@ -178,7 +182,9 @@ class HeldDetails:
             self._logprobs[index] += delta.logprobs
 
     def hand_over(self, choice: dict[str, Any]) -> dict[str, LongList]:
-        """Moves the details held for a choice into its body; the first call per choice returns the prompt's details."""
+        """Moves the details held for a choice into its body; also returns the prompt's details in the first call per
+        choice.
+        """
         index, details = choice["index"], self._details
         token_ids = self._token_ids.pop(index, [])
         is_first = index not in self._told
@@ -210,7 +216,7 @@ class HeldDetails:
 
     def _prompt(self, index: int, num_top: int) -> Reported:
         number, token_ids = index // self._per_prompt, self._prompts[index]
-        # A prompt of one token has no log-probabilities.
+        # `_of_prompt` has no entry for a prompt of one token, because the first token has no log-probability.
         logprobs = self._of_prompt.get(number, OneLater(()))
         parts = self._parts[number] if self._per_prompt > 1 else None
         places = TextPlaces(self._details.tokenizer, skips_special=self._choices[index].echo_skips_special)

@@ -1,4 +1,4 @@
-"""Base classes of chat requests and messages, to which parts add fields; `chat_requests` has the complete classes."""
+"""Base classes of chat requests and messages, without fields that parts add; `chat_requests` has complete classes."""
 
 from typing import Any, ClassVar, Literal
 
@@ -11,19 +11,20 @@ class MessageFields(Part):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str
-    """Text of the message; with media parts, the text of all text parts."""
+    """Text of the message; if the message has media parts, the joined text of all text parts."""
 
     def template_fields(self, is_strict: bool) -> dict[str, Any]:
-        """Returns the fields added by application parts, in the form that a chat template reads.
+        """Returns the fields that application parts have added, in the form that a chat template reads.
 
         Args:
-            is_strict: True after the template has refused the fields as sent by the client.
+            is_strict: True in the second attempt, after the template has refused the fields in the form sent by the
+                client.
         """
         return {}
 
 
 class ChatFields(GenerationBody):
-    """Fields of chats beside those of every generating endpoint."""
+    """Fields of chats: fields of every generating endpoint, and fields that only chats have."""
 
     template_names: ClassVar[tuple[str, ...]] = ()
-    """Names of fields added by application parts that a chat template reads; lists of objects."""
+    """Names of fields that application parts add and that a chat template reads; their values are lists of objects."""

@@ -32,10 +32,10 @@ MoreChatFields = create_model("MoreChatFields", __base__=(*(fields() for fields 
 
 
 class ChatMessage(MoreMessageFields):
-    """Message of a chat: text, with media parts between the text if there are any."""
+    """Message of a chat: a text, or a sequence of text parts and media parts."""
 
     parts: SkipJsonSchema[list[TextPart | OtherPart] | None] = None
-    """Content parts if some are not text; set by `flat_messages` and not a field of requests."""
+    """Content parts, if at least one is not text. `flat_messages` sets this field; requests cannot."""
     name: str | None = None
     """Name of the author, passed to the chat template."""
 
@@ -55,7 +55,8 @@ class ChatMessage(MoreMessageFields):
         """Returns the message's fields for a chat template.
 
         Args:
-            in_parts: whether text is written as a list of one part, as templates of multimodal models expect.
+            in_parts: whether a plain text is passed as a list with one text part, as templates of multimodal models
+                expect.
             is_strict: see `MessageFields.template_fields`.
         """
         fields = self.model_dump(exclude_none=True, include={"role", "content", "name"})
@@ -67,7 +68,9 @@ class ChatMessage(MoreMessageFields):
 
 
 def flat_messages(value: Any) -> Any:
-    """Converts messages: content becomes text, or parts if some are not text; fields without effect are dropped.
+    """Converts a request's messages: `content` becomes a text, and `parts` is added if some parts are not text.
+
+    Fields without effect are dropped.
 
     Raises:
         ApiError: 400, naming the part that is malformed or not supported.
@@ -78,7 +81,7 @@ def flat_messages(value: Any) -> Any:
 
 
 def _flat_message(message: Any, path: str) -> dict[str, Any]:
-    """Converts one message, see `flat_messages`."""
+    """Converts one message as `flat_messages` describes."""
     if not isinstance(message, dict):
         raise invalid(path, "must be an object with 'role' and 'content'")
     role = message.get("role")
@@ -93,7 +96,7 @@ def _flat_message(message: Any, path: str) -> dict[str, Any]:
     if isinstance(fields.get("content"), list):
         fields |= flat_parts(fields["content"], f"{path}.content")
     if fields.get("content") is None and role == "assistant":
-        # The assistant called a tool, only thought, or was interrupted.
+        # The assistant called a tool, wrote only reasoning, or was interrupted.
         fields["content"] = ""
     return fields
 
@@ -106,11 +109,11 @@ NOT_VARIABLES = frozenset(
         *("tools", "documents", "add_generation_prompt", "continue_final_message"),
     )
 )
-"""Names that `chat_template_kwargs` may not set: they have fields of their own, or belong to the server."""
+"""Names that `chat_template_kwargs` may not set, because a request field or the server sets them."""
 
 
 class Thinking(Part):
-    """Whether the model thinks; `budget_tokens` is ignored, because the model decides how long."""
+    """Whether the model writes reasoning; `budget_tokens` is ignored, because the model decides how long it reasons."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Any = None
@@ -134,11 +137,11 @@ class ChatBody(MoreChatFields):
     continue_final_message: bool | None = None
     """Whether the answer continues the last message instead of starting a new one."""
     chat_template: str | None = None
-    """Template that replaces the server's, if the setting `chat_template` permits."""
+    """Chat template used instead of the model's, if the setting `chat_template` is `request`."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template."""
     reasoning_effort: Effort | None = None
-    """Passed to the chat template; "none" also sets `enable_thinking` to false."""
+    """Passed to the chat template. The value "none" also sets the variable `enable_thinking` to false."""
     thinking: Thinking | None = None
     """Passed to the chat template as `enable_thinking`."""
     documents: list[dict[str, Any]] | None = None
@@ -192,7 +195,7 @@ class ChatBody(MoreChatFields):
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """The caller's limit of tokens, from `max_completion_tokens` or else `max_tokens`."""
+        """The caller's limit of generated tokens: `max_completion_tokens` if given, else `max_tokens`."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -230,7 +233,7 @@ class ChatBody(MoreChatFields):
 
 
 def described(names: Iterable[str]) -> type[RequestBody]:
-    """Makes a body class with some of a chat's fields, all optional, for endpoints that take a conversation."""
+    """Makes a body class with the named fields of a chat, all optional, for endpoints that take a conversation."""
     fields: dict[str, Any] = {
         name: (Annotated[ChatBody.model_fields[name].annotation | None, ChatBody.model_fields[name]], None)
         for name in names

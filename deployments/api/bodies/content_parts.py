@@ -1,4 +1,4 @@
-"""Content parts of messages: text, and other kinds that application parts (media) can read."""
+"""Content parts of messages: text, and other kinds such as images, for which application parts have readers."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
@@ -26,13 +26,13 @@ class OtherPart(Part):
     """A part other than text, such as an image."""
 
     type: str
-    """Kind of the part's span in a prompt, such as `image`."""
+    """Kind of prompt span that the part becomes, such as `image`."""
     path: str
-    """Path of the field with the part's data, for error messages."""
+    """Path of the field in the request that holds the part's data, for error messages."""
     part_path: str
     """Path of the part in the request."""
     part_type: str
-    """The part's own `type`."""
+    """Value of the part's field `type`."""
 
     def as_template_input(self) -> dict[str, Any]:
         """Returns the part's fields for a chat template."""
@@ -40,7 +40,7 @@ class OtherPart(Part):
 
 
 PartReader = Callable[[dict[str, Any], str], OtherPart]
-"""(part, path of the part) -> the parsed part; raises ApiError, 400, if the part is malformed."""
+"""Function (part, path of the part) -> the parsed part; raises ApiError, 400, if the part is malformed."""
 
 
 @cache
@@ -54,7 +54,8 @@ def part_readers(api: str) -> Mapping[str, PartReader]:
 
 
 def flat_parts(parts: list[Any], path: str) -> dict[str, Any]:
-    """Returns `content`, the text of all parts joined by newlines, and `parts` if some are not text.
+    """Returns `content`, the joined text of all text parts (separated by newlines), and `parts` if some parts are not
+    text.
 
     Args:
         parts: parts as in the request, or already parsed.
@@ -87,7 +88,7 @@ def _part(part: Any, path: str) -> TextPart | OtherPart:
 
 
 def only_served(kinds: Collection[str] = ()) -> str:
-    """Returns the words of an error message that list the supported types: text, and `kinds`."""
+    """Returns the words of an error message that list the supported types, which are text and `kinds`."""
     return f"only {', '.join(map(repr, ('text', *kinds)))} {'are' if kinds else 'is'}"
 
 

@@ -1,4 +1,4 @@
-"""Base of request bodies: JSON is bounded before it is parsed and then validated strictly field by field."""
+"""Base class of request bodies: bounds the JSON before parsing, then validates strictly field by field."""
 
 import json
 from collections.abc import Mapping
@@ -12,13 +12,15 @@ from wingbeat.deployments.api.bodies.unserved_fields import Part, Unserved, chec
 from wingbeat.deployments.api.errors import ApiError, shown
 
 MAX_DEPTH = 64
-"""Levels of nested objects and lists."""
+"""Maximum levels of nested objects and lists."""
 MAX_STRINGS = 2**17
-"""Strings, keys included. This limit and the next two bound the time of the parser, which cannot be interrupted."""
+"""Maximum strings, keys included. This limit, `MAX_CONTAINERS` and `MAX_VALUES` bound the duration of parsing, because
+the parser cannot be interrupted.
+"""
 MAX_CONTAINERS = 2**15
-"""Objects and lists."""
+"""Maximum number of objects and lists together."""
 MAX_VALUES = 2**20
-"""Values of any kind, keys not counted."""
+"""Maximum values of any kind, keys not counted."""
 
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS = bytes(set(range(256)) - _STEP.keys())
@@ -36,8 +38,9 @@ class JsonShape(NamedTuple):
 
     @classmethod
     def of(cls, text: bytes) -> "JsonShape":
-        """Counts; all counts but `num_strings` are 0 if there are more than `MAX_STRINGS` strings."""
-        # Backslashes occur only in strings, in pairs or before the character that they escape.
+        """Counts a JSON text; all counts but `num_strings` are 0 if there are more than `MAX_STRINGS` strings."""
+        # Backslashes occur only inside strings, where each escapes the next character. Without escaped backslashes and
+        # quotes, each quote left begins or ends a string.
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         num_strings = (text.count(b'"') + 1) // 2
         if num_strings > MAX_STRINGS:
@@ -56,7 +59,8 @@ def read_object(body: bytes) -> dict[str, Any]:
     """Parses the JSON object of a request body.
 
     Raises:
-        ApiError: 400 `invalid_json`: not a JSON object, a repeated key, nested too deeply or too many values.
+        ApiError: 400 `invalid_json`: the body is not a JSON object, repeats a key, is nested too deeply or has too many
+            values.
     """
     shape = JsonShape.of(body)
     for count, limit, noun in (
@@ -74,13 +78,14 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise invalid_json("must be a JSON object")
     if shape.num_keys != len(fields):
-        # There are nested objects or a repeated key, of which the fast parser silently keeps the last.
+        # The body has nested objects or a repeated key. The fast parser silently keeps only the last value of a
+        # repeated key, so that the body is parsed once more to find such a key.
         json.loads(body, object_pairs_hook=_refuse_twice)
     return fields
 
 
 def invalid_json(problem: str) -> ApiError:
-    """Returns a 400 for a body that is not the JSON an endpoint expects."""
+    """Returns a 400 for invalid JSON or JSON beyond a limit; `problem` completes "The request body ..."."""
     return ApiError(f"The request body {problem}.", code="invalid_json")
 
 
@@ -96,25 +101,28 @@ Kind = TypeVar("Kind", bound=Part)
 
 
 class RequestBody(Part):
-    """Request body. Each of its fields is used, has no effect on the result, is named as ignored, or is refused."""
+    """Request body.
+
+    Each field that a client sends is used, has no effect on the result, is named as ignored, or is refused.
+    """
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     unserved: ClassVar[Mapping[str, Unserved]] = {}
-    """Unsupported fields by name, and how each is handled."""
+    """Handling of each unsupported field, by name."""
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
         """Parses and validates a request body.
 
         Raises:
-            ApiError: 400, naming the field that is malformed or refused.
+            ApiError: 400, names the field that is malformed or refused.
         """
         return cls.of_fields(read_object(body))
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any]) -> Self:
-        """Validates parsed fields; raises as `parse`."""
+        """Makes the body from parsed fields; raises the errors of `parse`."""
         check_unserved(fields, cls.unserved)
         return read_part(cls, {name: fields[name] for name in fields if name not in cls.unserved})
 

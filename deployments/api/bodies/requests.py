@@ -1,7 +1,7 @@
-"""Request bodies of OpenAI's API: fields that every endpoint shares, and `/v1/completions`.
+"""Request bodies of OpenAI's API: fields that all generating endpoints share, and the body of `/v1/completions`.
 
-Each field is used, accepted because it cannot change the result, named as ignored, or refused by name. No field is
-ignored silently.
+Each field is used, accepted because it cannot change the result, named as ignored, or refused by name. No field that
+could change the result is ignored silently.
 """
 
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
 MAX_CHOICES = 128
-"""OpenAI's limit of `n`, applied here to all choices of a request: prompts times n."""
+"""Maximum choices of a request, which are its prompts times `n`. The number is OpenAI's limit of `n`."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
 
 
 class StreamOptions(Part):
-    """Options of a stream beside its text."""
+    """Options for what a stream carries in addition to its text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    """Whether every chunk carries the usage so far (a field of vLLM's)."""
+    """Whether every chunk carries the usage so far. The field is vLLM's."""
     include_obfuscation: bool | None = None
 
     @field_validator("include_obfuscation")
@@ -43,9 +43,9 @@ class SpeculationOptions(Part):
 
     enabled: bool = True
     learn: bool = True
-    """Whether a drafter may learn from this request; false stores nothing of it on disk."""
+    """Whether a drafter may learn from this request. With false, nothing of the request is stored on disk."""
     trace: bool = False
-    """Whether the answer contains the round of each token, with the draft trees."""
+    """Whether the answer contains each verification round with its tokens and its draft tree."""
     force: bool = False
     """Whether to draft even if the measured costs predict no gain."""
 
@@ -61,7 +61,7 @@ REQUEST_ID = r"^[!-~]{1,128}$"
 
 
 MoreFields = create_model("MoreFields", __base__=(*hooks("generation_fields"), SamplingFields))
-"""Fields of sampling, and those of the installed parts."""
+"""Fields of sampling, and fields that the installed parts add."""
 OF_PARTS = tuple(MoreFields.model_fields.keys() - SamplingFields.model_fields.keys())
 """Names of the fields that installed parts have added."""
 
@@ -81,13 +81,19 @@ class GenerationBody(MoreFields, RequestBody):
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
-    """Number of prompt tokens to keep, by default the last ones; -1 keeps as many as fit beside the answer."""
+    """Number of prompt tokens to keep, by default from the prompt's end. The value -1 keeps as many as the context has
+    room for beside `max_tokens`.
+    """
     truncation_side: Literal["left", "right"] | None = None
-    """Side on which a prompt is truncated: "right" keeps its first tokens."""
+    """Side on which a prompt is truncated. With "right" the prompt's first tokens are kept, with "left" its last
+    tokens.
+    """
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds special tokens such as BOS; by default only to a plain prompt, not to a chat."""
+    """Whether the tokenizer adds special tokens such as BOS. By default special tokens are added to a plain prompt but
+    not to a chat.
+    """
     request_id: str | None = Field(None, pattern=REQUEST_ID)
-    """The caller's id of the request, with which the answer's `id` ends."""
+    """Id of the request chosen by the caller; the answer's `id` ends with this id."""
     user: Any = None
     """Ignored, like `metadata`, because the field cannot change the result."""
     metadata: Any = None
@@ -100,7 +106,7 @@ class GenerationBody(MoreFields, RequestBody):
 
     @property
     def num_choices(self) -> int:
-        """Choices per prompt."""
+        """Number of choices per prompt."""
         return self.n or 1
 
     @property
@@ -137,22 +143,24 @@ class CompletionBody(GenerationBody):
     prompt: list[str] | list[list[int]]
     """Texts or lists of token ids; a single prompt becomes a list of one."""
     max_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
-    """0 returns only the echoed prompt."""
+    """Maximum tokens to generate; with 0 the answer is only the echoed prompt."""
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Number of most likely tokens reported per token, beside the token's own; with `echo` also for the prompt."""
+    """Number of most likely tokens reported per token of the answer, and with `echo` also per token of the prompt."""
     best_of: int | None = None
 
     @field_validator("logprobs", mode="before")
     @classmethod
     def _no_logprobs(cls, value: Any) -> Any:
-        # Chats use false for "no log-probabilities".
+        # False is refused here: a chat's `logprobs` may be false, but this field is a number.
         return None if value is False else value
 
     @field_validator("prompt", mode="plain")
     @classmethod
     def _as_list(cls, value: Any) -> list:
-        """Validates without pydantic, which would copy every token id of a list that may then be too long."""
+        """Validates the prompts without pydantic, which would copy every token id of a list before its length is
+        checked.
+        """
         prompts = [value] if isinstance(value, str) or _is_token_ids(value) else value
         if isinstance(prompts, list) and len(prompts) > MAX_CHOICES:
             raise invalid("prompt", f"holds {len(prompts)} prompts, at most {MAX_CHOICES} are allowed")
@@ -195,5 +203,5 @@ class CompletionBody(GenerationBody):
 
 
 def _is_token_ids(value: Any) -> bool:
-    # An empty list counts as token ids, which leads to the error message about empty prompts.
+    # An empty list counts as token ids, so that it gets the error message about empty prompts.
     return isinstance(value, list) and all(type(item) is int for item in value)

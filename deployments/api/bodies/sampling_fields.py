@@ -1,4 +1,4 @@
-"""Fields of a request for sampling, ends of the answer, and reports about its tokens."""
+"""Request fields about sampling, about where the answer ends, and about what is reported on its tokens."""
 
 from typing import Any
 
@@ -15,33 +15,37 @@ MAX_STOP_CHARS = 1024
 MAX_LISTED_TOKENS = 1024
 """Maximum entries of `logit_bias`, `stop_token_ids` and `bad_words`."""
 MAX_BAD_CHARS = 2**14
-"""Maximum characters of all `bad_words` together, because they are searched after every node of every draft tree."""
+"""Maximum characters of all `bad_words` of a request together. The limit exists because the words are searched after
+every node of every draft tree.
+"""
 MAX_ALLOWED_TOKENS = 2**14
 MAX_SALT_CHARS = 1024
 MAX_BIAS = 100
 
 
 FieldsOfParts = create_model("FieldsOfParts", __base__=(*(fields() for fields in hooks("sampling_fields")), Part))
-"""Fields of the installed parts; a value's `engine_fields()` returns the fields of `SamplingParams` that it sets."""
+"""Fields that the installed parts add. Each value has a method `engine_fields()`, which returns the fields of
+`SamplingParams` that the value sets.
+"""
 _OF_PARTS = tuple(FieldsOfParts.model_fields)
 
 
 class SamplingFields(FieldsOfParts):
-    """Fields that every generating endpoint shares; null means the default, like an absent field."""
+    """Fields that all generating endpoints share; a field that is null has its default, like an absent field."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
-    """0, -1 and numbers of at least the vocabulary's size keep the whole vocabulary."""
+    """Number of most likely tokens to sample from; 0, -1 and numbers from the vocabulary's size on mean all tokens."""
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     logit_bias: dict[str, float] | None = Field(None, max_length=MAX_LISTED_TOKENS)
-    """Number added to a token's logit, by token id."""
+    """By token id: the number that is added to the token's logit."""
     allowed_token_ids: list[int] | None = Field(None, max_length=MAX_ALLOWED_TOKENS)
     bad_words: list[str] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
@@ -103,7 +107,7 @@ class SamplingFields(FieldsOfParts):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings; may be empty."""
+        """Stop strings of the request; empty if there are none."""
         return tuple(self.stop or ())
 
     @property
@@ -117,7 +121,8 @@ class SamplingFields(FieldsOfParts):
         return self.prompt_logprobs
 
     def sampling_params(self, vocab_size: int, tokenizer: Tokenizer, **fields: Any) -> SamplingParams:
-        """Returns the engine's parameters of every choice; `fields` are fields of `SamplingParams` from other sources.
+        """Returns the engine's parameters, equal for every choice; `fields` are fields of `SamplingParams` from other
+        sources.
 
         Raises:
             ApiError: a token id is outside the vocabulary.
@@ -162,7 +167,7 @@ class SamplingFields(FieldsOfParts):
 
 
 def _word_tokens(words: list[str] | tuple[()], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Returns each word's tokens, without and with a leading space, which are both forbidden."""
+    """Returns two token sequences per word, without and with a leading space, because both spellings are forbidden."""
     spelled = (
         tuple(tokenizer.encode(space + word.lstrip(), add_special_tokens=False))
         for word in words

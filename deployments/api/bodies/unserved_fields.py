@@ -1,8 +1,9 @@
 """Handling of request fields that are not supported: unknown fields, and fields of OpenAI's and vLLM's schemas.
 
 Unknown fields are ignored and named in a response header, or refused if `unknown_fields` is `refuse`. Known but
-unsupported fields fall into three groups: hints, which cannot change the text, are accepted; fields whose absence the
-caller can notice are ignored and named; all others are refused, because the answer would silently be a wrong one.
+unsupported fields fall into three groups. Hints, which cannot change the text, are accepted. Fields whose missing
+effect the caller can notice in the answer are ignored and named. All other fields are refused, because without their
+effect the answer would be wrong unnoticed.
 """
 
 import re
@@ -20,7 +21,7 @@ from wingbeat.deployments.parts import hooks, merged
 
 HEADER = "X-Wingbeat-Ignored-Fields"
 MOST_NAMED = 16
-"""Maximum fields of a request that are named; further ones are only counted."""
+"""Maximum ignored fields of a request that are named; further ignored fields are only counted."""
 MOST_NAME_CHARS = 80
 WITHOUT_EFFECT = frozenset(
     (
@@ -29,7 +30,9 @@ WITHOUT_EFFECT = frozenset(
         *("store", "trace_id", "user", "user_id"),
     )
 )
-"""Names of hints that cannot change a text in any object: about callers, billing, storage and caching."""
+"""Names of fields about callers, billing, storage and caching, which cannot change the text in whichever object they
+stand.
+"""
 _NOT_IN_A_HEADER = re.compile(r"[^\w.\[\]?-]", re.ASCII)
 
 
@@ -37,7 +40,7 @@ class IgnoredFields:
     """Ignored fields of one request.
 
     Args:
-        refuses: whether the first unknown field raises a 400 instead.
+        refuses: whether the first unknown field raises a 400 instead of being recorded.
     """
 
     def __init__(self, refuses: bool = False) -> None:
@@ -49,7 +52,7 @@ class IgnoredFields:
         """Records an unknown field.
 
         Args:
-            value: value of the field; null and empty values are not named.
+            value: value of the field; a field that is null or empty is not recorded unless unknown fields are refused.
             path: path of the object that contains the field.
             known: the object's known fields, for suggestions.
 
@@ -67,7 +70,9 @@ class IgnoredFields:
         self.name(where, f"{near}?" if near else None)
 
     def name(self, path: str, remark: str | None = None) -> None:
-        """Records an ignored field; `remark` is added in parentheses, such as the field that may have been meant."""
+        """Records an ignored field. `remark` is added in parentheses, for example the known field that may have been
+        meant.
+        """
         if self._is_full:
             self._num_more += 1
         else:
@@ -78,12 +83,12 @@ class IgnoredFields:
         return len(self._names) >= MOST_NAMED
 
     def pass_over_unknown(self, fields: Mapping[str, Any], known: frozenset[str], path: str) -> None:
-        """Records all fields of an object that are not in `known`; raises as `pass_over`."""
+        """Records all fields of an object that are not in `known`; raises the error of `pass_over`."""
         for name in sorted(fields.keys() - known):
             self.pass_over(name, fields[name], path, known)
 
     def __str__(self) -> str:
-        """Returns the names with their remarks as a header value; empty if no field was ignored."""
+        """Returns the names and remarks of ignored fields as a header value; empty if no field was ignored."""
         more = [f"{self._num_more} more"] if self._num_more else []
         return ", ".join([*self._names, *more])
 
@@ -92,20 +97,22 @@ _CURRENT: ContextVar[IgnoredFields | None] = ContextVar("wingbeat_ignored_fields
 
 
 def gather(refuses: bool) -> IgnoredFields:
-    """Starts a new collection of ignored fields for the request that this task works for from now on."""
+    """Starts and returns a new collection of ignored fields, for the request that this asyncio task handles."""
     ignored = IgnoredFields(refuses)
     _CURRENT.set(ignored)
     return ignored
 
 
 def ignored_fields() -> IgnoredFields:
-    """Returns the ignored fields of the request that this task works for."""
+    """Returns the collection of ignored fields of the request that this asyncio task handles."""
     return _CURRENT.get() or IgnoredFields()
 
 
 @contextmanager
 def none_ignored() -> Iterator[None]:
-    """Context in which unknown fields are always refused, for operators' requests that change the server."""
+    """Context in which unknown fields are refused whatever the settings are, for operators' requests that change the
+    server.
+    """
     token = _CURRENT.set(IgnoredFields(refuses=True))
     try:
         yield
@@ -114,7 +121,7 @@ def none_ignored() -> Iterator[None]:
 
 
 class Part(BaseModel):
-    """An object in a request's body; unknown fields are kept until `drop_unknown`."""
+    """An object in a request's body; its unknown fields are kept until `drop_unknown` removes them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -124,7 +131,9 @@ class Part(BaseModel):
 
 
 def drop_unknown(part: Part, path: str = "") -> None:
-    """Records and drops all unknown fields of a part and of nested parts; raises as `IgnoredFields.pass_over`."""
+    """Records and drops all unknown fields of a part and of nested parts; raises the error of
+    `IgnoredFields.pass_over`.
+    """
     unknown = part.unknown()
     if unknown:
         ignored_fields().pass_over_unknown(unknown, _names(type(part)), path)
@@ -146,7 +155,7 @@ def _names(kind: type[Part]) -> frozenset[str]:
 
 @lru_cache(1024)
 def _near(name: str, known: frozenset[str]) -> str | None:
-    """Returns the known field that a name probably misspells; None if there is none."""
+    """Returns the known field that a name probably misspells; None if no known field is similar."""
     return next(iter(get_close_matches(name, known, 1, 0.8)), None)
 
 
@@ -157,7 +166,7 @@ def _plain(path: str) -> str:
 
 
 IsOff = Callable[[Any], bool]
-"""Function that returns whether a value asks for nothing, so that an unsupported field may have it."""
+"""Function that returns whether a value of an unsupported field asks for nothing and can therefore be accepted."""
 
 
 class Unserved(NamedTuple):
@@ -170,17 +179,20 @@ class Unserved(NamedTuple):
 
 
 def refused(why: str, *values: Any) -> Unserved:
-    """Handling: 400 unless the value is null or in `values`, because ignoring the field would change the answer."""
+    """Makes the handling that answers 400 unless the value is null or in `values`.
+
+    The field is refused because the answer would be another one if it were ignored.
+    """
     return Unserved(why, _off(values), is_refused=True)
 
 
 def passed_over(why: str, *values: Any) -> Unserved:
-    """Handling: the field is named as ignored unless the value is null or in `values`."""
+    """Makes the handling that names the field as ignored unless the value is null or in `values`."""
     return Unserved(why, _off(values))
 
 
 def hint(why: str) -> Unserved:
-    """Handling: any value is accepted, because the field cannot change the text."""
+    """Makes the handling that accepts any value, because the field cannot change the text."""
     return Unserved(why, lambda _value: True)
 
 
@@ -188,7 +200,7 @@ def check_unserved(fields: Mapping[str, Any], table: Mapping[str, Unserved], pat
     """Handles the unsupported fields of an object by `table`.
 
     Raises:
-        ApiError: 400, naming the first field that is refused by the table or by the setting `unknown_fields`.
+        ApiError: 400, names the first field that is refused by the table or by the setting `unknown_fields`.
     """
     for name, rule in table.items():
         value = fields.get(name)
@@ -201,12 +213,12 @@ def check_unserved(fields: Mapping[str, Any], table: Mapping[str, Unserved], pat
 
 
 def of_parts(path: str) -> dict[str, Unserved]:
-    """Returns the unsupported fields that parts declare for an endpoint."""
+    """Returns the unsupported fields that parts declare for the endpoint at `path`, with their handling."""
     return merged("unserved_fields", path)
 
 
 def _off(values: tuple[Any, ...]) -> IsOff:
-    """Returns a function that accepts null and the given values; 0 equals 0.0, but not false."""
+    """Returns a function that is true for null and for the given values, where 0 equals 0.0 but not false."""
     return lambda value: value is None or any(_same(value, good) for good in values)
 
 

@@ -1,3 +1,6 @@
-"""Hooks of the API description. Commands import this module too, so that the routes are imported only when used."""
+"""Hooks of the API description.
+
+The routes are imported only when a server adds them, because commands import this module too.
+"""
 
 add_last = "wingbeat.deployments.api.description.routes:add_description"

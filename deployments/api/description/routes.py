@@ -44,7 +44,9 @@ class Endpoint(NamedTuple):
 
 
 def add_description(app: FastAPI) -> None:
-    """Adds both endpoints, which describe the routes that were added to the application before."""
+    """Adds `/openapi.json` and `/docs`, which describe the routes that the application has when this function is
+    called.
+    """
     document, page = _described(tuple(endpoints(app)), version_of_package())
 
     @app.get("/openapi.json")
@@ -59,7 +61,7 @@ def add_description(app: FastAPI) -> None:
 
 @cache
 def _described(served: tuple[Endpoint, ...], version: str) -> tuple[Mapping[str, Any], str]:
-    """Returns the document and its page; cached for equal applications in one process."""
+    """Returns the document and its page; the result is cached for applications with equal endpoints in one process."""
     document = describe(served, version)
     return document, as_page(document)
 

@@ -1,4 +1,4 @@
-"""`GET /load`: number of requests of this router, in vLLM's form, and the load of each engine."""
+"""`GET /load`: the number of running requests of this router (in vLLM's form) and the load of each engine."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -9,7 +9,7 @@ from wingbeat.deployments.api.served_models import ServedModels
 
 
 def add_model_routes(app: FastAPI, models: ServedModels) -> None:
-    """Adds the list of models and the endpoint of a single model."""
+    """Adds `/v1/models` and `/v1/models/{name}`."""
 
     @app.get("/v1/models")
     async def listed() -> dict[str, Any]:

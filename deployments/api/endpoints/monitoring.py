@@ -1,4 +1,4 @@
-"""`/metrics`, and the watchers of every request: answer counts and the access log."""
+"""`/metrics`, and the watchers that count every request's answer and write the access log."""
 
 import asyncio
 import logging
@@ -17,7 +17,9 @@ from wingbeat.deployments.request_context import ACCESS, RequestContext
 
 access_logger = logging.getLogger(ACCESS)
 POLLED = frozenset({"/health", "/load", "/metrics", "/ping"})
-"""Paths that pages, probes and scrapers poll about every second: logged only if they fail."""
+"""Paths that pages, probes and scrapers request about every second. Requests to these paths are logged only if they
+fail.
+"""
 
 
 def add_monitoring(app: FastAPI, monitor: Monitor) -> None:
@@ -26,13 +28,13 @@ def add_monitoring(app: FastAPI, monitor: Monitor) -> None:
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         snapshots = await asyncio.gather(*(fleet.snapshot() for fleet in monitor.fleets))
-        # In a thread, because formatting thousands of lines would delay other requests' streams.
+        # Metrics are formatted in a thread, because formatting thousands of lines would delay other requests' streams.
         body, media_type = await asyncio.to_thread(exposed, snapshots, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
 
 
 def watchers(monitor: Monitor) -> list[RequestWatcher]:
-    """Returns the watchers of every request."""
+    """Returns the watchers to call for every request."""
     found: list[RequestWatcher] = [AnswerCounter(monitor)]
     if monitor.access_log:
         found.append(AccessLog())
@@ -40,7 +42,7 @@ def watchers(monitor: Monitor) -> list[RequestWatcher]:
 
 
 class AnswerCounter(RequestWatcher):
-    """Counts answers by status."""
+    """Counts answers by their HTTP status."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._own = monitor.own
@@ -51,10 +53,12 @@ class AnswerCounter(RequestWatcher):
 
 
 class AccessLog(RequestWatcher):
-    """Logs one line per request, except successful polls."""
+    """Logs one line per request, except for successful requests to the paths in `POLLED`."""
 
     def ended(self, scope: Scope, context: RequestContext) -> None:
-        """Logs the line. Text from the client is escaped, except the id, whose characters were checked."""
+        """Logs the request's line. Text from the client is escaped, except the request id, whose characters were
+        checked.
+        """
         if context.status < 400 and scope["path"].removeprefix(scope.get("root_path", "")) in POLLED:
             return
         host, port = scope.get("client") or ("-", 0)

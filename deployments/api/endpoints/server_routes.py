@@ -1,4 +1,4 @@
-"""`/version`, `/ping`, `/health` and `/reset_prefix_cache`, for operators and their scripts."""
+"""`/version`, `/ping` and `/health` for monitoring, and `/reset_prefix_cache` for operators."""
 
 from importlib.metadata import version
 from typing import Any
@@ -12,7 +12,7 @@ PACKAGE = "wingbeat"
 
 
 def version_of_package() -> str:
-    """Returns the version of the installed package."""
+    """Returns the version of the installed package `wingbeat`."""
     return version(PACKAGE)
 
 
@@ -30,7 +30,8 @@ def add_server_routes(app: FastAPI, models: ServedModels) -> None:
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
-        # A server with several models stays healthy for its load balancer while some model has an engine.
+        # A server with several models answers 200 while at least one model has an engine, so that its load balancer
+        # keeps it.
         states = {pool.info.model_name: "ok" if pool.healthy() else "unavailable" for pool in models.pools}
         named = {"models": states} if len(models) > 1 else {}
         if "ok" in states.values():

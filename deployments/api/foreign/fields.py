@@ -1,7 +1,8 @@
 """Unsupported request fields of vLLM, SGLang and llama.cpp, and how each is handled.
 
-Values that would change the text, or guarantees about it, are refused. Fields that only add to an answer are ignored
-and named. Fields without effect by themselves, or about where and how fast a request runs, are accepted.
+Values that would change the text, or guarantees about the text, are refused. Fields that only add something to an
+answer are ignored and named. Fields that have no effect alone, or that concern where and how fast a request runs, are
+accepted.
 """
 
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""Calls of a router by other Serve deployments, over a handle."""
+"""Calls that other Serve deployments make to a router by a handle."""

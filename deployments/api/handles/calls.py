@@ -1,4 +1,4 @@
-"""Methods of a router for other Serve deployments, which call it by a handle: the HTTP API's bodies without HTTP."""
+"""Methods of a router that other Serve deployments call by a handle, with the HTTP API's bodies but without HTTP."""
 
 import json
 import uuid
@@ -35,10 +35,12 @@ class _Planned(NamedTuple):
 
 
 class HandleCalls:
-    """Methods of a router for handles. No key is needed, because only processes of the cluster can have a handle.
+    """Methods of a router that are called by handles.
+
+    No API key is needed, because only processes of the cluster can have a handle.
 
     Raises:
-        ApiError: by each method, with the error that HTTP would return; Serve makes it the cause of its own error.
+        ApiError: raised by each method where HTTP would return this error; Serve makes it the cause of its own error.
     """
 
     _models: ServedModels
@@ -85,7 +87,8 @@ class HandleCalls:
         try:
             with service.sizes.held(generation.answer_bytes):
                 answer = await whole_response(generation, service.run(generation), shape)
-                # LongLists become lists only when they are written as JSON.
+                # A `LongList` becomes a list only when it is written as JSON, so that such an answer is written and
+                # parsed again.
                 return json.loads("".join(fragments(answer))) if generation.has_lists else answer
         except Exception as error:
             log_failure(error, name)

@@ -1,3 +1,3 @@
-"""Hook for the methods of a router that handles call."""
+"""Hook that adds the methods for handles to a router."""
 
 router_base = "wingbeat.deployments.api.handles.calls:HandleCalls"

@@ -1,4 +1,4 @@
-"""Translates content blocks of Anthropic's messages to messages of a chat."""
+"""Translates Anthropic's messages, which consist of content blocks, to messages of a chat."""
 
 import re
 from typing import Any
@@ -9,8 +9,9 @@ from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 _MESSAGE = frozenset(("role", "content"))
 _BILLING = re.compile(r"(?:x-anthropic-billing-header:[^\n]*(?:\n|$))+", re.IGNORECASE)
-"""Billing lines that Claude Code writes before its system prompt. They differ between requests, so that no prompt would
-begin with the previous turn's prompt (prefix cache), and mean nothing to a model.
+"""Billing lines that Claude Code writes before its system prompt. The lines are removed because they differ between
+requests, so that no prompt would begin with the previous turn's prompt (for the prefix cache), and mean nothing to a
+model.
 """
 _BLOCKS = {
     "text": frozenset(("type", "text")),
@@ -19,8 +20,8 @@ _BLOCKS = {
     "tool_use": frozenset(("type", "id", "name", "input", "caller")),
     "tool_result": frozenset(("type", "tool_use_id", "content", "is_error")),
 }
-"""Known fields of a block by its type. `is_error` is not passed on: no chat template reads it, and the text shows
-it.
+"""Known fields of a block, by the block's type. `is_error` is known but not passed on, because no chat template reads
+it and the block's text shows the error.
 """
 
 
@@ -49,14 +50,14 @@ def chat_messages(system: str | list[Any] | None, messages: list[Any]) -> list[d
 
 
 def _system_messages(content: Any, path: str) -> list[dict[str, Any]]:
-    """Returns a system message without billing lines; no message if nothing is left."""
+    """Returns a list with the system message without billing lines; an empty list if no text is left."""
     texts = (_BILLING.sub("", text, count=1) if _BILLING.match(text) else text for text in _texts(content, path))
     text = "\n".join(filter(None, texts))
     return [{"role": "system", "content": text}] if text else []
 
 
 def _user_messages(content: Any, path: str) -> list[dict[str, Any]]:
-    """Returns a user message; tool results become separate messages before its text."""
+    """Returns a user message; tool results become separate messages before the user message."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     results: list[dict[str, Any]] = []

@@ -64,7 +64,10 @@ class AnthropicChoice(Part):
 
 
 class Thinking(Part):
-    """Whether the model thinks; `budget_tokens` is ignored, because the model decides how long, within `max_tokens`."""
+    """Whether the model writes reasoning.
+
+    `budget_tokens` is ignored, because the model decides how long it reasons, within `max_tokens`.
+    """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1)
@@ -89,7 +92,7 @@ class OutputConfig(Part):
 
 
 class CountBody(RequestBody):
-    """`POST /v1/messages/count_tokens`: the fields that make up a prompt."""
+    """`POST /v1/messages/count_tokens`: the fields of `/v1/messages` that affect the prompt."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = ANTHROPIC_PROMPT
 
@@ -116,13 +119,13 @@ class CountBody(RequestBody):
         """Returns the request in the form of a chat request.
 
         Raises:
-            ApiError: 400, with the field's name in a chat request; see `NAMES`.
+            ApiError: 400; the error gives the field's name in a chat request, which `NAMES` translates.
         """
         return ChatBody.of_fields({name: value for name, value in self._chat_fields().items() if value is not None})
 
     def _chat_fields(self) -> dict[str, Any]:
         messages = chat_messages(self.system, self.messages)
-        # If the last message is the assistant's, the answer continues it.
+        # If the last message is the assistant's, the answer continues that message.
         goes_on = messages[-1]["role"] == "assistant"
         output = self.output_config or OutputConfig()
         form = output.format or self.output_format
@@ -152,7 +155,7 @@ class MessagesBody(CountBody, SharedWithChat):
     max_tokens: int = Field(ge=1, le=INT32_MAX)
     stop_sequences: list[str] | None = None
     metadata: Any = None
-    """Ignored, because it cannot change the result."""
+    """Ignored, because the field cannot change the result."""
 
     def _chat_fields(self) -> dict[str, Any]:
         own = {"max_tokens": self.max_tokens, "stop": self.stop_sequences or None}
@@ -160,5 +163,5 @@ class MessagesBody(CountBody, SharedWithChat):
 
 
 def _chat_tool(tool: AnthropicTool | HostedTool) -> dict[str, Any]:
-    # The chat request ignores tools that are not functions, and names them by the same index.
+    # The chat request names tools that are not functions as ignored, by their index, which is equal in both requests.
     return {"type": tool.type} if isinstance(tool, HostedTool) else tool.as_chat()

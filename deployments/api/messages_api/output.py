@@ -16,18 +16,18 @@ _FIELDS = {"text": "text", "thinking": "thinking"}
 
 
 class MessageOutput:
-    """A message: reasoning, text and calls become blocks in their order of arrival."""
+    """A message whose reasoning, text and calls become content blocks in their order of arrival."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._blocks: list[dict[str, Any]] = []
         self._arguments: list[str] = []
-        """JSON of the tool input so far, by block; empty for other blocks."""
+        """For each block, the JSON of the tool's input so far; empty for blocks that are not calls."""
         self._is_open = False
         self._call_index = -1
 
     def begin(self) -> list[Event]:
-        """Returns the event of the empty message; cached tokens are reported only at the end."""
+        """Returns the event that starts an empty message; cached tokens are reported only at the end."""
         usage = {"input_tokens": self._generation.num_prompt_tokens, "output_tokens": 0}
         usage |= {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         return [Event("message_start", {"message": self._message(None, None, usage)})]
@@ -54,7 +54,7 @@ class MessageOutput:
         ]
 
     def fail(self, error: Exception) -> list[Event]:
-        """Returns the event of an error that ends the message."""
+        """Returns the error event that ends the message."""
         return [Event("error", {"error": error_form(as_api_error(error))["error"]})]
 
     def message(self, piece: Piece) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class MessageOutput:
         return [*events, Event("content_block_start", {"index": len(self._blocks) - 1, "content_block": dict(block)})]
 
     def _close(self) -> list[Event]:
-        """Completes the open block, if any; returns its last event."""
+        """Ends the block that is open, if any; returns the block's last event."""
         if not self._is_open:
             return []
         self._is_open = False
@@ -120,7 +120,7 @@ class MessageOutput:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Parses the input of a call; empty if the model's text was cut or is not an object."""
+    """Parses the input of a call; returns an empty object if the model's text was cut off or is not a JSON object."""
     try:
         value = json.loads(arguments)
     except ValueError:

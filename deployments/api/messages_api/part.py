@@ -1,4 +1,7 @@
-"""Hooks of `/v1/messages`. Commands import this module too, so that the routes are imported only when used."""
+"""Hooks of `/v1/messages`.
+
+The routes are imported only when a server adds them, because commands import this module too.
+"""
 
 add_routes = "wingbeat.deployments.api.messages_api.routes:add_messages_routes"
 bodies = "wingbeat.deployments.api.messages_api.routes:BODIES"

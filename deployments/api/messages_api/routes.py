@@ -20,7 +20,7 @@ BODIES = {MESSAGES_PATH: MessagesBody, COUNT_PATH: CountBody}
 
 
 def add_messages_routes(app: FastAPI, models: ServedModels) -> None:
-    """Adds both endpoints."""
+    """Adds `/v1/messages` and `/v1/messages/count_tokens`."""
 
     @app.post(MESSAGES_PATH)
     async def messages(request: Request) -> Response:

@@ -1,1 +1,1 @@
-"""Chats with tool calls and reasoning: request fields, parsing of answers, and code shared by other APIs' answers."""
+"""Chats with tool calls and reasoning: request fields, parsing of answers, and code that other APIs share."""

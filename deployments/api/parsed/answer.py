@@ -1,4 +1,4 @@
-"""Parses the single choice of a chat incrementally, for endpoints in other forms than chat completions."""
+"""Parses the single choice of a chat incrementally, for the Messages API and the Responses API."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,18 +17,20 @@ class Piece(NamedTuple):
     found: MessageDelta
     finish_reason: FinishReason | None
     totals: Totals
-    """Totals up to this piece."""
+    """Totals of the answer so far; one object for all pieces."""
     stop: str | int | None
-    """Stop string or token id that ended the answer."""
+    """Stop string or token id that ended the answer; None in all pieces but the last."""
     reasoning_tokens: int
-    """Reasoning tokens so far. Tokens of the delta that also begins the answer count as answer tokens."""
+    """Number of reasoning tokens so far. If a delta ends the reasoning and begins the answer, all its tokens count as
+    answer tokens.
+    """
 
 
 ParsedAnswer = AsyncGenerator[Piece, None]
 
 
 async def parsed(generation: Generation, deltas: AsyncGenerator[ChoiceDelta, None]) -> ParsedAnswer:
-    """Yields the pieces of an answer with one choice; raises what `deltas` raises."""
+    """Yields the pieces of an answer with one choice; raises the errors of `deltas`."""
     parser, totals = (generation.new_parser or PlainText)(), Totals(generation)
     reasoning_tokens, is_answering = 0, False
     async with aclosing(deltas):

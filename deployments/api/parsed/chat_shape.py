@@ -13,8 +13,9 @@ THOUGHTS = ("reasoning", "reasoning_content")
 
 
 class ParsedChatShape(ChatShape):
-    """Form of `/v1/chat/completions` with parsers; one object per answer, because each choice is parsed
-    incrementally.
+    """Form of `/v1/chat/completions` with parsers.
+
+    Each answer needs an object of its own, because each choice is parsed incrementally.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -35,7 +36,9 @@ class ParsedChatShape(ChatShape):
         return choice
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
-        """Returns the role, then reasoning, text and calls, then the finish reason with an empty delta."""
+        """Returns choices with the role (in the first delta), reasoning, text, calls, and the finish reason with an
+        empty delta.
+        """
         found = self._read(delta)
         chunks = super().chunk_choices(delta._replace(text=found.content), is_first)
         if found.reasoning:
@@ -56,13 +59,13 @@ class ParsedChatShape(ChatShape):
 
 
 def read_piece(parser: Parser, delta: ChoiceDelta) -> MessageDelta:
-    """Parses a delta into text, reasoning and calls; the last delta also returns what the parser held back."""
+    """Parses a delta into text, reasoning and calls; for the last delta, text that the parser held back is included."""
     found = parser.push(delta.text)
     return found if delta.finish_reason is None else found.plus(parser.cut() if delta.is_cut else parser.flush())
 
 
 def _finish(finish_reason: FinishReason | None) -> str | None:
-    """Returns the finish reason of a choice with calls: `tool_calls`, or the original reason if it was cut off."""
+    """Returns the finish reason of a choice with calls: `tool_calls`, or the original one if the choice was cut off."""
     return TOOL_CALLS if finish_reason is FinishReason.STOP else finish_reason
 
 

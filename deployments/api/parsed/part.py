@@ -1,5 +1,6 @@
-"""Hooks for tools and reasoning in chats. Commands import this module too, so that other modules are imported
-lazily.
+"""Hooks for tools and reasoning in chats.
+
+The other modules are imported only when used, because commands import this module too.
 """
 
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ settings = {
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError if a setting is neither a parser's name nor the import path of one."""
+    """Raises ValueError if a parser setting is neither the name of a known parser nor an import path of a parser."""
     for setting, (_, known) in _SETTINGS.items():
         name = getattr(config, setting)
         if name not in (BY_TEMPLATE, *known):

@@ -1,4 +1,4 @@
-"""Chooses the grammar that constrains a chat's answer, and the parser that reads it."""
+"""Chooses the grammar that constrains a chat's answer, and the parser that reads the answer."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ ANY_OBJECT = {"type": "object"}
 
 
 class Reading(NamedTuple):
-    """Grammar and parser of an answer."""
+    """Grammar and parser chosen for an answer."""
 
     new_parser: Callable[[], Parser]
     """Makes the parser of each choice."""
@@ -42,7 +42,7 @@ class ChatParsers(Parsers):
     """The parsers of one model, applied to chat requests."""
 
     def read(self, body: ChatBody, prompt: Prompt, generation: Generation) -> Generation:
-        """Adds grammar and parser to a generation, see `ChatReader.read`; raises as `reading_of`."""
+        """Adds grammar and parser to a generation, see `ChatReader.read`; raises the errors of `reading_of`."""
         reading = reading_of(self, body, prompt.end, generation.choices[0].request.params.grammar)
         shows_marks = reading.new_parser().keeps_special_tokens
         choices = tuple(_read_so(choice, reading, shows_marks) for choice in generation.choices)
@@ -50,12 +50,12 @@ class ChatParsers(Parsers):
 
 
 def chat_reader(config: AppConfig, template: str | None) -> ChatParsers:
-    """Makes the reader for a model with this chat template."""
+    """Makes the reader for a model; parser settings that are `auto` are resolved by its chat template."""
     return ChatParsers.of_template(config.tool_call_parser, config.reasoning_parser, template)
 
 
 def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
-    """Returns the choice with the reading's grammar, and with special tokens in its text if the parser needs them."""
+    """Returns the choice with the reading's grammar; keeps special tokens in its text if the parser needs them."""
     params = replace(choice.request.params, grammar=reading.grammar)
     skips = choice.skip_special_tokens and not shows_marks
     return replace(choice, request=replace(choice.request, params=params), skip_special_tokens=skips)
@@ -68,7 +68,8 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
         parsers: parsers of the server.
         body: the request.
         prompt: end of the prompt's text.
-        grammar: grammar that the request asks for; reasoning may come before the text that it constrains.
+        grammar: grammar that the request asks for. The grammar constrains the answer's text but not reasoning before
+            it.
 
     Raises:
         ApiError: the request has tools that the model would not see, or two fields ask for different formats.
@@ -96,7 +97,7 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
 def _form_beside_calls(parsers: Parsers, body: ChatBody, prompt: str, calls: Format, grammar: GrammarSpec) -> Format:
     """Returns the format of an answer that is either calls or text with a response format.
 
-    Forced calls are the whole answer, so that a response format does not apply.
+    If `tool_choice` forces calls, the calls are the whole answer, and the response format has no effect.
 
     Raises:
         ApiError: `structured_outputs` is given, which constrains the whole answer as the calls do.
@@ -111,7 +112,7 @@ def _form_beside_calls(parsers: Parsers, body: ChatBody, prompt: str, calls: For
 
 
 def _form_of_calls(parsers: Parsers, body: ChatBody, prompt: str) -> tuple[Format | None, Callable[[], Parser] | None]:
-    """Returns the answer's format as required by the tools, and a parser that replaces the server's, if any."""
+    """Returns the format that the tools require, if any, and a parser to use instead of the server's, if any."""
     calls, functions, several = body.calls, _functions(body), body.parallel_tool_calls is not False
     if calls == "none":
         return None, None
@@ -137,14 +138,14 @@ def _functions(body: ChatBody) -> list[Function]:
 
 
 def _function(index: int, tool: Tool) -> Function:
-    """Returns a tool with its schema; errors name the schema by its place in the request."""
+    """Returns a tool's function with its schema; errors about the schema name its path in the request."""
     name = tool.function.name
     place = f"tools[{index}].function.parameters of {name!r}"
     return Function(name, PlacedSchema(tool.function.schema_of_arguments(), place))
 
 
 def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | None:
-    """Returns the format of text with optional calls if some function is strict; else None."""
+    """Returns the format of text with optional calls; None if no function is strict or the parser has no format."""
     tools = body.tools or []
     if not any(tool.function.strict for tool in tools):
         return None
@@ -156,7 +157,7 @@ def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | N
 
 
 def _strict_functions(body: ChatBody) -> list[Function]:
-    """Returns the functions; those that are not strict take any object as arguments."""
+    """Returns the functions; the schema of a function that is not strict accepts any object as arguments."""
     return [
         _function(index, tool) if tool.function.strict else Function(tool.function.name, ANY_OBJECT)
         for index, tool in enumerate(body.tools or ())
@@ -164,7 +165,10 @@ def _strict_functions(body: ChatBody) -> list[Function]:
 
 
 def _pass_over_strict(body: ChatBody) -> None:
-    """Ignores `strict` and names it, if the call format cannot be constrained: agents make all their functions strict.
+    """Records the field `strict` of each strict function as ignored.
+
+    Called if the parser's call format cannot be constrained. Requests are not refused, because agents set `strict` on
+    all their functions.
 
     Raises:
         ApiError: 400, if the setting `unknown_fields` refuses ignored fields.
@@ -177,10 +181,10 @@ def _pass_over_strict(body: ChatBody) -> None:
 
 
 def _form_of_grammar(grammar: GrammarSpec) -> Format:
-    """Converts a grammar to structural tags, so that reasoning can come before it.
+    """Converts a grammar to a format of structural tags, in which reasoning can come before the constrained text.
 
     Raises:
-        ApiError: the grammar is not valid JSON, or an older kind of structural tag.
+        ApiError: the grammar is not valid JSON, or is a structural tag in the older form.
     """
     try:
         return _in_words_of_tags(grammar)

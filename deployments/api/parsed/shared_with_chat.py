@@ -1,4 +1,4 @@
-"""Fields that other APIs' bodies share with chat requests under the same names, passed on without validation."""
+"""Fields that other APIs' bodies share with chat requests; the bodies pass them on without validation."""
 
 from typing import Any
 
@@ -8,13 +8,17 @@ from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
 
 _OWN = ("stop", "response_format", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
-"""Sampling fields that other bodies have under another name, or whose results their answers cannot carry."""
+"""Sampling fields not shared, because other bodies have them under other names or their answers cannot carry the
+results.
+"""
 _UNREAD: dict[str, Any] = {name: (Any, None) for name in SamplingFields.model_fields if name not in _OWN}
 UnreadFields = create_model("UnreadFields", __base__=RequestBody, **_UNREAD)
 
 
 class SharedWithChat(UnreadFields):
-    """Fields for sampling and ends of the text; each is validated by the chat body made from this body."""
+    """Fields about sampling and about where the text ends. The chat body that is made from this body validates the
+    fields.
+    """
 
     model: str | None = None
     stream: bool | None = None
@@ -22,6 +26,6 @@ class SharedWithChat(UnreadFields):
     speculation: Any = None
 
     def shared_fields(self) -> dict[str, Any]:
-        """Returns the given fields by name."""
+        """Returns the shared fields that the request has, by name."""
         given = {name: getattr(self, name) for name in SharedWithChat.model_fields}
         return {name: value for name, value in given.items() if value is not None}

@@ -28,7 +28,7 @@ class Function(Part):
     """Whether generation is constrained to arguments that match the schema."""
 
     def schema_of_arguments(self) -> dict[str, Any]:
-        """Returns the JSON schema of the arguments; any object if there is none."""
+        """Returns the JSON schema of the arguments; a function without schema gets the schema of any object."""
         return self.parameters or {"type": "object"}
 
 
@@ -53,7 +53,7 @@ class NamedTool(Part):
 
 
 class HostedTool(NamedTuple):
-    """A tool that is not a function of the client, such as a service's web search; not supported."""
+    """A tool that is not a function of the client, such as a service's web search. Such tools are not supported."""
 
     index: int
     """Index in the request's list of tools."""
@@ -75,7 +75,8 @@ class HostedTool(NamedTuple):
 class FunctionCall(Part):
     """A called function with its arguments as JSON text.
 
-    A model may have written arguments that are not JSON, or was cut off: any text and any JSON value is accepted.
+    Any text and any JSON value is accepted as arguments, because a model may have written text that is not JSON or that
+    was cut off.
     """
 
     name: str
@@ -96,14 +97,14 @@ class ToolCall(Part):
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = None
-    """Number of the call in a stream; ignored, because it only repeats the order."""
+    """Number of the call in a stream; ignored, because it only repeats the position in the list."""
 
     def as_template_input(self, is_strict: bool) -> dict[str, Any]:
-        """Returns the call with its arguments as an object, as transformers' chat templates expect.
+        """Returns the call for a chat template, with its arguments as an object, as transformers' templates expect.
 
         Args:
-            is_strict: whether arguments that are not a JSON object (a call that was cut off) become an empty object
-                instead of their text.
+            is_strict: whether arguments that are not a JSON object (for example of a call that was cut off) become an
+                empty object; otherwise they stay text.
         """
         fields = self.model_dump(exclude_none=True, exclude={"index"})
         arguments = _arguments(self.function.arguments)
@@ -157,11 +158,11 @@ class ToolFields(ChatFields):
 
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Any = Field(None, json_schema_extra={"anyOf": [{"type": "string"}, {"type": "object"}]})
-    """none, auto, required, or a `NamedTool`; by default auto if there are tools."""
+    """"none", "auto", "required", or a `NamedTool`; by default "auto" if the request has tools."""
     parallel_tool_calls: bool | None = None
-    """False keeps only the first call of an answer."""
+    """Whether an answer may have several calls; false keeps only the first call."""
     include_reasoning: bool | None = None
-    """False leaves reasoning out of the answer; the model generates it all the same."""
+    """Whether the answer includes the reasoning, which the model generates in either case."""
 
     @field_validator("tools", mode="before")
     @classmethod
@@ -186,7 +187,7 @@ class ToolFields(ChatFields):
 
     @property
     def calls(self) -> str | NamedTool:
-        """Calls that the answer may or must have: none, auto, required or a `NamedTool`."""
+        """Calls that the answer may or must have: "none", "auto", "required" or a `NamedTool`."""
         if self.tool_choice is None or not self.tools:
             return "auto" if self.tools else "none"
         return self.tool_choice
@@ -197,7 +198,7 @@ def read_tools(value: Any, kind: type[Kind], own_types: tuple[str | None, ...]) 
 
     Args:
         kind: class of the client's functions.
-        own_types: values of `type` for functions of the client.
+        own_types: values of the field `type` that mark a function of the client.
 
     Raises:
         ApiError: 400, naming the tool that is malformed.
@@ -218,7 +219,7 @@ def read_choice(value: Any) -> str | NamedTool:
     """Parses a `tool_choice`: one of `WORDS`, or the function to call.
 
     Raises:
-        ApiError: the value is neither.
+        ApiError: the value has neither form.
     """
     if isinstance(value, str) and value in WORDS:
         return value
@@ -230,7 +231,7 @@ def read_choice(value: Any) -> str | NamedTool:
 
 
 def check_choice(choice: str | NamedTool | None, tools: list[Tool]) -> None:
-    """Raises ApiError if a `tool_choice` cannot be followed with these tools."""
+    """Raises ApiError if `choice` needs calls but there are no tools, or if its function is not among the tools."""
     if not tools and choice not in (None, "none", "auto"):
         raise invalid("tool_choice", "is allowed only if 'tools' has a function")
     if isinstance(choice, NamedTool) and choice.function.name not in {tool.function.name for tool in tools}:
@@ -247,7 +248,7 @@ def shows_no_tools() -> ApiError:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """Parses arguments as an object; returns the text if it is not a JSON object."""
+    """Parses a call's arguments; returns an object, or the unchanged text if it is not a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

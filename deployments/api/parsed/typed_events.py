@@ -38,12 +38,15 @@ class Output(Protocol):
         ...
 
     def fail(self, error: Exception) -> list[Event]:
-        """Returns the events of an error that ends the answer."""
+        """Returns the error events that end the answer."""
         ...
 
 
 async def typed_events(output: Output, answer: ParsedAnswer, request_id: str) -> AsyncGenerator[bytes, None]:
-    """Yields the events' bytes; raises only errors from before the first event."""
+    """Yields the bytes of the answer's events.
+
+    An error before the first event is raised; a later error becomes an event.
+    """
     started = False
     try:
         async with aclosing(answer):
@@ -63,7 +66,7 @@ async def typed_events(output: Output, answer: ParsedAnswer, request_id: str) ->
 
 
 async def last_events(output: Output, answer: ParsedAnswer) -> tuple[Piece, list[Event]]:
-    """Reads a whole answer; returns its last piece and the events of its end."""
+    """Reads a whole answer; returns its last piece and the events that end the answer."""
     async with aclosing(answer):
         async for piece in answer:
             output.add(piece.found)

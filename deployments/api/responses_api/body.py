@@ -30,7 +30,7 @@ _FORMAT_FIELDS = frozenset(("type", "name", "description", "schema", "strict"))
 
 
 class Reasoning(Part):
-    """How much the model thinks. Reasoning is returned whole; summaries are not written."""
+    """How much the model reasons. Answers contain the whole reasoning; no summaries are made."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
@@ -47,7 +47,7 @@ class TextOptions(Part):
 
 
 class StreamOptions(Part):
-    """Options of a stream; the last event has the usage in any case."""
+    """Options of a stream. The last event always has the usage, whatever the options are."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -72,7 +72,7 @@ class ResponsesBody(SharedWithChat):
     metadata: Any = None
     user: Any = None
     stop: Any = None
-    """Extension: stop strings as in a chat request."""
+    """Extension: stop strings, as in a chat request."""
     include_reasoning: bool | None = None
 
     @field_validator("input")
@@ -86,7 +86,7 @@ class ResponsesBody(SharedWithChat):
         """Returns the request in the form of a chat request.
 
         Raises:
-            ApiError: 400, with the field's name in a chat request; see `NAMES`.
+            ApiError: 400; the error gives the field's name in a chat request, which `NAMES` translates.
         """
         self._pass_over()
         messages = chat_messages(self.instructions, self.input)
@@ -102,7 +102,11 @@ class ResponsesBody(SharedWithChat):
         return ChatBody.of_fields({name: value for name, value in fields.items() if value is not None})
 
     def _pass_over(self) -> None:
-        """Records requested extras that are not supported as ignored, or refuses them."""
+        """Records unsupported values of `text.verbosity` and `include` as ignored.
+
+        Raises ApiError for log-probabilities, which cannot be returned, and for all of these values if the setting
+        `unknown_fields` refuses ignored fields.
+        """
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             if ignored_fields().refuses:
                 raise unsupported("text.verbosity", "no chat template reads it")
@@ -119,7 +123,8 @@ class ResponsesBody(SharedWithChat):
 def _chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
-        # The chat request ignores tools that are not functions, and names them by the same index.
+        # The chat request names tools that are not functions as ignored, by their index, which is equal in both
+        # requests.
         return {"type": kind}
     ignored_fields().pass_over_unknown(tool, _TOOL_FIELDS, path)
     fields = {name: tool[name] for name in Function.model_fields if name in tool}

@@ -15,7 +15,9 @@ _ITEMS = {
     "function_call_output": frozenset(("type", "call_id", "output")),
     "reasoning": frozenset(("type", "content", "summary", "encrypted_content")),
 }
-"""Known fields of an item by its type; encrypted content is ignored, as this server neither writes nor reads it."""
+"""Known fields of an item, by the item's type. Encrypted content is ignored, because this server neither writes nor
+reads it.
+"""
 _PART = frozenset(("type", "text", "logprobs"))
 
 
@@ -36,7 +38,7 @@ def chat_messages(instructions: str | None, items: str | list[Any]) -> list[dict
 
 
 class _Conversation:
-    """Messages so far. Successive reasoning, text and calls form one message of the assistant."""
+    """Messages of the chat so far. Successive items with reasoning, text and calls form one assistant message."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -82,7 +84,7 @@ class _Conversation:
         self._open_answer().setdefault("tool_calls", []).append(call)
 
     def _open_answer(self) -> dict[str, Any]:
-        """Returns the assistant's message to which text and calls are added, beginning one if necessary."""
+        """Returns the assistant's message to which text and calls are added; begins a message if necessary."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
         message = self.messages[-1]
@@ -112,7 +114,7 @@ def _has_others(content: Any) -> bool:
 
 
 def _parts(parts: list[Any], path: str) -> list[TextPart | OtherPart]:
-    """Returns parsed parts with their paths in this input."""
+    """Returns the parsed parts; each holds its path in the request's `input`."""
     read: list[TextPart | OtherPart] = []
     for index, part in enumerate(parts):
         where = f"{path}[{index}]"

@@ -15,7 +15,7 @@ from wingbeat.runtime.scheduling.request import FinishReason
 
 
 class ResponseOutput:
-    """A response: reasoning, text and calls become items in their order of arrival."""
+    """A response whose reasoning, text and calls become items in their order of arrival."""
 
     def __init__(self, generation: Generation, body: ResponsesBody) -> None:
         self._id = generation.response_id.replace("chatcmpl-", "resp_")
@@ -52,7 +52,7 @@ class ResponseOutput:
         return self._numbered([*events, Event(f"response.{status}", {"response": response})])
 
     def fail(self, error: Exception) -> list[Event]:
-        """Returns the event of an error that ends the response."""
+        """Returns the error event that ends the response."""
         shown = as_api_error(error)
         failure = {"code": shown.code or "server_error", "message": shown.message}
         response = {**self.response("failed"), "error": failure}
@@ -131,7 +131,7 @@ class ResponseOutput:
         return Event("response.output_item.added", {"output_index": len(self._items) - 1, "item": shown})
 
     def _close(self, status: str = "completed") -> list[Event]:
-        """Completes the open item, if any; returns its last events."""
+        """Ends the item that is open, if any; returns the item's last events."""
         if not self._is_open:
             return []
         self._is_open, item = False, self._items[-1]
@@ -150,7 +150,7 @@ class ResponseOutput:
         return [*events, done]
 
     def _event(self, event_type: str, /, **fields: Any) -> Event:
-        """Returns an event about the latest item."""
+        """Returns an event with the index of the latest item."""
         return Event(event_type, {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, **fields})
 
 

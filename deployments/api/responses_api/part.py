@@ -1,4 +1,7 @@
-"""Hooks of `/v1/responses`. Commands import this module too, so that the route is imported only when used."""
+"""Hooks of `/v1/responses`.
+
+The route is imported only when a server adds it, because commands import this module too.
+"""
 
 add_routes = "wingbeat.deployments.api.responses_api.routes:add_responses_route"
 bodies = "wingbeat.deployments.api.responses_api.routes:BODIES"

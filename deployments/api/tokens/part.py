@@ -1,4 +1,7 @@
-"""Hooks of `/tokenize` and related endpoints. Commands import this module too, so routes are imported lazily."""
+"""Hooks of `/tokenize`, `/detokenize` and `/tokenizer_info`.
+
+The routes are imported only when a server adds them, because commands import this module too.
+"""
 
 add_routes = "wingbeat.deployments.api.tokens.routes:add_token_routes"
 bodies = "wingbeat.deployments.api.tokens.routes:BODIES"

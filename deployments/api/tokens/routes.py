@@ -30,7 +30,7 @@ CHAT_FIELDS = frozenset(
 
 
 class Fields(NamedTuple):
-    """Parsed fields of a body whose kind (text or chat) is not yet known; not validated."""
+    """Parsed but not validated fields of a body, before it is known whether the body has a text or a chat."""
 
     fields: dict[str, Any]
 
@@ -51,7 +51,9 @@ class TokenizeBody(described(CHAT_FIELDS)):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    """By default special tokens are added to a text, but not to a conversation, whose template writes them."""
+    """Whether special tokens are added. By default they are added to a text but not to a conversation, whose template
+    writes them.
+    """
     return_token_strs: bool | None = None
 
 
@@ -110,7 +112,7 @@ async def _tokenize_chat(models: ServedModels, fields: dict[str, Any]) -> Respon
 
 
 def _encoded(service: CompletionService, text: str, add_special_tokens: bool) -> array:
-    """Returns token ids as a compact array, which a slow client may keep in memory for long."""
+    """Returns token ids as a compact array, because the ids stay in memory until a slow client has read them."""
     return array("i", service.tokenizer.encode(text, add_special_tokens))
 
 

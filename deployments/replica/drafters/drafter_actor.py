@@ -1,6 +1,7 @@
-"""The drafter's Ray actor, which serves one verifier or several: the actor holds the GPU, a child process drafts.
+"""The drafter's Ray actor, which serves one or several verifiers. The actor holds the GPU; its child process drafts.
 
-Child processes are forked from a server that has imported torch, so a dead drafter is replaced within a second.
+Child processes are forked from a server process that has imported torch, so that a dead drafter is replaced within a
+second.
 """
 
 import asyncio
@@ -23,11 +24,11 @@ from wingbeat.kernels.disk_cache import compiler_env
 
 logger = logging.getLogger(__name__)
 FORKED_ENV = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""A process that has asked CUDA for its devices cannot fork children that use CUDA; torch counts devices by NVML
-instead.
+"""Environment that makes torch count devices by NVML. A process that has counted devices by CUDA cannot fork children
+that use CUDA.
 """
 RENEW_S = 10.0
-"""Seconds that an actor has for `renew`, which waits for nothing: an actor that takes longer is stuck."""
+"""Maximum seconds for an actor's `renew`. Since `renew` waits for nothing, an actor that takes longer is stuck."""
 
 
 class DrafterLost(RuntimeError):
@@ -35,11 +36,11 @@ class DrafterLost(RuntimeError):
 
 
 class DrafterActor:
-    """Actor of one drafter. Ray never restarts the actor in place; a lost actor is replaced by a new one.
+    """Actor of one drafter. Ray does not restart a lost actor; the verifier's replica starts a new actor.
 
     Args:
-        core: CPU core that the drafter's thread shares with the verifier's; None does not pin the thread.
-        terms: pickled `DrafterTerms` if already settled, else None.
+        core: CPU core that the drafter's thread shares with the verifier's thread; None does not pin the thread.
+        terms: pickled `DrafterTerms` if the verifier has already sent them, else None.
     """
 
     serve = "wingbeat.deployments.replica.drafters.drafter_calls:serve"
@@ -52,7 +53,7 @@ class DrafterActor:
         self._config, self._core = config, core
         self._server = ForkServer(self.serve, FORKED_ENV | waiting_env() | compiler_env())
         self.drafter: Forked | None = None
-        """The process that drafts."""
+        """Child process that drafts."""
         self.renew(terms)
 
     def renew(self, terms: bytes | None) -> None:
@@ -67,7 +68,7 @@ class DrafterActor:
             self.drafter.kill()
         self._memory_kills = MemoryKills()
         self.drafter = self._server.fork()
-        with contextlib.suppress(ConnectionError):  # the process has ended at once: the next call reports that
+        with contextlib.suppress(ConnectionError):  # if the process has already ended, the next call reports that
             self.drafter.connection.send((self._config, self._core, terms))
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -82,7 +83,7 @@ class DrafterActor:
             self.drafter.connection.send((name, arguments))
             if not self.drafter.connection.poll(patience_s):
                 pid = self.drafter.pid
-                self.drafter.kill()  # a late answer to this call must not be taken for the answer to the next call
+                self.drafter.kill()  # a late answer must not be taken for the answer to the next call
                 raise DrafterLost(f"the drafter's process {pid} has not answered {name} within {patience_s:.0f} s")
             answer, problem = self.drafter.connection.recv()
         except (EOFError, OSError):
@@ -92,19 +93,19 @@ class DrafterActor:
         return answer
 
     def status(self) -> DrafterStatus:
-        """Processes and channels of the drafter, and seconds since its thread last looked for a round.
+        """Return the drafter's processes and channels, and the seconds since its thread last looked for a round.
 
-        Raises like `call`.
+        Raises the errors of `call`.
         """
         return DrafterStatus(ActorProcess.own(), *self.call("status"))
 
     def close(self) -> None:
-        """End the child process. Needed only outside of a Ray actor, which ends with its children."""
+        """End the child process. Outside of Ray this must be called; a Ray actor's children end with the actor."""
         self._server.close()
 
 
 async def renewed(actor: ActorHandle, terms: bytes | None = None) -> bool:
-    """Whether a `DrafterActor` has begun another process; False if the actor is gone or stuck."""
+    """Call `DrafterActor.renew`; returns False if the actor is gone or stuck."""
     try:
         await asyncio.wait_for(actor.renew.remote(terms), RENEW_S)
     except (RayError, TimeoutError):

@@ -1,4 +1,4 @@
-"""The drafter's own process: its main thread answers calls from the actor, another thread drafts."""
+"""Code of the drafter's own process, whose main thread answers calls of the actor while another thread drafts."""
 
 import logging
 import os
@@ -21,8 +21,8 @@ class DrafterCalls:
     """Methods that the actor calls by name.
 
     Args:
-        core: CPU core that the drafter's thread shares with the verifier's; None does not pin the thread.
-        terms: pickled `DrafterTerms` if already settled, else None.
+        core: CPU core that the drafter's thread shares with the verifier's thread; None does not pin the thread.
+        terms: pickled `DrafterTerms` if the verifier has already sent them, else None.
 
     Raises:
         Exception: whatever the drafter's factory raises, such as a checkpoint error that names the tensor.
@@ -35,7 +35,7 @@ class DrafterCalls:
             self.needs(terms)
 
     def needs(self, terms: bytes) -> bytes:
-        """Pickled `DrafterNeeds` of this drafter.
+        """Return the pickled `DrafterNeeds` of this drafter.
 
         Args:
             terms: pickled `DrafterTerms`.
@@ -46,7 +46,7 @@ class DrafterCalls:
         return pickle.dumps(self._thread.needs(pickle.loads(terms)))
 
     def attach(self, name: ChannelName, incarnation: int) -> int:
-        """Serve the channel `name` from now on. Returns this process's id.
+        """Serve the channel `name` from now on; returns this process's id.
 
         Raises:
             ChannelError: the channel does not exist, a later incarnation holds it, or this GPU cannot reach its memory.
@@ -55,22 +55,23 @@ class DrafterCalls:
         return os.getpid()
 
     def status(self) -> tuple[tuple[ChannelName, ...], float]:
-        """The channels that are served, and seconds since the thread last looked for a round."""
+        """Return the served channels, and the seconds since the drafter's thread last looked for a round."""
         return tuple(self._thread.channels()), self._thread.silent_s
 
     def rest(self) -> None:
-        """Begin no further pass, and wait for the device to finish its work."""
+        """Begin no further pass of the drafter, and wait for the device to finish its work."""
         self._thread.rest()
 
 
 def serve(connection: Connection, make: type[DrafterCalls] = DrafterCalls) -> None:
     """Load a drafter according to the first message, then answer calls until the connection closes or SIGTERM comes.
 
-    Before the return the GPU has finished all work: clients of CUDA's multi-process service must not exit with kernels
-    running. A drafter that cannot be loaded answers every call with the reason.
+    The function returns only after the GPU has finished all work, because clients of CUDA's multi-process service must
+    not exit while their kernels run. If the drafter cannot be loaded, every call is answered with the reason.
     """
     show_log()
-    # `recv` has no timeout: the actor closes its end when it is done, and this process ends with its fork server.
+    # `recv` needs no timeout, because the actor closes its end when it is done, and this process ends with its fork
+    # server.
     config, core, terms = connection.recv()
     calls, problem = None, None
     signal.signal(signal.SIGTERM, _asked_to_end)
@@ -88,7 +89,7 @@ def serve(connection: Connection, make: type[DrafterCalls] = DrafterCalls) -> No
 
 
 class _Asked(BaseException):
-    """SIGTERM has come. A BaseException, so that only `serve` catches it."""
+    """SIGTERM has come. The class derives from BaseException, so that handlers of Exception do not catch it."""
 
 
 def _asked_to_end(number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""Messages of a drafter's process and actor to their callers."""
+"""Messages that a drafter's process and actor return to their callers."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ from wingbeat.deployments.replica.actor_process import ActorProcess
 
 
 class DrafterStatus(NamedTuple):
-    """State of a drafter."""
+    """State of a drafter, as its actor reports it."""
 
     process: ActorProcess
-    """Process of the drafter's actor; the drafter ends with it."""
+    """Process of the drafter's actor; the drafter's own process ends with this process."""
     channels: tuple[ChannelName, ...]
     silent_s: float
     """Seconds since the drafter's thread last looked for a round."""

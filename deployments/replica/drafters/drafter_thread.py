@@ -1,4 +1,4 @@
-"""The thread of a drafter's process that loads the drafter and answers rounds. Does not use Ray."""
+"""The thread of a drafter's process that loads the drafter and answers rounds. This module does not use Ray."""
 
 import logging
 import os
@@ -27,13 +27,15 @@ from wingbeat.runtime.verifier.loading.mapped_files import give_back_freed
 logger = logging.getLogger(__name__)
 LOADED_POLL_S = 1.0
 REST_S = 1.0
-"""Seconds for the running pass to end; `wingbeat.cluster.fork_server` kills a process that takes longer."""
+"""Maximum seconds to wait for the running pass to end; `wingbeat.cluster.fork_server` kills a process that takes
+longer.
+"""
 WAIT_S = 0.1
-"""Longest wait for a round, in seconds; the doorbell ends the wait at once."""
+"""Maximum seconds of one wait for a round. A verifier that sends a round ends the wait at once by the doorbell."""
 
 
 class Worker(Protocol):
-    """Interface of `runtime.drafters.worker.DraftWorker` that the thread uses."""
+    """The part of the interface of `runtime.drafters.worker.DraftWorker` that the thread uses."""
 
     drafter: Any
     room: Any
@@ -51,12 +53,13 @@ class Worker(Protocol):
 
 
 class DrafterThread:
-    """Answers the rounds of all attached channels; all pending rounds go through one batched pass.
+    """Answers the rounds of all attached channels; all pending rounds are computed in one batched pass.
 
-    The thread loads the drafter first. Every call waits for the loading, and raises the error that it failed with.
+    The thread first loads the drafter. Every call waits until the drafter is loaded; if loading fails, every call
+    raises its error.
 
     Args:
-        core: CPU core that the thread shares with the verifier's; None does not pin the thread.
+        core: CPU core that the thread shares with the verifier's thread; None does not pin the thread.
     """
 
     def __init__(self, config: AppConfig, core: int | None = None) -> None:
@@ -75,11 +78,11 @@ class DrafterThread:
         self._thread.start()
 
     def needs(self, terms: DrafterTerms = DrafterTerms()) -> DrafterNeeds:
-        """Needs of this drafter that its verifier must meet.
+        """Return the needs of this drafter, which its verifier must meet.
 
         Args:
-            terms: fix the convention by which the head is read, before any channel is attached, and the weights that
-                are borrowed from the verifier.
+            terms: convention by which the draft head is read, to be fixed before any channel is attached; and weights
+                that the drafter borrows from the verifier.
 
         Raises:
             ValueError: the draft head cannot be read by this convention.
@@ -88,7 +91,7 @@ class DrafterThread:
         self._read_as(terms.convention)
         needs = worker.drafter.needs
         if self._config.drafter_device() == "cuda":
-            torch.cuda.empty_cache()  # memory that loading has left in torch's cache
+            torch.cuda.empty_cache()  # frees memory that loading has left in torch's cache
             needs = needs._replace(held_bytes=torch.cuda.memory_reserved())
         return needs
 
@@ -96,19 +99,19 @@ class DrafterThread:
         """Serve the channel `name` from now on.
 
         Args:
-            convention: as in `needs`.
+            convention: as in the `terms` of `needs`.
 
         Raises:
             ChannelError: the channel does not exist, a later incarnation holds it, or this GPU cannot reach its memory.
-            ValueError: the drafter suits the verifiers that it already serves but not this one, or has no room for
-                another.
+            ValueError: the drafter has been set up for other verifiers in a way that does not suit this verifier, or
+                has no room for another verifier.
         """
         self.worker()
         with self._lock:
             self._read_as(convention)
             end = attach_channel(name, incarnation, self._config.drafter_device() == "cuda")
             try:
-                self._worker.detach(name)  # an earlier connection of this channel that broke
+                self._worker.detach(name)  # the channel may still be attached by an earlier connection, which broke
                 self._worker.attach(name, end)
             except BaseException:
                 end.close()
@@ -122,7 +125,7 @@ class DrafterThread:
             worker.detach(name)
 
     def rest(self) -> None:
-        """Begin no further pass, and wait for the running one and for the device; must be the last call.
+        """Begin no further pass, and wait for the running pass and for the device; must be the last call.
 
         The wait is limited to `REST_S`, so that a stuck thread does not hold up the caller.
         """
@@ -130,7 +133,7 @@ class DrafterThread:
             torch.cuda.synchronize()
 
     def channels(self) -> list[str]:
-        """Names of the served channels, in the order in which they were attached."""
+        """Return the names of the served channels, in the order in which the channels were attached."""
         return self.worker().names
 
     @property
@@ -139,17 +142,18 @@ class DrafterThread:
         return time.monotonic() - self._turned_at
 
     def worker(self, loan: Any = None) -> Worker:
-        """The worker, once it is loaded.
+        """Wait until the drafter is loaded, then return its worker.
 
         Args:
-            loan: weights lent by the verifier; only the first call's value counts.
+            loan: weights that the verifier lends; only the value in the first call has an effect.
 
         Raises:
             Exception: whatever the drafter's factory has raised, such as a checkpoint error that names the tensor.
         """
         if self._borrowed is not None:
             self._borrowed.tell(loan)
-        # The actor limits the time of loading. A thread that has died without setting `_loaded` never will.
+        # The wait has no limit, because the actor limits the time of loading. The loop ends if the thread has died,
+        # because a dead thread never sets `_loaded`.
         while not self._loaded.wait(LOADED_POLL_S) and self._thread.is_alive():
             pass
         if self._problem is not None:
@@ -167,7 +171,11 @@ class DrafterThread:
         self._convention = convention
 
     def _load(self) -> bool:
-        """Load in the thread that drafts, because torch's intra-op threads belong to the thread that starts them."""
+        """Load the drafter; returns whether that succeeded.
+
+        The drafter is loaded in the thread that drafts, because torch's intra-op threads belong to the thread that
+        starts them.
+        """
         try:
             torch.set_num_threads(self._config.num_threads() or 1)
             factory = self._config.drafter_factory
@@ -184,8 +192,8 @@ class DrafterThread:
     def _run(self) -> None:
         """Answer rounds until the process ends.
 
-        A failure ends the process: the verifier detects that at once, while a drafter in an unknown state could go on
-        proposing wrong drafts.
+        A failure ends the process, because the verifier notices a dead process at once, while a drafter in an unknown
+        state could go on proposing wrong drafts.
         """
         if not self._load():
             return
@@ -218,6 +226,6 @@ class DrafterThread:
         elif len(ends) == 1:
             ends[0].wait_outcome(WAIT_S)
         elif any(end.round_waits() for end in ends) or not (waits := hooks("wait_for_any")):
-            time.sleep(POLL_NAP_S)  # a pending round whose device work has not arrived, which no bell announces
+            time.sleep(POLL_NAP_S)  # no bell announces the device data that a pending round waits for
         else:
             waits[0]([end.bell for end in ends], lambda: any(end.round_waits() for end in ends), WAIT_S, self._busy_at)

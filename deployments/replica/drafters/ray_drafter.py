@@ -1,4 +1,6 @@
-"""A replica's handle of its drafter: an actor in the second bundle of its placement group, on any node."""
+"""A replica's handle of its drafter, which is an actor in the second bundle of the replica's placement group, on any
+node.
+"""
 
 import asyncio
 import logging
@@ -20,14 +22,14 @@ from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
 
 logger = logging.getLogger(__name__)
 LATE_S = 10.0
-"""Seconds for an actor to report that its process has not answered; the engine's own timeout is a little longer."""
+"""Seconds for an actor to report that its process has not answered. The engine waits a little longer than the actor."""
 
 
 class RayDrafter:
-    """A drafter actor.
+    """Handle of a drafter actor that the replica owns.
 
     Args:
-        terms: pickled `DrafterTerms`; None if they are not settled yet.
+        terms: pickled `DrafterTerms`; None if the verifier has not sent them yet.
     """
 
     def __init__(self, config: AppConfig, core: int | None, terms: bytes | None = None) -> None:
@@ -35,10 +37,10 @@ class RayDrafter:
         self._process: ActorProcess | None = None
         self._actor = self._start(terms)
         self.terms = terms
-        """Pickled terms that the verifier sent; replacements of this drafter get the same terms."""
+        """Pickled `DrafterTerms` that the verifier has sent; drafters that replace this drafter get equal terms."""
 
     async def needs(self, terms: bytes) -> bytes:
-        """Pickled `DrafterNeeds`, once the drafter is loaded.
+        """Wait until the drafter is loaded, then return its pickled `DrafterNeeds`.
 
         Args:
             terms: pickled `DrafterTerms`.
@@ -59,17 +61,17 @@ class RayDrafter:
         raise DrafterStartError(f"{NEEDS_ATTEMPTS} drafters have not said what they need of the verifier")
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
-        """Attach the drafter to a channel, once it is loaded. Returns its process id."""
+        """Wait until the drafter is loaded, then attach it to a channel; returns the id of the drafter's process."""
         if self._process is None:
             self._process = (await self._answer(self._actor.status.remote())).process
         return await self._answer(self._actor.call.remote("attach", channel_name, next_incarnation()))
 
     async def renew(self) -> bool:
-        """Begin another process in the same actor; False if the actor is gone too."""
+        """Begin another process in the same actor; returns False if the actor is gone or stuck."""
         return await renewed(self._actor, self.terms)
 
     def kill(self) -> None:
-        """Kill the actor without waiting: through Ray, which frees its bundle, and by signal."""
+        """Kill the actor without waiting for its end: through Ray, which frees the actor's bundle, and by signal."""
         ray.kill(self._actor, no_restart=True)
         if self._process is not None:
             self._process.kill()
@@ -80,9 +82,10 @@ class RayDrafter:
         return actor.remote(self._config, self._core, terms)
 
     async def _answer(self, asked: Awaitable[Any]) -> Any:
-        """The actor's answer.
+        """Wait for the actor's answer and return it.
 
-        The actor gives its process less time than this call has, so a timeout means that the actor or Ray failed.
+        The actor gives its process less time than this call has, so that a timeout here means that the actor or Ray
+        failed.
 
         Raises:
             TimeoutError: the actor has not answered.

@@ -1,4 +1,4 @@
-"""Keeps a drafter attached to an engine: starts it, and replaces it when its process dies or stops responding."""
+"""Keeps a drafter attached to an engine: starts the drafter, and replaces it when its process dies or hangs."""
 
 import asyncio
 import contextlib
@@ -16,10 +16,10 @@ from wingbeat.deployments.replica.engine_client import EngineFailed
 logger = logging.getLogger(__name__)
 POLL_S = 0.25
 FREED_S = 1.0
-"""Seconds for the GPU driver to free the memory of a killed process."""
+"""Seconds to wait until the GPU driver has freed the memory of a killed process."""
 RECONNECT_S, RECONNECT_AFTER_S = 5.0, 1.0
-"""Seconds that a drafter on another node has to attach again after its connection broke, and seconds that the
-connection must have lasted for that; after a shorter connection the drafter is replaced.
+"""After the connection to a drafter on another node breaks: seconds that the drafter has to attach again, and seconds
+that the connection must have lasted. After a shorter connection the drafter is replaced instead.
 """
 
 
@@ -27,42 +27,43 @@ class DrafterHandle(Protocol):
     """A drafter process, or one verifier's share of a drafter process."""
 
     terms: bytes | None
-    """Pickled `DrafterTerms` from the verifier; None before they are settled."""
+    """Pickled `DrafterTerms` of the verifier; None until the verifier has sent them."""
 
     async def needs(self, terms: bytes) -> bytes | None:
-        """Pickled `DrafterNeeds`, given pickled `DrafterTerms`. Raises if the drafter cannot start.
+        """Return pickled `DrafterNeeds` for pickled `DrafterTerms`; raises if the drafter cannot start.
 
-        None if the engine's process has to find out the needs itself, because no drafter may be running yet.
+        The result is None if no drafter may be running yet; the engine's process then finds out the needs itself.
         """
         ...
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
-        """Attach the drafter to a channel, once it is loaded. Returns its process id. Raises if it could not start.
+        """Wait until the drafter is loaded, attach it to a channel, and return its process id; raises if it could not
+        start.
 
         Args:
-            next_incarnation: returns an incarnation number that has not been used; called for every attempt.
+            next_incarnation: function that returns an unused incarnation number; called once per attempt.
         """
         ...
 
     async def renew(self) -> bool:
-        """End the drafter's process and begin another one in its place. Returns whether that succeeded."""
+        """End the drafter's process and begin another process in its place; returns whether that succeeded."""
         ...
 
     def kill(self) -> None:
         """Release the drafter without waiting.
 
-        A drafter that no other verifier shares is killed, even if it is stopped.
+        A drafter that no other verifier shares is killed, even if its process is stopped (SIGSTOP).
         """
         ...
 
 
 class DrafterSupervisor:
-    """Owns the drafter of one engine. While there is none, the engine decodes without drafts.
+    """Owns the drafter of one engine. While no drafter is attached, the engine decodes without drafts.
 
     Args:
         call: runs a method of `EngineCalls`; raises EngineFailed once the engine is gone.
-        back_off_s: the first pause above 0 in a series of failures, in seconds; later pauses double.
-        takes_in: whether the engine may load the drafter in its own process if GPU memory does not carry rounds.
+        back_off_s: pause before the second retry in a series of failures, in seconds; later pauses double.
+        takes_in: whether the engine may load the drafter in the engine's process if GPU memory does not carry rounds.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class DrafterSupervisor:
         self.incarnation = 0
         self.pid = 0
         self.fell_back = False
-        """Whether host memory has replaced GPU memory as the channel."""
+        """Whether the channel is in host memory because GPU memory did not carry data."""
         self.taken_in = False
-        """Whether the engine runs the drafter in its own process; then there is nothing to replace."""
+        """Whether the engine runs the drafter in the engine's process, so that no drafter process needs replacement."""
         self._takes_in = takes_in
         self._call = call
         self._channel_name = channel_name
@@ -95,7 +96,7 @@ class DrafterSupervisor:
         """Attach the first drafter, which was launched before this call, or load it in the engine's process.
 
         Args:
-            problem: why host memory has already replaced GPU memory as the channel; None if it has not.
+            problem: why the channel is already in host memory instead of GPU memory; None if no such change was made.
 
         Raises:
             DrafterStartError: the drafter cannot start; the message names the cause.
@@ -118,7 +119,8 @@ class DrafterSupervisor:
     async def run(self) -> None:
         """Replace or reconnect the drafter whenever it is lost; returns when the engine ends.
 
-        Returns at once if the drafter runs in the engine's process, with which it ends.
+        If the drafter runs in the engine's process, the method returns at once, because the drafter ends with that
+        process.
         """
         if self.taken_in:
             return
@@ -127,8 +129,8 @@ class DrafterSupervisor:
                 await self._sleep(POLL_S)
                 if not await self._call("drafter_is_lost"):
                     continue
-                # None after a failed attempt: the attempt and the pause before it do not count as lifetime of a
-                # drafter.
+                # `_attached_at` is None after a failed attempt, so that neither the attempt nor the pause before it
+                # counts as the lifetime of a drafter.
                 if self._attached_at is not None:
                     self._back_off.lasted(self._clock() - self._attached_at)
                 if await self._reconnected():
@@ -144,16 +146,18 @@ class DrafterSupervisor:
                     logger.warning("No drafter, next try in %.0f s: %s", pause_s, root_cause(error))
 
     def stop(self) -> None:
-        """End the drafter."""
+        """Release the drafter; see `DrafterHandle.kill`."""
         self._kill()
 
     @property
     def lacks_room(self) -> bool:
-        """Whether there is no drafter because all running ones serve as many verifiers as they can."""
+        """Whether no drafter is attached because every running shared drafter already serves as many verifiers as it
+        can.
+        """
         return getattr(self._drafter, "lacks_room", False)
 
     async def _reconnected(self) -> bool:
-        """Whether a drafter whose network connection alone has broken is attached again."""
+        """Try to attach a drafter again that has lost only its network connection; returns whether that succeeded."""
         held = self._drafter is not None and not isinstance(self._channel_name, str)
         if not held or self._attached_at is None or self._clock() - self._attached_at < RECONNECT_AFTER_S:
             return False
@@ -170,7 +174,7 @@ class DrafterSupervisor:
         """Give the lost drafter a new process, or release it.
 
         A drafter that never attached is released, because its actor or node may be at fault. `self._drafter` stays set
-        during the call: if the engine ends meanwhile, `stop` ends the drafter and frees its place.
+        during the call, so that `stop` can end the drafter and free its place if the engine ends meanwhile.
         """
         if self._drafter is not None and not (self._attached_at is not None and await self._drafter.renew()):
             self._kill()
@@ -199,8 +203,8 @@ class DrafterSupervisor:
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
 
     async def _take_in(self, drafter: DrafterHandle, reason: str) -> DrafterHandle | None:
-        """Load the drafter in the engine's process. Returns None, or a newly launched drafter if that failed."""
-        self._takes_in = False  # only for the first drafter: later the engine's KV pool has taken the memory
+        """Load the drafter in the engine's process; returns None, or a newly launched drafter if loading failed."""
+        self._takes_in = False  # possible only for the first drafter, because later the KV pool occupies the memory
         self._drafter = drafter
         self._kill()
         await self._sleep(FREED_S)
@@ -230,7 +234,7 @@ class DrafterSupervisor:
 
 
 def root_cause(error: BaseException | str) -> str:
-    """The innermost exception of an error from another process, on one line.
+    """Return one line that names the innermost exception of an error from another process.
 
     Ray wraps the original error and appends its traceback, whose last line names the cause.
     """

@@ -1,1 +1,1 @@
-"""The engine's own process, and its messages to and from the replica."""
+"""The engine's own process, and the messages between it and the replica."""

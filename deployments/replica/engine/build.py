@@ -1,6 +1,7 @@
-"""Builds from a configuration what the two processes of a pair run: the engine and the drafter's worker.
+"""Builds what the two processes of a pair run: the engine, and the drafter's worker.
 
-The drafter's process imports this file too, so modules that only the verifier needs are imported in `build_setup`.
+The drafter's process imports this file too, so that modules which only the verifier needs are imported in
+`build_setup`.
 """
 
 from functools import partial
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> EngineSetup:
     """Load the verifier and build its engine.
 
-    The drafter's needs are requested last, so that the drafter loads in parallel.
+    The drafter's needs are requested after the verifier is loaded, so that both models load in parallel.
 
     Args:
         spread: see `PairSettings`.
@@ -90,7 +91,7 @@ def _check_device(config: AppConfig) -> None:
 
 
 def _inner_drafter(config: AppConfig) -> "InnerDrafter":
-    """Drafter that can be loaded in the engine's process."""
+    """Return the drafter in a form that can be loaded in the engine's process."""
     from wingbeat.runtime.inner_drafter import InnerDrafter
 
     factory = config.drafter_factory
@@ -102,7 +103,7 @@ def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> Draft
     """Load the drafter of a configuration that has one.
 
     Args:
-        lender: source of the verifier's weights, if the verifier is in reach; None loads all weights.
+        lender: source of weights that the drafter can share with the verifier; with None, all weights are loaded.
 
     Raises:
         ValueError, FileNotFoundError: the checkpoint cannot be used; one line that names the tensor or field.
@@ -117,7 +118,9 @@ def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> Draft
 
 
 def needs_loaded_here(config: AppConfig, convention: HeadConvention | None) -> DrafterNeeds:
-    """Needs of a drafter that may not be running yet: loads the drafter here, reads its needs and drops it.
+    """Return the needs of a drafter that may not be running yet.
+
+    The drafter is loaded in this process, and dropped after its needs are read.
 
     Raises:
         ValueError, FileNotFoundError: as `build_draft_worker`.
@@ -132,7 +135,7 @@ def needs_loaded_here(config: AppConfig, convention: HeadConvention | None) -> D
 
 
 def pair_settings(config: AppConfig) -> PairSettings:
-    """The parts of a configuration that concern a verifier and its drafter."""
+    """Return the settings of a configuration that concern a verifier and its drafter."""
     return PairSettings.of(
         model=config.model_dir(),
         drafter=config.choice(),

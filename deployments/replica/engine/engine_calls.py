@@ -1,4 +1,4 @@
-"""Methods of an engine that its replica calls between two rounds; results and errors are sent back."""
+"""Methods of an engine that its replica calls between two rounds; results and errors are sent to the replica."""
 
 import itertools
 import logging
@@ -24,15 +24,15 @@ logger = logging.getLogger(__name__)
 
 
 class EngineFigures(NamedTuple):
-    """An engine's figures, copied between two rounds because the next round changes them."""
+    """Copy of an engine's figures, made between two rounds because a round changes the figures."""
 
     stats: dict[str, Any]
     drafter_state: str
     recording: dict[str, Any] | None
-    """Statistics of the recording of live traffic; None if nothing is recorded."""
+    """Statistics of the recording of live traffic; None if the traffic is not recorded."""
     pid: int
     weights: str = ""
-    """Digest of pushed weights; empty for the weights that the settings name."""
+    """Digest of the pushed weights in use; empty if the engine uses the weights that the settings name."""
 
 
 class EngineCalls:
@@ -70,7 +70,7 @@ class EngineCalls:
         set_log_level(level)
 
     def figures(self) -> EngineFigures:
-        """The current figures."""
+        """Return the current figures."""
         stats = self._engine.stats()
         recording = None if self._recording is None else asdict(self._recording.writer.stats)
         fields = asdict(stats) if is_dataclass(stats) else stats._asdict()
@@ -91,7 +91,7 @@ class EngineCalls:
         return self._operations[operation](*arguments)
 
     def open_names(self, kind: str, entries: tuple[CatalogEntry[Any], ...]) -> tuple[CatalogEntry[Any], ...]:
-        """Restore the named objects of a kind from disk, then apply the replica's entries.
+        """Restore the named objects of a kind that are on disk, then apply the replica's entries.
 
         Returns the objects that were found on disk, as entries like those of `Catalog.changes`.
         """
@@ -102,14 +102,14 @@ class EngineCalls:
         return tuple(CatalogEntry(thing.name, thing.version, thing) for thing in found)
 
     def keep_names(self, kind: str, entries: tuple[CatalogEntry[Any], ...]) -> "Future[None] | None":
-        """Apply entries as returned by `Catalog.changes`; the future completes once they are written to disk."""
+        """Apply entries as returned by `Catalog.changes`; the future completes once the entries are written to disk."""
         return self._keepers[kind].keep(entries) if kind in self._keepers else None
 
     def attach_drafter(self) -> bool:
-        """Use the drafter that has attached to the channel from the next round on.
+        """From the next round on, use the drafter that has attached to the channel.
 
         Returns:
-            False if data that the drafter writes has not arrived here yet: call again.
+            False if data that the drafter writes has not arrived here yet; then the method must be called again.
 
         Raises:
             ChannelError: data of the drafter does not arrive here.
@@ -120,7 +120,7 @@ class EngineCalls:
         return reached
 
     def fall_back(self, reason: str) -> "ChannelName | None":
-        """Replace the channel, which does not carry data, by the next kind.
+        """Replace a channel that does not carry data by a channel of the next kind.
 
         Returns the new channel's name, or None if there is no other kind.
         """
@@ -146,9 +146,11 @@ class EngineCalls:
         )
 
     def drafter_is_lost(self) -> bool:
-        """Whether there is no drafter. An idle engine exchanges no rounds, so this call detects the drafter's death.
+        """Return whether the engine has no living drafter, and detach a drafter that has died.
 
-        A late drafter counts as present until its patience is over.
+        An idle engine exchanges no rounds, so that only this call notices that its drafter has died.
+
+        A drafter that is late with an answer counts as present until the engine's patience with it is over.
         """
         if self._engine.drafter_state == "late":
             self._engine.look_for_late_drafter()
@@ -162,7 +164,7 @@ class EngineCalls:
         """Run the drafter's self-test on short texts.
 
         Returns:
-            The results, if the test is Wingbeat's own; else None.
+            The results if the test is Wingbeat's own; None for a test of a user's engine.
 
         Raises:
             Exception: the drafter is unfit.
@@ -173,25 +175,25 @@ class EngineCalls:
         return found.as_dict() if isinstance(found, SelfTest) else None
 
     def observe(self) -> None:
-        """Record what is served from now on, if the configuration asks for a recording.
+        """Record the requests served from now on, if the configuration asks for a recording.
 
         Raises:
             ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
         """
-        # A recording holds hidden states of one verifier: other weights need another recording.
+        # A recording holds hidden states of one verifier, so that other weights need another recording.
         name = f"{self._engine_id}-{self._weights[:8]}" if self._weights else self._engine_id
         self._recording = first("observe", self._config, own_engine(self._engine), name)
         if self._recording is not None:
             self._engine.observe(self._recording.rounds)
 
     def start_trace(self) -> int:
-        """Begin to record trace events of rounds. Returns the number of the trace."""
+        """Begin to record trace events of rounds; returns the number of the trace."""
         number = next(self._numbers)
         self._traces[number] = self._engine.clock.record()
         return number
 
     def stop_trace(self, number: int) -> list[tuple]:
-        """End a trace. Returns its `TraceEvent`s as tuples."""
+        """End a trace; returns its `TraceEvent`s as tuples."""
         trace = self._traces.pop(number)
         self._engine.clock.stop(trace)
         return list(map(tuple, trace.events))

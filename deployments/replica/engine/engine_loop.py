@@ -1,4 +1,4 @@
-"""The thread that runs an engine's rounds and handles the replica's messages. Does not use Ray."""
+"""The loop that runs an engine's rounds and handles the replica's messages, without Ray."""
 
 import contextlib
 import logging
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 NUM_COMPILING = 2
-"""Number of grammars compiled at once, so that a slow grammar does not hold up the next."""
+"""Number of grammars that are compiled at once, so that a slow grammar does not delay the next grammar."""
 IDLE_CHECK_S = 1.0
-"""Seconds without work after which an engine checks once that all KV blocks have been given back."""
+"""Seconds without work after which an engine checks once that all KV blocks have been freed."""
 CLOGGED_S = 5e-3
 """Seconds between two attempts to send through a full ring while no rounds run."""
 LAST_WORDS_S = 2.0
-"""Seconds that an ending engine waits for its replica to make room in the ring for the final messages."""
+"""Maximum seconds that an ending engine waits until its replica has made room in the ring for the final messages."""
 TELL_CACHED_S = 0.05
-"""Seconds between two messages on changes of the prefix cache while rounds run."""
+"""Minimum seconds between two messages about changes of the prefix cache while rounds run."""
 
 
 class EngineLoop:
-    """Runs rounds while there is work and sleeps otherwise; messages are handled between two rounds.
+    """Runs rounds while there are unfinished requests, else sleeps; handles messages between two rounds.
 
     Args:
-        calls: an object whose methods the replica may call by name.
-        grammars: compiles grammars of requests; closed with the loop.
-        cache_log: changes of the engine's prefix cache; None sends no such messages.
-        take_own: receives outputs of requests that came from no router.
+        calls: object whose methods the replica calls by name.
+        grammars: compiles grammars of requests; the loop closes this object at its end.
+        cache_log: log of changes of the engine's prefix cache; with None, no changes are sent.
+        take_own: function that receives the outputs of the engine's own requests, which came from no router.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class EngineLoop:
         self._stream_interval_s = stream_interval_s
         self._take_own = take_own
         self._from_threads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        """Work that other threads have queued for this one: results of compiled grammars and of asynchronous calls."""
+        """Functions that other threads have queued for the engine's thread, such as handling a compiled grammar."""
         self._outboxes: dict[str, Outbox] = {}
         self._owners: dict[str, tuple[str, int]] = {}
         self._started: set[str] = set()
@@ -84,10 +84,10 @@ class EngineLoop:
         }
 
     def run(self) -> bool:
-        """Run until stopped or broken, and return whether the engine was stopped.
+        """Run until the engine is stopped or breaks; returns whether it was stopped.
 
-        Must be called in the thread that has loaded the engine. Final verdicts on requests are sent to the replica
-        before the return.
+        The method must be called in the thread that has loaded the engine. Before it returns, final verdicts on
+        requests are sent to the replica.
         """
         if self._grammars is not None:
             threading.Thread(target=self._warm_grammars, name="wingbeat-grammar-start", daemon=True).start()
@@ -108,12 +108,12 @@ class EngineLoop:
         return self._stopping
 
     def stop(self) -> None:
-        """End after the running round; callable from this thread and from signal handlers."""
+        """End the loop after the running round; callable from the engine's thread and from signal handlers."""
         self._stopping = True
         self._link.wake()
 
     def fail(self, reason: str) -> None:
-        """Fail between two rounds as a broken engine does; callable from any thread."""
+        """Make the loop fail between two rounds as if the engine had broken; callable from any thread."""
 
         def fail_now() -> None:
             raise RuntimeError(reason)
@@ -121,9 +121,10 @@ class EngineLoop:
         self._do_soon(fail_now)
 
     def _end(self, reason: str, suspects: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
-        """Send final verdicts: `suspects` broke the engine or may have, and `returned` are given back.
+        """Send final verdicts: requests in `suspects` may have broken the engine, and requests in `returned` are given
+        back.
 
-        Routers get no verdict on other requests, only that the engine is gone.
+        About all other requests, routers learn only that the engine is gone.
         """
         self._compiling.shutdown(wait=False, cancel_futures=True)
         if self._grammars is not None:
@@ -163,16 +164,21 @@ class EngineLoop:
             self._engine.check_integrity()
             self._check_at = wait_s = None
         self._pulse.end()
-        # The wait may be endless: this process ends with its replica (`die_with_parent`), however the replica ends.
+        # The wait needs no limit, because this process ends with its replica (`die_with_parent`), however the replica
+        # ends.
         self._link.wait(wait_s)
 
     def _flush(self, now: float, *, idle: bool = False) -> None:
-        """Send all due outputs in one message. If the ring is full, outputs stay in the outboxes, which merge them."""
+        """Send all due outputs in one message.
+
+        While the ring is full, outputs stay in the outboxes, where later outputs of a request are merged with them.
+        """
         self._link.flush()
         if self._link.clogged:
             return
         due = {client: box.take(now) for client, box in self._outboxes.items() if box.due(now, idle=idle)}
-        # Cache changes go first: a router that continues from one of these outputs then already knows its prefix.
+        # Cache changes are sent before outputs, so that a router that sends a request which continues an output already
+        # knows that its prefix is cached.
         if self._cache_log is not None and (idle or now >= self._tell_cached_at):
             self._tell_cached_at = now + TELL_CACHED_S
             if (changes := self._cache_log.take()) is not None:
@@ -181,7 +187,8 @@ class EngineLoop:
             self._link.send((ToReplica.OUTPUTS, due))
 
     def _call(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
-        """Run a method for the replica and send its result or exception; exceptions do not end the loop.
+        """Run a method of `calls` for the replica and send its result or its exception; an exception does not end the
+        loop.
 
         If the method returns a future, the future's outcome is sent once it is done.
         """
@@ -201,7 +208,7 @@ class EngineLoop:
         self._link.send((ToReplica.RESULT, number, result, problem))
 
     def _do_soon(self, work: Callable[[], None]) -> None:
-        """Queue work to run between two rounds; callable from any thread."""
+        """Queue a function that the engine's thread runs between two rounds; callable from any thread."""
         self._from_threads.put(work)
         self._link.wake()
 
@@ -213,7 +220,7 @@ class EngineLoop:
         self._flush(time.monotonic())
 
     def _add_one(self, client_id: str, one: WireRequest, outbox: Outbox) -> None:
-        """Add one request to the engine; errors go to the request's client only."""
+        """Add one request to the engine; an error becomes a verdict for the request's client."""
         number, request_id = one.number, name_of(client_id, one.number)
         if request_id in self._owners:
             logger.warning("Request %s was submitted twice: it runs once", request_id)
@@ -238,11 +245,11 @@ class EngineLoop:
         self._compiling.submit(self._compiled, request).add_done_callback(queue_it)
 
     def _compiled(self, request: Request) -> Any:
-        # A request that was aborted meanwhile must not keep others waiting.
+        # A grammar whose request was aborted meanwhile is not compiled, so that other requests do not wait for it.
         return self._grammars.compile(request.params.grammar) if request.request_id in self._owners else None
 
     def _warm_grammars(self) -> None:
-        """Prepare for the first grammar, in parallel to the rounds."""
+        """Prepare the compiler for the first grammar, in parallel to the rounds."""
         try:
             self._grammars.warm()
         except Exception:

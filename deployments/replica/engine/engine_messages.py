@@ -1,4 +1,4 @@
-"""Messages between a replica and its engine's process: tuples whose first element is a kind defined here."""
+"""Messages between a replica and its engine's process. A message is a tuple that begins with a kind defined here."""
 
 import pickle
 from enum import StrEnum
@@ -9,22 +9,22 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 
 NEEDS_ATTEMPTS = 2
-"""Number of drafters that are asked in turn for their needs before the engine's start fails."""
+"""Number of drafters that are tried in turn for their needs; if none reports its needs, the engine's start fails."""
 
 
 class ToEngine(StrEnum):
-    """Kinds of messages from the replica; the strings below list the elements that follow the kind."""
+    """Kinds of messages from the replica. The string below each kind lists the elements that follow the kind."""
 
     START = "start"
     """`EngineStart`"""
     NEEDS = "needs"
-    """Pickled `DrafterNeeds` or None; the error that prevented the drafter's start, or None."""
+    """pickled `DrafterNeeds` or None, the error that prevented the drafter's start or None"""
     SUBMIT = "submit"
     """client, list of WireRequest"""
     ABORT = "abort"
     """client, numbers of its requests"""
     WITHDRAW = "withdraw"
-    """client, numbers of its requests; requests that have not begun to run are given back"""
+    """client, numbers of its requests; requests that have not begun to run are given back to the client"""
     DISCONNECT = "disconnect"
     """client"""
     CALL = "call"
@@ -33,22 +33,22 @@ class ToEngine(StrEnum):
 
 
 class ToReplica(StrEnum):
-    """Kinds of messages from the engine's process; the strings below list the elements that follow the kind."""
+    """Kinds of messages from the engine. The string below each kind lists the elements that follow the kind."""
 
     ASK_NEEDS = "ask needs"
-    """Pickled `DrafterTerms`"""
+    """pickled `DrafterTerms`"""
     STARTED = "started"
     """`EngineStarted`"""
     FAILED = "failed"
-    """The exception that prevented the start"""
+    """the exception that prevented the engine's start"""
     OUTPUTS = "outputs"
-    """encoded WireOutputs by client, as `encode` returns them"""
+    """dict of client to its outputs, encoded by `encode`"""
     CACHED = "cached"
-    """`CacheChanges` of its prefix cache"""
+    """`CacheChanges` of the engine's prefix cache"""
     RESULT = "result"
     """number of the call, its result, its exception or None"""
     ENDED = "ended"
-    """Reason for which the engine runs no more rounds"""
+    """reason why the engine runs no more rounds"""
 
 
 class EngineStart(NamedTuple):
@@ -57,43 +57,48 @@ class EngineStart(NamedTuple):
     config: AppConfig
     engine_id: str
     core: int | None
-    """CPU core that the engine's thread is pinned to; None does not pin it."""
+    """CPU core that the engine's thread is pinned to; None does not pin the thread."""
     gpus: tuple[int | str, ...] = ()
     """Ids of the GPUs that Ray assigned to the replica."""
     address: str | None = None
-    """Address of this node, if the drafter connects over the network; None if it shares this node's memory."""
+    """Address of this node if the drafter connects over the network; None if the drafter is on this node."""
     spread: Any = None
-    """See `PairSettings`: rendezvous of the processes that a verifier is spread over."""
+    """Rendezvous of the processes that a verifier is spread over; see `PairSettings`."""
     log_level: str = "info"
     weights: str = ""
-    """Digest that pushed weights must have; empty if none were pushed."""
+    """Digest that the pushed weights must have; empty if no weights were pushed."""
 
 
 class EngineStarted(NamedTuple):
-    """Reply of an engine that is ready for its drafter, or for requests if it has none."""
+    """Message of an engine that is loaded and ready for its drafter, or for requests if it has no drafter."""
 
     info: ModelInfo
     channel_name: ChannelName | None
-    """Channel that the drafter is to attach to; None if the engine takes no drafter."""
+    """Channel that the drafter is to attach to; None if no drafter attaches to the engine."""
     checks_drafter: bool
     """Whether the first attached drafter is to pass the self-test."""
     channel_problem: str | None = None
-    """Why GPU memory does not carry rounds, if that is known before a drafter attaches."""
+    """Why GPU memory does not carry rounds; None if no reason is known before a drafter attaches."""
 
 
 def name_of(client_id: str, number: int) -> str:
-    """Engine-wide id of a request: routers, and connections of one router, number their requests independently."""
+    """Return the engine-wide id of a request.
+
+    The client is part of the id, because clients (connections of routers) number their requests independently.
+    """
     return f"{client_id}:{number}"
 
 
 def owner(name: str) -> tuple[str, int]:
-    """Client and number of an engine-wide id, inverse of `name_of`; the number is -1 for an engine's own requests."""
+    """Return client and number of an engine-wide id; inverse of `name_of`. The number is -1 for an engine's own
+    requests.
+    """
     client_id, _, number = name.rpartition(":")
     return client_id, int(number) if number.isdecimal() else -1
 
 
 def portable(error: BaseException) -> Exception:
-    """The error itself if it can be pickled, else a RuntimeError with the same message."""
+    """Return the error if it can be pickled, else a RuntimeError with the same message."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:  # exceptions of any class may come from unpickling

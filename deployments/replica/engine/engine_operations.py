@@ -1,6 +1,6 @@
 """Operations on an engine that routers may request; the engine's thread runs them between two rounds.
 
-Routers name an operation in `EveryEngine.operate`; the layers between pass the name on unchecked.
+Routers name an operation in `EveryEngine.operate`. The layers between router and engine pass the name on unchecked.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,6 @@ from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 
 
 def operations_of(setup: EngineSetup) -> dict[str, Callable[..., Any]]:
-    """All operations by name; arguments and results are pickled for transport."""
+    """Return all operations by name. Their arguments and results must be picklable, because they cross processes."""
     of_parts = merged("operations", setup.keepers) | merged("engine_operations", setup.engine)
     return {"reset_prefix_cache": setup.engine.reset_prefix_cache} | of_parts

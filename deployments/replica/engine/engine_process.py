@@ -1,4 +1,4 @@
-"""The engine's process: one thread of its own interpreter loads the model and runs its rounds.
+"""The engine's process, in which one thread loads the model and runs its rounds.
 
 `EngineLife` starts the process with the link's file descriptors and the replica's process id as arguments.
 """
@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
 
 START_S = 60.0
-"""Seconds for the replica that started this process to send `EngineStart`."""
+"""Maximum seconds to wait until the replica that started this process has sent `EngineStart`."""
 LATE_S = 30.0
-"""Extra seconds for the replica to report that its drafter has not answered."""
+"""Seconds that the engine waits beyond the drafter's own time limit, so that the replica can report why the drafter has
+not answered.
+"""
 SWITCH_INTERVAL_S = 0.5e-3
 """Seconds that another thread, such as one that compiles a grammar, may hold the interpreter before the engine's
 thread gets it; Python's default of 5 ms is a third of a round.
@@ -49,10 +51,10 @@ thread gets it; Python's default of 5 ms is a third of a round.
 
 
 def main() -> None:
-    """Serve one engine until the replica stops it or is gone, SIGTERM comes, or the engine breaks."""
+    """Run one engine until the replica stops it or is gone, SIGTERM comes, or the engine breaks."""
     memory, own_bell, peer_bell, parent = map(int, sys.argv[1:])
     die_with_parent(parent)
-    # The replica also gets a terminal's Ctrl-C, and decides when the engine ends.
+    # A terminal sends Ctrl-C to the replica too, and the replica decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     show_log()
     show_stacks()
@@ -67,12 +69,12 @@ def main() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # A normal exit would wait for threads that compile a grammar.
+    # A normal exit would wait for threads that still compile a grammar.
     os._exit(0 if stopped else 1)
 
 
 def serve(link: Link) -> bool:
-    """Load the engine and run it. Returns True if it was stopped, False if it broke.
+    """Load the engine and run it until it ends; returns True if it was stopped, False if it broke.
 
     Raises:
         Exception: the engine cannot be loaded; one line that says what to change.
@@ -82,8 +84,8 @@ def serve(link: Link) -> bool:
     set_log_level(start.log_level)
     if start.gpus:
         claim_devices(start.gpus)
-    # Loaded objects live as long as the process: the garbage collector skips them, during loading and, frozen, in
-    # rounds.
+    # Loaded objects live as long as the process. Garbage collection is off during loading, and frozen objects are
+    # skipped later, so that no time is spent on traversing them.
     gc.disable()
     setup, channel = _load(link, start)
     gc.freeze()
@@ -115,7 +117,7 @@ def serve(link: Link) -> bool:
 
 
 def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
-    """The engine, and the channel that its drafter attaches to or None."""
+    """Load the engine; returns its setup and the channel for its drafter (None if no drafter attaches)."""
     config = start.config
 
     def ask_needs(terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":
@@ -123,7 +125,7 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
         needs, problem = _expect(link, ToEngine.NEEDS, NEEDS_ATTEMPTS * config.drafter_start_timeout_s + LATE_S)
         if problem is not None:
             raise problem
-        if needs is None:  # the drafter may not be running yet
+        if needs is None:  # no drafter may be running yet, so that its needs are found here
             from wingbeat.deployments.replica.engine.build import needs_loaded_here
 
             return needs_loaded_here(config, terms.convention)
@@ -145,7 +147,9 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
 
 
 def _build(config: AppConfig, ask_needs: AskNeeds, spread: Any) -> EngineSetup:
-    """Build Wingbeat's own engine. Torch is first imported here, so that its threads belong to this thread."""
+    """Build Wingbeat's own engine. Torch is imported here and not earlier, so that torch's threads belong to this
+    thread.
+    """
     import torch
 
     torch.set_num_threads(config.num_threads() or 1)
@@ -155,17 +159,18 @@ def _build(config: AppConfig, ask_needs: AskNeeds, spread: Any) -> EngineSetup:
 
 
 def _no_needs(terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":
-    """Needs in the absence of a drafter."""
+    """Return the needs of an engine without drafter, which are empty."""
     from wingbeat.runtime.drafters.base import DrafterNeeds
 
     return DrafterNeeds()
 
 
 def _expect(link: Link, kind: str, patience_s: float) -> list[Any]:
-    """Wait for a message of a kind from the replica while no rounds run. Exits the process on a stop message.
+    """Wait for the replica's message of a kind before rounds run, and return its elements. A stop message ends the
+    process.
 
     Raises:
-        RuntimeError: the message has not come in time; the replica then tries another engine.
+        RuntimeError: the message has not come within `patience_s`; the replica then starts another engine.
     """
     deadline = time.monotonic() + patience_s
     while True:

@@ -1,4 +1,4 @@
-"""Interfaces of an engine's process: what an engine factory returns, and what it is called with."""
+"""Interfaces of an engine's process: arguments and return value of an engine factory."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -24,24 +24,31 @@ class DrafterStartError(RuntimeError):
 
 
 class DrafterTerms(NamedTuple):
-    """Settings that a verifier sends to its drafter, and to each replacement, before it requests their needs."""
+    """Settings that a verifier sends to each of its drafters (the first and its replacements) with the request for its
+    needs.
+    """
 
     convention: "HeadConvention | None" = None
     """Convention by which the draft head is read; None if the head's files specify it."""
     loan: Any = None
-    """Weights of the verifier on the GPU that both share, as an optional part lends them; None if none are lent."""
+    """Weights that the verifier lends the drafter on a GPU that both share, made by the hook `lend`; None if no weights
+    are lent.
+    """
 
 
 class AskNeeds(Protocol):
-    """Requests the needs of a drafter that is starting in its own process."""
+    """Function that requests the needs of a drafter which is starting in its own process."""
 
     def __call__(self, terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":
-        """The drafter's needs under these terms. Blocks until they are known; raises if the drafter cannot start."""
+        """Return the drafter's needs under these terms. The call blocks until the needs are known, and raises if the
+        drafter cannot start.
+        """
         ...
 
 
 class ServedEngine(Protocol):
-    """Interface of an engine as the loop and its calls use it, all in the thread that has loaded it.
+    """Interface of an engine for the engine loop and its calls, which use the engine only in the thread that has loaded
+    it.
 
     `step` raises RoundFailed if it can tell which requests may have broken the engine.
     """
@@ -49,7 +56,7 @@ class ServedEngine(Protocol):
     drafter_state: str
     """`none`, `attached`, `late` or `lost`."""
     tell_round: Callable[[int, list[str]], None]
-    """Set by the loop; the engine calls it before each round with the round's token count and request ids."""
+    """Set by the loop; the engine calls the function before each round with its token count and request ids."""
 
     def add_request(self, request: Request, grammar: CompiledGrammar | None = None) -> None: ...
     def abort_request(self, request_id: str) -> None: ...
@@ -65,7 +72,7 @@ class ServedEngine(Protocol):
 
 
 def own_engine(engine: Any) -> Any:
-    """The inner engine, if an optional part has wrapped it; else the engine itself."""
+    """Return the inner engine if an optional part has wrapped it, else `engine`."""
     return getattr(engine, "inner", engine)
 
 
@@ -73,11 +80,11 @@ class ServedGrammars(Protocol):
     """Compiles grammars of requests, on any thread, within limits of time and memory."""
 
     def warm(self) -> None:
-        """Prepare for the first grammar, in parallel to the rounds."""
+        """Prepare the compiler for the first grammar, in parallel to the rounds."""
         ...
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile a grammar. Raises ValueError, one line that begins with the field's name, if that is impossible."""
+        """Compile a grammar; raises ValueError, one line that begins with the field's name, if that is impossible."""
         ...
 
     def close(self) -> None:
@@ -89,19 +96,21 @@ class Keeper(Protocol):
     """Holds named objects of one kind, such as prefixes, in an engine; called on the engine's thread only."""
 
     def open(self, variants: Iterable[Variant] = ()) -> Sequence[Any]:
-        """Restore the objects that are on disk and return them; each has `name` and `version`.
+        """Restore the objects that are on disk and return them; each object has attributes `name` and `version`.
 
         Args:
-            variants: variants that are served from the start.
+            variants: variants of the model that are served from the start.
         """
         ...
 
     def keep(self, entries: Iterable[tuple[str, int, Any]]) -> "Future[None] | None":
-        """Bind names to objects; None removes a name. The future completes once the objects are written to disk."""
+        """Bind names to objects; the object None removes a name. The future completes once the objects are written to
+        disk.
+        """
         ...
 
     def take(self, output: RequestOutput) -> None:
-        """Handle an output of a request that came from no router."""
+        """Handle an output of one of the engine's own requests, which came from no router."""
         ...
 
     def close(self) -> None:
@@ -117,12 +126,12 @@ class EngineSetup(NamedTuple):
     channel_spec: "ChannelSpec | None"
     """Spec of the channel to the drafter; None if there is no drafter."""
     check_drafter: Callable[[Any], object] | None = None
-    """Called with the idle engine once the first drafter is attached; raises if the drafter is unfit."""
+    """Function called with the idle engine once the first drafter is attached; raises if the drafter is unfit."""
     cache_log: "CacheLog | None" = None
-    """Log of changes of the prefix cache; None if routers get no such reports."""
+    """Log of changes of the prefix cache; None if routers get no reports about the prefix cache."""
     keepers: Mapping[str, Keeper] = MappingProxyType({})
-    """Keepers of named objects, by kind of name."""
+    """By kind of name, the keeper of the named objects."""
     take_drafter_in: "Callable[[ChannelFactory], None] | None" = None
     """Loads the drafter in this process and attaches it; None if the drafter always has its own process."""
     grammars: ServedGrammars | None = None
-    """Compiler of grammars for the model; None refuses requests with a grammar."""
+    """Compiler of grammars for the model; with None, requests with a grammar are refused."""

@@ -6,10 +6,10 @@ from typing import Any
 
 
 def load_factory(path: str) -> Callable[..., Any]:
-    """The function that a `module:function` path names.
+    """Return the function that a `module:function` path names.
 
     Raises:
-        ValueError: there is no such module or function; the message names it.
+        ValueError: there is no such module or function; the message names the path.
     """
     module_name, _, name = path.partition(":")
     try:

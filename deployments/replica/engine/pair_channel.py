@@ -1,4 +1,4 @@
-"""The channel between the engine's and the drafter's process of a configuration."""
+"""The channel between the engine's process and the drafter's process."""
 
 import logging
 from functools import partial
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 GPU_MEMORY: ChannelKind = "cuda_ipc"
 OWN_DEVICE = torch.device("cuda", 0)
-"""The process's own GPU, which `wingbeat.cluster.placement.claim_devices` puts first."""
+"""The GPU of this process, which `wingbeat.cluster.placement.claim_devices` makes the first device."""
 TRIAL_WAIT_S = 0.05
-"""Longest wait of one `try_drafter` call for the drafter's marks, in seconds."""
+"""Maximum seconds that one call of `try_drafter` waits for the data that proves that a drafter is reached."""
 
 
 class PairChannel:
-    """The verifier's side of the pair's channel, of whichever kind.
+    """The verifier's side of the pair's channel, of any kind.
 
-    With `channel: auto`, host memory replaces GPU memory if the latter does not carry data between the two processes.
+    With the setting `channel: auto`, host memory is used if GPU memory does not carry data between the two processes.
 
     Args:
-        address: address of this node, if the drafter connects over the network; else None.
-        runtime: CUDA runtime for GPU memory; None uses torch's.
+        address: address of this node if the drafter connects over the network; else None.
+        runtime: CUDA runtime for channels in GPU memory; with None, torch's runtime is used.
 
     Raises:
         ChannelError: the channel cannot be created; one line that names what is missing.
@@ -48,7 +48,7 @@ class PairChannel:
         runtime: Any = None,
     ) -> None:
         self.problem: str | None = None
-        """Why host memory has replaced GPU memory; None if it has not."""
+        """Why host memory is used instead of GPU memory; None if no change was made."""
         self._said = False
         self._name, self._spec = name, spec
         self._may_fall_back = config.channel == "auto"
@@ -79,26 +79,27 @@ class PairChannel:
         return self._channel.verifier_end
 
     def try_drafter(self) -> bool:
-        """Whether data of an attached drafter is proven to arrive here; False means not yet.
+        """Return whether data of an attached drafter is proven to arrive here; False means "not yet".
 
-        Running requests wait during the call, so it is limited to `TRIAL_WAIT_S`. Raises ChannelError if data does not
-        arrive.
+        The call waits at most `TRIAL_WAIT_S`, because running requests wait meanwhile. Raises ChannelError if it is
+        certain that data does not arrive.
         """
         if self.problem is not None and not self._said:
             self._say()
         return not self._in_gpu_memory or self._channel.try_drafter(wait_s=TRIAL_WAIT_S)
 
     def _device_channel(self) -> Any:
-        """The class of channels in GPU memory; None if that part is not installed and host memory is allowed."""
+        """Return the class of channels in GPU memory; None if its part is not installed and host memory is allowed."""
         kind = next(iter(hooks("device_channel")), None)
         if kind is None and not self._may_fall_back:
             raise ChannelError(f"channel is {GPU_MEMORY}: nothing that is installed makes it; use auto or shm")
         return kind
 
     def fall_back(self, reason: str) -> ChannelName | None:
-        """Switch to host memory and log one warning.
+        """Replace the channel in GPU memory by a channel in host memory, and log one warning.
 
-        Returns the new channel's name; or None, with nothing changed, if the switch is not allowed.
+        Returns the new channel's name. If the settings do not allow host memory, nothing is changed and None is
+        returned.
 
         Raises:
             ChannelError: /dev/shm is too small.
@@ -111,7 +112,10 @@ class PairChannel:
         return self._channel.name
 
     def _in_host_memory(self, reason: str, said: bool = True) -> ShmChannel:
-        """Create a channel in host memory instead of GPU memory. `said`: warn now, else in `try_drafter`."""
+        """Create a channel in host memory instead of GPU memory.
+
+        `said`: whether to warn now; otherwise `try_drafter` warns.
+        """
         self.problem = reason
         if said:
             self._say()
@@ -127,16 +131,19 @@ class PairChannel:
 
 
 def own_memory(config: AppConfig) -> "ChannelFactory":
-    """Factory of the channel to a drafter in the engine's process; on the GPU if both models are there."""
+    """Return a factory of the channel to a drafter in the engine's process.
+
+    The channel is on the GPU if both models are on the GPU.
+    """
     on_gpu = config.resolved_device() == config.drafter_device() == "cuda"
     return partial(InProcessChannel, device=OWN_DEVICE if on_gpu else None)
 
 
 def attach_channel(name: ChannelName, incarnation: int, on_gpu: bool) -> DrafterSide:
-    """The drafter's side of a channel, of the kind that the verifier has created.
+    """Return the drafter's side of a channel; its kind is the kind that the verifier has created.
 
     Args:
-        on_gpu: whether the drafter is on this process's own GPU.
+        on_gpu: whether the drafter runs on the GPU of this process.
 
     Raises:
         ChannelError: the channel cannot be attached; one line that names what is missing.
