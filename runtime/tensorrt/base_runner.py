@@ -97,7 +97,7 @@ class BaseRunner:
         """The stage whose shapes hold passes of this many rows per sequence.
 
         Raises:
-            WrongInputError: num_rows exceeds every stage.
+            WrongInputError: num_rows exceeds the shapes of every stage.
         """
         limits = self.config.limits
         if num_rows == 1:
@@ -109,11 +109,11 @@ class BaseRunner:
         raise WrongInputError(f"a pass of {num_rows} tokens a sequence: max_input_len is {limits.max_input_len}")
 
     def run(self, batch: BasePass) -> BaseOutput:
-        """Run one pass; keys and values of its rows are stored from each sequence's start on.
+        """Run one pass; stores the keys and values of its rows at consecutive positions from each sequence's start on.
 
         Raises:
             WrongInputError: inputs differ in batch size, or are too large; names the tensor.
-            CapacityExceededError: a sequence has no room.
+            CapacityExceededError: a sequence's KV row is too short for the pass.
         """
         masks = {mask_name(window): batch.masks[window] for window in self.config.windows}
         parts = {name: getattr(batch, name) for name in ("starts", "token_ids", "positions", "selected")}
@@ -131,7 +131,7 @@ class BaseRunner:
         return BaseOutput(outputs["logits"], outputs.get("hidden_states"))
 
     def _nothing_shown(self, token_ids: Tensor) -> tuple[Tensor, ...]:
-        """Image inputs of a text pass: zeros that nobody writes."""
+        """Image inputs of a pass without images: zeros of a shared buffer, which must not be written."""
         size, most = self.config.hidden_size, token_ids.numel() * self.config.hidden_size
         if most > self._zeros.numel():
             self._zeros = self._zeros.new_zeros(most)

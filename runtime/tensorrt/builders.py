@@ -23,7 +23,7 @@ _RTX_LIBRARIES = ("libtensorrt_rtx.so.1", "libtensorrt_onnxparser_rtx.so.1")
 
 
 class BuildError(ValueError):
-    """An engine cannot be built; one line that says what is missing or what the builder answered."""
+    """An engine cannot be built; the message is one line with what is missing or what the builder reported."""
 
 
 class EngineBuilder(NamedTuple):
@@ -135,7 +135,7 @@ def _tensorrt() -> EngineBuilder | None:
     except (ImportError, OSError):
         logger.debug("tensorrt cannot be imported", exc_info=True)
         return None
-    # On some versions bindings without their libraries import as an empty module.
+    # In some versions the bindings import as an empty module if their libraries are missing.
     return EngineBuilder("tensorrt", module, module.__version__) if hasattr(module, "OnnxParser") else None
 
 
@@ -152,7 +152,7 @@ def _tensorrt_rtx() -> EngineBuilder | None:
     [folder] = libraries.submodule_search_locations
     try:
         for library in _RTX_LIBRARIES:
-            # The bindings look the libraries up by name and find loaded ones.
+            # The bindings look up the libraries by name; libraries that are loaded here are found.
             ctypes.CDLL(str(Path(folder) / library), ctypes.RTLD_GLOBAL)
         module = import_module("tensorrt_rtx_bindings.tensorrt_rtx")
     except (ImportError, OSError):

@@ -1,7 +1,8 @@
 """Runs the draft engine's three stages: prefill and accept commit KV, proposal does not.
 
 Pair j of a sequence is (the verifier's hidden state at position j, token j + 1), stored at position j. A committed pair
-has the verifier's hidden state and zeros for the head's own; a drafted pair the reverse.
+has the verifier's hidden state, and zeros in place of the head's own hidden state; a drafted pair has the head's own,
+and zeros in place of the verifier's.
 """
 
 from typing import NamedTuple
@@ -110,7 +111,8 @@ class DraftRunner:
         self._zeros = torch.zeros(0, dtype=config.torch_dtype, device=self._device)
 
     def capture(self, tree_size: int, top_k: int, max_path: int) -> bool:
-        """Capture accepts of padded paths and proposals of padded trees; False if a stage has to run eagerly.
+        """Capture the accept stage for padded paths, and proposals of padded trees; returns False if one has to run
+        eagerly.
 
         Args:
             tree_size: number of drafted nodes; 0 if there are no proposals, because accept's output suffices to draft.
@@ -141,7 +143,8 @@ class DraftRunner:
             Logits and hidden state of each sequence's last pair.
 
         Raises:
-            WrongInputError, CapacityExceededError: as for `accept`, or the prompt is longer than the engine takes.
+            WrongInputError, CapacityExceededError: as for `accept`, or the chunk is longer than the engine's
+                max_input_len.
         """
         length, most = pairs.token_ids.shape[1], self.config.limits.max_input_len
         if length > most:
@@ -181,7 +184,7 @@ class DraftRunner:
         starts = upload(tree.starts, self._device)[:, None]
         mask = (self._keys < starts).unsqueeze(1).repeat(1, num_nodes, 1)
         columns = (starts + self._keys[:num_nodes])[:, None].expand_as(tree.visible)
-        # Columns beyond the capacity are clamped; the stage's room check reports them.
+        # Columns beyond the capacity are clamped here; `StageRunner.run` reports the overflow afterwards.
         mask.scatter_(2, columns.clamp_max(self.kv.capacity - 1), tree.visible)
         positions = starts + tree.depths
         inputs = {
@@ -238,7 +241,7 @@ class DraftRunner:
         return dict(zip((SHOWN, EMBEDDINGS), shown, strict=True))
 
     def _no_hidden(self, token_ids: Tensor, size: int) -> Tensor:
-        """Zeros [num_seqs, num_padded, size], which nobody writes."""
+        """Zeros [num_seqs, num_padded, size] of a shared buffer, which must not be written."""
         shape = (*token_ids.shape, size)
         needed = token_ids.numel() * size
         if needed > self._zeros.numel():

@@ -1,6 +1,6 @@
 """The configs of an engine directory: base_config.json and draft_config.json, validated field by field.
 
-Field names are TensorRT Edge-LLM's where it has the field.
+A field that TensorRT Edge-LLM also has is named as there.
 """
 
 from pathlib import Path
@@ -93,7 +93,7 @@ class EngineVisual(BaseModel):
     num_axes: int = Field(0, ge=0, le=3)
     """Number of RoPE axes: 3 if image rows and columns have their own positions, else 0."""
     num_deep: int = Field(0, ge=0)
-    """Number of first layers whose outputs get image features added (DeepStack)."""
+    """Number of layers, counted from the first, to whose outputs image features are added (DeepStack)."""
     num_tokens: int = Field(0, ge=0)
     """Number of tokens of an image without a grid."""
     merge: int = Field(0, ge=0)
@@ -172,7 +172,7 @@ class EngineBlock(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     slots: str
-    """Position that a slot predicts, by name of a `Slots` member."""
+    """Name of the `Slots` member that defines which position a slot predicts."""
     size: int = Field(ge=2)
     """Number of slots, including the last committed token's."""
     first_slot: int = Field(ge=0)

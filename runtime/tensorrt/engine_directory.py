@@ -73,7 +73,8 @@ class EngineDirectory:
         return file
 
     def open_session(self, name: str, device: torch.device) -> EngineSession:
-        """Open BASE, DRAFT or VISUAL: on a GPU the engine, with the library that built it; on a CPU the ONNX file.
+        """Open the graph BASE, DRAFT or VISUAL: on a GPU the engine, with the library that built it; on a CPU the ONNX
+        file.
 
         Raises:
             EngineDirectoryError: the file is missing.
@@ -99,7 +100,7 @@ class EngineDirectory:
         return TensorRTSession(file, library, stages, device)
 
     def check_model(self, model: Path) -> None:
-        """Compare a checkpoint with the exported one; a folder without weights is accepted.
+        """Check that a checkpoint is the exported one; a folder without weights is accepted.
 
         Raises:
             EngineDirectoryError: the checkpoint differs.

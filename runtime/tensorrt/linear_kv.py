@@ -1,8 +1,8 @@
 """Linear KV: each sequence has one row of every cache, as long as the longest sequence plus a tree.
 
 An engine reads and writes rows only. Optional pages beside the rows hold the same data under block ids: each pass's
-output is copied to its pages, and a new row is filled from pages that others wrote. Blocks can therefore be shared,
-cached and saved as without an engine.
+output is copied to its pages, and a new row is filled from pages that other sequences' passes wrote. Blocks can
+therefore be shared, cached and saved as they are without an engine.
 """
 
 from collections.abc import Sequence
@@ -157,7 +157,7 @@ class RowCache(KVCache):
         self._home[0] = 0
 
     def own_pools(self) -> None:
-        """Returns None: a sequence's positions are stored in its row, by head."""
+        """Returns None: a sequence's positions are stored in its row, head by head, not in a pool of blocks."""
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Compact accepted paths in rows and pages; see `KVCache.move`."""

@@ -53,7 +53,7 @@ class OnnxSession:
             for name in names:
                 tensor = tensors[name]
                 bind(name, "cpu", 0, _ONNX_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
-        # The tensors are kept alive: the binding holds only their addresses.
+        # The tensors are kept alive because the binding holds only their addresses.
         self._bound[stage] = binding, tensors
 
     def keep_bound(self, stage: EngineStage) -> None:

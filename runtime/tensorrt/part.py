@@ -24,7 +24,7 @@ def open_backend(
 
 
 def open_drafter(settings: "PairSettings", device: "torch.device") -> "Drafter | None":
-    """The drafter of an engine directory; None for kinds that torch runs."""
+    """The drafter of an engine directory; None for kinds of drafters that torch runs."""
     from wingbeat.runtime.tensorrt import open_drafter
 
     source, speculation = settings.drafter.source, settings.engine.speculation

@@ -49,7 +49,7 @@ class TensorSpec(NamedTuple):
     """Free dimensions are names, or -1 if the name is unknown."""
 
     def takes(self, shape: Sequence[int | str]) -> bool:
-        """Whether a shape has as many dimensions and is equal in all that are fixed in both."""
+        """Whether `shape` has as many dimensions, and the same size in each dimension that is fixed in both shapes."""
         return len(shape) == len(self.shape) and all(
             _is_free(mine) or _is_free(other) or mine == other for mine, other in zip(self.shape, shape, strict=True)
         )
@@ -63,7 +63,7 @@ class EngineSession(Protocol):
     outputs: Mapping[str, TensorSpec]
 
     def bind(self, stage: EngineStage, tensors: Mapping[str, Tensor]) -> None:
-        """Read a stage's inputs from these tensors and write its outputs into them, from its next run on.
+        """Make the next runs of a stage read their inputs from these tensors and write their outputs into them.
 
         Args:
             stage: the stage.

@@ -1,6 +1,6 @@
 """Runs passes of one graph over rows of linear KV: padded to a contiguous range of rows, captured on request.
 
-Rows of a range without a sequence of the pass write behind the maximum length, where no sequence keeps anything.
+Rows of the range that belong to no sequence of the pass write behind the maximum length, where no sequence keeps KV.
 """
 
 import logging
@@ -86,11 +86,11 @@ class StageRunner:
 
     @property
     def captured(self) -> list[EngineStage]:
-        """Stages that are replayed."""
+        """Stages that run as replays of a captured graph."""
         return sorted({stage for stage, _ in self._captured})
 
     def capture(self, stage: EngineStage, num_rows: int, num_selected: int) -> bool:
-        """Capture a stage with `num_rows` rows per sequence for every batch bucket; False if it has to run eagerly."""
+        """Capture a stage for all batch buckets, `num_rows` rows per sequence; False means that it runs eagerly."""
         if self._device is None:
             return False
         pool = self._device.new_pool()
@@ -167,7 +167,8 @@ class StageRunner:
         self, captured: _Captured, inputs: dict[str, Tensor], places: Tensor, indices: Tensor
     ) -> dict[str, Tensor]:
         """Outputs of every captured row, valid until the next replay."""
-        # Values of earlier rounds in the other rows are harmless, except for their storage position.
+        # The other rows hold values of earlier rounds. Only their storage position could do harm, so it is set behind
+        # all kept KV.
         captured.tensors[START].fill_(self.kv.capacity - inputs["input_ids"].shape[1])
         _fill(captured.tensors, inputs, places, indices)
         self._device.replay(captured.graph)

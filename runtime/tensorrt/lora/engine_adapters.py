@@ -40,7 +40,7 @@ class GraphAdapters(MoreInputs):
 
     @classmethod
     def of_model(cls, loaded: LoadedModel, limits: Limits) -> "GraphAdapters":
-        """The linear layers of a verifier that accept adapters, the same as in torch.
+        """The linear layers of a verifier that accept adapters: the same layers as when torch runs the verifier.
 
         Raises:
             ValueError: the model has no such layers.
@@ -97,8 +97,8 @@ class EngineAdapters(AdapterPlaces):
     """Adapter matrices that a graph reads, at fixed addresses.
 
     Args:
-        room: adapters that the graph can hold.
-        max_loras, max_rank: adapters that are served, at most those of `room`.
+        room: number and rank of the adapters that the graph can hold.
+        max_loras, max_rank: number and maximum rank of the served adapters, within those of `room`.
         dtype, device: of the matrices.
     """
 
