@@ -1,7 +1,7 @@
-"""The contract between a draft head and its drafter: shapes, and steps from taps and tokens to logits and features.
+"""The interface between draft head and drafter: shapes, and the steps from taps and tokens to logits and features.
 
 The drafter owns keys, values and trees; a head owns weights and mathematics. A new family of heads implements this
-contract.
+interface.
 """
 
 import copy
@@ -35,7 +35,7 @@ class Continuations(NamedTuple):
 
 
 class HeadConvention(NamedTuple):
-    """Choices that a checkpoint's tensors do not reveal: the tensors load and run under any of them."""
+    """Choices that a checkpoint's tensors do not determine: the tensors load and run under any convention."""
 
     tap_layers: tuple[int, ...]
     """Layers of the target whose *input* is tapped, ascending; num_layers means the output of the final norm."""
@@ -44,9 +44,9 @@ class HeadConvention(NamedTuple):
     norm_before_residual: bool = False
     """Whether the residual is hidden_norm(features) instead of the features."""
     rope_theta: float | None = None
-    """RoPE base, if it differs from the config's; None means the config's."""
+    """RoPE base; None means the base in the config."""
     slots: str | None = None
-    """Position that a slot of a one-pass head predicts, by name of a `Slots` member; None for heads without slots."""
+    """Name of the `Slots` member that defines which position a slot of a one-pass head predicts; None without slots."""
 
 
 class DraftHead(nn.Module, ABC):
@@ -63,9 +63,14 @@ class DraftHead(nn.Module, ABC):
     taps_size: int
     """Width of the taps of one position."""
     max_position_embeddings: int
-    """Maximum number of positions in training, as stated by the checkpoint; later positions run, with worse drafts."""
+    """Maximum number of positions in training, according to the checkpoint.
+
+    Later positions also run, but with worse drafts.
+    """
     embedding_width: int = 0
-    """Width of media-span embeddings that replace token embeddings; 0 if the head embeds token ids only."""
+    """Width of the media-span embeddings that the head reads in place of token embeddings; 0 if it embeds token ids
+    only.
+    """
 
     @property
     @abstractmethod
@@ -74,17 +79,17 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def _set_convention(self, convention: HeadConvention) -> None:
-        """Reads the weights under another convention.
+        """Changes the convention under which the weights are read, in place.
 
         Raises:
-            ValueError: the weights cannot be read so; the message names the field.
+            ValueError: the weights cannot be read under the convention; the message names the field.
         """
 
     def with_convention(self, convention: HeadConvention) -> Self:
         """A copy of the head, sharing its weights, under another convention.
 
         Raises:
-            ValueError: the weights cannot be read so.
+            ValueError: the weights cannot be read under the convention.
         """
         other = copy.copy(self)
         other._set_convention(convention)
@@ -112,7 +117,7 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def fuse(self, taps: Tensor) -> Tensor:
-        """Taps [..., taps_size] of the target, lowest layer first -> features [..., H]."""
+        """Fuses the target's taps [..., taps_size], lowest layer first, into features [..., H]."""
 
     @abstractmethod
     def rotary(self, position_ids: Tensor) -> Rotary:
@@ -142,8 +147,9 @@ class DraftHead(nn.Module, ABC):
             features: [..., T, H], from `fuse` (committed tokens) or `feedback` (drafted tokens).
             rotary: rotary factors at the positions of the features' tokens.
             attend: attention over the caller's keys and values and the new ones.
-            rows: int64 [n], indices into flat inputs [T] whose hidden states are needed. All keys and values are
-                computed, since others attend to them, but `attend` gets only n queries. None means every row.
+            rows: int64 [n], indices into flat inputs [T] whose hidden states are needed. Keys and values are computed
+                for every row, because other rows attend to them, but `attend` gets only n queries. None means every
+                row.
 
         Returns:
             hidden [..., T, H] or [n, H], for `logits` and `feedback`.
@@ -157,7 +163,7 @@ class DraftHead(nn.Module, ABC):
     def run_layers(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attends: list[Attend], rows: Tensor | None = None
     ) -> Tensor:
-        """`forward` through every layer; `attends` is by layer, and `rows` restricts the last layer's queries only."""
+        """`forward` through all layers; `attends` has an entry per layer; `rows` restricts the last layer's queries."""
         [attend] = attends
         return self(token_ids, features, rotary, attend, rows)
 

@@ -31,7 +31,7 @@ class EagleHeadConfig(DecoderHeadConfig):
     norm_before_fc: bool = False
     """EAGLE-3.1 of speculators: whether the concatenated taps are normalised before fc."""
     num_layers: int = 1
-    """Number of decoder layers: the first reads token and features, the others the residual stream."""
+    """Number of decoder layers: the first layer reads token and features, deeper layers read the residual stream."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

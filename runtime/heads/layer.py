@@ -1,7 +1,7 @@
 """The decoder layer of every EAGLE head: projections, RoPE and MLP of a Llama or Qwen layer.
 
-Contains the forward mathematics only. Checkpoints are read elsewhere; the caller's `attend` stores keys and values and
-decides which keys each query sees.
+Contains the forward mathematics only: other modules read checkpoints, and the caller's `attend` stores keys and values
+and decides which keys each query sees.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,8 +27,8 @@ class DecoderHeadConfig:
     """Shapes and conventions of a head, independent of the checkpoint format.
 
     Raises:
-        ValueError: a size below 1, head counts that do not divide, or a RoPE type whose frequencies change with the
-            context.
+        ValueError: a size is below 1, the number of KV heads does not divide the number of heads, or the RoPE type has
+            frequencies that change with the context length.
     """
 
     hidden_size: int
@@ -79,7 +79,7 @@ class DecoderHeadConfig:
 
     @property
     def rotary_width(self) -> int:
-        """Width of cosines and sines: rotated elements of a head, and unrotated ones that are stored with them."""
+        """Width of cosines and sines: a head's rotated elements, and unrotated elements that are stored with them."""
         return self.head_dim
 
     @property
@@ -121,8 +121,8 @@ def check_attention(config: Any) -> None:
 class DecoderHead(DraftHead):
     """A head with one decoder layer.
 
-    The projections of q, k and v are one matrix, gate and up another: for small batches the time of a step depends on
-    the number of operations.
+    The projections of q, k and v are one matrix, and the gate and up projections another, because for small batches the
+    time of a step depends on the number of operations.
 
     Args:
         config: shapes and conventions.
@@ -169,7 +169,7 @@ class DecoderHead(DraftHead):
         return self.post_attention_layernorm.weight.dtype
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        # signed_inv_freq is (-f, f); cos is even and sin odd, so only the swap of halves remains of rotate_half.
+        # `signed_inv_freq` is (-f, f). Since cos is even and sin is odd, `rotate_half` reduces to a swap of the halves.
         cos, sin = rotations(position_ids, self.signed_inv_freq, self._rope_scale, self.dtype, halves=1)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
@@ -218,7 +218,7 @@ class DecoderHead(DraftHead):
         return add_product(self.down_proj, hidden, active).view(residual.shape)
 
     def _set_rope_theta(self, theta: float | None) -> None:
-        """Sets another RoPE base, or the config's for None; heads that share these weights are not affected."""
+        """Sets another RoPE base (None: the config's base); other heads that share these weights keep theirs."""
         self._theta_read = theta
         rope = {**self.config.rope_parameters, "rope_theta": self._config_theta if theta is None else theta}
         self.config = replace(self.config, rope_parameters=rope)
@@ -227,7 +227,8 @@ class DecoderHead(DraftHead):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        # A change of dtype must not round the frequencies: at position 10,000 bfloat16 is off by whole turns.
+        # The frequencies are recomputed because a change of dtype must not round them: at position 10,000 bfloat16 is
+        # off by whole turns.
         self.reset_rope(self.signed_inv_freq.device)
         return self
 
@@ -238,14 +239,14 @@ class DecoderHead(DraftHead):
 
 
 def norm_weights(layer: nn.Module) -> tuple:
-    """Weights of a layer's query and key norms, and their epsilon; empty if the layer has none."""
+    """Weights of a layer's query and key norms, and their epsilon; empty if the layer has no such norms."""
     return () if layer.q_norm is None else (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
 
 
 def frequency_axes(config: DecoderHeadConfig) -> list[int]:
-    """RoPE axis of each pair of a head's elements, as in transformers' Qwen2.5-VL and Qwen3-VL.
+    """RoPE axis (0 to 2) of each pair of a head's elements, as in transformers' Qwen2.5-VL and Qwen3-VL.
 
-    0 for unrotated pairs.
+    Unrotated pairs have axis 0.
     """
     sections, still = config.mrope_section, [0] * (config.rotary_width // 2 - config.num_frequencies)
     if not config.mrope_interleaved:

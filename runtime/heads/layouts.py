@@ -23,7 +23,7 @@ class Family(StrEnum):
     """Mathematics of a head."""
 
     EAGLE1 = "EAGLE-1"
-    """Also the weights with which EAGLE-2 drafts trees."""
+    """EAGLE-1 heads; EAGLE-2 drafts its trees with the same weights."""
     EAGLE3 = "EAGLE-3"
     """Includes EAGLE-3.1, which differs only in norms."""
 
@@ -33,9 +33,9 @@ class Theta(StrEnum):
 
     READ = "read"
     SOMETIMES_IGNORED = "sometimes ignored"
-    """Some versions train with the default base regardless of the config."""
+    """Some versions of the tool train with the default base regardless of the config."""
     IGNORED = "ignored"
-    """All known versions do so."""
+    """All known versions of the tool train with the default base regardless of the config."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,17 @@ class Layout:
     nested_config: bool = False
     """Whether the decoder layer's config is nested inside the head's."""
     ignored: tuple[str, ...] = ()
-    """Tensors that are copies of the verifier's and not part of the head."""
+    """Tensors that are copies of the verifier's tensors and not part of the head."""
     may_norm_before_residual: bool = False
-    """Whether the tool trains heads either way, so that a config without the field is ambiguous."""
+    """Whether the tool trains heads with and without `norm_before_residual`, so that a config without the field is
+    ambiguous.
+    """
     bias_on_output: bool = False
     """Whether `attention_bias` also covers the output projection, as in transformers' Llama."""
     norm_output_changed: bool = False
-    """Whether `norm_output: true` of older versions meant the final norm before the logits, which every EAGLE-3 head
-    has."""
+    """Whether `norm_output: true` of the tool's older versions means the final norm before the logits, which every
+    EAGLE-3 head has anyway.
+    """
     rope_theta: Theta = Theta.READ
 
 
@@ -135,7 +138,7 @@ def _speculators_type(raw: Mapping[str, Any]) -> str:
 
 
 def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The name of a family that cannot be loaded as an EAGLE head; None if there is no sign of one."""
+    """The name of a family that cannot be loaded as an EAGLE head; None if there is no sign of such a family."""
     names, eagle_config = tuple(names), object_field(raw, "eagle_config")
     told = family_told(raw, names)
     if told is not None:
@@ -162,7 +165,7 @@ def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 
 def file_tensors(layout: Layout, config: DecoderHeadConfig, canonical: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Splits a head's tensor into the tensors of the file, by their names in the layout, in concatenation order."""
+    """Splits a head's tensor into the layout's tensors, by name in the file, in concatenation order."""
     if canonical.startswith("behind."):
         _, index, rest = canonical.split(".", 2)
         return file_tensors(replace(layout, layer=f"layers.{int(index) + 1}."), config, rest, tensor)

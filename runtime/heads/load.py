@@ -1,7 +1,7 @@
 """Loads checkpoints of EAGLE heads: every readable layout becomes one canonical head, or an error.
 
-Unknown, missing and mis-shaped tensors are errors, and a log line states how the head is read. `layouts` recognises the
-files; `head_config` and `conventions` interpret their fields.
+Unknown, missing and mis-shaped tensors are errors, and a log line states how the head is read. `layouts` recognises a
+checkpoint's layout; `head_config` and `conventions` interpret the fields of its config.
 """
 
 import logging
@@ -75,7 +75,7 @@ class HeadCheckpoint:
 
     @contextmanager
     def says_whose(self, target: Sizes) -> Iterator[None]:
-        """Prefix errors with the verifier that the head was made for, if that is not the given verifier."""
+        """Prefixes errors with the verifier that the head was made for, if that is not the given verifier."""
         try:
             yield
         except CheckpointError as error:
@@ -135,8 +135,8 @@ def load_eagle_head(
 
     Args:
         path: folder or hub name.
-        target: lends its embedding (not copied) if the file has none, and its lm_head if the file has none and drafts
-            every token.
+        target: lends its embedding (not copied) if the file has no embedding, and its lm_head if the file has no
+            lm_head and the head drafts every token.
         dtype, device: of the loaded weights.
         convention: one of `head_conventions`; None means the first.
 
@@ -155,7 +155,7 @@ def load_eagle_head(
         token_ids, borrowed = fit_vocabulary(tensors, config, target)
         state = canonical_state(tensors, head, partial(file_tensors, checkpoint.layout, config))
         state = in_turning_order(state, config)
-    # `assign` keeps a borrowed embedding shared with the target.
+    # `assign` keeps a borrowed embedding shared with the target instead of copying it.
     head.load_state_dict(
         {k: v.to(device, dtype) for k, v in state.items()} | {"draft_token_ids": token_ids}, assign=True
     )
@@ -199,7 +199,7 @@ def fit_vocabulary(
     """Fit a file's tensors to the target's vocabulary, adding borrowed tensors.
 
     Returns:
-        the head's token map, and the names of the tensors borrowed from the target
+        The head's token map, and the names of the tensors borrowed from the target.
 
     Raises:
         CheckpointError: the target has another vocabulary size, or the token map points outside it.

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# The first process generates text and measures acceptance while the others wait at the next collective.
+# While the first process generates text and measures acceptance, the other processes wait at the next collective.
 _PATIENCE = timedelta(hours=12)
 
 
@@ -27,7 +27,8 @@ class Part(NamedTuple):
         """Row numbers of the part in a batch.
 
         Raises:
-            ValueError: the batch does not split into equal parts; their mean would not be the batch's.
+            ValueError: the batch does not split into equal parts, so the mean of the parts' means would not be the mean
+                of the batch.
         """
         if batch_size % self.count:
             raise ValueError(

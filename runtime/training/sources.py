@@ -1,6 +1,7 @@
 """Sources of a drafter's training data: the verifier run during training, or a recording of its outputs.
 
-A source supplies the tensors of the loss by step and part: text, taps and distributions. Heads are not its concern.
+A source supplies the tensors of the loss by step and part: text, taps and distributions. A source does not depend on
+the head.
 """
 
 from collections.abc import Iterator
@@ -28,12 +29,12 @@ class Source(Protocol):
     """Interface of training data."""
 
     def inputs(self, step: int, part: Part) -> Inputs:
-        """Arguments of `DraftLoss` on the run's device; must be a pure function of its arguments."""
+        """Arguments of `DraftLoss` on the run's device; must be a pure function of step and part."""
 
     def token_weights(self) -> Tensor:
         """Weight of each token in the choice of a draft vocabulary -> [vocab_size].
 
-        Counts occurrences, and recorded probabilities.
+        The weight counts the token's occurrences and adds its recorded probabilities.
         """
 
     def judged_token_counts(self) -> Tensor:
@@ -55,7 +56,7 @@ class LiveSource:
         self._own_text = RowSampler(self._rollouts, config.seed)
 
     def inputs(self, step: int, part: Part) -> Inputs:
-        """Rows of generated text first, then rows of the corpus."""
+        """Inputs from a batch's rows: the generated text comes first, then the corpus."""
         config, own = self._config, self._own_rows
         rows = part.rows(config.batch_size)
         others = config.batch_size - own
@@ -76,14 +77,14 @@ class LiveSource:
         return self._corpus.token_counts(vocab_size) + torch.bincount(self._rollouts.flatten(), minlength=vocab_size)
 
     def judged_token_counts(self) -> Tensor:
-        """Token counts of the generated text; of the corpus if there is none."""
+        """Token counts of the generated text, or of the corpus if no text is generated."""
         if not self._own_rows:
             return self._corpus.token_counts(self._verifier.embedding.shape[0])
         return torch.bincount(self._rollouts.flatten(), minlength=self._verifier.embedding.shape[0])
 
     def _written(self, config: TrainDrafterConfig, ranks: Ranks) -> Tensor:
         if not ranks.is_first:
-            # The file is complete once the first process reaches the barrier.
+            # When the first process reaches the barrier, the file of rollouts is complete.
             ranks.wait_for_first()
         with Progress(disable=not ranks.is_first) as bar:
             task = bar.add_task("the verifier's own text", total=config.rollout_rows)
@@ -151,7 +152,7 @@ class RecordedSource:
         return RecordingReader(self._folder, held_out=True)
 
     def judged(self, most: int) -> Iterator[Record]:
-        """At most `most` held-out records, with the taps that are trained on."""
+        """At most `most` held-out records, with only the taps that training uses."""
         for number in range(min(most, self.held_out.num_sequences)):
             record = self.held_out.record(number)
             yield record if self._columns is None else record._replace(taps=record.taps[:, self._columns])
@@ -196,7 +197,7 @@ def tap_columns(reader: RecordingReader, tap_layers: tuple[int, ...]) -> Tensor 
 
 
 def _target(batch: RecordingBatch) -> TopTarget:
-    """The recorded distributions; if none were recorded, the tokens that follow in the text with probability 1."""
+    """The recorded distributions; if none were recorded, the text's next token with probability 1."""
     if batch.target_top_ids is None or batch.target_top_logits is None or batch.logsumexp is None:
         following = batch.token_ids.roll(-1, dims=1).unsqueeze(-1)
         return TopTarget(following, torch.ones(following.shape))

@@ -1,4 +1,4 @@
-"""Weights of a verifier that a new head starts from, taken from a loaded model or from its files."""
+"""Weights of a verifier from which a new head starts, taken from a loaded model or read from its files."""
 
 from typing import NamedTuple
 

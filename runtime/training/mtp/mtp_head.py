@@ -1,7 +1,8 @@
 """An MTP module in training: one decoder layer of the verifier's class, used at every depth.
 
 The mathematics is that of `wingbeat.runtime.mtp.mtp_modules.MtpModule`, run over whole chains as
-`wingbeat.runtime.heads.unroll` requires. The module is written in DeepSeek's layout beside the verifier's files.
+`wingbeat.runtime.heads.unroll` requires. The module's file has DeepSeek's layout and is written beside the verifier's
+files.
 """
 
 import copy
@@ -29,8 +30,8 @@ _NAMES = {"norm.weight": "shared_head.norm.weight"}
 class MtpHead(DraftHead):
     """An MTP module as a draft head over the whole vocabulary; features are the verifier's last hidden states.
 
-    Initial weights: the layer is the verifier's last layer, and the input projection passes the normalised hidden state
-    only.
+    At the start of training the layer is a copy of the verifier's last layer, and the input projection passes on only
+    the normalised hidden state.
 
     Raises:
         ValueError: the verifier's last layer lacks tensors of its class, for example if experts are stored one by one.
@@ -39,7 +40,7 @@ class MtpHead(DraftHead):
     def __init__(self, weights: VerifierWeights, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        # The config selects the attention function: a copy is changed, the verifier's stays as it is.
+        # The config selects the attention function, so the copy is changed and the verifier's config is not.
         config = copy.deepcopy(weights.config)
         with torch.device("meta"):
             model = build_model(config)
@@ -82,7 +83,7 @@ class MtpHead(DraftHead):
         return taps
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        """Rotary factors [1, batch * N, rotary_dim] of tokens, one position above features at int64 [batch, N]."""
+        """Rotary factors [1, batch * N, rotary_dim]; a token is one position after its feature at int64 [batch, N]."""
         return self._rotary(self.embed_tokens.weight, position_ids.flatten()[None] + 1)
 
     def forward(
@@ -159,7 +160,7 @@ AttentionInterface.register(_CHAINS, _chain_attention)
 
 
 def save_mtp_module(head: MtpHead, verifier: Path, path: Path) -> None:
-    """Write a folder with the verifier's files, linked or copied, and the module's.
+    """Write a folder with the verifier's files, linked or copied, and the file of the module.
 
     `config.json` states one module (`num_nextn_predict_layers`), as in DeepSeek-V3.
     """
