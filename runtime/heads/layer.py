@@ -169,7 +169,7 @@ class DecoderHead(DraftHead):
         return self.post_attention_layernorm.weight.dtype
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        # `signed_inv_freq` is (-f, f). Since cos is even and sin is odd, `rotate_half` reduces to a swap of the halves.
+        # `signed_inv_freq` is (-f, f). Since cos is even and sin is odd, rotate_half reduces to a swap of the halves.
         cos, sin = rotations(position_ids, self.signed_inv_freq, self._rope_scale, self.dtype, halves=1)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
