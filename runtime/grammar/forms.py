@@ -12,26 +12,29 @@ from typing import Any, NamedTuple, TypeAlias
 from wingbeat.runtime.grammar.patterns import rust_pattern
 
 MOST_WHITESPACE = 16
-"""Most whitespace characters between two pieces of JSON; without a limit a model may write nothing but whitespace."""
+"""Maximum number of whitespace characters between two pieces of JSON; without a limit a model may write whitespace
+forever.
+"""
 _JSON_OPTIONS = {
     "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MOST_WHITESPACE}}}",
-    # Without \u escapes, with which a key could spell a property's name differently.
+    # Escapes with \u are not allowed, because a key could spell a property's name differently with them.
     "json_allowed_escapes": 'nrbtf\\"',
 }
 HEADER = '%llguidance {"no_forcing": true}'
-"""First line of every grammar: llguidance must allow all tokenizations of forced text, as the model chooses among
-them."""
+"""First line of every grammar: makes llguidance allow all tokenizations of forced text, so that the model chooses
+among them.
+"""
 _ANY = "/(?s:.*)/"
 
 
 class Regex(NamedTuple):
-    """Lark of a terminal."""
+    """A terminal, as Lark source."""
 
     lark: str
 
 
 class Other(NamedTuple):
-    """Lark of a rule."""
+    """A rule that is not regular, as Lark source."""
 
     lark: str
 
@@ -43,7 +46,7 @@ class Rule(NamedTuple):
 
 
 class In(NamedTuple):
-    """Sequence of forms."""
+    """Several forms, one after the other."""
 
     order: Sequence["Form"]
 
@@ -55,7 +58,7 @@ class Either(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Repetition of a form; unbounded if `most` is None."""
+    """Repetition of a form; the number is unbounded if `most` is None."""
 
     form: "Form"
     least: int
@@ -115,7 +118,7 @@ def renamed(form: Form, prefix: str) -> Form:
 
 
 def optional(form: Form) -> Times:
-    """The form or nothing."""
+    """Form of a text that matches the form or is empty."""
     return Times(form, 0, 1)
 
 
@@ -207,7 +210,7 @@ def _below(form: Form) -> Sequence[Form]:
 
 
 def leaves(form: Form) -> Iterator[Regex | Other | Rule]:
-    """Leaf forms of a form."""
+    """Forms inside a form that contain no other forms."""
     if isinstance(form, Regex | Other | Rule):
         yield form
     for one in _below(form):
@@ -215,7 +218,7 @@ def leaves(form: Form) -> Iterator[Regex | Other | Rule]:
 
 
 def _regular_rules(rules: Mapping[str, Form]) -> set[str]:
-    """Rules that are regular: without recursion and without non-regular leaves."""
+    """Names of rules that are regular: without recursion, and with regular leaves only."""
     regular: set[str] = set()
     waiting = {name: [one for one in leaves(form) if not isinstance(one, Regex)] for name, form in rules.items()}
     while found := [

@@ -1,4 +1,4 @@
-"""Worker process that tries grammars out, each in a fork that the kernel ends at its limits.
+"""Worker process that tries grammars out, each in a forked process that the kernel ends when it exceeds the limits.
 
 Started by `GrammarTrial` with three arguments: the number of the control socket, and the CPU seconds and bytes allowed
 for a compile. Reads the vocabulary from standard input, and each grammar from a socket received over the control
@@ -25,11 +25,13 @@ from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
 
 MOST_WALL_S = 60
 NUM_STEPS = 64
-"""Tokens of a random walk, to find grammars whose cost grows with the text before a request does."""
+"""Number of tokens of a random walk through a grammar; the walk finds grammars whose cost grows with the text before
+a request uses them.
+"""
 _NICENESS = 5
-"""Trials yield the CPU to rounds."""
+"""Niceness of the worker, so that trials yield the CPU to rounds."""
 _BY_ITSELF = (signal.SIGXCPU, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-"""Signals that end a grammar beyond its limits; other signals have other causes."""
+"""Signals that end a trial because the grammar exceeds its limits; other signals have other causes."""
 _ROOT = np.zeros(1, np.int64), np.full(1, -1, np.int64)
 
 
@@ -56,9 +58,9 @@ def main() -> None:
 
 
 def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: int) -> None:
-    """Reads a grammar and writes its `Verdict`.
+    """Reads a grammar from a socket and writes the grammar's `Verdict`.
 
-    Writes nothing if the trial was ended by another cause than the grammar.
+    If something other than the grammar ended the trial, nothing is written.
     """
     with peer.makefile("rb") as reader:
         spec = GrammarSpec(*json.loads(reader.read()))
@@ -88,7 +90,7 @@ def limit(cpu_s: int, memory_bytes: int) -> None:
 
 
 def verdict_of(spec: GrammarSpec, tokens: Vocabulary) -> Verdict:
-    """Verdict on a grammar, after compiling it and following random texts."""
+    """Verdict on a grammar, found by compiling it and following random texts."""
     try:
         lark = lark_of_spec(tokens, spec)
         grammar = compile_spec(tokens, spec, lark)
@@ -103,7 +105,8 @@ def _walk(grammar: RequestGrammar, rng: Random, again: bool) -> None:
     """Follows random allowed tokens.
 
     Args:
-        again: repeat the same token as long as it is allowed, because repetition makes ambiguous grammars grow.
+        again: repeat the same token as long as it is allowed, because repetition makes the cost of ambiguous grammars
+            grow.
 
     Raises:
         ValueError: the grammar matches no text.

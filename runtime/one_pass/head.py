@@ -27,7 +27,7 @@ class OnePassHead(Backbone):
         self.selector = None if config.lattice is None else CandidateSelector(config.lattice, hidden, vocab_size)
 
     def walk(self, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
-        """The continuations of a block, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`.
+        """The walk over a block's slots, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`.
 
         Args:
             hidden: hidden states of the slots.

@@ -23,7 +23,7 @@ def check_limits(config: "EngineConfig") -> None:
 def open_backend(settings: "PairSettings", device: "torch.device") -> None:
     """Raises ValueError if int8 activations are requested for another device or for a compiled engine.
 
-    Opens no backend.
+    Never opens a backend.
     """
     if settings.engine.cpu_activations == INT8 and (settings.engine_dir is not None or device.type != "cpu"):
         what = f"device is {device.type}" if settings.engine_dir is None else "engine_dir is given"
@@ -31,7 +31,7 @@ def open_backend(settings: "PairSettings", device: "torch.device") -> None:
 
 
 def extend_model(loaded: "LoadedModel", config: "EngineConfig") -> None:
-    """Rounds the activations of a loaded model, which was tested with exact activations."""
+    """Rounds a loaded model's activations from now on; the load test before ran with exact activations."""
     if config.cpu_activations == INT8:
         from wingbeat.runtime.cpu.activations.rounded import RoundedActivations
 

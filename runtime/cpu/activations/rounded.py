@@ -1,6 +1,6 @@
 """Rounds activations to int8 in blocks of 32 inputs, as llama.cpp does, so that CPUs sum four products at once.
 
-Each row is rounded independently, so that its products still do not depend on the other rows.
+Each row is rounded independently, so that a row's products still do not depend on the other rows of a pass.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Draft trees on the host: unchecked or checked, and the nodes chosen for verification."""
+"""Draft trees on the host, before and after their check, and the nodes chosen for verification."""
 
 from torch import Tensor
 
@@ -9,7 +9,9 @@ from wingbeat.runtime.round.slots import DecodeRows
 
 
 class HostTrees:
-    """Trees of one round's decodes. A single C++ call checks them, chooses the nodes to verify and lays these out.
+    """Trees of one round's decodes.
+
+    A single C++ call checks the trees, chooses the nodes to verify and lays the nodes out.
 
     Args:
         wanted: bool [num_decodes]: whether a tree was requested; None if the trees are already checked.
@@ -22,7 +24,7 @@ class HostTrees:
 
     @classmethod
     def of_checked(cls, intake: DraftIntake, slots: Tensor, trees: TokenTree) -> "HostTrees":
-        """Wraps trees by decode that need no check."""
+        """Wraps trees that need no check, one per decode."""
         return cls(intake, slots, None, Sent(tuple(field.contiguous() for field in trees), None, None))
 
     @property
@@ -31,9 +33,9 @@ class HostTrees:
         return self._sent.trees[0].shape[1]
 
     def checked(self) -> TokenTree | None:
-        """Returns a tree per decode, padded to the widest, with a bare root for a rejected tree.
+        """Returns one tree per decode, padded to the widest; the tree of a rejected draft is a bare root.
 
-        None if all are rejected.
+        Returns None if all drafts are rejected.
         """
         if self._checked is None:
             found = self._intake.check(self._slots, self._wanted, self._sent)
@@ -41,7 +43,7 @@ class HostTrees:
         return self._checked[0]
 
     def take(self, by: NodeChoice | None = None) -> TakenTrees | None:
-        """Chooses the nodes to verify; None if all trees are rejected.
+        """Chooses the nodes to verify; returns None if all trees are rejected.
 
         Args:
             by: how to choose nodes; None verifies all accepted trees completely.
@@ -65,7 +67,7 @@ class HostInbox:
     def __init__(self, intake: DraftIntake) -> None:
         self._intake = intake
         self._sent: dict[int, tuple[TreeReply, Sent]] = {}
-        """By id of the reply; a channel has two replies, used in turn."""
+        """Replies and their wrapped tensors, by id of the reply; a channel has two replies, used in turn."""
 
     def collect(self, reply: TreeReply, rows: DecodeRows) -> HostTrees:
         """Returns a drafter's reply as unchecked trees."""
