@@ -1,17 +1,19 @@
 """Groups similar requests, because the quality of a head's drafts depends on the kind of text.
 
-Texts are grouped by their tokens alone, before anything is drafted for them: by spherical k-means of token histograms.
+Spherical k-means of token histograms forms the groups. It uses only the texts' tokens, and runs before any head drafts
+for the texts.
 """
 
 import torch
 from torch import Tensor
 
 WIDTH = 1024
-"""Entries of a histogram; token ids are taken modulo this number."""
+"""Number of entries of a histogram; token ids are counted modulo this number."""
 MOST_GROUPS = 4
 LEAST_TEXTS, LEAST_SHARE = 12, 0.07
-"""Fewest texts, and smallest share of all texts, of a group that is judged; texts of smaller groups belong to no
-group."""
+"""Minimum number of texts, and minimum share of all texts, of a group that is judged; texts of smaller groups belong
+to no group.
+"""
 _RESTARTS, _ROUNDS = 8, 20
 
 
@@ -32,7 +34,7 @@ class TextGroups:
     """Groups found in a set of texts.
 
     Args:
-        histograms: [num_texts, WIDTH]; few texts form a single group.
+        histograms: [num_texts, WIDTH]; if there are only few texts, they form a single group.
     """
 
     def __init__(self, histograms: Tensor) -> None:
@@ -46,7 +48,7 @@ class TextGroups:
         least = min(max(LEAST_TEXTS, LEAST_SHARE * self.num_texts), max(sizes))
         judged = [centre for centre, size in enumerate(sizes) if size >= least]
         self._group_of = {centre: group for group, centre in enumerate(judged)}
-        """Number of the group, by centre; only groups that are judged."""
+        """Number of the judged group, by index of the centre; groups that are not judged are left out."""
 
     @property
     def count(self) -> int:
@@ -65,6 +67,6 @@ class TextGroups:
         for _ in range(_ROUNDS):
             members = (histograms @ centres.T).argmax(1)
             sums = torch.zeros_like(centres).index_add_(0, members, histograms)
-            # A centre without members is kept.
+            # A centre without members stays where it is.
             centres = torch.where(sums.any(1, keepdim=True), torch.nn.functional.normalize(sums, dim=1), centres)
         return centres

@@ -222,7 +222,7 @@ def _whole(value: Any, name: str, least: int = 1) -> int:
 
 
 def _slots(raw: Mapping[str, Any], family: OnePassFamily) -> Slots:
-    """Which position a slot predicts; without a field, SHIFT for files of DSpark's own tool, FILL_IN for others."""
+    """Position that a slot predicts; without a field, SHIFT for files of DSpark's own tool, FILL_IN for others."""
     from_anchor = _first(raw, "sample_from_anchor")
     if from_anchor is None:
         from_anchor = _first(raw, "shift_label")

@@ -1,4 +1,4 @@
-"""Frozen verifier for training drafters: computes logits and taps, and generates text."""
+"""The verifier with frozen weights, for training drafters: computes logits and taps, and generates text."""
 
 from typing import NamedTuple
 
@@ -18,8 +18,9 @@ class Observation(NamedTuple):
     logits: Tensor
     """[batch, length, vocab_size]; row i predicts token i + 1."""
     taps: Tensor
-    """[batch, length, num_taps * hidden_size]: un-normed residual stream entering the tapped layers, lowest layer
-    first. A tap behind the last layer is the normed input of the output matrix."""
+    """[batch, length, num_taps * hidden_size]: residual stream at the input of the tapped layers, not normalised,
+    lowest layer first. A tap after the last layer is the normalised input of the output matrix.
+    """
 
 
 class FrozenVerifier:
@@ -66,7 +67,7 @@ class FrozenVerifier:
     def continue_text(
         self, prefix: Tensor, length: int, temperature: Tensor, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Continues prefixes of equal length, each row at its own temperature.
+        """Continues prefixes of equal length; each row has its own temperature.
 
         Args:
             prefix: int64 [batch, prefix_length].
