@@ -33,8 +33,8 @@ _MOST_TRIES = 12
 class GrammarTrial:
     """Checks that grammars compile within limits; safe to share between threads.
 
-    A worker process does the work. It starts on `warm` or at the first grammar, which takes seconds, and ends on
-    `close`.
+    The trials run in a worker process, which starts on `warm` or at the first grammar and ends on `close`. The start
+    takes seconds.
     """
 
     def __init__(self, grammars: Grammars, cpu_s: int = MOST_CPU_S, memory_bytes: int = MOST_BYTES) -> None:

@@ -1,6 +1,6 @@
 """Groups similar requests, because the quality of a head's drafts depends on the kind of text.
 
-Spherical k-means of token histograms forms the groups. It uses only the texts' tokens, and runs before any head drafts
+The groups are formed by spherical k-means of token histograms, from the texts' tokens alone and before any head drafts
 for the texts.
 """
 

@@ -12,7 +12,8 @@ class LookupWindow(NamedTuple):
 
 
 def lookup_window(settings: Mapping[str, Any]) -> LookupWindow:
-    """From `prompt_lookup_min` and `prompt_lookup_max`; if only one is given, the other equals it.
+    """Builds the window from `prompt_lookup_min` and `prompt_lookup_max`; if only one is given, the other gets its
+    value.
 
     Raises:
         ValueError: the minimum is above the maximum.

@@ -1,8 +1,8 @@
 """Reads 8-bit and 4-bit weights with scales, from compressed-tensors, FP8 checkpoints and ModelOpt.
 
-A weight has one of two forms. It is the tensor `weight` in int8 or float8, with scales in `weight_scale` or
-`weight_scale_inv` (per tensor, row, part of a row, or square block). Or it is the tensor `weight_packed`, in which each
-int32 holds several integers around zero, lowest bits first.
+A weight has one of two forms: the tensor `weight` in int8 or float8, with scales in `weight_scale` or
+`weight_scale_inv` (per tensor, row, part of a row, or square block); or the tensor `weight_packed`, in which each int32
+holds several integers around zero, lowest bits first.
 """
 
 import math
