@@ -80,7 +80,7 @@ def read_config(folder: Path) -> AdapterConfig:
     """Reads and checks an adapter's configuration.
 
     Raises:
-        AdapterError: the file cannot be read, or uses an unsupported field; names the field.
+        AdapterError: the file cannot be read, or uses an unsupported field; the message names the field.
     """
     path = folder / CONFIG_FILE
     if not folder.is_dir():

@@ -28,7 +28,7 @@ def read_adapter(folder: Path, linears: Mapping[str, LinearShape], max_rank: int
 
     Raises:
         AdapterError: a file is absent or damaged, or the adapter uses an unsupported feature or belongs to another base
-            model; one line.
+            model; the message is one line.
     """
     from wingbeat.runtime.lora.adapter_config import read_config  # imported here because it needs pydantic
 

@@ -76,7 +76,7 @@ def load_mtp_modules(
 
 
 def why_no_modules(target: TargetDescription) -> str:
-    """One line with the reason why a checkpoint has no readable modules."""
+    """A line with the reason why a checkpoint has no readable modules."""
     return f"{target.path} {why_none(target.tensor_files, target.num_layers)}"
 
 

@@ -28,7 +28,7 @@ def unpack_linears(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
         settings: `quantization_config`.
 
     Raises:
-        ModelCheckpointError: the packing is not supported; names the field and its value.
+        ModelCheckpointError: the packing is not supported; the message names the field and its value.
     """
     check_packing(settings)
     layers, plain = parts_of_layers(tensors)
@@ -70,7 +70,7 @@ def read_linear(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, 
     """A linear layer's weight from its packed parts.
 
     Raises:
-        ModelCheckpointError: the parts do not fit together; names the layer.
+        ModelCheckpointError: the parts do not fit together; the message names the layer.
     """
     is_awq, num_bits = settings["quant_method"] == "awq", _bits(settings)
     _check(layer, parts, num_bits, by_input=is_awq)

@@ -79,7 +79,8 @@ def load_packed(
         experts: experts of layers by module name.
 
     Raises:
-        ModelCheckpointError: a scale is not finite, or experts have other shapes than the model's; names them.
+        ModelCheckpointError: a scale is not finite, or experts have other shapes than the model's; the message names
+            the tensor.
     """
     modules, state, kept = dict(shell.named_modules()), dict(plain), {}
     for name, read in packed.items():

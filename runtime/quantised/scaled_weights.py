@@ -48,7 +48,7 @@ def read_weight(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, 
         settings: `quantization_config`.
 
     Raises:
-        ModelCheckpointError: the parts do not fit together; names the tensor.
+        ModelCheckpointError: the parts do not fit together; the message names the tensor.
     """
     scale = parts.get("weight_scale", parts.get("weight_scale_inv"))
     if scale is None:

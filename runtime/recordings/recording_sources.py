@@ -132,7 +132,7 @@ def read_prompts(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
     template. Assistant messages at the end are dropped, because the verifier writes the answers.
 
     Raises:
-        ValueError: a line has another form, or the template refuses it; names file and line.
+        ValueError: a line has another form, or the template refuses it; the message names file and line.
     """
     prompts = []
     with path.open(encoding="utf-8") as file:

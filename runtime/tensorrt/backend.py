@@ -164,7 +164,8 @@ def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfi
     Without prefix caching each sequence has a single block as long as an engine row.
 
     Raises:
-        ValueError: a requested limit exceeds the engine's, or a setting is not supported; names both.
+        ValueError: a requested limit exceeds the engine's, or a setting is not supported; the message names the limit
+            or the setting.
     """
     limits = engine.limits
     if config.lower_max_model_len:

@@ -112,7 +112,7 @@ class BaseRunner:
         """Run one pass; stores the keys and values of its rows at consecutive positions from each sequence's start on.
 
         Raises:
-            WrongInputError: inputs differ in batch size, or are too large; names the tensor.
+            WrongInputError: inputs differ in batch size, or are too large; the message names the tensor.
             CapacityExceededError: a sequence's KV row is too short for the pass.
         """
         masks = {mask_name(window): batch.masks[window] for window in self.config.windows}

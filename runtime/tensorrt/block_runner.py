@@ -36,7 +36,7 @@ class BlockRunner(DraftRunner):
             Logits [num_seqs, num_drafted, draft_vocab_size] and hidden states of the slots that predict a token.
 
         Raises:
-            WrongInputError: a sequence's context was not committed; names the value.
+            WrongInputError: a sequence's context was not committed; the message names the value.
         """
         self._check_context(kv_rows, starts)
         block, device = self.config.block, self._device

@@ -52,7 +52,7 @@ class EngineBuilder(NamedTuple):
             timing_cache: file that is read if it exists, and written.
 
         Raises:
-            BuildError: the parser or builder fails; names the file, the node or the capability.
+            BuildError: the parser or builder fails; the message names the file, the node or the capability.
         """
         trt, messages = self.module, _Messages(self.module)
         builder = trt.Builder(messages.logger)

@@ -158,8 +158,8 @@ class DraftRunner:
             Logits and hidden state of each sequence's last accepted token.
 
         Raises:
-            WrongInputError: inputs differ in batch size, or the positions before them were not committed; names the
-                value.
+            WrongInputError: inputs differ in batch size, or the positions before them were not committed; the message
+                names the value.
             CapacityExceededError: a sequence has no room.
         """
         return self._commit(EngineStage.ACCEPT, pairs)
@@ -175,7 +175,8 @@ class DraftRunner:
             Logits and hidden states of the selected nodes.
 
         Raises:
-            WrongInputError: the tree is too large, or a sequence's context was not committed; names the value.
+            WrongInputError: the tree is too large, or a sequence's context was not committed; the message names the
+                value.
         """
         num_nodes, most = tree.token_ids.shape[1], self.config.limits.max_draft_tree_size
         if num_nodes > most:

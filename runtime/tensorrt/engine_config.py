@@ -238,7 +238,8 @@ def read_engine_config(file: Path, kind: type[ConfigT]) -> ConfigT:
     """Read a config of an engine directory.
 
     Raises:
-        EngineDirectoryError: the file is missing, or a field is missing, unknown or invalid; names file and field.
+        EngineDirectoryError: the file is missing, or a field is missing, unknown or invalid; the message names file and
+            field.
     """
     try:
         return kind(**read_json(file))

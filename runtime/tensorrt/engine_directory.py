@@ -46,7 +46,8 @@ class EngineDirectory:
     """An existing engine directory.
 
     Raises:
-        EngineDirectoryError: the folder is not an engine directory, or a config is invalid; names file and field.
+        EngineDirectoryError: the folder is not an engine directory, or a config is invalid; the message names file and
+            field.
     """
 
     def __init__(self, folder: Path) -> None:

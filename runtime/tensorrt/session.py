@@ -93,8 +93,8 @@ def check_tensors(session: EngineSession, tensors: Mapping[str, Tensor]) -> None
     """Compare tensors with a session's inputs and outputs.
 
     Raises:
-        WrongInputError: a tensor is missing, unknown, not contiguous, or has another dtype or shape; names tensor and
-            value.
+        WrongInputError: a tensor is missing, unknown, not contiguous, or has another dtype or shape; the message names
+            tensor and value.
     """
     known = {**session.inputs, **session.outputs}
     odd = sorted(tensors.keys() ^ known.keys())
@@ -113,7 +113,7 @@ def check_dtypes(tensors: Mapping[str, Tensor], specs: Mapping[str, TensorSpec])
     """Compare dtypes of tensors with a graph's specs.
 
     Raises:
-        WrongInputError: a dtype differs; names tensor and value.
+        WrongInputError: a dtype differs; the message names tensor and value.
     """
     for name, tensor in tensors.items():
         if tensor.dtype != specs[name].dtype:
@@ -124,7 +124,7 @@ def check_batch(num_seqs: int, parts: Mapping[str, Sequence | Tensor]) -> None:
     """Compare the first dimension of a pass's inputs with its number of sequences.
 
     Raises:
-        WrongInputError: an input has another batch size; names it.
+        WrongInputError: an input has another batch size; the message names the input.
     """
     for name, part in parts.items():
         if len(part) != num_seqs:
@@ -135,7 +135,8 @@ def check_graph(session: EngineSession, inputs: Mapping[str, TensorSpec], output
     """Compare a loaded graph with its config.
 
     Raises:
-        EngineLoadError: a tensor is missing, unknown, or has another dtype or shape; names tensor and value.
+        EngineLoadError: a tensor is missing, unknown, or has another dtype or shape; the message names tensor and
+            value.
     """
     for found, expected in ((session.inputs, inputs), (session.outputs, outputs)):
         odd = sorted(found.keys() ^ expected.keys())

@@ -126,8 +126,8 @@ class StageRunner:
             Outputs [num_seqs, ...] by name, without the caches.
 
         Raises:
-            CapacityExceededError: a sequence has no room for its rows; names them.
-            WrongInputError: an input has another dtype or shape than the graph's; names it.
+            CapacityExceededError: a sequence has no room for its rows; the message names the rows.
+            WrongInputError: an input has another dtype or shape than the graph's; the message names the input.
         """
         sizes = {ROWS: inputs["input_ids"].shape[1], SELECTED: inputs["last_token_ids"].shape[1]}
         self._check_room(rows, starts, sizes[ROWS])
