@@ -36,7 +36,7 @@ _BY_ELEMENTS = frozenset(
 
 
 def check(model: PreTrainedModel) -> None:
-    """Refuses a process without the necessary kernels.
+    """Raises an error if this process lacks a kernel that deterministic mode needs.
 
     Raises:
         UnsupportedModelError: a kernel is missing; the message does not contain the model's name.
@@ -112,7 +112,7 @@ def try_products(model: nn.Module) -> None:
 
 
 class AlikeSegments(NamedTuple):
-    """Segments of a batch for deterministic attention."""
+    """Segments of a batch in the form that deterministic attention reads."""
 
     segments: list[Segment]
 

@@ -127,7 +127,7 @@ class SharedKvDrafter(StagedDrafter):
         return self.growth.grow(roots, logits, expand, rules)
 
     def _segment(self, lens: Tensor, tables: Tensor, width: int) -> Segment:
-        """`width` queries per sequence that see the keys of positions 0..L - 2, as causal rows at L - 2."""
+        """Segment of `width` queries per sequence; all see keys of positions 0..L - 2, like causal rows at L - 2."""
         # A padding sequence has one token and no key; its rows read a key of block 0.
         last, tables = (lens - 2).clamp_min(0).repeat_interleave(width), tables.repeat_interleave(width, dim=0)
         return self.pool.causal_segment(0, last[:, None], last, tables)

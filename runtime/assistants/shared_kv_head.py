@@ -24,7 +24,7 @@ ATTENTION_NAME = "wingbeat_shared_kv"
 
 
 class SharedMetadata(NamedTuple):
-    """Inputs of the attention function besides the queries."""
+    """Inputs of the attention function in addition to the queries."""
 
     caches: dict[str, tuple[Tensor, Tensor]]
     """Key and value cache by layer type."""

@@ -231,7 +231,7 @@ def _engine_config(loaded: LoadedModel) -> EngineConfig:
 
 
 def _write_texts(engine: Engine, tokenizer: Tokenizer | None) -> _Texts:
-    """Generates the texts: half greedy, half sampled with different seeds."""
+    """Generates the texts: half of them greedily, the others sampled with different seeds."""
     requests = trial_requests(engine.loaded, tokenizer, _NUM_TEXTS, _NUM_TOKENS, engine.config.max_model_len)
     texts = {request.request_id: list(request.prompt_token_ids) for request in requests}
     for request in requests:

@@ -122,7 +122,7 @@ class ModelDrafter(StagedDrafter):
         return self._grow_from(roots, self._forward([part], None)[:, None], tables, rules)
 
     def _draft(self, rows: DecidedRows, roots: Roots, block_tables: Tensor) -> TokenTree:
-        """Runs decided tokens and roots in one pass: each root follows its sequence's decode, if there is one."""
+        """Runs decided tokens and roots in one pass; if a sequence has a decode, the root follows its tokens."""
         same = roots.slots[:, None] == rows.slots
         decode = same.to(torch.int64).argmax(dim=1)
         num_settled = rows.num_tokens[decode] * same.any(dim=1)
@@ -153,7 +153,7 @@ class ModelDrafter(StagedDrafter):
         return self._forward(parts, wanted)[:, None]
 
     def _rows(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> "_Rows":
-        """A row of tokens for each slot: proposals in order, then decodes without a proposal."""
+        """Builds a row of tokens for each slot: first the proposals in order, then the decodes without a proposal."""
         proposed, decode_of = set(proposals), {slot: index for index, slot in enumerate(decodes)}
         slots = proposals + [slot for slot in decodes if slot not in proposed]
         # For a slot without a decode the index is 0, the first decode's row; none of that row's tokens is counted for

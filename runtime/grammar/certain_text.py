@@ -24,7 +24,7 @@ class CertainWalk(NamedTuple):
 
     token_ids: list[int]
     goes_on: bool
-    """Whether the walk stopped at a limit, with more forced text ahead."""
+    """Whether the walk stopped at a limit although the grammar forces more text."""
 
 
 def only_text(mask: np.ndarray, table: Vocabulary) -> int | None:

@@ -1,4 +1,4 @@
-"""Adds the tokens that a grammar forces to draft trees, as chains beside the drafter's nodes or alone."""
+"""Adds the tokens that a grammar forces to draft trees, as chains beside the drafter's nodes or by themselves."""
 
 import torch
 from torch.nn.functional import pad
@@ -31,7 +31,7 @@ def with_certain(plan: SchedulerOutput, trees: TokenTree | None, shape: Speculat
 def add_certain(
     plan: SchedulerOutput, trees: TokenTree | None, shape: SpeculationConfig, device: torch.device
 ) -> TokenTree | None:
-    """Adds chains of forced tokens to trees of a fixed width, on any device; returns None if there are no trees."""
+    """Adds chains of forced tokens to trees of fixed width, on any device; returns None if `trees` is None."""
     if trees is None:
         return None
     chains = _chains(plan, shape.max_path - 1)
@@ -72,7 +72,7 @@ def _begins_otherwise(trees: TokenTree, row: int, chain: list[int], seq: Sequenc
 
 
 def _add_chain(trees: TokenTree, row: int, chain: list[int], *, chains_only: bool) -> None:
-    """Adds a path to a tree in place; if there is no room, the tree's last nodes are removed.
+    """Adds a path to a tree in place; if the tree lacks room for the path, its last nodes are removed.
 
     Args:
         chains_only: whether trees must not branch.

@@ -28,7 +28,7 @@ operands.
 _MAX_REASON = 300
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
 _SOURCE = re.compile(r"(?m)^(at )?\d+\(\d+\): |^ *\d+ \|.*\n?|^ *\^\n?")
-"""Source positions and excerpts of generated Lark in llguidance's error messages."""
+"""Source positions and excerpts of the generated Lark in llguidance's error messages, which users did not write."""
 
 
 class Grammars:
@@ -69,7 +69,7 @@ class Grammars:
 
 
 def grammars(tokenizer: "Tokenizer | None", vocab_size: int, eos_token_ids: frozenset[int]) -> Grammars | None:
-    """Compiler for a model; None without a tokenizer."""
+    """Returns the compiler of grammars for a model; None without a tokenizer."""
     return None if tokenizer is None else Grammars(tokenizer, vocab_size, eos_token_ids)
 
 

@@ -40,7 +40,7 @@ class Other(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Rule of a grammar, by name."""
+    """Reference to a rule of a grammar, by the rule's name."""
 
     name: str
 
@@ -70,24 +70,24 @@ NOTHING = Regex('""')
 
 
 def text(value: str) -> Regex:
-    """Form of exactly this text."""
+    """Form that matches exactly this text."""
     return Regex(json.dumps(value))
 
 
 def pattern(expression: str) -> Regex:
-    """Form of texts that match a whole regular expression."""
+    """Form of the texts that match a regular expression as a whole."""
     from llguidance import regex_to_lark
 
     return Regex(f"/{regex_to_lark(rust_pattern(expression), '')}/")
 
 
 def without(marks: Sequence[str]) -> Regex:
-    """Text that contains none of the marks."""
+    """Form of texts that contain none of the marks."""
     return Regex(f"({_ANY} & ~({_ANY} {_one_of(marks)} {_ANY}))") if marks else Regex(_ANY)
 
 
 def until(mark: str, others: Sequence[str] = ()) -> Regex:
-    """Text up to and including a mark; the text contains no other mark."""
+    """Form of texts up to and including a mark, which contain no mark before it."""
     return Regex(f"({_ANY} {json.dumps(mark)} & ~({_ANY} {_one_of([mark, *others])} /(?s:.+)/))")
 
 
@@ -96,14 +96,14 @@ def _one_of(marks: Sequence[str]) -> str:
 
 
 def json_of(schema: Any) -> Other:
-    """JSON that matches a schema."""
+    """Form of JSON texts that match a schema."""
     schema = {} if schema is True else {"not": {}} if schema is False else schema
     options = {"x-guidance": _JSON_OPTIONS}
     return Other(f"%json {json.dumps({**schema, **options}, allow_nan=False)}")
 
 
 def renamed(form: Form, prefix: str) -> Form:
-    """The form with a prefix before the names of its rules."""
+    """The form, with a prefix in front of the names of its rules."""
     match form:
         case Rule(name):
             return Rule(prefix + name)
@@ -123,7 +123,7 @@ def optional(form: Form) -> Times:
 
 
 def lark_of(form: Form, rules: Mapping[str, Form] | None = None) -> str:
-    """Lark of a form that refers to the given rules."""
+    """Lark source of a form; the form may refer to the given rules."""
     return _Writer(rules or {}).write(form)
 
 

@@ -47,7 +47,7 @@ class RequestGrammar(NamedTuple):
     spec: GrammarSpec
 
     def matcher(self) -> "LLMatcher":
-        """New matcher for one text."""
+        """Returns a new matcher for one text."""
         return self.compiled.deep_copy()
 
     def masker(self, token_ids: Sequence[int]) -> "GrammarMasker":
@@ -56,7 +56,7 @@ class RequestGrammar(NamedTuple):
 
 
 class _Tree(NamedTuple):
-    """Tree of the latest `fill`, and its masks."""
+    """The tree of the latest `fill`, and the masks of its nodes."""
 
     token_ids: np.ndarray
     parents: np.ndarray
@@ -266,7 +266,7 @@ class GrammarMasker:
         return found
 
     def _leave_drafts(self) -> None:
-        """Stops following drafts, because a limit was hit."""
+        """Stops computing masks for drafts of this request, because a limit was hit."""
         self._num_late = self._num_slow = MOST_SLOW
 
     def _spend(self, seconds: float) -> None:
@@ -312,7 +312,7 @@ class _Walk:
 
 
 def fill_row(matcher: "LLMatcher", masks: np.ndarray, row: int) -> None:
-    """Writes the allowed next tokens into a row of masks, int32 [_, num_words]."""
+    """Writes the allowed next tokens into one row of masks, int32 [_, num_words]."""
     target = masks[row]
     matcher.unsafe_compute_mask_ptr(target.ctypes.data, target.nbytes)
 

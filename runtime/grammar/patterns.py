@@ -20,7 +20,7 @@ _NARROW = {
     "W": f"[^{_WORDS}]",
     "S": f"[^{_BLANKS}]",
 }
-"""Characters that belong to a class in both dialects."""
+"""Characters that belong to the class of an escape, such as digits, in both dialects."""
 _WIDE = {
     "d": r"\p{Nd}",
     "w": _WORDS,
@@ -29,7 +29,9 @@ _WIDE = {
     "W": "[^0-9A-Za-z_]",
     "S": r"[^\t\n\x{0B}\x{0C}\r\x20]",
 }
-"""Characters that belong to a class in at least one dialect; a negated class excludes all of them."""
+"""Characters that belong to the class of an escape in at least one dialect; a negated class must exclude all of
+them.
+"""
 
 
 def rust_pattern(pattern: str) -> str:
@@ -104,7 +106,7 @@ def _class(pattern: str, place: int, is_negated: bool) -> tuple[str, int]:
 
 
 def _atom(pattern: str, place: int, sets: dict[str, str]) -> tuple[str, bool, int]:
-    """Translation of one character or set in a class, whether it is a set, and the place behind it."""
+    """Translation of one character or escape in a class, whether it stands for a set, and the place behind it."""
     found = _IN_CLASS.match(pattern, place)
     escaped, plain = found.groups()
     if plain is not None:

@@ -1,4 +1,4 @@
-"""Prepares JSON schemas for llguidance: every keyword is either enforced or refused with its name and place."""
+"""Prepares JSON schemas for llguidance: every keyword is enforced, or an error names it and its place."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def enforced(schema: Any, field: str) -> Any:
             part, place = pending.pop()
             if not isinstance(part, dict) or id(part) in seen:
                 continue
-            seen[id(part)] = part  # keeps the part alive, so that its id stays unique
+            seen[id(part)] = part  # the reference keeps the part alive, so that its id stays unique
             try:
                 _check(part)
                 pending += [
@@ -89,7 +89,7 @@ def _target(reference: Any, root: Any) -> Any:
 
 
 def _below(part: Schema) -> Iterator[tuple[str, Any]]:
-    """Schemas directly below a schema, by keyword and name."""
+    """Schemas directly below a schema, each with its keyword and name."""
     for keyword in _NAMED:
         if isinstance(part.get(keyword), dict):
             yield from ((f"{keyword}/{name}", below) for name, below in part[keyword].items())

@@ -185,7 +185,7 @@ class StructuralTag:
 
 
 def _from_triggers(tag: Format) -> Format:
-    """Converts the older kind of tag (`structures` and `triggers`) to a part."""
+    """Converts a tag of the older kind, with `structures` and `triggers`, to a part of the newer kind."""
     tags = [
         {"type": "tag", "begin": one["begin"], "content": {"type": "json_schema", "json_schema": one["schema"]}}
         | {"end": one["end"]}

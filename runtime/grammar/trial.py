@@ -39,13 +39,13 @@ class GrammarTrial:
 
     def __init__(self, grammars: Grammars, cpu_s: int = MOST_CPU_S, memory_bytes: int = MOST_BYTES) -> None:
         self.grammars = grammars
-        """The engine's compiler."""
+        """The compiler of the engine's grammars."""
         self._limits = cpu_s, memory_bytes
         self._known: OrderedDict[GrammarSpec, Verdict] = OrderedDict()
         """Verdicts on the grammars that were checked latest."""
         self._lock = threading.Lock()
         self.process: subprocess.Popen | None = None
-        """Worker process that compiles."""
+        """Worker process that compiles; None before it starts."""
         self._control: socket.socket | None = None
         self._closed = False
 

@@ -39,7 +39,7 @@ class Vocabulary(NamedTuple):
 
     @property
     def never(self) -> list[int]:
-        """Tokens that no text contains."""
+        """Ids of the tokens that no text of an answer contains: special tokens and tokens that end a text."""
         return sorted({*self.special.values(), *self.stop_token_ids})
 
 
@@ -93,7 +93,7 @@ def vocabulary(
 
 
 def _has_byte_letters(backend: "BackendTokenizer") -> bool:
-    """Whether a vocabulary writes bytes as letters, as GPT-2's does."""
+    """Whether the vocabulary's tokens have a letter for each byte, as GPT-2's have."""
     return '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
 
 

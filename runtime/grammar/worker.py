@@ -36,7 +36,7 @@ _ROOT = np.zeros(1, np.int64), np.full(1, -1, np.int64)
 
 
 def main() -> None:
-    """Forks for each socket that arrives, until the other end of the control socket is closed."""
+    """Forks a process for each socket that arrives, until the other end of the control socket is closed."""
     control = socket.socket(fileno=int(sys.argv[1]))
     cpu_s, memory_bytes = int(sys.argv[2]), int(sys.argv[3])
     tokens = vocabulary(*pickle.load(sys.stdin.buffer), lambda text: [])
@@ -80,7 +80,7 @@ def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: in
 
 
 def limit(cpu_s: int, memory_bytes: int) -> None:
-    """Limits the CPU time, wall time and additional memory of this process, which the kernel enforces."""
+    """Sets limits, enforced by the kernel, of this process's CPU time, wall time and additional memory."""
     signal.setitimer(signal.ITIMER_REAL, MOST_WALL_S)
     with open("/proc/self/statm") as sizes:
         own_bytes = int(sizes.read().split()[0]) * resource.getpagesize()

@@ -13,17 +13,20 @@ import torch
 from torch import Tensor, nn
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(query [..., T, Hq, D], key [..., T, Hkv, D], value [..., T, Hkv, D]) -> [..., T, Hq, D]; RoPE is already applied."""
+"""Function (query [..., T, Hq, D], key [..., T, Hkv, D], value [..., T, Hkv, D]) -> [..., T, Hq, D].
+
+RoPE is already applied to queries and keys.
+"""
 
 Rotary = tuple[Tensor, Tensor]
-"""Cosines and signed sines [..., T, 1, D] of the RoPE angles at some positions."""
+"""Cosines and signed sines [..., T, 1, D] of the RoPE angles at the positions of T tokens."""
 
 
 class Continuations(NamedTuple):
     """Candidate tokens after the nodes of a level, for heads that return more or less than full-vocabulary logits."""
 
     logits: Tensor
-    """[num_reqs, width or 1, num_candidates]; 1 if the logits are the same for all nodes."""
+    """[num_reqs, width or 1, num_candidates]; the second size is 1 if the logits are the same for all nodes."""
     token_ids: Tensor | None = None
     """int64 [num_reqs, num_candidates]: target ids of the candidates; None if the candidates are the draft
     vocabulary."""
@@ -124,7 +127,7 @@ class DraftHead(nn.Module, ABC):
         """Rotary factors of positions int64 [..., T], for `forward`."""
 
     def rotary_in_grids(self, axes: Tensor) -> Rotary:
-        """Rotary factors of positions on three axes, int64 [3, ..., T]; heads with one axis use the first, time."""
+        """Rotary factors of positions on three axes, int64 [3, ..., T]; a head with one axis uses the time axis, 0."""
         return self.rotary(axes[0])
 
     def turned(self, rotated: Tensor) -> Rotary:

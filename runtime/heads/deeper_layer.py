@@ -9,7 +9,7 @@ from wingbeat.runtime.heads.rotary import rotate
 
 
 class DeeperLayer(nn.Module):
-    """A decoder layer after the first; its only input is the residual stream, normalised."""
+    """A decoder layer after the first; its only input is the residual stream, which the layer normalises."""
 
     def __init__(self, config: DecoderHeadConfig) -> None:
         super().__init__()

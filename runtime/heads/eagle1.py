@@ -15,7 +15,7 @@ from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
 
 @dataclass(frozen=True)
 class Eagle1HeadConfig(DecoderHeadConfig):
-    """Config of an EAGLE-1 head: as wide as its target, over the whole vocabulary, with one tap after the final norm.
+    """Config of an EAGLE-1 head: as wide as its target, with the whole vocabulary, and one tap after the final norm.
 
     Raises:
         ValueError: see `DecoderHeadConfig`; also a width, vocabulary or number of taps that EAGLE-1 does not allow.
@@ -65,7 +65,7 @@ class Eagle1Head(DecoderHead):
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """The predicted hidden states; see `DraftHead.forward`. The layer's input is not normalised."""
+        """Returns the predicted hidden states; see `DraftHead.forward`. The layer's input is not normalised."""
         # Under autocast `fc` returns bfloat16; the conversion keeps the residual stream in the features' precision.
         joined = self.fc(torch.cat([self.embed(token_ids), features], dim=-1)).to(features.dtype)
         return self._layer(joined, joined, rotary, attend, rows)

@@ -98,7 +98,7 @@ class EagleHead(DecoderHead):
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """The layer's output before the final norm; see `DraftHead.forward`."""
+        """Returns the layer's output before the final norm; see `DraftHead.forward`."""
         table = self.embed_tokens.weight
         if not token_ids.is_floating_point() and _is_one_launch(features, table) and not torch.is_grad_enabled():
             weights = (self.input_layernorm.weight, self.hidden_norm.weight)

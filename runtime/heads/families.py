@@ -22,9 +22,9 @@ class Sign(NamedTuple):
 
     family: str
     architectures: tuple[str, ...] = ()
-    """Substrings of a name in `architectures`, lower case."""
+    """Substrings, in lower case, of a name in the config field `architectures`."""
     speculators: tuple[str, ...] = ()
-    """Values of `speculators_model_type`."""
+    """Values of the config field `speculators_model_type`."""
     tensors: tuple[str, ...] = ()
     """Substrings of a tensor name."""
     config: Callable[[Mapping[str, Any]], bool] = lambda raw: False

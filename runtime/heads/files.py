@@ -34,7 +34,7 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class UnsafeCheckpointError(CheckpointError):
-    """A pickle contains code besides weights."""
+    """A pickle contains code in addition to weights."""
 
 
 def find_folder(path: str | Path) -> Path:
@@ -173,7 +173,7 @@ def torch_tensors(file: Path, others: bool = False) -> dict[str, Tensor]:
 
     Args:
         file: the file.
-        others: skip values that are not tensors.
+        others: whether to skip values that are not tensors; False raises CheckpointError for such values.
 
     Raises:
         DamagedCheckpointError: the file is truncated.

@@ -38,7 +38,9 @@ class DecoderHeadConfig:
     head_dim: int
     target_hidden_size: int
     tap_layers: tuple[int, ...]
-    """Layers of the target whose *input* is tapped, ascending; num_layers means the output of the final norm."""
+    """Numbers of the layers of the target whose *input* is tapped, ascending; num_layers means the output of the
+    final norm.
+    """
     vocab_size: int
     draft_vocab_size: int
     rms_norm_eps: float = 1e-6
@@ -89,7 +91,7 @@ class DecoderHeadConfig:
 
     @property
     def kv_numbers(self) -> int:
-        """Number of values in the KV cache per token."""
+        """Number of values that the KV cache holds per token."""
         return 2 * self.num_key_value_heads * self.head_dim
 
 
@@ -97,7 +99,7 @@ def check_attention(config: Any) -> None:
     """Check the attention sizes of a head's config.
 
     Raises:
-        ValueError: the message names the field.
+        ValueError: a size is not supported; the message names the field.
     """
     for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
         if getattr(config, name) < 1:
@@ -183,7 +185,7 @@ class DecoderHead(DraftHead):
         return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
 
     def _layer(self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
-        """Attention over inputs [..., T, attention_width], then the MLP, each added to the residual [..., T, H]."""
+        """Runs attention over inputs [..., T, attention_width], then the MLP; adds each to the residual [..., T, H]."""
         if getattr(attend, "in_fused_steps", False) and not torch.is_grad_enabled():
             return self._fused_layer(inputs, residual, rotary, attend, rows)
         heads = self.config.num_attention_heads
@@ -199,7 +201,7 @@ class DecoderHead(DraftHead):
         return self._behind_attention(residual, attend(query, key, value))
 
     def _behind_attention(self, residual: Tensor, mixed: Tensor) -> Tensor:
-        """Residual [..., T, H] and attention output [..., T, heads, value_dim] -> the layer's output [..., T, H]."""
+        """Residual [..., T, H] and attention output [..., T, heads, value_dim] -> output [..., T, H] of the layer."""
         hidden = residual + self.o_proj(mixed.flatten(-2))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         return hidden + self.down_proj(functional.silu(gate) * up)
@@ -207,7 +209,7 @@ class DecoderHead(DraftHead):
     def _fused_layer(
         self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None
     ) -> Tensor:
-        """`_layer` by the fused kernels of `wingbeat.kernels.layer`, with their rounding."""
+        """Does what `_layer` does, by the fused kernels of `wingbeat.kernels.layer` and with their rounding."""
         qkv = self.qkv_proj(inputs).unflatten(-1, (self._qkv_heads, self.head_dim))
         mixed = self.o_proj(attend.fused(qkv, rotary, norm_weights(self), rows).flatten(-2))
         residual = residual if rows is None else residual[rows]
@@ -262,7 +264,7 @@ class HeadNorm(nn.RMSNorm):
     """RMS norm that uses a fused kernel on GPUs when no gradients are needed."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> [..., size]"""
+        """Normalises [..., size] along the last dimension."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(x)
         return rms_norm(x, self.weight, self.eps)

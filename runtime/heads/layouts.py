@@ -1,4 +1,5 @@
-"""The checkpoint layouts of the tools that train heads: tensor names, recognition, and refusal of other families.
+"""The checkpoint layouts of the tools that train heads: tensor names, recognition of a layout, and errors for other
+families.
 
 A layout is recognised by its tensors first, and by its config if two tools use the same names.
 """
@@ -20,12 +21,12 @@ class UnsupportedCheckpointError(CheckpointError):
 
 
 class Family(StrEnum):
-    """Mathematics of a head."""
+    """The mathematics by which a head computes."""
 
     EAGLE1 = "EAGLE-1"
     """EAGLE-1 heads; EAGLE-2 drafts its trees with the same weights."""
     EAGLE3 = "EAGLE-3"
-    """Includes EAGLE-3.1, which differs only in norms."""
+    """EAGLE-3 heads, including EAGLE-3.1, which differs only in norms."""
 
 
 class Theta(StrEnum):
@@ -89,7 +90,7 @@ def recognise(raw: Mapping[str, Any], names: Iterable[str]) -> Layout:
     """The layout of a checkpoint, from its config and tensor names.
 
     Raises:
-        UnsupportedCheckpointError: a known family that is not supported.
+        UnsupportedCheckpointError: the checkpoint is of a known family that is not supported.
         CheckpointError: the tensors are not those of a head.
     """
     names = tuple(names)

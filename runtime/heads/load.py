@@ -54,7 +54,7 @@ class HeadCheckpoint:
     folder: Path
     layout: Layout
     raw: Mapping[str, Any]
-    """config.json"""
+    """Fields of config.json."""
     shapes: Mapping[str, tuple[int, ...]]
 
     def conventions(self, num_layers: int, target_hidden_size: int) -> tuple[HeadConvention, ...]:
@@ -88,7 +88,7 @@ def read_checkpoint(path: str | Path) -> HeadCheckpoint:
 
     Raises:
         CheckpointError: the folder is unreadable, or holds no head.
-        UnsupportedCheckpointError: a known family that is not supported.
+        UnsupportedCheckpointError: the head is of a known family that is not supported.
     """
     folder = find_folder(path)
     raw = read_config(folder)
@@ -108,7 +108,7 @@ def is_head_folder(path: str | Path) -> bool:
 
 
 def head_conventions(path: str | Path, target: TargetDescription, num_drafted: int = 1) -> tuple[HeadConvention, ...]:
-    """Conventions that a head's files allow, most likely first; a single one if nothing is ambiguous.
+    """Conventions that a head's files allow, most likely first; a single convention if nothing is ambiguous.
 
     Args:
         path: folder or hub name.
@@ -137,11 +137,11 @@ def load_eagle_head(
         path: folder or hub name.
         target: lends its embedding (not copied) if the file has no embedding, and its lm_head if the file has no
             lm_head and the head drafts every token.
-        dtype, device: of the loaded weights.
+        dtype, device: dtype and device of the loaded weights.
         convention: one of `head_conventions`; None means the first.
 
     Raises:
-        CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
+        CheckpointError: the family or the config is not supported, or a tensor is missing, unexpected or mis-shaped.
     """
     checkpoint = read_checkpoint(path)
     with checkpoint.says_whose(Sizes(target.hidden_size, target.vocab_size, target.num_layers)):

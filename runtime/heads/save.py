@@ -52,7 +52,7 @@ def save_eagle_head(
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], raw: dict[str, Any]) -> None:
-    """Write model.safetensors and config.json, each atomically."""
+    """Write model.safetensors and config.json; each file is written atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     writers: dict[str, Callable[[Path], object]] = {
@@ -89,7 +89,7 @@ def check_turning(config: DecoderHeadConfig) -> None:
     """Refuse a head whose elements were permuted when it was loaded.
 
     Raises:
-        ValueError: names the field.
+        ValueError: the head was permuted; the message names the config field.
     """
     for field in ("rotary_dim", "rope_interleaved"):
         if getattr(config, field):
@@ -116,7 +116,7 @@ def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[st
 
 
 def token_map(token_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
-    """The tensors d2t and t2d of a file whose head drafts target ids int64 [draft_vocab_size]."""
+    """The tensors d2t and t2d of a checkpoint whose head drafts the target ids int64 [draft_vocab_size]."""
     token_ids = token_ids.cpu()
     return {
         "d2t": token_ids - torch.arange(len(token_ids)),

@@ -19,7 +19,7 @@ from wingbeat.runtime.tensor_files import read_fields, tensor_files, text_fields
 
 logger = logging.getLogger(__name__)
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
-"""Suffixes of tensor names in checkpoints."""
+"""Suffixes of the names of embedding and output matrix in checkpoints."""
 Lender = Callable[[str], Tensor | None]
 """Maps the suffix of a tensor's name to that weight of the verifier running on the drafter's device; the weight is
 read-only. Returns None if the verifier does not lend the weight.
@@ -39,7 +39,7 @@ class TargetDescription:
     num_layers: int
     vocab_size: int
     lender: Lender | None = None
-    """Lends the verifier's weights, which each drafter would otherwise copy from the files."""
+    """Function that lends the verifier's weights, which the drafter would otherwise load from the files again."""
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, lender: Lender | None = None) -> "TargetDescription":
@@ -47,11 +47,11 @@ class TargetDescription:
 
         Args:
             path: folder or name, as accepted by `checkpoint_folder`.
-            lender: see `lender`.
+            lender: see the field `lender`.
 
         Raises:
             FileNotFoundError: the folder has no config.json.
-            ModelCheckpointError: as `checkpoint_folder` and `read_config`.
+            ModelCheckpointError: as for `checkpoint_folder` and `read_config`.
         """
         folder = checkpoint_folder(path)
         if not (folder / "config.json").is_file():

@@ -40,7 +40,7 @@ class _SequenceChains(NamedTuple):
     chains: slice
     """Range of the sequence's chains among all followed chains."""
     future: Tensor
-    """bool [chains, rows]: True at positions after a chain's start."""
+    """bool [chains, rows]: True for positions after the start of the row's chain."""
 
 
 class ChainAttention:

@@ -30,7 +30,7 @@ class LatentEagleConfig(EagleHeadConfig):
     """
 
     query_rank: int | None = None
-    """Width to which queries are compressed; None means no compression."""
+    """Width to which queries are compressed; None means that queries are not compressed."""
     kv_rank: int = 512
     """Width to which keys and values are compressed."""
     rope_dim: int = 64

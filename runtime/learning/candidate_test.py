@@ -77,13 +77,13 @@ class CandidateTest:
 
     @property
     def done(self) -> bool:
-        """Whether no request is waiting to be drafted for."""
+        """Whether there are no more requests for which the heads must draft."""
         return not self._waiting
 
     def renew(self) -> None:
         """Takes requests recorded since the last call.
 
-        Groups anew once there are twice as many texts as were grouped.
+        Forms the groups again once there are twice as many texts as at the last grouping.
         """
         self._take()
         if len(self._waiting) + len(self._seen) >= 2 * max(self._groups.num_texts, 1):
@@ -99,7 +99,7 @@ class CandidateTest:
             self._waiting.extendleft(_Request(reader, sequence) for sequence in range(reader.num_sequences))
 
     def see_next(self) -> None:
-        """Drafts for the next waiting request with both heads and adds the outcome to the test."""
+        """Drafts for the next waiting request with both heads, and adds the result to the test."""
         reader, sequence = self._waiting.popleft()
         record, columns = reader.record(sequence), tap_columns(reader, self._candidate.tap_layers)
         new, old = (

@@ -54,7 +54,7 @@ class Verdict(StrEnum):
 
 
 class Bets:
-    """Evidence that the mean of observations in [-1, 1] is above 0, as the log of the gambler's capital."""
+    """Evidence that the mean of observations in [-1, 1] is above 0: the logarithm of the gambler's capital."""
 
     def __init__(self) -> None:
         self.log_capital = 0.0
@@ -84,7 +84,7 @@ class PairedTest:
         self._better, self._worse = Bets(), Bets()
 
     def see(self, new: float, old: float) -> None:
-        """Adds a held-out request, with the tokens per round of candidate and served head."""
+        """Adds a held-out request with the tokens per round of the candidate (`new`) and of the served head (`old`)."""
         value = (1 / old - (1 + self._margin) / new) / self._range
         self._better.see(value)
         self._worse.see(-value)
@@ -145,7 +145,7 @@ class Gate:
             sums[2] += old.tokens[bucket] / old.rounds[bucket]
 
     def lengths(self) -> dict[int, Lengths]:
-        """Average tokens per round, by bucket."""
+        """Mean tokens per round of both heads, by bucket of context length."""
         return {bucket: Lengths(new / n, old / n, int(n)) for bucket, (n, new, old) in sorted(self._buckets.items())}
 
     @property

@@ -21,7 +21,7 @@ class Accepted(NamedTuple):
     drafted: int = 0
     accepted: int = 0
     squares: int = 0
-    """Sum of the squares of the accepted tokens per round."""
+    """Sum, over all rounds, of the square of the number of accepted tokens."""
 
     @property
     def length(self) -> float:

@@ -62,7 +62,8 @@ class HeadFollower:
                     if is_own and self.look():
                         self._wait()
             self._note_taken()
-        except (LedgerError, OSError) as error:  # such as a full disk; the drafter continues and tries again
+        # for example because the disk is full; the drafter continues, and the next poll tries again
+        except (LedgerError, OSError) as error:
             logger.error("the ledger of heads cannot be written: %s", error)
 
     def look(self) -> bool:

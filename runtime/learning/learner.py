@@ -64,7 +64,7 @@ class Learner:
         self.state = "waiting for rounds"
 
     def run(self) -> None:
-        """Learns until the process ends."""
+        """Runs the learner until the process ends."""
         self.resume()
         while True:
             time.sleep(self.turn())
@@ -76,7 +76,7 @@ class Learner:
         """
         try:
             base = self.trainer.resume()
-        except Exception as error:  # any exception: the file's content is arbitrary
+        except Exception as error:  # any exception, because the content of the file is arbitrary
             logger.error("the checkpoint of the learner cannot be read: %s", error)
             base = None
         if base is not None and self._goes_on_from(base, self.ledger.read()):
@@ -229,7 +229,7 @@ class Learner:
         self._test = None
 
     def _say(self, kept: dict[str, int]) -> None:
-        """Writes the learner's status file."""
+        """Writes the learner's figures to its status file."""
         state, held, source = self.trainer.state, self.trainer.held, self.trainer.source
         gate = None if self._test is None else self._test.gate
         figures = {

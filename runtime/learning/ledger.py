@@ -8,11 +8,14 @@ LONGEST_WAY = 16
 """Maximum number of versions to which roll-backs can lead."""
 
 State = Literal["configured", "waiting", "promoted", "rejected", "rolled_back", "refused"]
-"""State of a version. refused: its files cannot be served; rejected: it was measured and not found better."""
+"""State of a version.
+
+`refused` means that its files cannot be served; `rejected` means that it was measured and not found better.
+"""
 
 
 class LedgerError(ValueError):
-    """A request to a ledger failed; the message is one line with the reason."""
+    """An operation on a ledger failed; the message is one line with the reason."""
 
 
 class HeadVersion(BaseModel):

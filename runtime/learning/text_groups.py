@@ -21,7 +21,7 @@ def histogram(token_ids: Tensor) -> Tensor:
     """Square roots of the shares of tokens; the dot product of two histograms is the similarity of their texts, 0 to 1.
 
     Args:
-        token_ids: [num_tokens]
+        token_ids: int [num_tokens], the tokens of a text.
 
     Returns:
         [WIDTH], of norm 1.
@@ -43,7 +43,7 @@ class TextGroups:
         generator = torch.Generator().manual_seed(0)
         found = [self._clustered(histograms, count, generator) for _ in range(_RESTARTS if count > 1 else 1)]
         self._centres = max(found, key=lambda centres: float((histograms @ centres.T).amax(1).sum()))
-        """[num_centres, WIDTH]"""
+        """Centres of the groups, [num_centres, WIDTH]."""
         sizes = torch.bincount((histograms @ self._centres.T).argmax(1), minlength=count).tolist()
         least = min(max(LEAST_TEXTS, LEAST_SHARE * self.num_texts), max(sizes))
         judged = [centre for centre, size in enumerate(sizes) if size >= least]

@@ -97,7 +97,8 @@ class OnlineTrainer:
         try:
             own = self.state.load(path, self.config, _CPU)
             self.pace, self._average, base = own["pace"], own["average"], own["base"]
-        except Exception:  # any exception: a checkpoint of another program version is dropped with its progress
+        # any exception: a checkpoint that another version of the program wrote is dropped with its progress
+        except Exception:
             path.unlink(missing_ok=True)
             raise
         return base

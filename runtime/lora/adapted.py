@@ -47,7 +47,7 @@ class ModelAdapters(AdapterPlaces):
         layers: the decoder layers; only these may have adapters.
         max_loras: number of adapters held at once.
         max_rank: maximum rank of an adapter.
-        inner: linear layers that do not process rows of several sequences at once.
+        inner: linear layers that process the rows of one sequence at a time; they cannot have adapters.
 
     Raises:
         AdapterError: the model has no linear layer that adapters could act on.
@@ -165,7 +165,7 @@ class AdaptedLinear(nn.Module):
     _adapters: _Adapters | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        """Computes [..., in] -> [..., out]."""
+        """Maps inputs [..., in] to outputs [..., out]."""
         out = super().forward(input)
         if self._adapters is None:
             return out

@@ -63,7 +63,7 @@ class AdapterPlaces(ModelPart, ABC):
         """Checks an adapter and returns it under the name that requests use.
 
         Raises:
-            AdapterError: this model cannot serve the adapter; one line with the reason.
+            AdapterError: this model cannot serve the adapter; the message is one line with the reason.
         """
         read_adapter(folder, self.linears, self.max_rank)
         return Variant(name, str(folder), adapter_digest(folder))

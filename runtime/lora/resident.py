@@ -13,12 +13,12 @@ from wingbeat.runtime.scheduling.request import Request, Variant
 
 @dataclass
 class _Resident:
-    """An adapter in its slot."""
+    """An adapter that is in a slot, and its users."""
 
     adapter_id: int
     num_users: int = 0
     unwanted: bool = False
-    """Whether to drop the adapter once no sequence uses it."""
+    """Whether to drop the adapter when no sequence uses it any more."""
 
 
 class ResidentAdapters:
@@ -63,7 +63,7 @@ class ResidentAdapters:
         return held.adapter_id
 
     def has_place(self, adapter: Variant) -> bool:
-        """Whether `acquire` would find a slot."""
+        """Whether `acquire` would return a slot for this adapter."""
         return bool(self._free) or adapter.digest in self._held or any(not one.num_users for one in self._held.values())
 
     def release(self, adapter: Variant) -> None:

@@ -26,7 +26,7 @@ class MediaFeatures(NamedTuple):
     """Features of an image or sound for the language model."""
 
     embeddings: Tensor
-    """[length, hidden_size], which replace the placeholder tokens' embeddings."""
+    """Embeddings [length, hidden_size] that replace those of the placeholder tokens."""
     deep: tuple[Tensor, ...] = ()
     """For each layer from the first on, features [length, hidden_size] that are added to the layer's output
     (DeepStack).
@@ -34,7 +34,7 @@ class MediaFeatures(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes."""
+        """Size of all features in bytes."""
         return sum(part.nbytes for part in (self.embeddings, *self.deep))
 
 

@@ -18,7 +18,9 @@ class MediaFamily:
     """Models that accept one kind of media in the same way."""
 
     inputs: tuple[str, ...]
-    """Names of the encoder's inputs, concatenated along the first dimension to encode several media at once."""
+    """Names of the encoder's inputs; to encode several media at once, inputs are concatenated along the first
+    dimension.
+    """
     num_tokens: Callable[[Any, Mapping[str, np.ndarray]], int]
     """Function (config, arrays of one medium) -> number of the medium's placeholder tokens."""
     example: Callable[[Any, int, int], dict[str, np.ndarray]]

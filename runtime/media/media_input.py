@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, np.ndarray]
 else:
-    Arrays = dict[str, Any]  # command-line help works without numpy
+    Arrays = dict[str, Any]  # numpy is not imported, so that command-line help works without it
 
 IMAGE, AUDIO = "image", "audio"
-"""Kinds of media."""
+"""Names of the kinds of media."""
 ARE = {IMAGE: "images are", AUDIO: "audio is"}
 """For each kind, the words with which error messages begin."""
 SERVED = "served"
@@ -29,7 +29,7 @@ class MediaInput(NamedTuple):
     length: int
     """Number of placeholder tokens."""
     digest: bytes
-    """16 bytes, hash of the arrays."""
+    """Hash of the arrays, 16 bytes."""
     arrays: Arrays
     """Arrays by the encoder's input names: pixels and their grid, or a spectrogram and its mask."""
     grid: tuple[int, int] | None = None
@@ -48,7 +48,7 @@ class MediaInput(NamedTuple):
         kind: str = IMAGE,
         whole: bool = False,
     ) -> "MediaInput":
-        """Builds an input with the digest of its arrays."""
+        """Builds an input and computes the digest of its arrays."""
         import numpy as np
 
         held = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}

@@ -87,7 +87,7 @@ class MediaProcessor(ABC):
 
 
 class ImageProcessor(MediaProcessor):
-    """Image processor; needs only Pillow."""
+    """Processor of images; its only additional requirement is Pillow."""
 
     def read(self, decoded: Any) -> ReadMedia:
         """Processes an RGB Pillow image; see `MediaProcessor.read`."""

@@ -32,9 +32,9 @@ class MediaRows(NamedTuple):
     """Rows of a flattened batch whose embeddings are replaced by media features."""
 
     rows: Tensor
-    """int64 [num_media_rows]"""
+    """Indices of the rows in the batch, int64 [num_media_rows]."""
     embeddings: Tensor
-    """[num_media_rows, hidden_size]"""
+    """Embeddings of these rows, [num_media_rows, hidden_size]."""
     deep: tuple[Tensor, ...] = ()
     """`MediaFeatures.deep` of these rows."""
 

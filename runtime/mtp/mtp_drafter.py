@@ -77,7 +77,7 @@ class MtpDrafter(StagedDrafter):
         self._hidden = grown(self._hidden, (num_rows, self.taps_size), self.dtype, self.device)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Runs every module over the chunks, in shapes that depend on the data."""
+        """Runs every module over the chunks; tensor shapes depend on the data, so this is not captured."""
         spans: list[_Span] = []
         chunks, tokens, given = self.pool.chunks(batch), batch.chunk_next_token_ids, batch.chunk_inputs
         rotated = batch.chunk_rotations([chunk.positions for chunk in chunks])
@@ -164,7 +164,7 @@ class _Span(NamedTuple):
     counted: Tensor
     """bool [num_reqs, width]: True for valid columns, False for padding."""
     tables: Tensor
-    """int64 [num_reqs, num_table_blocks]"""
+    """Block tables of the sequences, int64 [num_reqs, num_table_blocks]."""
     last: tuple[Tensor, Tensor]
     """Slots and last valid columns, int64 [num_reqs] each."""
 

@@ -72,7 +72,7 @@ class MtpModule(nn.Module):
         return self.norm(out[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Output [..., hidden_size] of `forward` -> logits [..., vocab_size]."""
+        """Maps the output [..., hidden_size] of `forward` to logits [..., vocab_size]."""
         return F.linear(hidden, self.head)
 
 
@@ -118,7 +118,7 @@ class MtpModules(nn.Module):
             index: index of the module.
             rows: the batch; tokens may be embeddings [1, num_tokens, hidden_size], and positions [3, 1, num_tokens] by
                 axis.
-            hidden: [num_tokens, hidden_size].
+            hidden: [num_tokens, hidden_size], the input h' of each row.
         """
         rotary = self.rotary(hidden[None], rows.positions)
         positions = rows.positions.flatten(0, -2)[0]

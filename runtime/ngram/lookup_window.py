@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class LookupWindow(NamedTuple):
-    """Minimum and maximum length in tokens of the suffix that must have occurred before; the longest match is used."""
+    """Minimum and maximum length in tokens of the suffix that must have occurred earlier in the sequence."""
 
     shortest: int = 2
     longest: int = 4

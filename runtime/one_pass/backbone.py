@@ -29,16 +29,16 @@ class KeyValue(NamedTuple):
     """Keys and values of some positions in one layer."""
 
     key: Tensor
-    """[..., num_key_value_heads, head_dim], RoPE applied."""
+    """Keys [..., num_key_value_heads, head_dim], with RoPE applied."""
     value: Tensor
-    """[..., num_key_value_heads, head_dim]"""
+    """Values [..., num_key_value_heads, head_dim]."""
 
 
 class KeyProjection(NamedTuple):
-    """A layer's key and value projection, a slice of the head's joint projection."""
+    """A layer's key and value projection, which is a slice of the projection of all layers."""
 
     weight: Tensor
-    """[2 * num_key_value_heads * head_dim, H]"""
+    """Weights [2 * num_key_value_heads * head_dim, H]."""
     bias: Tensor | None
     norm: Tensor | None
     """[head_dim]: weight of the key norm; None if keys are not normalised."""
@@ -101,7 +101,7 @@ class StreamNorm(HeadNorm):
     """Norm of a residual stream, whose dtype may be wider than the dtype of the weights."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> [..., size] in the dtype of the weight."""
+        """Normalises [..., size]; the result has the dtype of the weight."""
         if x.dtype == self.weight.dtype:
             return super().forward(x)
         normed = functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
@@ -211,7 +211,7 @@ class Backbone(nn.Module):
         Args:
             anchors: int64 [num_reqs]: the last committed tokens.
             rotary: rotary factors of the slots' positions [num_reqs, block_size], the anchor's first.
-            attends: one callable per layer.
+            attends: attention functions, one per layer.
         """
         hidden = self.run_stream(self._embedded(anchors), rotary, attends)
         return hidden[:, self.config.first_slot :].contiguous()
@@ -238,7 +238,7 @@ class Backbone(nn.Module):
 
     @property
     def mask_vector(self) -> Tensor:
-        """[H]: the input of a masked slot."""
+        """The input vector [H] of a masked slot."""
         own = self.mask_embedding
         return self.embed_tokens.weight[self.config.mask_token_id] if own is None else own
 

@@ -18,16 +18,16 @@ class Slots(StrEnum):
     """Defines which position a slot of the block predicts."""
 
     FILL_IN = "fill-in"
-    """The token at the slot's own position; the anchor's slot predicts nothing."""
+    """A slot predicts the token at its own position; the anchor's slot predicts nothing."""
     SHIFT = "shift"
-    """The token after the slot's position; the anchor's slot predicts the first token."""
+    """A slot predicts the token after its position; the anchor's slot predicts the first token."""
 
 
 class LayerMask(NamedTuple):
     """Defines which keys the slots see in one layer."""
 
     causal: bool = False
-    """Whether slots see only slots to their left; every slot sees the context."""
+    """Whether a slot sees only slots to its left; every slot sees the whole context inside the window."""
     window: int | None = None
     """Window in tokens: a slot does not see keys that are at least this far before it; None means no window."""
 

@@ -22,7 +22,7 @@ class GroupedConvolution(nn.Module):
         self.kernel_projection = nn.Linear(hidden_size, num_dynamic, bias=False)
 
     def kernels(self, inputs: Tensor) -> Tensor:
-        """Normalised inputs [num_reqs, num_slots, H] of a sublayer -> kernels [num_reqs, num_slots, 2, taps, H]."""
+        """Computes kernels [num_reqs, num_slots, 2, taps, H] from normalised inputs [num_reqs, num_slots, H]."""
         dynamic = self.kernel_projection(inputs).unflatten(-1, self.shape)
         return self.base_kernel + dynamic.repeat_interleave(self.base_kernel.shape[2] // self.shape[2], dim=-1)
 

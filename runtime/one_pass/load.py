@@ -64,7 +64,7 @@ class OnePassCheckpoint:
     folder: Path
     family: OnePassFamily
     raw: Mapping[str, Any]
-    """config.json"""
+    """Fields of config.json."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shapes of the tensors by canonical name."""
 
@@ -113,7 +113,7 @@ def load_one_pass_head(
     """Load a DFlash-based head in evaluation mode.
 
     Raises:
-        CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
+        CheckpointError: the family or the config is not supported, or a tensor is missing, unexpected or mis-shaped.
     """
     config = checkpoint.config(target.hidden_size, target.num_layers)
     tensors = checkpoint.canonical(read_tensors(checkpoint.folder))

@@ -86,7 +86,7 @@ def load_parallel_head(
     """Load a P-EAGLE head in evaluation mode.
 
     Raises:
-        CheckpointError: a bad config, or a missing, unexpected or mis-shaped tensor.
+        CheckpointError: the config is not supported, or a tensor is missing, unexpected or mis-shaped.
     """
     tensors = checkpoint.canonical(read_tensors(checkpoint.folder))
     config, layout, convention = read_parallel_config(checkpoint, target.hidden_size, target.num_layers)

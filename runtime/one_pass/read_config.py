@@ -1,6 +1,6 @@
 """Builds the canonical config of a one-pass head from a checkpoint's config and shapes.
 
-Config and shapes must agree; an unreadable field is refused by name.
+Config and shapes must agree; if a field cannot be read, the error names the field.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def read_one_pass_config(
     """The canonical config of a head.
 
     Args:
-        raw: config.json
+        raw: fields of config.json.
         family: family of the head.
         shapes: shapes of the head's tensors by canonical name.
         target_hidden_size, target_num_layers: sizes of the verifier.

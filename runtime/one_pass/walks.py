@@ -37,7 +37,7 @@ class Walk(ABC):
 
 
 def grow_along(growth: Growth, roots: Roots, walk: Walk, rules: Rules = ()) -> TokenTree:
-    """Grow one tree per root along a walk over slots that one pass computed for all levels."""
+    """Grow one tree per root along a walk; one pass computed the slots for all levels."""
 
     def expand(level: Level) -> Continuations:
         return walk.step(level.depth, level.token_ids, level.parents)

@@ -77,7 +77,7 @@ def main() -> None:
         told = {"text": text} if len(text) <= MOST_CHARS else {"problem": _LIMITS}
     except MemoryError:
         told = {"problem": _LIMITS}
-    except Exception as error:  # a template can raise anything, depending on what clients send
+    except Exception as error:  # a template is sent by a client and can raise any exception
         told = {"problem": f"refuses the messages: {error}"[:1000]}
     sys.stdout.buffer.write(json.dumps(told).encode())
 

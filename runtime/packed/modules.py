@@ -34,7 +34,7 @@ class ExpertMatrices(NamedTuple):
     down_bias: Tensor | None
 
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size of the weights in bytes."""
         return self.gated.nbytes() + self.down.nbytes()
 
     def to(self, device: torch.device) -> "ExpertMatrices":
@@ -177,7 +177,8 @@ class JoinedProduct:
 
 
 def _as_one(linears: list[nn.Linear]) -> tuple[PackedMatrix | Callable[[Tensor], Tensor], Tensor | None]:
-    """Joins linear layers of equal layout into one weight and bias; a layer that is not packed becomes a function.
+    """Joins linear layers of equal layout into one weight and one bias; for a layer that is not packed, returns a
+    function.
 
     The joined layers' own weights become views of the result.
     """

@@ -19,11 +19,11 @@ class Blocks(NamedTuple):
     size: int
     """Bytes per block."""
     read: Callable[[Tensor], GroupedWeight]
-    """Function uint8 [columns, blocks, size] -> weight."""
+    """Function (blocks uint8 [columns, blocks, size]) -> weight."""
 
 
 def _halves(blocks: Tensor, begin: int) -> Tensor:
-    """float16 [columns, blocks] stored at byte `begin` of each block."""
+    """float16 [columns, blocks]: the number stored at byte `begin` of each block."""
     return _part(blocks, begin, begin + 2).view(torch.float16).flatten(1)
 
 
@@ -144,7 +144,7 @@ FORMS = {
 
 
 def grouped_rows(data: np.ndarray, tensor: GgufTensor) -> GroupedWeight:
-    """Rows of a matrix in one of the formats `FORMS`.
+    """Reads rows of a matrix in one of the formats of `FORMS`.
 
     Args:
         data: uint8 [columns, bytes of a row]

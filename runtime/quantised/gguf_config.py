@@ -187,7 +187,8 @@ def config_of(file: GgufFile, name: str) -> dict[str, Any]:
         name: name of the file, for errors.
 
     Raises:
-        ModelCheckpointError: the architecture, or a field of it, is not supported; the message names it.
+        ModelCheckpointError: the architecture or one of its fields is not supported; the message names the architecture
+            or the field.
     """
     architecture = file.fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -210,7 +211,7 @@ def fields_of(file: GgufFile, name: str, own: Collection[str]) -> tuple[dict[str
         own: fields that only this architecture may have.
 
     Raises:
-        ModelCheckpointError: a field is missing or unknown; the message names it.
+        ModelCheckpointError: a field is missing or unknown; the message names the field.
     """
     prefix = f"{file.fields.get('general.architecture')}."
     fields = {key.removeprefix(prefix): value for key, value in file.fields.items() if key.startswith(prefix)}
@@ -226,7 +227,7 @@ def fields_of(file: GgufFile, name: str, own: Collection[str]) -> tuple[dict[str
 def _config(known: _Architecture, head: Contents, file: GgufFile) -> dict[str, Any]:
     fields = head.fields
     for key in fields.keys() - {"rope.scaling.type", *_WITHOUT_EFFECT}:
-        if type(fields[key]) not in (int, float):  # a list would give a size per layer
+        if type(fields[key]) not in (int, float):  # a list would mean a different size for each layer
             raise ValueError(f"{key} is {fields[key]!r}, not a number")
     config: dict[str, Any] = {own: fields[key] for key, own in _SIZES.items() if key in fields}
     config |= {own: fields[key] for key, own in known.fields.items() if key in fields}
@@ -251,7 +252,7 @@ def _config(known: _Architecture, head: Contents, file: GgufFile) -> dict[str, A
 
 
 def angles_of(head: Contents) -> dict[str, Any]:
-    """`rope_parameters`: base and scaling."""
+    """The config's `rope_parameters`: base and scaling."""
     fields = head.fields
     angles = {"rope_theta": fields.get("rope.freq_base", 10_000.0), "rope_type": "default"}
     if fields.get("rope.dimension_count", head.head_dim()) != head.head_dim():

@@ -50,7 +50,8 @@ def experts_of(file: Path, shell: "PreTrainedModel", tensors: Mapping[str, GgufT
     found = GgufExperts({}, {}, set())
     for name, module in shell.named_modules():
         layer = _LAYER.match(name)
-        if layer is None or not hasattr(module, "is_concatenated"):  # an attribute of transformers' expert modules
+        # `is_concatenated` is an attribute of transformers' expert modules
+        if layer is None or not hasattr(module, "is_concatenated"):
             continue
         own = partial(_tensors, file, tensors, f"blk.{layer[1]}.ffn")
         weights, biases = own("weight"), {}
@@ -85,7 +86,7 @@ def _count(weight: GgufTensor) -> int:
 
 
 def _bias(bias: GgufTensor, weight: GgufTensor) -> Tensor:
-    """float32 [num_experts, columns]"""
+    """Bias of all experts, float32 [num_experts, columns]."""
     if tuple(bias.shape) != tuple(weight.shape[1:]):
         raise _misshaped(bias, str(list(reversed(weight.shape[1:]))))
     return _floats(bias.data, bias)

@@ -102,8 +102,8 @@ def read_gguf(file: Path) -> GgufFile:
     """Metadata and tensors of a file; for the first part of a split model, the tensors of all parts.
 
     Raises:
-        ModelCheckpointError: the file is truncated or damaged, or a part is missing; one line that names file and
-            tensor.
+        ModelCheckpointError: the file is truncated or damaged, or a part is missing; the message is one line that names
+            file and tensor.
     """
     first = _read_part(file)
     if first.fields.get("split.count", 1) in (0, 1):

@@ -42,7 +42,7 @@ def folder_of(source: Path) -> Path | None:
     """The generated folder of a GGUF file in this machine's cache, created on demand; None for other sources.
 
     Raises:
-        ModelCheckpointError: the file is damaged or not supported; one line that names file and reason.
+        ModelCheckpointError: the file is damaged or not supported; the message is one line with file and reason.
     """
     file = gguf_in(source)
     if file is None:
@@ -89,7 +89,7 @@ def check_readable(file: Path) -> None:
     """Refuse a path that is not a readable GGUF file.
 
     Raises:
-        ModelCheckpointError: one line that says what to do.
+        ModelCheckpointError: the file is missing or cannot be read; the message is one line with what to do.
     """
     if (problem := gguf_problem(file)) is not None:
         raise ModelCheckpointError(problem)

@@ -52,7 +52,7 @@ def head_fields(file: GgufFile, name: str) -> dict[str, Any]:
         name: name of the file, for errors.
 
     Raises:
-        ModelCheckpointError: a field is missing or not supported; the message names it.
+        ModelCheckpointError: a field is missing or not supported; the message names the field.
     """
     fields, sizes = fields_of(file, name, _OWN)
     tensors = {tensor.name: tensor for tensor in file.tensors}

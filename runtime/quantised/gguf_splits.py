@@ -14,9 +14,9 @@ class Splits(NamedTuple):
     is_composed: bool = False
     """Whether texts are normalised to Unicode NFC."""
     keeps_words: bool = False
-    """Whether a piece that is itself a token bypasses the merges."""
+    """Whether a piece that is itself a token stays whole instead of being merged from its bytes."""
     begins: bool = False
-    """Whether the BOS token is prepended to texts if the file does not state it."""
+    """Whether texts begin with the BOS token if the file does not state it."""
 
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

@@ -53,7 +53,8 @@ def check_packing(settings: Mapping[str, Any]) -> None:
     """Refuse a packing that is not supported.
 
     Raises:
-        ModelCheckpointError: names the field of `quantization_config` and its value.
+        ModelCheckpointError: the packing is not supported; the message names the field of `quantization_config` and its
+            value.
     """
     method, num_bits = settings["quant_method"], _bits(settings)
     widths, layouts = ((4,), ("gemm",)) if method == "awq" else ((2, 4, 8), ("gptq", "gptq_v2"))

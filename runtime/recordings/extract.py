@@ -64,7 +64,8 @@ def extract(config: ExtractConfig) -> ExtractResult:
         ValueError: model, text and settings do not fit each other, or the folder holds another recording.
     """
     folder = config.model_folder()
-    TargetDescription.from_checkpoint(folder)  # raises early if the model cannot be read, before texts are encoded
+    # raises an error early, before texts are encoded, if the model cannot be read
+    TargetDescription.from_checkpoint(folder)
     source = _source(config, folder)
     engine = _engine(config, folder)
     loaded = engine.loaded
@@ -160,7 +161,7 @@ class _Extraction:
             start = self.source.start(self.begun)
             prompt = start.token_ids[: self.engine.config.max_model_len - 1].tolist()
             params = SamplingParams(
-                # The last token of a text has no row of taps, so one more token is generated and left out.
+                # The last token of a text has no row of taps, so one token more is generated and then dropped.
                 max_tokens=min(start.length + 1, self.engine.config.max_model_len) - len(prompt),
                 temperature=start.temperature,
                 seed=start.seed,

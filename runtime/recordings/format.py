@@ -31,7 +31,7 @@ class Record(NamedTuple):
     """Recorded sequence, on the CPU."""
 
     token_ids: Tensor
-    """int32 [num_tokens]"""
+    """Tokens of the sequence, int32 [num_tokens]."""
     taps: Tensor
     """[num_tokens, taps_size]: row i holds the taps from the verifier's pass over token i."""
     loss_mask: Tensor
@@ -39,7 +39,7 @@ class Record(NamedTuple):
     position: int = 0
     """Position of the first token in its text; above 0 if the beginning was not recorded."""
     top_ids: Tensor | None = None
-    """int32 [num_tokens, top_k]: the verifier's most likely next tokens at row i, best first; None without top_k."""
+    """int32 [num_tokens, top_k]: the verifier's most likely next tokens at row i, best first; None if `top_k` is 0."""
     top_logits: Tensor | None = None
     """[num_tokens, top_k]: logits of `top_ids`."""
     logsumexp: Tensor | None = None
@@ -47,7 +47,7 @@ class Record(NamedTuple):
     probabilities.
     """
     adapter: str = ""
-    """LoRA adapter of the verifier, as `name@digest`; empty for none."""
+    """LoRA adapter of the verifier, as `name@digest`; empty if no adapter was used."""
 
 
 class ShardInfo(BaseModel):
@@ -111,17 +111,17 @@ class RecordingIndex(BaseModel):
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in all shards."""
+        """Number of sequences in all shards."""
         return sum(shard.num_sequences for shard in self.shards)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in all shards."""
+        """Number of tokens in all shards."""
         return sum(shard.num_tokens for shard in self.shards)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards."""
+        """Total size of all shards in bytes."""
         return sum(shard.num_bytes for shard in self.shards)
 
 

@@ -27,7 +27,7 @@ class FrozenVerifier:
     """Causal LM in evaluation mode whose hidden states are tapped.
 
     Args:
-        tap_layers: as for `LayerTaps`.
+        tap_layers: see `LayerTaps`.
 
     Raises:
         ValueError: the checkpoint cannot be loaded, a tap names a layer the model lacks, or the layers cannot be found.
@@ -88,7 +88,7 @@ class FrozenVerifier:
             )
             if sampled:
                 noise = torch.rand(logits.shape, generator=generator).to(logits.device)
-                # Gumbel-max: adding T * Gumbel noise and taking the maximum samples from softmax(logits / T).
+                # Gumbel-max trick: the maximum of logits + T * Gumbel noise is a sample from softmax(logits / T).
                 logits = logits - scale * (-noise.clamp_min(1e-20).log()).log()
             new = logits.argmax(-1, keepdim=True)
             rows.append(new)

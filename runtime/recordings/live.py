@@ -29,9 +29,9 @@ class FinishedSequence(NamedTuple):
     taps: list[Tensor]
     """Pieces [n, taps_size] of the taps, in order of position."""
     position: int
-    """Position of the first row."""
+    """Position in the text of the first row."""
     prompt: list[int]
-    """Tokens of the text before the answer, including those before `position`."""
+    """Tokens of the prompt, including tokens before `position`."""
     num_bytes: int
     adapter: str = ""
     """See `Record.adapter`."""
@@ -102,16 +102,16 @@ class _RoundCopy(NamedTuple):
     flight: RoundInFlight
     decode_rows: list[int]
     decodes: _Copy | None
-    """[num_decode_rows, path, taps_size]"""
+    """Rows of the decodes, [num_decode_rows, path, taps_size]."""
     chunks: list[tuple[int, _Copy]]
-    """(index of the chunk, [length, taps_size])"""
+    """For each recorded chunk, its index and its rows [length, taps_size]."""
 
 
 class LiveRecording(RoundObserver):
     """Observer of an engine's rounds that records a share of the requests; all calls come from the engine's thread.
 
     Args:
-        share: share of the requests to record, 0..1; selected by request id alone.
+        share: share of the requests to record, 0..1; the request id alone determines whether a request is recorded.
         taps_size: number of leading columns of the rounds' taps that are recorded.
         dtype: data type of the recorded taps.
         min_tokens: minimum length; shorter sequences are not recorded.

@@ -39,10 +39,10 @@ class RecordingStats:
     """Counts of the requests that were sampled for recording."""
 
     num_sequences: int = 0
-    """Sequences in shards."""
+    """Number of sequences written to shards."""
     num_tokens: int = 0
     num_dropped: int = 0
-    """Sequences dropped for lack of memory, or because the disk was full or failed."""
+    """Number of sequences dropped because memory ran out, or the disk was full or failed."""
     stopped: str | None = None
     """Reason why recording is suspended; None if it is not suspended."""
 
@@ -164,7 +164,7 @@ class LiveWriter:
                 logger.warning("A sequence is not recorded: %s", error)
 
     def _try_to_forget(self) -> None:
-        """Discards recorded sequences, or does so once the disk works again; until then recording stays suspended."""
+        """Discards recorded sequences; if the disk fails, recording stays suspended until a later attempt succeeds."""
         self._forgets = True
         try:
             self._forget()

@@ -27,7 +27,7 @@ class RecordingBatch(NamedTuple):
     """Windows of recorded sequences, on the CPU; windows of shorter sequences are padded with zeros."""
 
     token_ids: Tensor
-    """int64 [batch, length]"""
+    """Tokens of the windows, int64 [batch, length]."""
     taps: Tensor
     """[batch, length, taps_size], in the recording's dtype: row i holds the taps from the verifier's pass over token
     i."""
@@ -41,7 +41,7 @@ class RecordingBatch(NamedTuple):
     """int64 [batch, length, top_k]: the verifier's most likely tokens after token i; None if logits were not
     recorded."""
     target_top_logits: Tensor | None
-    """float32 [batch, length, top_k]"""
+    """Logits of `target_top_ids`, float32 [batch, length, top_k]."""
     logsumexp: Tensor | None
     """float32 [batch, length], over the whole vocabulary: exp(top_logits - logsumexp) are exact probabilities; the
     remaining probability belongs to all other tokens. In padding, top_logits are 0 and logsumexp is infinite, so
@@ -120,12 +120,12 @@ class RecordingReader:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in all shards."""
+        """Number of sequences in all shards."""
         return len(self._lengths)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in all shards."""
+        """Number of tokens in all shards."""
         return int(self._lengths.sum())
 
     def num_windows(self, length: int) -> int:
@@ -225,7 +225,7 @@ class RecordingReader:
         if number not in self._open:
             try:
                 self._open[number] = safe_open(self._files[number], framework="pt")
-            except Exception as error:  # safetensors raises its own exception class, which is no OSError
+            except Exception as error:  # safetensors raises a class of its own, which is not an OSError
                 raise RecordingError(f"{self._files[number]} cannot be read: {error}") from error
         return self._open[number]
 

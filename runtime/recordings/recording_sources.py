@@ -1,4 +1,7 @@
-"""Beginnings of recorded sequences: windows of a corpus, or prompts from a file. Sequence n depends on n alone."""
+"""Beginnings of recorded sequences: windows of a corpus, or prompts from a file.
+
+The beginning of sequence n depends only on n.
+"""
 
 import hashlib
 import json
@@ -26,7 +29,7 @@ class Sampling(NamedTuple):
     greedy_fraction: float
     """Share of the texts that the verifier writes greedily."""
     temperature: float
-    """Temperature of the other texts."""
+    """Temperature of the texts that are not greedy."""
     seed: int
 
 
@@ -34,7 +37,7 @@ class Start(NamedTuple):
     """Beginning of a sequence, and the settings for continuing it."""
 
     token_ids: Tensor
-    """int64 [num_tokens]"""
+    """Tokens of the beginning, int64 [num_tokens]."""
     length: int
     """Maximum number of tokens of the whole sequence; equals `num_tokens` if nothing is to be generated."""
     temperature: float

@@ -57,7 +57,7 @@ class RoundRing:
         """Names of shards whose checksums were verified."""
 
     def new_folder(self, held: bool) -> Path:
-        """Folder for a new shard; names increase with time."""
+        """Returns a folder for a new shard; the names of such folders increase with time."""
         return self.folder / (HELD if held else TRAIN) / f"{int(1e9 * self._clock()):020d}"
 
     @contextmanager

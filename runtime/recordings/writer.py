@@ -57,17 +57,17 @@ class RecordingWriter:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in complete shards."""
+        """Number of sequences in complete shards."""
         return self.index.num_sequences
 
     @property
     def num_pending(self) -> int:
-        """Sequences that are not in a shard yet."""
+        """Number of added sequences that are not in a shard yet."""
         return len(self._records)
 
     @property
     def num_pending_bytes(self) -> int:
-        """Bytes of the tensors of pending sequences."""
+        """Bytes of the tensors of the sequences that are not in a shard yet."""
         return self._pending_tokens * self.index.spec.bytes_per_token
 
     def check_room(self, num_tokens: int, num_sequences: int, used_bytes: int | None = None) -> None:

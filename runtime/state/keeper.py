@@ -90,7 +90,7 @@ class StateKeeper(KeepingFeature):
         """By slot, the length up to which rows are assigned."""
 
     def admit(self, seq: Sequence) -> None:
-        """Sets a slot's state to that of the sequence's cached tokens."""
+        """Sets the state of a sequence's slot to the state after the sequence's cached tokens."""
         slot, length = seq.slot, seq.num_computed
         if length:
             block_hash = self.block_manager.block_hash(seq.blocks[length // self.config.block_size - 1])
@@ -100,7 +100,7 @@ class StateKeeper(KeepingFeature):
         self._reach[slot] = length
 
     def leave(self, slot: int) -> None:
-        """Ends the slot's replay."""
+        """Ends the replay of a slot whose sequence leaves."""
         self._end_replay(slot)
 
     def kept(self, block_id: int) -> dict[str, Tensor]:
@@ -149,7 +149,7 @@ class StateKeeper(KeepingFeature):
         self._kept.capacity = num_rows
 
     def prepare(self, plan: SchedulerOutput) -> None:
-        """Assigns rows to the states that decodes may have to save, and frees the rows of completed replays."""
+        """Assigns pool rows to states that this round's decodes may save, and frees the rows of completed replays."""
         for slot in [slot for slot, replay in self._replays.items() if replay.seq.draft.complete]:
             self._end_replay(slot)
         for seq in plan.decodes:

@@ -57,7 +57,7 @@ class Mixer:
         return self._mix(hidden_states, self.states)
 
     def _mix(self, hidden_states: Tensor, states: RoundStates) -> Tensor | tuple[Tensor, ...]:
-        """Runs a round's rows [1, num_tokens, hidden_size], and advances the states of prompt chunks."""
+        """Runs the mixer over a round's rows [1, num_tokens, hidden_size]; advances the states of prompt chunks."""
         layer, pool, decodes = self.state.layer, states.pool, states.decodes
         rows = [hidden_states[0], *(entry(hidden_states)[0] for entry in self._entries)]
         parts: list[list[Tensor]] = []

@@ -76,7 +76,7 @@ class ModelStates(ModelPart):
 def most_saved(config: EngineConfig, num_blocks: int | None) -> int:
     """Number of states worth saving: one per interval of the blocks, or of four times the tokens of all slots."""
     if not config.enable_prefix_caching:
-        return 1  # for a drafter's replay
+        return 1  # a drafter's replay needs one row
     per_seq = -(-config.max_model_len // config.state_interval)
     most = 1 + 4 * config.max_num_seqs * per_seq
     held = most if num_blocks is None else num_blocks * config.block_size // config.state_interval

@@ -20,7 +20,7 @@ class StatePart(NamedTuple):
     index: int
     """Index of the tensor among the mixer's states of this kind, in transformers' numbering."""
     shape: tuple[int, ...]
-    """Shape for one sequence."""
+    """Shape of the tensor for one sequence."""
     dtype: torch.dtype
 
 
@@ -32,7 +32,7 @@ class LayerState(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes for one sequence."""
+        """Size of one sequence's state in bytes."""
         return sum(math.prod(part.shape) * part.dtype.itemsize for part in self.parts)
 
 
@@ -97,11 +97,11 @@ class StatePool:
                 self._layers[layer][part.recurrent, part.index] = own
 
     def parts(self, layer: int) -> dict[tuple[bool, int], Tensor]:
-        """Returns one layer's state: [num_rows, ...] by (is recurrent, index)."""
+        """Returns one layer's states: tensors [num_rows, ...] by (whether it is recurrent, index)."""
         return self._layers[layer]
 
     def gather(self, layer: int, rows: Tensor) -> StateView:
-        """Returns copies of rows int64 [num_seqs]."""
+        """Returns copies of the states in rows int64 [num_seqs]."""
         return StateView({key: part.index_select(0, rows) for key, part in self._layers[layer].items()})
 
     def store(self, layer: int, rows: Tensor, view: StateView, live: Tensor | None = None) -> None:

@@ -108,9 +108,9 @@ class AcceptedStates(NamedTuple):
     slots: Tensor
     """int64 [num_reqs]: slots of the decodes."""
     num_nodes: int
-    """Width of the trees."""
+    """Number of nodes of each tree, padding included."""
     nodes: Tensor
-    """int64 [num_reqs, longest]: root and accepted nodes, with the last one repeated."""
+    """int64 [num_reqs, longest]: root and accepted nodes; shorter paths repeat the last node."""
     num_tokens: Tensor
     """int64 [num_reqs]: number of accepted tokens among the nodes."""
     saves: tuple[tuple[Tensor, Tensor], ...]

@@ -36,12 +36,12 @@ class SavedStates:
 
     @property
     def num_cached(self) -> int:
-        """Number of prefixes whose states can be found."""
+        """Number of prefixes whose states are saved and can be found."""
         return len(self._cached)
 
     @property
     def num_pinned(self) -> int:
-        """Number of states that are not evicted."""
+        """Number of states that are pinned and cannot be evicted."""
         return len(self._pins)
 
     @property
@@ -70,7 +70,7 @@ class SavedStates:
         return row
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
-        """Makes the pending state of a full, computed block findable under its hash."""
+        """Makes the pending state of a block findable under the block's hash; the block is full and computed."""
         row = self._pending.pop(block_id, None)
         if row is None:
             return

@@ -26,7 +26,7 @@ from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, Ke
 
 _CONVOLUTION = "causal_conv1d_fn"
 _EPSILON = 1e-6
-"""Added to the sum of squares when queries and keys are L2-normalised."""
+"""Value added to the sum of squares when queries and keys are L2-normalised."""
 
 
 class TreeView:
@@ -49,7 +49,7 @@ class TreeView:
         """Returns None, as before the first token, because the recurrence reads the state itself."""
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object) -> Tensor:
-        """Records which convolution comes next; returns the inputs [num_reqs, channels, num_nodes] unchanged."""
+        """Stores which convolution runs next; returns the inputs [num_reqs, channels, num_nodes] unchanged."""
         self._convolved = state_idx
         return conv_states
 
@@ -67,7 +67,7 @@ class TreeView:
     def convolve(
         self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **kwargs: Any
     ) -> Tensor:
-        """Replaces `causal_conv1d_fn`."""
+        """Replaces transformers' `causal_conv1d_fn` in the mixer's forward."""
         part = False, self._convolved
         self.left[part] = (inputs.transpose(1, 2),)
         out = convolve(inputs, self.states[part], self.rows, weight, bias)
@@ -83,7 +83,7 @@ class TreeView:
         use_qk_l2norm_in_kernel: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Replaces `torch_chunk_gated_delta_rule`."""
+        """Replaces transformers' `torch_chunk_gated_delta_rule` in the mixer's forward."""
         epsilon = _EPSILON if use_qk_l2norm_in_kernel else None
         out, added = delta_rule(query, key, value, g, beta, self.states[True, 0], self.rows, epsilon)
         self.left[True, 0] = added
@@ -103,7 +103,7 @@ class TreeView:
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Replaces `mamba2_chunk_scan`."""
+        """Replaces transformers' `mamba2_chunk_scan` in the mixer's forward."""
         steps = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
         steps = (F.softplus(steps) if dt_softplus else steps).clamp(*dt_limit)
         out, added = selective_scan(hidden_states, steps, A, B, C, self.states[True, 0], self.rows)

@@ -57,7 +57,7 @@ def _levels(context_length: int, factor: float) -> int:
 
 
 class _Match(NamedTuple):
-    """Position at which a draft starts."""
+    """Automaton and cursor from which a draft continues."""
 
     automaton: SuffixAutomaton
     cursor: Cursor
@@ -65,7 +65,7 @@ class _Match(NamedTuple):
 
 @dataclass
 class KnownText:
-    """The known part of a sequence's text."""
+    """The part of a sequence's text that the automata contain so far."""
 
     epoch: int
     shared_from: int
@@ -98,7 +98,7 @@ class _SharedTexts:
         self.generation = self.num_requests = 0
 
     def extend(self, request: KnownText, token_id: int) -> None:
-        """Append a token to a request's output."""
+        """Append a token of a request's output to the shared texts."""
         if not self.max_tokens:
             return
         is_new, most = request.counted_in != self.generation, self._max_requests
@@ -112,7 +112,7 @@ class _SharedTexts:
         self._append(request, token_id)
 
     def places(self, request: KnownText) -> list[_Match]:
-        """Positions in both automata at which a request's text ends."""
+        """Cursors at the end of a request's text, in the two shared automata."""
         if not self.max_tokens:
             return []
         self._join(request)

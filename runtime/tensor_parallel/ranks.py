@@ -28,7 +28,9 @@ _PROBLEM_BYTES = 512
 
 
 class Ranks:
-    """Membership of this process in the group. All ranks are on one node and communicate over the loopback interface.
+    """Membership of this process in the group of ranks.
+
+    All ranks are on one node and communicate over the loopback interface.
 
     Args:
         rank: number of this rank; rank 0 leads.

@@ -104,7 +104,7 @@ def pack(message: RoundMessage) -> tuple[bytes, Tensor]:
     """Splits a message into its pickled form and the bytes of its tensors.
 
     Returns:
-        The form, and uint8 [n] on the tensors' device; on the host if there are none.
+        The pickled form, and the bytes uint8 [n] on the tensors' device, or on the host if there are no tensors.
     """
     file = io.BytesIO()
     packer = _Packer(file)

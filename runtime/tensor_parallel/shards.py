@@ -77,7 +77,7 @@ class Shards:
                 self._places[name] = tuple(weight.shape), place.dim
 
     def shape(self, name: str, own: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the whole weight."""
+        """Shape of a whole weight; `own` is the shape of this rank's part, returned if the weight is not divided."""
         return self._places[name][0] if name in self._places else own
 
     def part(self, name: str, value: Tensor) -> Tensor:
@@ -101,14 +101,14 @@ def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> Shards:
         for key, weight in module.named_parameters(recurse=False):
             if isinstance(weight, DTensor):
                 shards.add(f"{name}.{key}", weight, rule)
-                if id(weight) not in plain:  # tied weights stay tied
+                if id(weight) not in plain:  # tied weights share one parameter again
                     plain[id(weight)] = weight, nn.Parameter(weight.to_local(), requires_grad=False)
                 module._parameters[key] = plain[id(weight)][1]
         if rule is None:
             continue
         if rule not in _RULES:
             raise UnsupportedModelError(f"{name} is divided by the rule {rule!r}, which is not supported")
-        vars(module).pop("forward", None)  # transformers' wrapper around the class's forward
+        vars(module).pop("forward", None)  # removes transformers' wrapper around the class's forward
         _RULES[rule](module, ranks)
     return shards
 

@@ -32,7 +32,7 @@ _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_n
 
 
 class _GraphPass(NamedTuple):
-    """Inputs of the attention function besides q, k and v."""
+    """Inputs of the attention function in addition to q, k and v."""
 
     ops: GraphOps
     start: Tensor
@@ -54,7 +54,8 @@ class BaseGraph(nn.Module):
         visual: vision encoder of a model that takes images.
 
     Raises:
-        UnsupportedModelError: the model has a feature that this backend does not support; one line that names it.
+        UnsupportedModelError: the model has a feature that this backend does not support; the message is one line that
+            names the feature.
     """
 
     def __init__(
@@ -153,7 +154,8 @@ def check_exportable(loaded: LoadedModel) -> None:
     """Refuse models that the graphs would compute wrongly.
 
     Raises:
-        UnsupportedModelError: one line that names the feature.
+        UnsupportedModelError: the model has a feature that graphs do not support; the message is one line that names
+            it.
     """
     if loaded.keeps_states:
         raise UnsupportedModelError(

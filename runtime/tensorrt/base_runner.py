@@ -23,13 +23,13 @@ class BasePass(NamedTuple):
     starts: list[int]
     """Cache position of the first input row of each sequence."""
     token_ids: Tensor
-    """int64 [num_seqs, num_rows]"""
+    """Tokens of the rows, int64 [num_seqs, num_rows]."""
     positions: Tensor
     """int64 [num_seqs, num_rows], logical positions; or [num_seqs, 3, num_rows], RoPE positions on three axes."""
     selected: Tensor
     """int64 [num_seqs, num_selected]: rows whose logits are computed."""
     masks: dict[int, Tensor]
-    """bool [num_seqs, num_rows, capacity] by sliding window in tokens: the keys that each row sees."""
+    """By sliding window in tokens, a mask of the keys that each row sees: bool [num_seqs, num_rows, capacity]."""
     more: Mapping[str, Tensor] = MappingProxyType({})
     """Inputs of a runtime part, see `MoreInputs.of_pass`."""
     shown: tuple[Tensor, ...] = ()
@@ -41,9 +41,9 @@ class BaseOutput(NamedTuple):
     """Outputs of a pass."""
 
     logits: Tensor
-    """[num_seqs, num_selected, vocab_size]"""
+    """Logits of the selected rows, [num_seqs, num_selected, vocab_size]."""
     hidden: Tensor | None
-    """[num_seqs, num_rows, taps_size]; None if the graph has no taps."""
+    """Taps of all rows, [num_seqs, num_rows, taps_size]; None if the graph has no taps."""
 
 
 class BaseRunner:
@@ -83,7 +83,7 @@ class BaseRunner:
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device, fixed)
 
     def capture(self, num_nodes: int | None) -> bool:
-        """Capture plain decoding and verification of trees of `num_nodes` nodes; False if a stage has to run eagerly.
+        """Capture plain decoding, and verification of trees of `num_nodes` nodes; False if a stage must run eagerly.
 
         Args:
             num_nodes: None if there are no trees.

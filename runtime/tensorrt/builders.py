@@ -30,7 +30,7 @@ class EngineBuilder(NamedTuple):
     """An installed builder."""
 
     name: str
-    """A member of BUILDERS."""
+    """Name of the builder, one of BUILDERS."""
     module: ModuleType
     version: str
 
@@ -115,7 +115,7 @@ def find_builder(name: str = "auto") -> EngineBuilder:
         name: "auto" or one of BUILDERS.
 
     Raises:
-        BuildError: no such builder is installed; one line that says what to install.
+        BuildError: no such builder is installed; the message is one line with what to install.
     """
     finders = {"tensorrt": _tensorrt, "tensorrt-rtx": _tensorrt_rtx}
     for kind in BUILDERS if name == "auto" else (name,):

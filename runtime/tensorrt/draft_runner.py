@@ -23,9 +23,9 @@ class DraftOutput(NamedTuple):
     """Outputs of a stage."""
 
     logits: Tensor
-    """[num_seqs, draft_vocab_size]; for a proposal [num_seqs, top_k, draft_vocab_size]"""
+    """Logits [num_seqs, draft_vocab_size]; for a proposal [num_seqs, top_k, draft_vocab_size]."""
     hidden: Tensor
-    """[num_seqs, hidden_size]; for a proposal [num_seqs, top_k, hidden_size]"""
+    """Hidden states [num_seqs, hidden_size]; for a proposal [num_seqs, top_k, hidden_size]."""
 
 
 class KnownPairs(NamedTuple):
@@ -40,7 +40,7 @@ class KnownPairs(NamedTuple):
     token_ids: Tensor
     """int64 [num_seqs, num_padded]: tokens, each one position after its hidden state."""
     base_hidden: Tensor
-    """[num_seqs, num_padded, base_model_hidden_size]"""
+    """Hidden states from the verifier, [num_seqs, num_padded, base_model_hidden_size]."""
     rotated: Tensor | None = None
     """int64 [num_seqs, num_padded], or [num_seqs, 3, num_padded] by axis: RoPE positions; None means the pairs'
     positions."""
@@ -63,13 +63,13 @@ class DraftedTree(NamedTuple):
     starts: list[int]
     """Number of committed pairs of each sequence."""
     token_ids: Tensor
-    """int64 [num_seqs, num_padded]"""
+    """Tokens of the nodes, int64 [num_seqs, num_padded]."""
     draft_hidden: Tensor
     """[num_seqs, num_padded, draft_model_hidden_size]: hidden state of each node's parent."""
     depths: Tensor
-    """int64 [num_padded], 0 for children of the root."""
+    """Depths of the nodes, int64 [num_padded]; 0 for children of the root."""
     visible: Tensor
-    """bool [num_seqs, num_padded, num_padded]: nodes that each node sees, including itself."""
+    """bool [num_seqs, num_padded, num_padded]: which nodes each node sees, itself included."""
     deltas: Tensor | None = None
     """int64 [num_seqs]: see `Roots.position_deltas`."""
 
@@ -160,7 +160,7 @@ class DraftRunner:
         Raises:
             WrongInputError: inputs differ in batch size, or the positions before them were not committed; the message
                 names the value.
-            CapacityExceededError: a sequence has no room.
+            CapacityExceededError: a sequence's KV row is too short for the pairs.
         """
         return self._commit(EngineStage.ACCEPT, pairs)
 

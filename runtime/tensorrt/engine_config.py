@@ -22,7 +22,7 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
 class EngineDirectoryError(ValueError):
-    """An engine directory cannot be used; one line that names the file and the field."""
+    """An engine directory cannot be used; the message is one line that names the file and the field."""
 
 
 class GraphConfig(BaseModel):
@@ -49,7 +49,7 @@ class GraphConfig(BaseModel):
     builder: str | None = None
     """Library that built the .engine file; None if there is only the ONNX file."""
     compute_capabilities: tuple[str, ...] = ()
-    """Compute capabilities of the GPUs that the .engine file is for."""
+    """Compute capabilities of the GPUs that can run the .engine file."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -112,9 +112,11 @@ class DraftMedia(NamedTuple):
     """Image inputs of a draft head's graph; by default none."""
 
     num_axes: int = 0
-    """Number of RoPE axes of the head's pairs: 3 if the head uses image rows and columns, else 0."""
+    """Number of RoPE axes of the head's pairs: 3 if the head uses rows and columns of images, else 0."""
     width: int = 0
-    """Width of the image embeddings that the head reads instead of token embeddings; 0 if it reads none."""
+    """Width of the image embeddings that the head reads in place of token embeddings; 0 if it reads no image
+    embeddings.
+    """
 
 
 PartConfig = create_model(
@@ -138,7 +140,7 @@ class BaseEngineConfig(PartConfig):
     has_draft_model: bool
     is_vlm: bool = False
     visual: EngineVisual | None = None
-    """Set if `is_vlm`."""
+    """The vision encoder; must be set if `is_vlm` is true, and only then."""
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:
@@ -157,7 +159,7 @@ class BaseEngineConfig(PartConfig):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Distinct sliding windows of the layers in tokens; 0 means none."""
+        """Distinct sliding windows of the layers in tokens; 0 stands for layers without a window."""
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers}))
 
     @property

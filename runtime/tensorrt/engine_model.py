@@ -97,7 +97,7 @@ class EngineModel:
         for picked, output in outputs:
             if picked.into:
                 logits[picked.into] = output.logits.flatten(0, 1)[picked.rows]
-        # Segments are concatenated in order.
+        # The segments have the order of the batch's rows, so their outputs can be concatenated.
         taps = [output.hidden.flatten(0, 1) for _, output in outputs] if self.taps_size else None
         return ModelOutput(logits, None if taps is None else torch.cat(taps))
 
@@ -177,11 +177,11 @@ class _Picked(NamedTuple):
     """Rows of a segment whose logits are computed."""
 
     selected: Tensor
-    """int64 [num_reqs, n]"""
+    """Indices of the rows within each request, int64 [num_reqs, n]."""
     rows: list[int]
     """Indices into the flattened output of the pass."""
     into: list[int]
-    """Rows of the batch's logits to write."""
+    """Indices of the rows of the batch's logits to which the outputs are written."""
 
 
 def _picked(segment: Segment, wanted: list[int] | None) -> _Picked:

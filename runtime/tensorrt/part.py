@@ -1,4 +1,4 @@
-"""Registers engine directories as replacement for a pair's weights; imports their code on use."""
+"""Registers engine directories, which replace the weights of a pair; imports their code on use."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
 """Interface that runs an exported graph: tensors bound by name, one context per stage, enqueued on a stream.
 
-Independent of trees and sequences.
+The interface does not depend on trees or sequences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,17 @@ class EngineStage(StrEnum):
     """Purpose of a pass; each stage is one optimization profile of its graph."""
 
     PREFILL = "prefill"
-    """Prompt tokens, in the verifier or the drafter."""
+    """Prompt tokens, in the verifier's or the drafter's graph."""
     VERIFY = "verify"
-    """Token trees."""
+    """Token trees in the verifier's graph."""
     PLAIN = "plain"
-    """A single token per sequence."""
+    """A single token per sequence in the verifier's graph."""
     PROPOSAL = "proposal"
-    """The tree drafted so far."""
+    """The tree drafted so far, in the drafter's graph."""
     ACCEPT = "accept"
-    """Accepted tokens with the verifier's hidden states."""
+    """Accepted tokens with the verifier's hidden states, in the drafter's graph."""
     ENCODE = "encode"
-    """An image."""
+    """An image in the vision encoder's graph."""
 
 
 BASE_STAGES = (EngineStage.PREFILL, EngineStage.VERIFY, EngineStage.PLAIN)
@@ -38,7 +38,7 @@ class EngineError(RuntimeError):
 
 
 class EngineLoadError(ValueError):
-    """An engine or its graph cannot be loaded here; one line that says what to change."""
+    """An engine or its graph cannot be loaded here; the message is one line with what to change."""
 
 
 class TensorSpec(NamedTuple):
@@ -46,7 +46,7 @@ class TensorSpec(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int | str, ...]
-    """Free dimensions are names, or -1 if the name is unknown."""
+    """Sizes of the dimensions; a free dimension is a name, or -1 if its name is unknown."""
 
     def takes(self, shape: Sequence[int | str]) -> bool:
         """Whether `shape` has as many dimensions, and the same size in each dimension that is fixed in both shapes."""
@@ -86,7 +86,7 @@ class EngineSession(Protocol):
 
 
 class WrongInputError(ValueError):
-    """A tensor does not match the graph's input; the message names it."""
+    """A tensor does not match the graph's input; the message names the tensor."""
 
 
 def check_tensors(session: EngineSession, tensors: Mapping[str, Tensor]) -> None:

@@ -35,7 +35,7 @@ class RowRange(NamedTuple):
     rows: list[int]
     """Rows with a sequence of the pass, ascending."""
     indices: list[int]
-    """Index in the pass of each of these sequences."""
+    """For each of these rows, the index of its sequence in the pass."""
 
     def is_pass(self, num_seqs: int) -> bool:
         """Whether the range consists of all sequences of a pass, in order, and nothing else."""
@@ -103,7 +103,7 @@ class StageRunner:
                 self._device.warm_up(lambda: self.session.enqueue(stage))
                 graph, _ = self._device.capture(lambda: self.session.enqueue(stage), pool)
                 self.session.keep_bound(stage)
-            except Exception as error:  # libraries raise various classes; the stage then runs eagerly
+            except Exception as error:  # libraries raise various classes; after any exception the stage runs eagerly
                 self.failed[stage] = f"{type(error).__name__}: {error}"
                 logger.warning("stage %s is not captured and runs eagerly: %s", stage, self.failed[stage])
                 return False
@@ -157,7 +157,7 @@ class StageRunner:
     def _enqueue(
         self, stage: EngineStage, part: RowRange, inputs: dict[str, Tensor], sizes: dict[str, int]
     ) -> dict[str, Tensor]:
-        """Outputs of every row of a range."""
+        """Runs the engine over a range; returns the outputs of every row of the range."""
         results = self._empty_outputs(sizes | {BATCH: part.end - part.begin})
         self.session.bind(stage, inputs | results | self._bound(part.begin, part.end))
         self.session.enqueue(stage)
@@ -166,7 +166,7 @@ class StageRunner:
     def _replay(
         self, captured: _Captured, inputs: dict[str, Tensor], places: Tensor, indices: Tensor
     ) -> dict[str, Tensor]:
-        """Outputs of every captured row, valid until the next replay."""
+        """Replays a captured graph; returns the outputs of every captured row, valid until the next replay."""
         # The other rows hold values of earlier rounds. Only their storage position could do harm, so it is set behind
         # all kept KV.
         captured.tensors[START].fill_(self.kv.capacity - inputs["input_ids"].shape[1])

@@ -20,7 +20,7 @@ class Curves:
         config: settings of the run.
         first_step: step at which this process starts; TensorBoard drops events of this and later steps that a killed
             run left.
-        enabled: False writes nothing; set for all processes but the first.
+        enabled: False writes nothing; it is False in all processes of a run but the first.
     """
 
     def __init__(self, config: TrainDrafterConfig, first_step: int, *, enabled: bool) -> None:

@@ -35,7 +35,7 @@ _OWN_SETTINGS: dict[str, frozenset[str]] = {
 
 
 def _torch_sees_cuda() -> bool:
-    import torch  # imported here because it takes seconds, which `--help` must not wait for
+    import torch  # imported here because the import takes seconds, for which `--help` should not wait
 
     return torch.cuda.is_available()
 

@@ -30,9 +30,9 @@ class HeldOut(NamedTuple):
 
     prompts: list[list[int]]
     new_tokens: int
-    """Tokens to generate after each prompt."""
+    """Number of tokens to generate after each prompt."""
     measure: Callable[[TrainedHead, Matches], HeadAcceptance]
-    """Measures acceptance of a head without an engine."""
+    """Function that measures the acceptance of a head without an engine."""
 
 
 def served_dtype(device: torch.device) -> torch.dtype:

@@ -41,21 +41,21 @@ class Task:
     """Describes what a run trains."""
 
     model: nn.Module
-    """Holds the weights that are trained and saved."""
+    """Module with the weights that are trained and saved."""
     loss: nn.Module
-    """Holds `model`; maps `Inputs.tensors` to the part's mean loss."""
+    """Module that contains `model` and maps `Inputs.tensors` to the mean loss of a part of a batch."""
     inputs: Callable[[int, Part], Inputs]
     """Function (step, part) -> inputs; must be pure, so that a resumed run sees the same inputs."""
     export: Callable[[], None]
-    """Writes the weights in the format that users load; called with every checkpoint and at the end."""
+    """Function that writes the weights in the format that users load; called with every checkpoint and at the end."""
     validate: Callable[[], HeadAcceptance] | None = None
-    """Measures acceptance with the current weights."""
+    """Function that measures acceptance with the current weights."""
     accepted: Callable[[], list[Tensor]] = list
     """For each step of the last pass's chains, the mean probability that the verifier gives the head's likeliest
     draft; empty if unknown.
     """
     validation_interval_steps: int = 0
-    """Steps between measurements; 0 measures only at the end."""
+    """Number of steps between measurements; 0 measures only at the end."""
 
 
 class History(NamedTuple):
@@ -68,7 +68,7 @@ class History(NamedTuple):
 
 
 def precision(config: TrainDrafterConfig) -> torch.dtype:
-    """The dtype of matrix products."""
+    """The dtype in which matrix products are computed."""
     return fast_dtype(torch.device(config.device)) if config.precision == "auto" else getattr(torch, config.precision)
 
 
@@ -208,7 +208,7 @@ class _Run:
             optimizer.zero_grad(set_to_none=True)
 
     def _note(self, loss: float, speed: float) -> str:
-        """Figures of a step for display."""
+        """Text with a step's figures, for display."""
         accepted = "".join(f" {float(share):.2f}" for share in self.task.accepted())
         return f"loss {loss:.3f}" + (f"  accepted{accepted}" if accepted else "") + f"  {speed:,.0f} tok/s"
 

@@ -38,9 +38,9 @@ class Wanted(NamedTuple):
     """The draftable part of the verifier's distributions, in draft ids."""
 
     probabilities: Tensor
-    """[batch, length, K]"""
+    """Probabilities of the draftable tokens, [batch, length, K]."""
     mass: Tensor
-    """[batch, length]: sum of the probabilities."""
+    """[batch, length]: sum of the probabilities at each position."""
     draft_ids: Tensor | None
     """int64 [batch, length, K]: draft id of each probability; None if K is the whole draft vocabulary."""
 

@@ -1,6 +1,6 @@
 """Runs one training run over several processes: the rank of this process, and its rows of a batch.
 
-Uses torchrun's environment variables and torch.distributed; independent of models.
+Uses torchrun's environment variables and torch.distributed; does not depend on models.
 """
 
 import os
@@ -56,7 +56,7 @@ class Ranks(NamedTuple):
         return Part(round_index * self.world_size + self.rank, num_rounds * self.world_size)
 
     def mean(self, value: Tensor) -> Tensor:
-        """Mean of a scalar over the processes."""
+        """Mean of a scalar over all processes."""
         if self.world_size > 1:
             dist.all_reduce(value)
             value = value / self.world_size

@@ -21,7 +21,7 @@ _PREFIX_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
 
 class RowSampler:
-    """Batches of whole rows, each row once per epoch; a pure function of (rows, seed, cursor)."""
+    """Draws batches of whole rows, each row once per epoch; a batch depends only on rows, seed and cursor."""
 
     def __init__(self, rows: Tensor, seed: int) -> None:
         self._rows = rows

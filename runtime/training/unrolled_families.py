@@ -18,7 +18,7 @@ from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 
 class UnrolledFamily(Family):
-    """A head whose chains are unrolled in training as in drafting."""
+    """A head whose chains are unrolled in training in the same way as in drafting."""
 
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
         """See `Family.loss`."""

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 EXACT, INT8 = "exact", "int8"
 engine_settings = {"cpu_activations": (str, EXACT)}
-"""Option for the inputs of linear layers with packed weights on CPUs: exact, or rounded to int8."""
+"""Option for the inputs of linear layers with packed weights on CPUs: exact inputs, or inputs rounded to int8."""
 
 
 def check_limits(config: "EngineConfig") -> None:
-    """Raises ValueError for an unknown value of cpu_activations."""
+    """Raises ValueError if the value of cpu_activations is unknown."""
     if config.cpu_activations not in (EXACT, INT8):
         raise ValueError(f"cpu_activations is {config.cpu_activations!r}: must be {EXACT!r} or {INT8!r}")
 

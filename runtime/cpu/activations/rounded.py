@@ -55,7 +55,7 @@ class RoundedActivations(ModelPart):
 
 
 def _round_rows(linear: nn.Linear) -> bool:
-    """Makes a linear layer round its inputs; returns whether it can."""
+    """Makes a linear layer round its inputs; returns False if the layer's weights do not permit that."""
     panels = getattr(linear, "panels", None)
     if isinstance(panels, Panels) and panels.scales is not None:
         values, scales = to_eight_bits(panels.dense())

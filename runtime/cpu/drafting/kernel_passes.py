@@ -41,7 +41,7 @@ _LEAST_ANGLES = 2048
 
 
 def draft_passes(drafter: HeadDrafter) -> HeadPasses | None:
-    """Returns CPU passes for a drafter; None without kernels, or if they do not support its head or tree shape."""
+    """Returns CPU passes for a drafter; None if there are no kernels for its head or the shape of its trees."""
     kernels, growth = cpu_kernels(), drafter.growth
     fits = growth.top_k <= len(drafter.head.draft_token_ids)
     fits &= drafter.speculation.draft_tree is None or growth.top_k == 1
@@ -52,7 +52,7 @@ def draft_passes(drafter: HeadDrafter) -> HeadPasses | None:
 
 
 class KernelPasses(HeadPasses):
-    """CPU passes of one drafter.
+    """Passes of one drafter on the CPU.
 
     Args:
         kernel_head: addresses of the packed weights of the drafter's head.

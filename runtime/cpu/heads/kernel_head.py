@@ -26,11 +26,11 @@ class AnyKernelHead(Protocol):
 
 
 class KernelHead(NamedTuple):
-    """Addresses of a head's weights, and the objects that own the memory."""
+    """Addresses of a head's weights, and the objects that own the memory of these weights."""
 
     head: Head
     behind: list[Layer]
-    """Layers after the first."""
+    """Decoder layers after the first."""
     held: list[object]
 
     @classmethod
@@ -66,7 +66,7 @@ class KernelHead(NamedTuple):
         return cls(made, layers[1:], held)
 
     def norm(self, norm: nn.RMSNorm) -> Norm:
-        """Reads a norm of the head."""
+        """Reads one of the head's norms into a struct."""
         return Norm(_wide(norm, self.held), norm.eps)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head:
@@ -85,7 +85,7 @@ def embedding_of(weight: Tensor) -> Embedding:
 
 
 def _layer_of(head: DecoderHead, held: list[object], behind: nn.Module | None = None) -> Layer | None:
-    """Reads a layer and packs its weights; None unless they are frozen, on the CPU and of `KERNEL_DTYPES`.
+    """Reads a layer and packs its weights; None unless the weights are frozen, on the CPU and of `KERNEL_DTYPES`.
 
     Args:
         held: receives the objects that own the layer's memory, besides the head's parameters.

@@ -29,9 +29,9 @@ GEMMA_NORMS = {
     "output": "pre_feedforward_layernorm",
     "left": "post_feedforward_layernorm",
 }
-"""Module names of a layer's norms, by the names of the kernels' fields."""
+"""Names of a layer's norm modules, by the names of the kernels' fields."""
 GATES = {"SiLU": 0, "SiLUActivation": 0, "GELUTanh": 1}
-"""Activation functions of gates, by class name, as the kernels number them."""
+"""Numbers by which the kernels know the activation functions of gates, by class name."""
 MOST_AHEAD = 1 << 20
 """Maximum number of elements in the outputs that layers may compute ahead of their call."""
 
@@ -83,14 +83,14 @@ class LayerStack:
         """Adds a layer in its current state and packs its weights.
 
         Raises:
-            ValueError: the weights are not plain weights on the CPU.
+            ValueError: a layer is not a plain frozen linear layer on the CPU.
         """
         attn, mlp = layer.self_attn, layer.mlp
         # The memory behind the pointers must live as long as the stack.
         held: list[object] = []
 
         projections = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        # Gate and up are multiplied together, so they must be stored in one dtype.
+        # Gate and up projections are multiplied together, so both must be stored in one dtype.
         gated = (mlp.gate_proj, mlp.up_proj)
         unpacked = [linear.weight for linear in gated if getattr(linear, "panels", None) is None]
         halved = all(map(fits_bfloat16, unpacked))
@@ -134,7 +134,7 @@ class LayerStack:
     def take_written(self, layer: nn.Module) -> None:
         """Reads a layer's weights again after they were written in place, which may have reallocated them."""
         index, gated = layer.self_attn.layer_idx, (layer.mlp.gate_proj, layer.mlp.up_proj)
-        if len({linear.panels.storage.dtype for linear in gated}) > 1:  # `add` requires one dtype for both
+        if len({linear.panels.storage.dtype for linear in gated}) > 1:  # `add` requires one dtype for gate and up
             for linear in gated:
                 linear.unpack()
                 linear.pack(self.kernels, held=linear.weight.dtype)
@@ -159,7 +159,7 @@ class LayerStack:
         return rows.packed is not None and (self.additions is None or self.additions.fits(rows))
 
     def remove(self, index: int) -> None:
-        """Removes a layer."""
+        """Removes a layer from the stack."""
         for held in (self._layers, self._kinds, self._held, self._attention, self._added):
             held.pop(index, None)
         self._at = None
@@ -254,7 +254,7 @@ class CpuLayer(SwappedLayer):
         return stack.run(self.self_attn.layer_idx, hidden_states, position_embeddings, rows)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CpuLayer":
-        # The weights may move to another device or change dtype.
+        # `fn` may move the weights to another device or change their dtype, so the layer leaves the stack.
         self.leave_stack()
         return super()._apply(fn, recurse)
 
@@ -278,7 +278,7 @@ class CpuLayer(SwappedLayer):
                 module.unpack()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copied layer has its own weights.
+        # The stack is left out, because a copied layer has weights of its own.
         return {name: value for name, value in self.__dict__.items() if name != "_stack"}
 
 
@@ -297,7 +297,7 @@ def _norms(layer: nn.Module, held: list[object]) -> dict[str, Any]:
         weight, eps = norm_of(module)
         held.append(weight.data.float())
         fields[f"{name}_norm"] = held[-1].data_ptr()
-        if name != "key":  # the kernels use the query's epsilon for both
+        if name != "key":  # the kernels use the query norm's epsilon for both norms
             fields[f"{name}_eps"] = eps
     return fields
 

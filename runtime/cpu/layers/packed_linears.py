@@ -64,7 +64,8 @@ class InputMajorLinear(PackableLinear):
             return self._multiply(input)
         if self.bias is not None:
             return super().forward(input)
-        weight, laid = self._parameters["weight"], self._laid  # attribute access to a parameter is slow
+        # not `self.weight`, because attribute access to a parameter is slow
+        weight, laid = self._parameters["weight"], self._laid
         if laid is None or laid[0] is not weight:
             laid = self.lay()
         _, laid_weight, ours = laid

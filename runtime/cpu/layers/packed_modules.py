@@ -37,7 +37,7 @@ class Held(Packable, ABC):
     """A module that keeps some parameters packed until the module leaves the CPU or float32."""
 
     panels: Any = None
-    """The packed parameters; None if there are none."""
+    """The packed parameters; None if no parameter is packed."""
 
     @abstractmethod
     def dense_parameters(self) -> dict[str, Tensor]:
@@ -107,7 +107,7 @@ class ExpertPanels(NamedTuple):
         return chain(*self.gated, self.downs)
 
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size of all panels in bytes."""
         return sum(one.nbytes() for one in self.all)
 
 
@@ -155,7 +155,7 @@ def _experts_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _leaves(fn: Callable[[Tensor], Tensor]) -> bool:
-    """Whether `fn`, applied to a module's tensors, keeps float32 on the CPU unchanged."""
+    """Whether `fn`, if applied to the module's tensors, leaves float32 tensors on the CPU."""
     found = fn(torch.empty(0))
     return found.device.type == "cpu" and found.dtype == torch.float32
 

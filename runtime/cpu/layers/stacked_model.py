@@ -37,7 +37,7 @@ class KeptRotations:
         end = int(positions.max()) + 1
         if module.rope_type not in _STEADY_ROPES or end > _MOST_ROTATIONS:
             return module(hidden, position_ids=positions)
-        # Read the attribute once: an engine in another thread may share the model.
+        # The attribute is read only once, because an engine in another thread may share the model and replace it.
         table = self._table
         if table is None or table[0].dtype != hidden.dtype or len(table[0]) < end:
             every = torch.arange(1 << (end - 1).bit_length(), device=positions.device)
@@ -80,12 +80,12 @@ class StackedDecoder(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=self.run(hidden, position_ids, rows))
 
     def is_one_step(self, rows: Rows) -> bool:
-        """Whether these rows and the layers allow the loop to run as one step."""
+        """Whether these rows and the state of the layers allow all layers to run as one step."""
         layers = self.layers._modules.values()
         return rows.packed is not None and all(map(_is_plain, layers)) and next(iter(layers)).stack.fits(rows)
 
     def run(self, hidden: Tensor, position_ids: Tensor, rows: Rows) -> Tensor:
-        """Returns the output head's input for embeddings [1, num_tokens, hidden_size]."""
+        """Runs all layers on embeddings [1, num_tokens, hidden_size]; returns the input of the output head."""
         rotations = self._rotations.take(self.rotary_emb, hidden, position_ids)
         left: list[Tensor] = []
         for index, layer in enumerate(self.layers._modules.values()):
@@ -100,7 +100,7 @@ class Logits(NamedTuple):
     """Output of a `StackedCausalLM`."""
 
     logits: Tensor
-    """[1, num_rows, vocab_size]"""
+    """Logits [1, num_rows, vocab_size]."""
 
 
 class StackedCausalLM(nn.Module):

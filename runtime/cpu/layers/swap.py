@@ -1,4 +1,4 @@
-"""Swaps a loaded verifier's layers, norms and output head for C++ kernels."""
+"""Replaces a loaded verifier's layers, norms and output head by versions that run on C++ kernels."""
 
 import torch
 from torch import Tensor, nn

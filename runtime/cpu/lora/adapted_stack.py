@@ -15,7 +15,7 @@ from wingbeat.runtime.round.rows import Rows
 
 
 def adapt_layer(layer: nn.Module, stacks: tuple[StackedAdapters, ...]) -> None:
-    """Makes adapters act on the products of a layer in a stack."""
+    """Makes the adapters act on the products of a layer that runs in a stack."""
     if isinstance(layer, CpuLayer) and layer.stack is not None:
         held: list[object] = [tensor for stack in stacks for tensor in stack[:3]]
         layer.stack.add_to(layer.self_attn.layer_idx, tuple(map(adapters_of, stacks)), held)

@@ -18,7 +18,7 @@ from wingbeat.runtime.one_pass.walks import CandidateSelector, MarkovHead
 
 
 class KernelBlock(NamedTuple):
-    """Addresses of a head's weights, and the objects that own the memory."""
+    """Addresses of a head's weights, and the objects that own the memory of these weights."""
 
     head: BlockHead
     layers: ctypes.Array

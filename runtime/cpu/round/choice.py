@@ -1,4 +1,4 @@
-"""Token choice and path acceptance on CPUs, each one C++ call, with the same tokens as torch's."""
+"""Token choice and path acceptance on CPUs: each is one C++ call and gives the same tokens as torch's operations."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class NativeChooser(TokenChooser):
-    """Samples with C++; greedy rows with processed logits use the base class."""
+    """Samples with C++; greedy rows whose logits have processors use the base class."""
 
     def __init__(self, choice: NativeChoice, slots: SlotState, max_depth: int) -> None:
         super().__init__(slots, 0, max_depth)

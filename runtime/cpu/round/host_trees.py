@@ -29,7 +29,7 @@ class HostTrees:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of each received tree, including the root."""
+        """Number of nodes of each received tree, including the root."""
         return self._sent.trees[0].shape[1]
 
     def checked(self) -> TokenTree | None:
@@ -52,7 +52,7 @@ class HostTrees:
         return self._taken[0]
 
     def verified(self) -> VerifiedTrees | None:
-        """Returns the chosen nodes, or all if `take` was not called; None if only bare roots are verified."""
+        """Returns the chosen nodes, or all nodes if `take` was not called; None if only bare roots are verified."""
         taken = self.take() if self._taken is None else self._taken[0]
         if taken is None or taken.is_bare:
             return None
@@ -72,7 +72,7 @@ class HostInbox:
     def collect(self, reply: TreeReply, rows: DecodeRows) -> HostTrees:
         """Returns a drafter's reply as unchecked trees."""
         if id(reply) not in self._sent:
-            if len(self._sent) == 2:  # the channel has recreated its replies
+            if len(self._sent) == 2:  # a third reply means that the channel has recreated its replies
                 self._sent.clear()
             trees = (reply.token_ids, reply.parents, reply.depths, reply.scores, reply.num_valid)
             self._sent[id(reply)] = reply, Sent(trees, reply.epochs, reply.committed_lens)

@@ -79,7 +79,7 @@ class PackedBuilder(BatchBuilder):
     """Builds forward passes over concatenated trees.
 
     Args:
-        intake: C++ tree intake over the same slots.
+        intake: the C++ object that takes in trees, over the same slots.
     """
 
     def __init__(

@@ -24,11 +24,11 @@ class _Seen(NamedTuple):
     num_drafting: int = 0
     """Number of sequences with a tree from the drafter."""
     levels: int = 0
-    """Levels of the drafter's trees."""
+    """Number of levels of the drafter's trees."""
     num_context_tokens: int = 0
-    """Context tokens that the drafter processed before drafting."""
+    """Number of context tokens that the drafter processed before drafting."""
     evidence: np.ndarray | None = None
-    """As `RoundResult.evidence`."""
+    """The round's `RoundResult.evidence`, if it is recorded."""
 
 
 class HostSpeculation(AdaptiveSpeculation):

@@ -62,7 +62,7 @@ class MtpHead(DraftHead):
             self.lm_head.weight.copy_(weights.lm_head)
             self._start(weights)
         self.lm_head.weight.requires_grad_(False)
-        # The module refers to the same parameters under its own names.
+        # The module uses the same parameters under names of its own.
         self.module.embedding, self.module.head = self.embed_tokens.weight, self.lm_head.weight
         self.train()
 
@@ -89,7 +89,7 @@ class MtpHead(DraftHead):
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Tokens int64 [batch, N] and features [batch, N, H] -> normalised states [batch, N, H].
+        """Maps tokens int64 [batch, N] and features [batch, N, H] to normalised states [batch, N, H].
 
         Raises:
             ValueError: `rows` is given; training needs every row.
@@ -186,5 +186,5 @@ def _link(source: Path, link: Path) -> None:
     link.unlink(missing_ok=True)
     try:
         link.hardlink_to(source.resolve())
-    except OSError:  # another file system, or a file system without hard links
+    except OSError:  # the target is on another file system, or the file system has no hard links
         shutil.copyfile(source, link)

@@ -68,7 +68,7 @@ class BlockFamily(Family):
     def continued(
         self, config: TrainDrafterConfig, target: TargetDescription, shape: OnePassConfig | EagleHeadConfig
     ) -> TrainedHead:
-        """The head of `config.initial_head`, which must have this family and shape."""
+        """The head of `config.initial_head`; raises ValueError unless it has this family and shape."""
         name = f"initial_head={str(config.initial_head)!r}"
         if read_one_pass_checkpoint(config.initial_head).family is not self.kind:
             raise ValueError(f"{name} is not of family={config.family!r}")
@@ -135,7 +135,7 @@ class DFlashFamily(BlockFamily):
         )
 
     def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict[str, Any]:
-        """Fields of `OnePassConfig` that the family adds to DFlash's."""
+        """Fields of `OnePassConfig` that this family sets in addition to DFlash's."""
         return {}
 
 

@@ -20,7 +20,7 @@ def mask_token(token_weights: Tensor) -> int:
 
 
 def lattice_shape(hidden_size: int, draft_vocab_size: int, rank: int) -> LatticeConfig:
-    """DFlash2's part of the config for a head of this width."""
+    """DFlash2's part of the config, for a head with this hidden size."""
     group_size = next(size for size in range(_GROUPS, 0, -1) if hidden_size % size == 0)
     return LatticeConfig(group_size=group_size, rank=rank, top_k=min(16, draft_vocab_size))
 
