@@ -79,8 +79,8 @@ def _are_disjoint(one: Schema, other: Schema, root: Any) -> bool:
         return not {_canonical(value) for value in values} & {_canonical(value) for value in others}
     return any(
         _are_disjoint(_property(one, name, root), _property(other, name, root), root)
-        # One of the two schemas requires the property, and its constants there are not among the values that the other
-        # schema allows.
+        # A schema that requires the property allows only its constants there; if the other schema allows none of these,
+        # no value matches both.
         for name in sorted(_required(one) | _required(other))[:_MOST_NAMES]
         if _values(_property(one, name, root)) is not None and _values(_property(other, name, root)) is not None
     )

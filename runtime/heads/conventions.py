@@ -70,7 +70,7 @@ def stated(raw: Mapping[str, Any]) -> HeadConvention | None:
 
 
 def state(convention: HeadConvention) -> dict[str, Any]:
-    """The config field that `stated` reads."""
+    """Fields for config.json that contain a convention, as `stated` reads them."""
     fields = convention._asdict() | {"tap_layers": list(convention.tap_layers)}
     return {STATED: {name: value for name, value in fields.items() if name != "slots" or value is not None}}
 

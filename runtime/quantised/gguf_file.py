@@ -32,7 +32,7 @@ class GgufTensor(NamedTuple):
     """Shape with the innermost dimension first."""
     file: Path
     begin: int
-    """Offset in the file in bytes."""
+    """Offset of the tensor's data in the file, in bytes."""
     num_bytes: int
 
     @property

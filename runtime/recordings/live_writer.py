@@ -169,7 +169,7 @@ class LiveWriter:
         try:
             self._forget()
             self._forgets = False
-        except Exception as error:  # any exception, as in `_flush`
+        except Exception as error:  # any exception, because the libraries that write raise many classes
             self._stop(error, 0)
 
     def _forget(self) -> None:

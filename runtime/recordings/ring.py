@@ -159,7 +159,7 @@ class RingWriter(LiveWriter):
             if sequences:
                 try:
                     self._write(held, sequences)
-                except Exception as error:  # any exception, as in `LiveWriter`
+                except Exception as error:  # any exception, because the libraries that write raise many classes
                     self.stats.num_dropped += len(sequences)
                     self._stop(error, waiting)
         self._pending = {False: [], True: []}
