@@ -75,6 +75,6 @@ def spelled(found: CertainWalk, table: Vocabulary) -> list[int]:
     except UnicodeDecodeError:
         return found.token_ids
     token_ids = [*found.token_ids[:start], *table.encode(text)]
-    # If a limit cut the text off, the tokenizer might join the last token with the text behind, so that token is
-    # dropped.
+    # If a limit has cut the text off, its last token is dropped, because the tokenizer might join it with the text that
+    # follows.
     return token_ids[:-1] if found.goes_on else token_ids

@@ -25,8 +25,8 @@ Lender = Callable[[str], Tensor | None]
 read-only. Returns None if the verifier does not lend the weight.
 """
 _COMPARED_ROWS = 64
-"""Rows of a lent weight that are compared with the file, because another process's memory may not hold the claimed
-tensor.
+"""Number of rows of a lent weight that are compared with the file, because another process's memory may not hold the
+claimed tensor.
 """
 
 

@@ -102,8 +102,8 @@ class SuffixBeside(TextDrafts):
         slower = self._speculation.slow_down(flight.plan.decodes or seqs, len(seqs))
         drafted = [self._of(tree.seq).average if slower and tree.seq.draft.complete else 0.0 for tree in trees]
         by_text = [tree.expected > brings for tree, brings in zip(trees, drafted, strict=True)]
-        # If all sequences use text trees, the round needs no draft. If only some do, the draft costs the same as
-        # without text trees.
+        # If all sequences use text trees, the round needs no draft. If only some sequences use them, the draft still
+        # costs as much as without text trees.
         alone = sum(1.0 + tree.expected for tree in trees)
         mixed = sum(1.0 + max(tree.expected, brings) for tree, brings in zip(trees, drafted, strict=True))
         asks = not any(by_text) or (slower is not None and not all(by_text) and alone * slower < mixed)
