@@ -1,1 +1,1 @@
-"""Deterministic mode on GPUs: a row has the same bits whatever shares its pass."""
+"""Deterministic mode on GPUs: a row's result is bit-identical whatever other rows share its pass."""

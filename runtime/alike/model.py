@@ -1,7 +1,8 @@
-"""Requirements of deterministic mode on GPUs, where a row has the same bits whatever shares its pass.
+"""Requirements of deterministic mode on GPUs, in which a row's result is bit-identical whatever rows share its pass.
 
 The orders of summation in products and attention depend neither on other rows nor on a tree's shape; norms and
-rotations run row by row, and all other operations elementwise. A model with any other module is refused by name.
+rotations run row by row, and all other operations elementwise. A model with any other module is refused; the error
+names the module.
 """
 
 from typing import Any, NamedTuple
@@ -24,19 +25,21 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 _NEEDED = ("attention", "alike_product", "add_rms_norm", "rotate_and_store", "silu_mul", "choose_tokens")
 _MOST_NODES, _MOST_KEYS = 64, 1 << 18
 _COUNTS, _ROWS = (1, 20, 40, 64), 80
-"""Row counts of products that are tested: one per tile height, and more rows than the few-rows program takes."""
+"""Numbers of rows with which products are tested: one for each tile height, and more rows than the program for few
+rows supports.
+"""
 _BY_ELEMENTS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"gemma2": "Gemma2", "gemma3": "Gemma3", "granite": "Granite"}.items()
 )
-"""Layers that contain sums only in their attention, norms and linear layers."""
+"""Layers whose only sums over elements are in attention, norms and linear layers."""
 
 
 def check(model: PreTrainedModel) -> None:
-    """Refuses a process without the necessary kernels.
+    """Raises an error if this process lacks a kernel that deterministic mode needs.
 
     Raises:
-        UnsupportedModelError: without the model's name.
+        UnsupportedModelError: a kernel is missing; the message does not contain the model's name.
     """
     missing = [name for name in _NEEDED if choice.module_of(name) is None]
     if missing:
@@ -47,7 +50,7 @@ def check_limits(config: EngineConfig) -> None:
     """Refuses limits that deterministic attention does not support.
 
     Raises:
-        ValueError: one line with field and value.
+        ValueError: the message is one line with field and value.
     """
     shape, num_keys = config.speculation, config.max_blocks_per_seq * config.block_size
     if shape.num_nodes > _MOST_NODES and shape.draft_top_k != 1:
@@ -62,10 +65,10 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     """Checks that every module runs on deterministic kernels, and tests the products on this device.
 
     Args:
-        layers: the decoder's layers, swapped if possible.
+        layers: the decoder's layers, swapped for kernels where possible.
 
     Raises:
-        UnsupportedModelError: without the model's name.
+        UnsupportedModelError: a module is not deterministic; the message does not contain the model's name.
     """
     for layer in layers:
         kind, attention = type(layer), getattr(layer, "self_attn", None)
@@ -86,7 +89,7 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
 
 
 def is_alike(module: nn.Module) -> bool:
-    """Whether a module's effect on a row is independent of other rows, bit for bit."""
+    """Whether a module computes a row independently of the other rows, bit for bit."""
     return isinstance(module, FusedNorm) or getattr(module, "alike", False)
 
 
@@ -95,7 +98,7 @@ def try_products(model: nn.Module) -> None:
     """Compares products of few rows with products of many rows, bit for bit, for each weight shape.
 
     Raises:
-        UnsupportedModelError: the bits differ; without the model's name.
+        UnsupportedModelError: the bits differ; the message does not contain the model's name.
     """
     linears = [one for one in model.modules() if isinstance(one, PackableLinear) and one.alike]
     for linear in {one.weight.shape: one for one in linears}.values():
@@ -109,7 +112,7 @@ def try_products(model: nn.Module) -> None:
 
 
 class AlikeSegments(NamedTuple):
-    """Segments of a batch for deterministic attention."""
+    """Segments of a batch in the form that deterministic attention reads."""
 
     segments: list[Segment]
 

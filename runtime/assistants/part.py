@@ -14,9 +14,9 @@ drafter_kinds = (
     ),
 )
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
-"""Values of `model_type` that identify assistants."""
+"""Values of `model_type` in the config of an assistant."""
 
 
 def is_assistant(raw: Mapping[str, Any], names: Iterable[str]) -> bool:
-    """Whether a folder's config.json is that of an assistant."""
+    """Whether the fields of a folder's config.json are those of an assistant."""
     return raw.get("model_type") in MODEL_TYPES

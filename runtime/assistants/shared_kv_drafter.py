@@ -1,14 +1,14 @@
-"""Drafts with a head without keys and values of its own: its queries read the verifier's (Gemma 4's assistants).
+"""Drafts with a head that has no keys and values: its queries read the verifier's KV (Gemma 4's assistants).
 
-Every layer of the head attends to the keys and values of the verifier's last layer of its type (full or sliding) that
-computes its own. With L committed tokens, positions 0..L - 2 are stored. All drafted tokens query from the constant
-position L - 1: nothing is stored for them, and a token passes on only a hidden state. The input of a step is
-cat[embedding of the latest token, hidden state]; the first hidden state is the verifier's after its final norm at L -
-2.
+Every layer of the head attends to keys and values of one verifier layer: the last that has the head layer's type (full
+or sliding) and computes keys and values. With L committed tokens, positions 0..L - 2 are stored. The queries of all
+drafted tokens have the same position, L - 1. Nothing is stored for drafted tokens, and a step passes only a hidden
+state on to the next step. The input of a step is cat[embedding of the latest token, hidden state]; the first hidden
+state is the verifier's at position L - 2, after the final norm.
 
 The head runs in another process than the verifier, so keys and values arrive with the taps and are stored under the
-verifier's block ids. A sliding layer sees keys up to and including sliding_window before the last position, as in
-transformers.
+verifier's block ids. As in transformers, a sliding layer sees the keys that are at most sliding_window before the last
+position.
 """
 
 import math
@@ -41,10 +41,10 @@ class SharedKvDrafter(StagedDrafter):
 
     Args:
         head: the head, on the device to draft on.
-        kv_layers: the verifier's layer by layer type, ascending.
+        kv_layers: for each layer type, the number of the verifier's layer; ascending.
         layers: attention shapes of those layers, in the same order.
         speculation: shape of the trees.
-        num_layers: number of layers of the verifier, the tap index of its final norm's output.
+        num_layers: number of layers of the verifier; as a tap index it means the output of the final norm.
         graph_device: see `StagedDrafter`.
     """
 
@@ -63,7 +63,7 @@ class SharedKvDrafter(StagedDrafter):
         self.hidden_size = head.embedding.shape[1]
         self.taps_size = self.hidden_size + sum(layer.kv_size for layer in layers)
         growth = Growth(speculation, torch.arange(head.lm_head.out_features, device=device))
-        # Drafted tokens are not stored.
+        # The pool has no rows for drafted tokens, because drafted tokens are not stored.
         pool = DraftPool(layers, 0, dtype, device)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(
@@ -82,14 +82,14 @@ class SharedKvDrafter(StagedDrafter):
         self._hidden = grown(self._hidden, (num_rows, self.hidden_size), self.dtype, self.device)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Stores the keys and values of the chunks, and the last hidden state of each."""
+        """Stores the keys and values of the chunks, and each chunk's last hidden state."""
         for chunk in self.pool.chunks(batch):
             taps = batch.chunk_taps[None, chunk.rows]
             self._keep(taps, chunk.slot_mapping)
             self._hidden[chunk.slot] = taps[0, -1, : self.hidden_size]
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Stores the keys and values of valid columns, and the last hidden states."""
+        """Stores the keys and values of valid columns, and each sequence's last hidden state."""
         positions, counted = rows.spread()
         mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted)
         self._keep(rows.taps, mapping)
@@ -98,7 +98,7 @@ class SharedKvDrafter(StagedDrafter):
         self._hidden[rows.slots] = hidden.to(self.dtype)
 
     def _keep(self, taps: Tensor, mapping: Tensor) -> None:
-        """Stores the keys and values in taps [num_reqs, num_positions, taps_size]."""
+        """Stores the keys and values that taps [num_reqs, num_positions, taps_size] contain."""
         rows = taps.flatten(0, 1)[:, self.hidden_size :].to(self.dtype)
         parts = rows.split([layer.kv_size for layer in self.pool.layers], dim=1)
         for layer, part, cache in zip(self.pool.layers, parts, self.pool.caches, strict=True):
@@ -107,7 +107,7 @@ class SharedKvDrafter(StagedDrafter):
             store_kv(key.unflatten(1, shape), value.unflatten(1, shape), *cache, mapping.flatten())
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """Grows a tree per root; all nodes query from one position."""
+        """Grows a tree from each root; the queries of all its nodes have the same position."""
         lens, tables, hidden = roots.positions[0], block_tables[roots.slots], self._hidden[roots.slots]
         caches = dict(zip(self.types, self.pool.caches, strict=True))
 
@@ -127,8 +127,8 @@ class SharedKvDrafter(StagedDrafter):
         return self.growth.grow(roots, logits, expand, rules)
 
     def _segment(self, lens: Tensor, tables: Tensor, width: int) -> Segment:
-        """`width` queries per sequence that see the keys of positions 0..L - 2, as causal rows at L - 2."""
-        # A padding sequence has one token and no key: its rows read a key of block 0.
+        """Segment of `width` queries per sequence; all see keys of positions 0..L - 2, like causal rows at L - 2."""
+        # A padding sequence has one token and no key; its rows read a key of block 0.
         last, tables = (lens - 2).clamp_min(0).repeat_interleave(width), tables.repeat_interleave(width, dim=0)
         return self.pool.causal_segment(0, last[:, None], last, tables)
 
@@ -146,7 +146,7 @@ def build_shared_kv(
 
     Raises:
         CheckpointError: the assistant was made for another verifier.
-        VocabularyError: the assistant numbers its tokens differently.
+        VocabularyError: the assistant's token ids mean other tokens than the verifier's.
     """
     folder = Path(source)
     config = read_config(folder)

@@ -1,9 +1,9 @@
-"""A head without keys and values of its own (Gemma 4's assistants): layers, output and checkpoint.
+"""A head that computes no keys and values (Gemma 4's assistants): layers, output and checkpoint.
 
-One step: pre_projection(cat[embedding of the latest token, hidden state]), the layers, a norm. The output matrix reads
-the result, and its post_projection is the hidden state of the next step. The embedding is the verifier's, with the same
-scale. Each layer's queries read the keys and values of the verifier's last layer of the same type (full or sliding)
-that computes its own.
+A step computes pre_projection(cat[embedding of the latest token, hidden state]), then the layers, then a norm. The
+norm's output is the input of the output matrix and of post_projection, whose output is the hidden state of the next
+step. The embedding is the verifier's, with the verifier's scale. A layer's queries read keys and values of one verifier
+layer: the last that has the same type (full or sliding) and computes keys and values.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ ATTENTION_NAME = "wingbeat_shared_kv"
 
 
 class SharedMetadata(NamedTuple):
-    """Inputs of the attention function besides the queries."""
+    """Inputs of the attention function in addition to the queries."""
 
     caches: dict[str, tuple[Tensor, Tensor]]
     """Key and value cache by layer type."""
@@ -60,9 +60,10 @@ AttentionInterface.register(ATTENTION_NAME, _shared_attention)
 
 
 def reach(sliding_window: int | None) -> int:
-    """A sliding layer's window for `attend_segments`, whose windows exclude their end; 0 for no window.
+    """A sliding layer's window for `attend_segments`, in which a window excludes its end; 0 means no window.
 
-    In transformers these heads see keys up to and including sliding_window before the last position.
+    The 1 is added because in transformers these heads see the keys that are at most sliding_window before the last
+    position.
     """
     return sliding_window + 1 if sliding_window else 0
 
@@ -115,7 +116,7 @@ class SharedKvHead(nn.Module):
         out = self.pre_projection(torch.cat([embedded, hidden], dim=-1))[:, None]
         positions = positions[:, None]
         rotary = {kind: self.rotary(out, positions, kind) for kind in self.types}
-        # The attention function reads the caches itself; the layers only require some value.
+        # The attention function reads the caches itself; these values are passed only because the layers require some.
         unused = dict.fromkeys(self.types, (out[:, None], out[:, None]))
         for layer in self.layers:
             out = layer(
@@ -133,7 +134,8 @@ class SharedKvHead(nn.Module):
     def _logits(self, hidden: Tensor) -> Tensor:
         if self.centroids is None:
             return self.lm_head(hidden)
-        # Only tokens of the likeliest clusters get their logits; all others get the minimum of these minus 1.
+        # Only tokens of the likeliest clusters get their logits; all other tokens get the minimum of these logits minus
+        # 1.
         chosen = self.centroids(hidden).topk(self.num_chosen, dim=-1).indices
         token_ids = self.token_ordering.view(self.centroids.out_features, -1)[chosen].flatten(1)
         logits = (self.lm_head.weight[token_ids] @ hidden[..., None])[..., 0]
@@ -173,9 +175,11 @@ def _canonical(name: str) -> str:
 
 
 def _text_model(config: PretrainedConfig) -> PreTrainedModel:
-    """transformers' text model with these layers after one layer of each type, so that they count as sharing its keys.
+    """transformers' text model with the head's layers behind one layer of each type, whose keys the head's layers
+    share.
 
-    Not every version can build a model of sharing layers only; the added layers are not used.
+    The added layers are not used. They are needed because some versions of transformers cannot build a model in which
+    all layers share keys.
     """
     fields = config.to_dict()
     types, count = fields["layer_types"], fields["num_hidden_layers"]
@@ -200,7 +204,7 @@ def shared_attention_of(
     """Shapes of the verifier's keys and values that a head shares, in the order of `kv_layers`.
 
     Raises:
-        CheckpointError: the head's queries do not fit them.
+        CheckpointError: the head's queries do not fit the verifier's keys and values.
     """
     with torch.device("meta"):
         theirs = build_model(target).get_decoder().layers
@@ -221,7 +225,7 @@ def shared_attention_of(
 
 
 def shared_layers(config: PretrainedConfig, target: PretrainedConfig) -> dict[str, int]:
-    """The verifier's last layer with its own keys, by layer type; ascending.
+    """For each layer type of the head, the verifier's last layer of the type that computes keys; ascending.
 
     Raises:
         CheckpointError: a layer type of the head does not occur in the verifier.

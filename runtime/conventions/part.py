@@ -1,3 +1,3 @@
-"""Registers measured conventions; imports the measurement on use."""
+"""Registers the choice of conventions by measurement; imports the measurement on use."""
 
 choose_convention = "wingbeat.runtime.conventions.readings:choose_convention"

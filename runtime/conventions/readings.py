@@ -1,4 +1,5 @@
-"""Chooses among the conventions that a head's files allow: each is tried offline on the verifier's own text.
+"""Chooses among the conventions that a head's files allow: tries each convention offline on text that the verifier
+wrote.
 
 Needs the verifier in this process, and no running drafter. A head read under the wrong convention drafts badly without
 an error; the convention with the longest accepted chains is the right one. Results are cached on disk per pair of
@@ -32,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 _NUM_TEXTS = 32
 _NUM_TOKENS = 32
-"""Tokens generated per text, without the prompt."""
+"""Number of tokens generated per text, without the prompt."""
 _LONGEST_PROMPT = 64
 _CHAIN = 4
-"""Drafted tokens per chain: wrong taps show at the first token, wrong feedback from the second on."""
+"""Number of drafted tokens per chain: wrong taps show at the first token, wrong feedback from the second token on."""
 _ROWS = 4
-"""Texts per pass of a head, which bounds the memory of its logits."""
+"""Number of texts per pass of a head; limits the memory of the head's logits."""
 _CLEAR = 2.0
-"""Standard errors by which another convention must beat the likeliest."""
+"""Number of standard errors by which another convention must be better than the likeliest convention."""
 _VERSION = 2
 Matches = Callable[[Any, Tensor, Tensor, int], Tensor]
 """See `DrafterKind.matches`."""
@@ -50,23 +51,23 @@ class Reading(NamedTuple):
 
     convention: HeadConvention
     length: float
-    """Tokens per chain of `_CHAIN` drafts, including the bonus token."""
+    """Mean tokens per chain of `_CHAIN` drafts, including the bonus token."""
     by_depth: tuple[float, ...]
-    """By depth, share of right drafts, given that all previous drafts of the chain were right."""
+    """For each depth, the share of right drafts among the drafts whose predecessors in the chain were all right."""
     gain: float
-    """Difference of `length` to that of the likeliest convention."""
+    """Difference between `length` and the `length` of the likeliest convention."""
     gain_error: float
     """Standard error of the gain over the texts."""
 
 
 class ConventionChoice(NamedTuple):
-    """The measured conventions; the likeliest according to the files comes first."""
+    """The measured conventions; the convention that is likeliest according to the files comes first."""
 
     readings: tuple[Reading, ...]
 
     @property
     def best(self) -> Reading:
-        """The convention with the largest significant gain; the likeliest if no gain is significant."""
+        """The convention with the largest significant gain; the likeliest convention if no gain is significant."""
         clear = [reading for reading in self.readings if reading.gain > _CLEAR * reading.gain_error]
         return max(clear, key=lambda reading: reading.gain, default=self.readings[0])
 
@@ -76,7 +77,7 @@ class ConventionChoice(NamedTuple):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "ConventionChoice":
-        """Read the result of `as_dict`; raises KeyError or TypeError for anything else."""
+        """Reads the result of `as_dict`; raises KeyError or TypeError for other values."""
         return cls(tuple(_reading(one) for one in raw["readings"]))
 
 
@@ -88,10 +89,10 @@ def _reading(raw: dict[str, Any]) -> Reading:
 def choose_convention(
     source: str | Path, target: TargetDescription, loaded: LoadedModel, tokenizer: Tokenizer | None
 ) -> ConventionChoice | None:
-    """Measure the conventions of a head, or recall an earlier measurement of the same two checkpoints.
+    """Measure the conventions of a head, or read an earlier measurement of the same two checkpoints from the cache.
 
     Args:
-        source: the drafter setting.
+        source: value of the setting `drafter`.
         target, loaded: the verifier.
         tokenizer: the verifier's tokenizer, if there is one.
 
@@ -145,9 +146,9 @@ def measure_readings(
 ) -> ConventionChoice:
     """Run greedy chains of every convention over texts that the verifier generated.
 
-    All of them use the taps of one verifier pass over the texts.
-    A draft counts only while all previous drafts equal the text, and then the head has read that same text. The result
-    is therefore what the engine would accept, up to rounding.
+    All conventions use the taps of one verifier pass over the texts. A draft counts only if all previous drafts of its
+    chain equal the text, and in that case the head has read the same tokens as when it drafts. The result is therefore
+    what the engine would accept, up to rounding.
 
     Args:
         head: the head, with `dtype` and `with_convention(convention)`.
@@ -164,7 +165,7 @@ def measure_readings(
         for row, token_ids in enumerate(texts.token_ids):
             tokens[row, : len(token_ids)] = torch.tensor(token_ids)
         tokens = tokens.to(loaded.device)
-        # Attention is causal: padding after the end of a text changes none of its taps.
+        # Attention is causal, so padding behind the end of a text changes none of the text's taps.
         taps = engine.model.observe(tokens).unflatten(-1, (len(layers), -1))
     finally:
         engine.model.remove_taps()
@@ -182,7 +183,7 @@ def measure_readings(
 
 
 def _accepted(head: Any, matches: Matches, tokens: Tensor, taps: Tensor, chains: Tensor) -> Tensor:
-    """int64 [num_texts, num_chains, _CHAIN] on the CPU: 1 where a draft and all previous drafts are right."""
+    """int64 [num_texts, num_chains, _CHAIN] on the CPU: 1 if a draft and all previous drafts of its chain are right."""
     parts = zip(tokens.split(_ROWS), taps.split(_ROWS), strict=True)
     hits = torch.cat([matches(head, part, part_taps, _CHAIN) for part, part_taps in parts])
     return (hits.long().cumprod(-1) * chains[:, :, None]).cpu()
@@ -192,7 +193,7 @@ def _summary(convention: HeadConvention, accepted: Tensor, likeliest: Tensor, ch
     right = accepted.sum((0, 1)).tolist()
     tried = [int(chains.sum()), *right[:-1]]
     by_depth = tuple(round(now / max(before, 1), 4) for now, before in zip(right, tried, strict=True))
-    # Chains of a text are correlated; texts are independent.
+    # The error is computed over texts, because chains of one text are correlated and texts are independent.
     gains = (accepted - likeliest).sum((1, 2)) / chains.sum(1).cpu()
     error = float(gains.std()) / len(gains) ** 0.5
     return Reading(convention, 1 + sum(right) / tried[0], by_depth, float(gains.mean()), error)
@@ -201,7 +202,7 @@ def _summary(convention: HeadConvention, accepted: Tensor, likeliest: Tensor, ch
 def _chains(texts: "_Texts", tokens: Tensor) -> Tensor:
     """bool [num_texts, num_chains]: chains within the generated text.
 
-    Chain i reads token i + 1 and drafts `_CHAIN` more.
+    Chain i reads token i + 1 and drafts `_CHAIN` tokens.
 
     The first chain reads the first generated token, as in the engine's first round.
     """
@@ -230,7 +231,7 @@ def _engine_config(loaded: LoadedModel) -> EngineConfig:
 
 
 def _write_texts(engine: Engine, tokenizer: Tokenizer | None) -> _Texts:
-    """Generates the texts: half greedy, half sampled with different seeds."""
+    """Generates the texts: half of them greedily, the others sampled with different seeds."""
     requests = trial_requests(engine.loaded, tokenizer, _NUM_TEXTS, _NUM_TOKENS, engine.config.max_model_len)
     texts = {request.request_id: list(request.prompt_token_ids) for request in requests}
     for request in requests:

@@ -1,9 +1,10 @@
 """Drafts with an independent model: any causal LM with the verifier's vocabulary, over its own paged KV.
 
 The KV of token j is stored at index j of the sequence's block table. A pair (position i, token i + 1) from the verifier
-means that token i is committed. Tokens up to the last but one are stored; the last one, the root, is run at the start
-of each draft, because its block need not exist yet. Therefore a chunk starts with the token at its own first position:
-where a shared prefix ends, no other sequence has run that token.
+means that token i is committed. After a commit, the KV of all tokens but the newest is stored. The newest token is the
+root of the next draft, and is run at the start of that draft, because the block table need not have a block for it
+before. A chunk therefore runs the tokens at its own positions, not the tokens one position later: where a shared prefix
+ends, no other sequence has run the token at the chunk's first position.
 
 Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; trees as in EAGLE-2.
 """
@@ -64,7 +65,7 @@ class ModelDrafter(StagedDrafter):
         self.max_position = loaded.max_position_embeddings - 1
         self.name = loaded.name
         size = min(loaded.vocab_size, vocab_size or loaded.vocab_size)
-        # Rows for the root and every expanded node.
+        # The pool has rows for the root and for every expanded node.
         num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
         pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, loaded.device)
         growth = Growth(speculation, torch.arange(size, device=loaded.device), packed=True)
@@ -87,14 +88,14 @@ class ModelDrafter(StagedDrafter):
             )
 
     def commit(self, batch: DraftBatch) -> None:
-        """Run the decided tokens; see `Drafter.commit`."""
+        """Runs the decided tokens; see `Drafter.commit`."""
         if self._stages is not None:
             super().commit(batch)
         elif batch.chunk_slots or batch.decode_slots.numel():
             self._advance(batch, batch.decode_slots.tolist(), [])
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
-        """Run decided tokens and roots in one pass, then the levels; see `Drafter.draft`."""
+        """Runs decided tokens and roots in one pass, then the levels of the trees; see `Drafter.draft`."""
         proposals = batch.proposal_slots.tolist()
         if self._stages is not None or not proposals:
             return super().draft(batch)
@@ -104,11 +105,11 @@ class ModelDrafter(StagedDrafter):
         return self._grow_from(roots, logits, tables, batch.growth_rules)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Runs the chunks."""
+        """Runs the tokens of a batch's prompt chunks."""
         self._advance(batch, [], [])
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Runs the tokens that decodes make storable: the token before theirs, and all of theirs but the newest."""
+        """Runs the tokens without KV: each decode's last token before the round, and all but its newest."""
         token_ids = torch.cat([rows.first_token_ids[:, None], rows.token_ids[:, :-1]], dim=1)
         part = self._pass_rows(token_ids, rows.positions, rows.num_tokens, block_tables[rows.slots])
         self._forward([part], part.slot_mapping[:0])
@@ -121,7 +122,7 @@ class ModelDrafter(StagedDrafter):
         return self._grow_from(roots, self._forward([part], None)[:, None], tables, rules)
 
     def _draft(self, rows: DecidedRows, roots: Roots, block_tables: Tensor) -> TokenTree:
-        """Runs decided tokens and roots in one pass: each root follows its sequence's decode, if there is one."""
+        """Runs decided tokens and roots in one pass; if a sequence has a decode, the root follows its tokens."""
         same = roots.slots[:, None] == rows.slots
         decode = same.to(torch.int64).argmax(dim=1)
         num_settled = rows.num_tokens[decode] * same.any(dim=1)
@@ -139,10 +140,10 @@ class ModelDrafter(StagedDrafter):
         Args:
             batch: the batch.
             decodes: slots whose accepted tokens are run.
-            proposals: slots whose roots are run, after their accepted tokens if there are any.
+            proposals: slots whose roots are run; a slot's accepted tokens, if there are any, are run before its root.
 
         Returns:
-            Logits [num_proposals, 1, vocab_size] that follow the roots.
+            Logits [num_proposals, 1, vocab_size] of the tokens after the roots.
         """
         rows = self._rows(batch, decodes, proposals) if decodes or proposals else None
         begin = 0 if rows is None else len(rows.pass_rows.slot_mapping)
@@ -152,10 +153,11 @@ class ModelDrafter(StagedDrafter):
         return self._forward(parts, wanted)[:, None]
 
     def _rows(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> "_Rows":
-        """A row of tokens for each slot: proposals in order, then decodes without a proposal."""
+        """Builds a row of tokens for each slot: first the proposals in order, then the decodes without a proposal."""
         proposed, decode_of = set(proposals), {slot: index for index, slot in enumerate(decodes)}
         slots = proposals + [slot for slot in decodes if slot not in proposed]
-        # Slots without a decode point to the first decode's row, whose tokens are not counted there.
+        # For a slot without a decode the index is 0, the first decode's row; none of that row's tokens is counted for
+        # the slot.
         slot_ids, decode, decoding, rooted = upload(
             [
                 slots,
@@ -172,8 +174,8 @@ class ModelDrafter(StagedDrafter):
             num_accepted = batch.decode_num_tokens[decode] * decoding
             width += batch.decode_token_ids.shape[1]
         starts = lens - 1 - num_accepted
-        # A round may have moved a sequence past its history when the round ended it and its host is not yet aware of
-        # that.
+        # If a round ends a sequence, the round may have moved the sequence beyond its token history before the host is
+        # aware of the end, so indices are clamped.
         known = starts[:, None] + torch.arange(width, device=self.device)
         token_ids = batch.token_ids[slot_ids[:, None], known.clamp(0, batch.token_ids.shape[1] - 1)]
         tables = self.pool.tables(self._tables(batch)[slot_ids], lens - 1)
@@ -183,7 +185,7 @@ class ModelDrafter(StagedDrafter):
     def _pass_rows(self, token_ids: Tensor, starts: Tensor, num_counted: Tensor, tables: Tensor) -> Rows:
         """Rows of tokens int64 [num_reqs, width] from positions int64 [num_reqs] on.
 
-        The first num_counted are valid.
+        The first num_counted tokens of each request are valid; the others are padding.
         """
         steps = torch.arange(token_ids.shape[1], device=self.device)
         storage, counted = starts[:, None] + steps, steps < num_counted[:, None]
@@ -193,17 +195,18 @@ class ModelDrafter(StagedDrafter):
         return self._flat(token_ids, storage, mapping, segment)
 
     def _flat(self, token_ids: Tensor, positions: Tensor, mapping: Tensor, segment: Segment) -> Rows:
-        """Flattened rows [num_reqs, width] of one segment."""
-        # Learned position embeddings are finite: a draft beyond them is a bad guess, but must not crash.
+        """Flattens [num_reqs, width] tokens, positions and slot mapping to the rows of one segment."""
+        # Position embeddings may be a table of limited length; for a draft beyond the table a bad guess is acceptable,
+        # a crash is not.
         positions = positions.reshape(1, -1).clamp(0, self.max_position)
         return Rows(token_ids.reshape(1, -1), positions, mapping.flatten(), [segment], self.pool.caches)
 
     def _tables(self, batch: DraftBatch) -> Tensor:
-        """Block tables of all slots, cut to the blocks of committed tokens."""
+        """Block tables of all slots, shortened to the blocks of committed tokens."""
         return self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
 
     def _chunks(self, batch: DraftBatch, begin: int) -> list[Rows]:
-        """A segment for each chunk."""
+        """Rows of each chunk; every chunk is a segment of its own."""
         return [
             self._flat(
                 batch.token_ids[chunk.slot, chunk.positions],
@@ -215,12 +218,12 @@ class ModelDrafter(StagedDrafter):
         ]
 
     def _forward(self, parts: list[Rows], wanted: Tensor | None) -> Tensor:
-        """Logits [num_wanted, vocab_size] of a flattened batch; None returns those of all rows."""
+        """Logits [num_wanted, vocab_size] of the wanted rows of a flattened batch; None means all rows."""
         logits = self.model(joined(parts)._replace(logits_rows=wanted)).logits
         return logits[:, : len(self.growth.draft_token_ids)]
 
     def _grow_from(self, roots: Roots, logits: Tensor, tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """Grows a tree per root; the root has been run as the first drafted row.
+        """Grows a tree from each root; the root was run before, and is stored as the first drafted row.
 
         Args:
             roots: the roots.
@@ -260,7 +263,7 @@ def build_draft_model(
 
     Raises:
         FileNotFoundError: the source is not a checkpoint folder.
-        VocabularyError: the draft model numbers its tokens differently.
+        VocabularyError: the draft model's token ids mean other tokens than the verifier's.
         UnsupportedModelError: the architecture cannot be run over a paged cache.
     """
     folder = checkpoint_folder(source)

@@ -1,4 +1,4 @@
-"""Registers draft models, the kind of every folder that no other kind claims."""
+"""Registers draft models; a folder that no other kind of drafter claims is opened as a draft model."""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 

@@ -1,4 +1,4 @@
-"""Finds text that a grammar forces, token by token, with a limit on length because forced text may be endless."""
+"""Finds text that a grammar forces, token by token; the length is limited because forced text may be endless."""
 
 import codecs
 import time
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MOST_STEPS = 128
-"""Most tokens that one walk looks ahead."""
+"""Maximum number of tokens that one walk looks ahead."""
 MOST_WALK_S = 0.002
 """CPU seconds after which a walk stops."""
 _MOST_SPELLINGS = 64
-"""Most allowed tokens with which one forced text may begin."""
+"""Maximum number of different tokens with which the same forced text may begin."""
 
 
 class CertainWalk(NamedTuple):
@@ -24,7 +24,7 @@ class CertainWalk(NamedTuple):
 
     token_ids: list[int]
     goes_on: bool
-    """Whether the walk stopped at a limit, with more forced text ahead."""
+    """Whether the walk stopped at a limit although the grammar forces more text."""
 
 
 def only_text(mask: np.ndarray, table: Vocabulary) -> int | None:
@@ -49,7 +49,7 @@ def only_text(mask: np.ndarray, table: Vocabulary) -> int | None:
 
 
 def walk(matcher: "LLMatcher", first: int, table: Vocabulary) -> CertainWalk:
-    """Advances the matcher along the shortest tokens, from `first` on, while the grammar leaves no choice."""
+    """Advances the matcher from token `first` on, by the shortest token, as long as the grammar leaves no choice."""
     mask, token_ids, until = np.zeros(table.num_words, np.int32), [], time.thread_time() + MOST_WALK_S
     following: int | None = first
     while following is not None and len(token_ids) < MOST_STEPS and time.thread_time() < until:
@@ -62,18 +62,19 @@ def walk(matcher: "LLMatcher", first: int, table: Vocabulary) -> CertainWalk:
 
 
 def spelled(found: CertainWalk, table: Vocabulary) -> list[int]:
-    """Token ids of the walk's text as the tokenizer would write it.
+    """Token ids that the tokenizer gives for the walk's text.
 
-    Leading bytes of a split character keep their tokens.
+    If the text begins inside a character, the tokens of that character's bytes are kept.
     """
     texts, start = [table.texts[token_id] for token_id in found.token_ids], 0
     while start < len(texts) and texts[start][0] & 0xC0 == 0x80:
         start += 1
     try:
-        # The last character may be incomplete.
+        # The last character may be incomplete, so the decoder is incremental.
         text = codecs.getincrementaldecoder("utf-8")().decode(b"".join(texts[start:]))
     except UnicodeDecodeError:
         return found.token_ids
     token_ids = [*found.token_ids[:start], *table.encode(text)]
-    # Where the text is cut off, the tokenizer's last token is uncertain.
+    # If a limit has cut the text off, its last token is dropped, because the tokenizer might join it with the text that
+    # follows.
     return token_ids[:-1] if found.goes_on else token_ids

@@ -1,4 +1,4 @@
-"""Adds the tokens that a grammar forces to draft trees, as chains beside the drafter's nodes or alone."""
+"""Adds the tokens that a grammar forces to draft trees, as chains beside the drafter's nodes or by themselves."""
 
 import torch
 from torch.nn.functional import pad
@@ -10,7 +10,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 def with_certain(plan: SchedulerOutput, trees: TokenTree | None, shape: SpeculationConfig) -> TokenTree | None:
-    """Adds chains of forced tokens to a round's trees on the host; the result is as wide as the largest tree.
+    """Adds chains of forced tokens to the trees of a round on the host; the result is as wide as the largest tree.
 
     Args:
         trees: one tree per decode; None for bare roots.
@@ -31,7 +31,7 @@ def with_certain(plan: SchedulerOutput, trees: TokenTree | None, shape: Speculat
 def add_certain(
     plan: SchedulerOutput, trees: TokenTree | None, shape: SpeculationConfig, device: torch.device
 ) -> TokenTree | None:
-    """Adds chains of forced tokens to trees of a fixed width, on any device; returns None if there are no trees."""
+    """Adds chains of forced tokens to trees of fixed width, on any device; returns None if `trees` is None."""
     if trees is None:
         return None
     chains = _chains(plan, shape.max_path - 1)
@@ -39,7 +39,7 @@ def add_certain(
 
 
 def _chains(plan: SchedulerOutput, max_depth: int) -> dict[int, list[int]]:
-    """Forced tokens by decode, for decodes with room for nodes that have any."""
+    """Forced tokens by decode; contains decodes with room for nodes and at least one forced token."""
     rows = zip(plan.decodes, plan.with_nodes(), strict=True)
     chains = {row: seq.certain(max_depth) for row, (seq, has_room) in enumerate(rows) if has_room}
     return {row: chain for row, chain in chains.items() if chain}
@@ -63,7 +63,7 @@ def _add_chains(
 def _begins_otherwise(trees: TokenTree, row: int, chain: list[int], seq: Sequence) -> bool:
     """Whether the drafter's tree begins with another allowed token.
 
-    Such trees are kept, because the drafter has learned how the model tokenizes a text.
+    Such a tree is kept without a chain, because the drafter has learned how the model splits a text into tokens.
     """
     if int(trees.num_valid[row]) == 1:
         return False
@@ -72,7 +72,7 @@ def _begins_otherwise(trees: TokenTree, row: int, chain: list[int], seq: Sequenc
 
 
 def _add_chain(trees: TokenTree, row: int, chain: list[int], *, chains_only: bool) -> None:
-    """Adds a path to a tree in place; if there is no room, the tree's last nodes are removed.
+    """Adds a path to a tree in place; if the tree lacks room for the path, its last nodes are removed.
 
     Args:
         chains_only: whether trees must not branch.
@@ -83,7 +83,7 @@ def _add_chain(trees: TokenTree, row: int, chain: list[int], *, chains_only: boo
     if not rest:
         return
     if num_valid + len(rest) > num_nodes:
-        # Parents precede their children, so the remaining nodes form a tree.
+        # Parents precede their children, so the nodes that remain still form a tree.
         num_valid = num_nodes - len(chain)
         node, rest = _follow(trees, row, num_valid, chain)
     if chains_only and node != num_valid - 1:
@@ -99,7 +99,7 @@ def _add_chain(trees: TokenTree, row: int, chain: list[int], *, chains_only: boo
 
 
 def _follow(trees: TokenTree, row: int, num_valid: int, chain: list[int]) -> tuple[int, list[int]]:
-    """The deepest of a tree's first `num_valid` nodes on a path, and the rest of the path."""
+    """Returns the deepest of a tree's first `num_valid` nodes that is on a path, and the rest of the path."""
     token_ids, parents = (field[row, :num_valid].tolist() for field in (trees.token_ids, trees.parents))
     node = 0
     for place, token_id in enumerate(chain):

@@ -1,4 +1,4 @@
-"""Compiles schemas, expressions and other forms of grammars over the model's tokens, by llguidance."""
+"""Compiles schemas, regular expressions and other kinds of grammars for the model's tokens, by llguidance."""
 
 import re
 import threading
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 MOST_ITEMS = 10_000
-"""Most parser items for computing one mask."""
+"""Maximum number of parser items while one mask is computed."""
 MOST_SETS = 4
-"""Most intersections and negations in a Lark grammar: the automata for them grow with the product of their operands."""
+"""Maximum number of intersections and negations in a Lark grammar: their automata grow with the product of their
+operands.
+"""
 _MAX_REASON = 300
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
 _SOURCE = re.compile(r"(?m)^(at )?\d+\(\d+\): |^ *\d+ \|.*\n?|^ *\^\n?")
-"""Source positions and excerpts of generated Lark in llguidance's error messages."""
+"""Source positions and excerpts of the generated Lark in llguidance's error messages, which users did not write."""
 
 
 class Grammars:
@@ -47,12 +49,12 @@ class Grammars:
         """Compiles a request's grammar.
 
         Args:
-            lark: result of `lark_of_spec` for this grammar, if available. Writing Lark holds Python's global lock,
-                which a thread beside an engine must not do for long; compiling releases the lock.
+            lark: result of `lark_of_spec` for this grammar, if available. A thread beside an engine should pass it,
+                because writing Lark holds Python's global lock for long; compiling releases the lock.
 
         Raises:
-            ValueError: the text is not a valid grammar, the grammar is not supported, or the model has no token to end
-                an answer with; the message names the field and the reason.
+            ValueError: the text is not a valid grammar, the grammar is not supported, or the model has no token that
+                ends an answer; the message names the field and the reason.
         """
         if not self._eos_token_ids:
             raise ValueError(f"{spec.field} cannot be used: the model names no token that ends a text")
@@ -67,12 +69,12 @@ class Grammars:
 
 
 def grammars(tokenizer: "Tokenizer | None", vocab_size: int, eos_token_ids: frozenset[int]) -> Grammars | None:
-    """Compiler for a model; None without a tokenizer."""
+    """Returns the compiler of grammars for a model; None without a tokenizer."""
     return None if tokenizer is None else Grammars(tokenizer, vocab_size, eos_token_ids)
 
 
 def lark_of_spec(vocabulary: Vocabulary, spec: GrammarSpec) -> str:
-    """A request's grammar in llguidance's Lark; raises as `Grammars.compile`."""
+    """A request's grammar in llguidance's Lark; raises like `Grammars.compile`."""
     make = _LARK_OF.get(spec.kind)
     if make is None:
         raise ValueError(f"{spec.field} has no kind {spec.kind!r}: there are {', '.join(KINDS)}")
@@ -89,7 +91,7 @@ def compile_spec(vocabulary: Vocabulary, spec: GrammarSpec, lark: str | None = N
         return RequestGrammar(_compiled(lark, vocabulary, spec.field), vocabulary, spec)
     except ValueError:
         if spec.kind == "structural_tag":
-            # Compiles the schemas one by one, so that the message names the place of the one that fails.
+            # The schemas are compiled one by one, so that the message names the schema that fails.
             for place, schema in _tag(spec, vocabulary).schemas:
                 _compiled(lark_of(json_of(schema)), vocabulary, place)
         raise

@@ -12,38 +12,41 @@ from typing import Any, NamedTuple, TypeAlias
 from wingbeat.runtime.grammar.patterns import rust_pattern
 
 MOST_WHITESPACE = 16
-"""Most whitespace characters between two pieces of JSON; without a limit a model may write nothing but whitespace."""
+"""Maximum number of whitespace characters between two pieces of JSON; without a limit a model may write whitespace
+forever.
+"""
 _JSON_OPTIONS = {
     "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MOST_WHITESPACE}}}",
-    # Without \u escapes, with which a key could spell a property's name differently.
+    # Escapes with \u are not allowed, because a key could spell a property's name differently with them.
     "json_allowed_escapes": 'nrbtf\\"',
 }
 HEADER = '%llguidance {"no_forcing": true}'
-"""First line of every grammar: llguidance must allow all tokenizations of forced text, as the model chooses among
-them."""
+"""First line of every grammar: makes llguidance allow all tokenizations of forced text, so that the model chooses
+among them.
+"""
 _ANY = "/(?s:.*)/"
 
 
 class Regex(NamedTuple):
-    """Lark of a terminal."""
+    """A terminal, as Lark source."""
 
     lark: str
 
 
 class Other(NamedTuple):
-    """Lark of a rule."""
+    """A rule that is not regular, as Lark source."""
 
     lark: str
 
 
 class Rule(NamedTuple):
-    """Rule of a grammar, by name."""
+    """Reference to a rule of a grammar, by the rule's name."""
 
     name: str
 
 
 class In(NamedTuple):
-    """Sequence of forms."""
+    """Several forms, one after the other."""
 
     order: Sequence["Form"]
 
@@ -55,7 +58,7 @@ class Either(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Repetition of a form; unbounded if `most` is None."""
+    """Repetition of a form; the number is unbounded if `most` is None."""
 
     form: "Form"
     least: int
@@ -67,24 +70,24 @@ NOTHING = Regex('""')
 
 
 def text(value: str) -> Regex:
-    """Form of exactly this text."""
+    """Form that matches exactly this text."""
     return Regex(json.dumps(value))
 
 
 def pattern(expression: str) -> Regex:
-    """Form of texts that match a whole regular expression."""
+    """Form of the texts that match a regular expression as a whole."""
     from llguidance import regex_to_lark
 
     return Regex(f"/{regex_to_lark(rust_pattern(expression), '')}/")
 
 
 def without(marks: Sequence[str]) -> Regex:
-    """Text that contains none of the marks."""
+    """Form of texts that contain none of the marks."""
     return Regex(f"({_ANY} & ~({_ANY} {_one_of(marks)} {_ANY}))") if marks else Regex(_ANY)
 
 
 def until(mark: str, others: Sequence[str] = ()) -> Regex:
-    """Text up to and including a mark; the text contains no other mark."""
+    """Form of texts up to and including a mark, which contain no mark before it."""
     return Regex(f"({_ANY} {json.dumps(mark)} & ~({_ANY} {_one_of([mark, *others])} /(?s:.+)/))")
 
 
@@ -93,14 +96,14 @@ def _one_of(marks: Sequence[str]) -> str:
 
 
 def json_of(schema: Any) -> Other:
-    """JSON that matches a schema."""
+    """Form of JSON texts that match a schema."""
     schema = {} if schema is True else {"not": {}} if schema is False else schema
     options = {"x-guidance": _JSON_OPTIONS}
     return Other(f"%json {json.dumps({**schema, **options}, allow_nan=False)}")
 
 
 def renamed(form: Form, prefix: str) -> Form:
-    """The form with a prefix before the names of its rules."""
+    """The form, with a prefix in front of the names of its rules."""
     match form:
         case Rule(name):
             return Rule(prefix + name)
@@ -115,12 +118,12 @@ def renamed(form: Form, prefix: str) -> Form:
 
 
 def optional(form: Form) -> Times:
-    """The form or nothing."""
+    """Form of a text that matches the form or is empty."""
     return Times(form, 0, 1)
 
 
 def lark_of(form: Form, rules: Mapping[str, Form] | None = None) -> str:
-    """Lark of a form that refers to the given rules."""
+    """Lark source of a form; the form may refer to the given rules."""
     return _Writer(rules or {}).write(form)
 
 
@@ -207,7 +210,7 @@ def _below(form: Form) -> Sequence[Form]:
 
 
 def leaves(form: Form) -> Iterator[Regex | Other | Rule]:
-    """Leaf forms of a form."""
+    """Forms inside a form that contain no other forms."""
     if isinstance(form, Regex | Other | Rule):
         yield form
     for one in _below(form):
@@ -215,7 +218,7 @@ def leaves(form: Form) -> Iterator[Regex | Other | Rule]:
 
 
 def _regular_rules(rules: Mapping[str, Form]) -> set[str]:
-    """Rules that are regular: without recursion and without non-regular leaves."""
+    """Names of rules that are regular: without recursion, and with regular leaves only."""
     regular: set[str] = set()
     waiting = {name: [one for one in leaves(form) if not isinstance(one, Regex)] for name, form in rules.items()}
     while found := [

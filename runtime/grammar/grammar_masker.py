@@ -1,4 +1,4 @@
-"""Masker that follows one request's grammar; see `GrammarMasker`."""
+"""Follows the grammar of one request and computes its token masks; see `GrammarMasker`."""
 
 import time
 from collections import deque
@@ -17,40 +17,46 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MOST_TREE_S = 0.005
-"""CPU seconds for one tree's masks. If a grammar takes longer, only the root is verified: slower, but with the same
-text."""
+"""CPU seconds allowed for the masks of one tree.
+
+If a grammar takes longer, only the root is verified, which is slower but gives the same text.
+"""
 MOST_AHEAD_S = 0.001
-"""CPU seconds for the drafter's mask, for which a round waits."""
+"""CPU seconds allowed for the mask that the drafter gets; a round waits for that mask."""
 MOST_SLOW = 4
-"""Number of drafter masks, or of consecutive trees, that may exceed their time before no more of them are computed."""
+"""Number of drafter masks, or of consecutive trees, that may exceed their time; after that no more masks of that
+kind are computed.
+"""
 MASK_S = 1e-3
-"""CPU seconds per token that a request may take on average; rounds of the batch wait for its masks."""
+"""CPU seconds per token that a request may take on average; the limit exists because the rounds of the batch wait
+for the masks.
+"""
 MOST_AT_ONCE_S = 0.25
-"""CPU seconds that a request may take beyond this average."""
+"""CPU seconds that a request may take in addition to this average."""
 _ALL = -1
 _NOTHING_FITS = "NoExtensionBias"
-"""Part of llguidance's error where the grammar allows no token."""
+"""Part of llguidance's error message if the grammar allows no token."""
 
 
 class RequestGrammar(NamedTuple):
     """Compiled grammar of a request."""
 
     compiled: "LLMatcher"
-    """Matcher at the beginning of a text; copied for each use and never modified."""
+    """Matcher at the beginning of a text; each use copies it, so it is never modified."""
     vocabulary: Vocabulary
     spec: GrammarSpec
 
     def matcher(self) -> "LLMatcher":
-        """New matcher for one text."""
+        """Returns a new matcher for one text."""
         return self.compiled.deep_copy()
 
     def masker(self, token_ids: Sequence[int]) -> "GrammarMasker":
-        """Masker for a text that begins with these tokens; raises as `GrammarMasker`."""
+        """Masker for a text that begins with these tokens; raises like `GrammarMasker`."""
         return GrammarMasker(self, token_ids)
 
 
 class _Tree(NamedTuple):
-    """Tree of the latest `fill`, and its masks."""
+    """The tree of the latest `fill`, and the masks of its nodes."""
 
     token_ids: np.ndarray
     parents: np.ndarray
@@ -58,15 +64,15 @@ class _Tree(NamedTuple):
 
 
 class GrammarMasker:
-    """Follows a grammar.
+    """Follows the grammar of one text, and computes the masks of allowed tokens.
 
-    Drafted nodes are followed by copies of the text's matcher, which takes microseconds, and matchers are never rolled
-    back: in llguidance 1.9.1 masks after a rollback may be those of the abandoned path. llguidance limits the
-    computation of each call; a matcher that hit a limit is unusable from then on. A request whose grammar takes too
-    much time ends with `TooDear` at its next token.
+    Drafted nodes are followed with copies of the text's matcher; a copy takes microseconds. Matchers are never rolled
+    back, because in llguidance 1.9.1 the masks after a rollback may be those of the abandoned path. llguidance limits
+    the computation of each call, and a matcher that has hit a limit is unusable. A request whose grammar takes too much
+    time ends with `TooDear` at its next token.
 
     Args:
-        output_token_ids: tokens that another engine has generated already.
+        output_token_ids: tokens of the answer that another engine generated before.
 
     Raises:
         ValueError: these tokens do not match the grammar.
@@ -76,21 +82,21 @@ class GrammarMasker:
     def __init__(self, grammar: RequestGrammar, output_token_ids: Sequence[int] = ()) -> None:
         self._grammar, self._vocabulary = grammar, grammar.vocabulary
         self.problem: TooDear | None = None
-        """Error with which the request ends at its next token."""
+        """Error with which the request will end at its next token; None if there is no problem."""
         self._matcher = grammar.matcher()
         self._spent_s = 0.0
-        """CPU seconds used, less `MASK_S` for each token."""
+        """CPU seconds used, minus `MASK_S` for each token."""
         self._tree: _Tree | None = None
         self._may_force: bool | None = None
         """Result of `may_force` for the latest tree; None before it is computed."""
         self._node = 0
-        """Node of the latest tree that is the last accepted token."""
+        """Node of the latest tree that holds the last accepted token."""
         self._root: np.ndarray | None = None
-        """Mask behind the last accepted token, int32 [1, num_words]; None before it is computed."""
+        """Mask of the token after the last accepted token, int32 [1, num_words]; None before it is computed."""
         self._ahead: tuple[list[int], np.ndarray] | None = None
-        """Predicted next tokens, and the mask behind them."""
+        """Predicted next tokens, and the mask of the token after them."""
         self._certain: deque[int] | None = None
-        """Forced tokens that are still ahead; None before they are computed."""
+        """Forced tokens that are not generated yet; None before they are computed."""
         self._num_slow = self._num_late = 0
         for token_id in output_token_ids:
             self.accept(token_id)
@@ -103,15 +109,15 @@ class GrammarMasker:
         masked = self._tree is not None
         if masked:
             self._step(token_id)
-        # If the token differs, the forced text is being written with other tokens, and the rest is computed anew.
+        # If the model writes the forced text with other tokens, the list no longer fits and is computed again.
         if not self._certain or self._certain.popleft() != token_id or not self._certain:
             self._certain = None
         is_end = token_id in self._vocabulary.stop_token_ids
         started = time.thread_time()
         fits = self._matcher.is_accepting() if is_end else self._matcher.try_consume_tokens([token_id]) == 1
         self._spend(time.thread_time() - started)
-        # A matcher that refuses a token its own mask allows has hit a limit too, which llguidance 1.9.1 does not
-        # report.
+        # If a matcher refuses a token that its own mask allows, it has hit a limit, which llguidance 1.9.1 does not
+        # report in this case.
         if self._matcher.is_error() or (masked and not fits):
             raise self._too_dear()
         if not fits:
@@ -167,7 +173,7 @@ class GrammarMasker:
         return list(islice(self._certain, most))
 
     def _step(self, token_id: int) -> None:
-        """Advances in the latest tree by a token, checked against the mask with which it was chosen.
+        """Advances in the latest tree by a token, after checking it against the mask with which the token was chosen.
 
         Raises:
             NothingAllowed: every token is forbidden.
@@ -184,7 +190,7 @@ class GrammarMasker:
             self._tree = None
 
     def _foretold(self, token_id: int) -> None:
-        """Uses or keeps the mask computed ahead, as long as accepted tokens equal the predicted ones."""
+        """Keeps the mask computed ahead while accepted tokens equal the predicted ones; uses it after the last one."""
         self._root = None
         if self._ahead is not None:
             (first, *rest), found = self._ahead
@@ -204,7 +210,7 @@ class GrammarMasker:
         return spelled[: self._for_drafts(_num_allowed, spelled) or 0] or found.token_ids
 
     def _root_mask(self) -> np.ndarray | None:
-        """Mask behind the last accepted token, int32 [1, num_words]; None if the request must end."""
+        """Mask of the token after the last accepted token, int32 [1, num_words]; None if the request must end."""
         if self._root is None and self.problem is None:
             started, self._root = time.thread_time(), np.zeros((1, self._vocabulary.num_words), np.int32)
             fill_row(self._matcher, self._root, 0)
@@ -225,8 +231,7 @@ class GrammarMasker:
             fits = below.try_consume_tokens([token_id]) == 1
             if fits:
                 fill_row(below, masks, node)
-            # A node at which a limit was hit is not forbidden: the text may continue there, so its row must not be
-            # used.
+            # The row of a node at which a limit was hit must not be used, because the text may still continue there.
             if below.is_error():
                 self._leave_drafts()
                 return False
@@ -249,7 +254,7 @@ class GrammarMasker:
     def _for_drafts(self, work: Callable[..., Any], *args: Any) -> Any:
         """Runs `work` with a copy of the matcher.
 
-        None if the copy hit a limit, which must not affect the text itself.
+        Returns None if the copy hit a limit; the text's own matcher is not affected by that.
         """
         if self._matcher.is_error():
             return None
@@ -261,11 +266,14 @@ class GrammarMasker:
         return found
 
     def _leave_drafts(self) -> None:
-        """Stops following drafts, because a limit was hit."""
+        """Stops computing masks for drafts of this request, because a limit was hit."""
         self._num_late = self._num_slow = MOST_SLOW
 
     def _spend(self, seconds: float) -> None:
-        """Adds CPU time of the text itself; time for drafts must not change when a request ends."""
+        """Adds CPU time that the text itself took.
+
+        Time for drafts is not added, because drafting must not change when a request ends.
+        """
         self._spent_s += seconds
         if self._spent_s > MOST_AT_ONCE_S:
             self.problem = self._too_dear()
@@ -279,9 +287,9 @@ def _num_allowed(matcher: "LLMatcher", token_ids: list[int]) -> int:
 
 
 class _Walk:
-    """Depth-first iteration over a tree below its root, parents first.
+    """Depth-first iteration over the nodes below a tree's root; a parent comes before its children.
 
-    Children of the last node follow only after `descend`.
+    The children of the node that was yielded last are visited only if `descend` is called.
     """
 
     def __init__(self, parents: np.ndarray) -> None:
@@ -292,19 +300,19 @@ class _Walk:
         self._last = 0, 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Yields nodes with the number of their ancestors below the root."""
+        """Yields each node with the number of its ancestors below the root."""
         while self._pending:
             self._last = self._pending.pop()
             yield self._last
 
     def descend(self) -> None:
-        """Visits the children of the last node next."""
+        """Makes the children of the node that was yielded last the next nodes."""
         node, above = self._last
         self._pending += [(below, above + 1) for below in self._below.get(node, ())]
 
 
 def fill_row(matcher: "LLMatcher", masks: np.ndarray, row: int) -> None:
-    """Writes the allowed next tokens into a row of masks, int32 [_, num_words]."""
+    """Writes the allowed next tokens into one row of masks, int32 [_, num_words]."""
     target = masks[row]
     matcher.unsafe_compute_mask_ptr(target.ctypes.data, target.nbytes)
 

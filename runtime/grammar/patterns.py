@@ -1,8 +1,8 @@
 """Translates regular expressions of JSON schemas (ECMAScript) to the Rust syntax that llguidance reads.
 
-Rust's character classes nest, subtract and intersect, and its `\\d`, `\\w` and `\\s` are Unicode classes. ECMAScript's
-and Python's classes do none of this and disagree with each other on Unicode: a class here holds the characters on which
-both agree.
+In Rust, character classes can be nested, subtracted and intersected, and `\\d`, `\\w` and `\\s` are Unicode classes.
+ECMAScript's and Python's classes cannot be combined, and the two dialects disagree on Unicode. A translated class
+therefore contains only the characters that both dialects include.
 """
 
 import re
@@ -20,7 +20,7 @@ _NARROW = {
     "W": f"[^{_WORDS}]",
     "S": f"[^{_BLANKS}]",
 }
-"""Characters that belong to a class in both dialects."""
+"""Characters that belong to the class of an escape, such as digits, in both dialects."""
 _WIDE = {
     "d": r"\p{Nd}",
     "w": _WORDS,
@@ -29,11 +29,13 @@ _WIDE = {
     "W": "[^0-9A-Za-z_]",
     "S": r"[^\t\n\x{0B}\x{0C}\r\x20]",
 }
-"""Characters that belong to a class in at least one dialect; a negated class excludes all of them."""
+"""Characters that belong to the class of an escape in at least one dialect; a negated class must exclude all of
+them.
+"""
 
 
 def rust_pattern(pattern: str) -> str:
-    """The expression in Rust syntax; its validity is checked when it is compiled."""
+    """The expression in Rust syntax; whether it is valid is checked later, when it is compiled."""
     written, place = [], 0
     while place < len(pattern):
         found = _PIECE.match(pattern, place)
@@ -52,10 +54,10 @@ def rust_pattern(pattern: str) -> str:
 
 
 def searched(pattern: str) -> str:
-    """Expression that matches a whole string in which `pattern` is found anywhere.
+    """Expression that matches a whole string if `pattern` matches anywhere in the string.
 
     Raises:
-        ValueError: an anchor is not at an end of an alternative.
+        ValueError: an anchor (^ or $) is not at the beginning or end of an alternative.
     """
     alternatives, depth, place = [""], 0, 0
     while place < len(pattern):
@@ -87,7 +89,7 @@ def _anywhere(alternative: str) -> str:
 
 
 def _class(pattern: str, place: int, is_negated: bool) -> tuple[str, int]:
-    """Translation of a class from `place` to its end, and the place behind it."""
+    """Translation of the rest of a character class from `place` on, and the place behind the class."""
     sets, written = _WIDE if is_negated else _NARROW, []
     while place < len(pattern):
         if pattern[place] == "]":
@@ -104,11 +106,11 @@ def _class(pattern: str, place: int, is_negated: bool) -> tuple[str, int]:
 
 
 def _atom(pattern: str, place: int, sets: dict[str, str]) -> tuple[str, bool, int]:
-    """Translation of one character or set in a class, whether it is a set, and the place behind it."""
+    """Translation of one character or escape in a class, whether it stands for a set, and the place behind it."""
     found = _IN_CLASS.match(pattern, place)
     escaped, plain = found.groups()
     if plain is not None:
-        # These characters have another meaning in Rust's classes, alone or doubled.
+        # These characters have another meaning in Rust's classes, singly or doubled, so they are escaped.
         return f"\\{plain}" if plain in "[&~^-" else plain, False, found.end()
     if escaped in sets:
         return sets[escaped], True, found.end()
@@ -118,5 +120,6 @@ def _atom(pattern: str, place: int, sets: dict[str, str]) -> tuple[str, bool, in
 
 def _escape(escaped: str) -> str:
     r"""Translation of a backslash with a character, or of a longer escape."""
-    # Rust does not escape letters beyond ASCII, and reads `\<` and `\>` as word boundaries.
+    # The backslash is dropped before letters beyond ASCII, which Rust does not allow, and before `<` and `>`, which
+    # would be word boundaries.
     return escaped if not escaped[0].isascii() or escaped in "<>" else f"\\{escaped}"

@@ -1,4 +1,4 @@
-"""Prepares JSON schemas for llguidance: every keyword is either enforced or refused with its name and place."""
+"""Prepares JSON schemas for llguidance: every keyword is enforced, or an error names it and its place."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _NEVER = {
     "object": {"propertyNames", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties"},
     None: {"not", "if", "$dynamicRef", "$recursiveRef"},
 }
-"""Keywords that llguidance does not support, by the type of value that they constrain."""
+"""Keywords that llguidance does not support, by the type of the values that the keyword constrains."""
 _WITHOUT_EFFECT = {"uniqueItems": False, "propertyNames": True, "unevaluatedItems": True, "unevaluatedProperties": True}
 _HELPERS = {
     "then",
@@ -28,7 +28,9 @@ _HELPERS = {
     "$recursiveAnchor",
     "x-guidance",
 }
-"""Keywords without effect unless a refused keyword is present, and llguidance's own keyword."""
+"""Keywords that have no effect by themselves, only beside a keyword that is refused anyway, and llguidance's own
+keyword.
+"""
 _IN_PLACE = {"$ref", "allOf", "anyOf", "oneOf"}
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
@@ -36,10 +38,10 @@ _LISTED = ("prefixItems", "items", "allOf", "anyOf", "oneOf")
 
 
 class NotEnforced(Exception):
-    """Raised for a keyword that would be ignored.
+    """Raised for a keyword that llguidance would ignore.
 
     Args:
-        reason: part of the message behind the keyword and its place.
+        reason: text that follows the keyword and its place in the message.
     """
 
     def __init__(self, keyword: str, reason: str = "is not enforced") -> None:
@@ -48,7 +50,7 @@ class NotEnforced(Exception):
 
 
 def enforced(schema: Any, field: str) -> Any:
-    """The schema rewritten for llguidance.
+    """The schema, rewritten with keywords that llguidance enforces.
 
     Raises:
         ValueError: a keyword cannot be enforced; the message names field, keyword and place.
@@ -62,7 +64,7 @@ def enforced(schema: Any, field: str) -> Any:
             part, place = pending.pop()
             if not isinstance(part, dict) or id(part) in seen:
                 continue
-            seen[id(part)] = part  # keeps the part alive, so that its id stays unique
+            seen[id(part)] = part  # the reference keeps the part alive, so that its id stays unique
             try:
                 _check(part)
                 pending += [
@@ -87,7 +89,7 @@ def _target(reference: Any, root: Any) -> Any:
 
 
 def _below(part: Schema) -> Iterator[tuple[str, Any]]:
-    """Schemas directly below a schema, by keyword and name."""
+    """Schemas directly below a schema, each with its keyword and name."""
     for keyword in _NAMED:
         if isinstance(part.get(keyword), dict):
             yield from ((f"{keyword}/{name}", below) for name, below in part[keyword].items())
@@ -100,7 +102,7 @@ def _below(part: Schema) -> Iterator[tuple[str, Any]]:
 
 
 def _check(part: Schema) -> None:
-    """Raises NotEnforced for a keyword of this schema, not of those below, that cannot be enforced."""
+    """Raises NotEnforced for a keyword of this schema that cannot be enforced; schemas below are not checked."""
     for keywords in _NEVER.values():
         for keyword in keywords & part.keys():
             raise NotEnforced(keyword)
@@ -119,7 +121,7 @@ def _check(part: Schema) -> None:
 
 
 def _rewritten(part: Any, root: Any) -> Any:
-    """The schema in keywords that llguidance supports."""
+    """The schema, rewritten with keywords that llguidance supports."""
     if not isinstance(part, dict):
         return part
     written = {name: value for name, value in part.items() if name not in _HELPERS and _says_something(name, part)}

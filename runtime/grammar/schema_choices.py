@@ -28,7 +28,7 @@ def resolve(reference: Any, root: Any) -> Any:
 
 
 def type_names(declared: Any) -> set[str]:
-    """Type names in the keyword `type`, which holds a name or a list."""
+    """Type names in the keyword `type`, whose value is a name or a list of names."""
     names = declared if isinstance(declared, list) else [declared]
     return {name for name in names if isinstance(name, str)}
 
@@ -53,7 +53,7 @@ def types_of_value(value: Any) -> set[str]:
 
 
 def tells_apart(choices: list[Any], root: Any) -> bool:
-    """Whether no value can match two of the schemas, judged by type, constants or constants of a required property."""
+    """Whether no value matches two of the schemas, judged by types, constants and constants of required properties."""
     if len(choices) > _MOST_CHOICES:
         return False
     found = [_followed(choice, root) for choice in choices]
@@ -79,15 +79,15 @@ def _are_disjoint(one: Schema, other: Schema, root: Any) -> bool:
         return not {_canonical(value) for value in values} & {_canonical(value) for value in others}
     return any(
         _are_disjoint(_property(one, name, root), _property(other, name, root), root)
-        # A value that matches the schema requiring the property has one of its constants there, which the other schema
-        # forbids.
+        # A schema that requires the property allows only its constants there; if the other schema allows none of these,
+        # no value matches both.
         for name in sorted(_required(one) | _required(other))[:_MOST_NAMES]
         if _values(_property(one, name, root)) is not None and _values(_property(other, name, root)) is not None
     )
 
 
 def _types(part: Schema) -> set[str] | None:
-    """Types that a schema allows, None for any; "number" includes "integer"."""
+    """Types that a schema allows; None means all types; "number" includes "integer"."""
     values = _values(part)
     if values is not None:
         return set().union(*map(types_of_value, values))

@@ -1,4 +1,4 @@
-"""String formats of JSON schemas as regular expressions, for strings outside of JSON."""
+"""String formats of JSON schemas as regular expressions, for strings that stand outside JSON text."""
 
 _DAYS = (
     r"(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
@@ -17,7 +17,7 @@ _OF_URI = rf"(?:[A-Za-z0-9._~:/?@!$&'()*+,;=-]|%{_HEX}{{2}})*"
 
 
 def _ipv6() -> str:
-    """Eight groups, or fewer with one `::`."""
+    """Expression for eight groups, or for fewer groups with one `::`."""
     group = rf"{_HEX}{{1,4}}"
     with_gap = [rf"(?:{group}(?::{group}){{0,{before - 1}}})?::(?:{group}(?::{group}){{0,{6 - before}}})?"
                 for before in range(1, 7)]  # fmt: skip
@@ -37,5 +37,6 @@ PATTERNS = {
     "uri": rf"[A-Za-z][A-Za-z0-9+.-]*:{_OF_URI}(?:#{_OF_URI})?",
     "unknown": r"(?:.|\n)*",
 }
-"""Expressions for whole strings by format (RFC 3339, 5321, 1123, 4291, 9562, 3986; URIs with hosts in brackets are left
-out)."""
+"""Expressions that match whole strings, by format (RFC 3339, 5321, 1123, 4291, 9562, 3986; URIs with hosts in
+brackets are not supported).
+"""

@@ -33,7 +33,9 @@ _STYLES = {
     "qwen_xml": ("<parameter=", ">", "</parameter>", "\n"),
     "glm_xml": ("<arg_key>", "</arg_key>{space}<arg_value>", "</arg_value>", ""),
 }
-"""Marks before an argument's name, behind the name, behind the value, and on both sides of a value."""
+"""For each style: the marks before an argument's name, behind the name and behind the value, and the text on both
+sides of a value.
+"""
 _OF_STRINGS = {"format", "pattern", "minLength", "maxLength"}
 
 
@@ -41,7 +43,7 @@ class StructuralTag:
     """Form of a structural tag, and the rules of the grammars in it.
 
     Args:
-        special: ids of special tokens by their text, which marks may contain.
+        special: ids of special tokens by their text; marks may contain such texts.
         never: tokens that no part of a tag allows.
         field: request field that holds the tag.
 
@@ -53,7 +55,7 @@ class StructuralTag:
         self._special, self._never, self._field = special, never, field
         self.rules: dict[str, Form] = {}
         self.schemas: list[tuple[str, Any]] = []
-        """Schemas in the tag, as enforced, with their places in the request."""
+        """Schemas in the tag, rewritten for llguidance, and their places in the request."""
         try:
             self.form = self._form(tag["format"] if "format" in tag else _from_triggers(tag))
         except (KeyError, TypeError, AttributeError) as error:
@@ -61,7 +63,7 @@ class StructuralTag:
             raise ValueError(f"{field} {kind} {error}") from None
 
     def _form(self, part: Format, end: Sequence[str] = ()) -> Form:
-        """Form of a part; with marks in `end`, of the part followed by one of them."""
+        """Form of a part; if `end` has marks, the form includes one of them after the part."""
         kind = part["type"]
         if kind == "any_text":
             return self._free_text(part, end)
@@ -74,7 +76,7 @@ class StructuralTag:
         return In([form, Either([self._marks(mark) for mark in end])]) if end else form
 
     def _marks(self, value: str) -> Form:
-        """Text in which special tokens are matched as tokens."""
+        """Form of a text in which the texts of special tokens match only these tokens."""
         for name in sorted(self._special, key=len, reverse=True):
             before, found, behind = value.partition(name)
             if found:
@@ -93,7 +95,7 @@ class StructuralTag:
         return Either([self._up_to(mark, [*excluded, *end]) for mark in end if mark]) if any(end) else without(excluded)
 
     def _up_to(self, mark: str, others: Sequence[str]) -> Form:
-        """Text up to and including a mark."""
+        """Form of a text up to and including a mark."""
         plain = [other for other in others if self._is_plain(other)]
         return until(mark, plain) if self._is_plain(mark) else In([without(plain), self._marks(mark)])
 
@@ -183,7 +185,7 @@ class StructuralTag:
 
 
 def _from_triggers(tag: Format) -> Format:
-    """Converts the older kind of tag (`structures` and `triggers`) to a part."""
+    """Converts a tag of the older kind, with `structures` and `triggers`, to a part of the newer kind."""
     tags = [
         {"type": "tag", "begin": one["begin"], "content": {"type": "json_schema", "json_schema": one["schema"]}}
         | {"end": one["end"]}
@@ -193,7 +195,7 @@ def _from_triggers(tag: Format) -> Format:
 
 
 def _arguments(schema: Any, style: str, place: str) -> Form:
-    """Properties of an object as text between marks."""
+    """Form of an object's properties as text between marks."""
     before, behind, end, side = _STYLES[style]
     properties = schema.get("properties", {})
 
@@ -215,7 +217,7 @@ def _arguments(schema: Any, style: str, place: str) -> Form:
 
 
 def _argument_value(value: Any, root: Any, marks: tuple[str, str], place: str) -> Form:
-    """Value of an argument, and the marks around it."""
+    """Form of an argument's value, including the marks around the value."""
     side, end = marks
     while isinstance(value, dict) and "$ref" in value:
         value = resolve(value["$ref"], root)

@@ -1,4 +1,4 @@
-"""Tries requests' grammars out in a separate process, because a compile may never end and cannot be cancelled."""
+"""Tries the grammars of requests out in another process, because a compile may never end and cannot be cancelled."""
 
 import json
 import logging
@@ -21,36 +21,39 @@ MOST_CPU_S = 3
 MOST_BYTES = 2**29
 """Bytes of memory allowed for a compile."""
 CHEAP_KINDS = ("json_object", "choice")
-"""Kinds that compile in milliseconds at any length that a request may have, and are not tried out."""
+"""Kinds of grammars that are not tried out, because they compile in milliseconds at any length that a request may
+have.
+"""
 _NUM_KNOWN = 512
 _PATIENCE_S = 120.0
 _MOST_TRIES = 12
-"""Most worker processes that may end during one trial for reasons other than the grammar."""
+"""Maximum number of worker processes that may end during one trial for reasons other than the grammar."""
 
 
 class GrammarTrial:
     """Checks that grammars compile within limits; safe to share between threads.
 
-    The worker process starts on `warm` or with the first grammar, which takes seconds, and ends with `close`.
+    The trials run in a worker process, which starts on `warm` or at the first grammar and ends on `close`. The start
+    takes seconds.
     """
 
     def __init__(self, grammars: Grammars, cpu_s: int = MOST_CPU_S, memory_bytes: int = MOST_BYTES) -> None:
         self.grammars = grammars
-        """The engine's compiler."""
+        """The compiler of the engine's grammars."""
         self._limits = cpu_s, memory_bytes
         self._known: OrderedDict[GrammarSpec, Verdict] = OrderedDict()
-        """Verdicts on the latest grammars."""
+        """Verdicts on the grammars that were checked latest."""
         self._lock = threading.Lock()
         self.process: subprocess.Popen | None = None
-        """Worker process that compiles."""
+        """Worker process that compiles; None before it starts."""
         self._control: socket.socket | None = None
         self._closed = False
 
     def check(self, spec: GrammarSpec) -> str | None:
-        """Tries a grammar out unless its verdict is known; returns its Lark, or None for kinds that are not tried out.
+        """Tries a grammar out unless it was checked before; returns its Lark, or None for kinds that are not tried out.
 
         Raises:
-            ValueError: the grammar does not compile, or exceeds the limits; begins with the field's name.
+            ValueError: the grammar does not compile, or exceeds the limits; the message begins with the field's name.
             RuntimeError: the worker process ends again and again.
         """
         if spec.kind in CHEAP_KINDS:
@@ -68,11 +71,11 @@ class GrammarTrial:
         return verdict.lark
 
     def compile(self, spec: GrammarSpec) -> RequestGrammar:
-        """Tries a grammar out and compiles it; raises as `check` and `Grammars.compile`."""
+        """Tries a grammar out and compiles it; raises like `check` and `Grammars.compile`."""
         return self.grammars.compile(spec, self.check(spec))
 
     def warm(self) -> None:
-        """Starts the worker process, unless it runs, and loads what the first grammar needs in this process."""
+        """Starts the worker process if none runs, and loads in this process what the first grammar needs."""
         try:
             with self._lock:
                 self._ensure_started()
@@ -109,7 +112,7 @@ class GrammarTrial:
                     process.kill()
                     process.wait()
                 continue
-            # No answer: the worker was ended by something other than the grammar.
+            # An empty answer means that something other than the grammar ended the worker, so the trial is repeated.
             if told:
                 return Verdict(*json.loads(told))
         raise RuntimeError("grammars cannot be tried out: the worker process ends again and again")

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Verdict(NamedTuple):
-    """Result of a grammar's trial; written by the worker process, read by the engine's."""
+    """Result of a grammar's trial: the worker process writes it, and the engine's process reads it."""
 
     problem: str
     """Description of the problem, beginning with the request's field; empty if there is none."""

@@ -23,27 +23,30 @@ class Vocabulary(NamedTuple):
 
     tokens: "LLTokenizer"
     texts: Sequence[bytes]
-    """Bytes by token id, one entry for each of the model's logits; may be part of a character, or empty."""
+    """Bytes by token id, one entry for each of the model's logits; an entry may be a part of a character, or empty."""
     special: dict[str, int]
-    """Ids of special tokens by their text. A grammar's text never matches them; structural tags name them."""
+    """Ids of special tokens by their text.
+
+    The text parts of a grammar never match these tokens; structural tags name them.
+    """
     stop_token_ids: frozenset[int]
     encode: Callable[[str], list[int]]
 
     @property
     def num_words(self) -> int:
-        """int32 words of a mask."""
+        """Number of int32 words of a mask."""
         return -(-len(self.texts) // 32)
 
     @property
     def never(self) -> list[int]:
-        """Tokens that no text contains."""
+        """Ids of the tokens that no text of an answer contains: special tokens and tokens that end a text."""
         return sorted({*self.special.values(), *self.stop_token_ids})
 
 
 class _Tokens:
     """Tokenizer interface for llguidance.
 
-    Its encode returns nothing, so that llguidance allows all tokenizations of a text.
+    Its encode function returns no tokens, which makes llguidance allow all tokenizations of a text.
     """
 
     is_tokenizer_wrapper = True
@@ -80,8 +83,8 @@ def vocabulary_of(tokenizer: "Tokenizer", size: int, stop_token_ids: frozenset[i
 def vocabulary(
     texts: Sequence[bytes], special: dict[str, int], stop_token_ids: frozenset[int], encode: Callable[[str], list[int]]
 ) -> Vocabulary:
-    """Vocabulary from its tables."""
-    # Imported here because the import is slow and most servers never need it.
+    """Builds a vocabulary from its tables."""
+    # The import is here because it is slow and most servers never need llguidance.
     from llguidance import LLTokenizer
 
     made, stops = Vocabulary(None, texts, special, stop_token_ids, encode), sorted(stop_token_ids)
@@ -90,12 +93,12 @@ def vocabulary(
 
 
 def _has_byte_letters(backend: "BackendTokenizer") -> bool:
-    """Whether a vocabulary writes bytes as letters, as GPT-2's does."""
+    """Whether the vocabulary's tokens have a letter for each byte, as GPT-2's have."""
     return '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
 
 
 def _bytes(piece: str, of_letters: dict[str, int] | None) -> bytes:
-    """Bytes of a piece, of a vocabulary with byte-level letters or with text."""
+    """Bytes of a token's piece; the vocabulary has byte-level letters if `of_letters` is given, else plain text."""
     if of_letters is not None:
         known = all(letter in of_letters for letter in piece)
         return bytes(of_letters[letter] for letter in piece) if known else piece.encode()

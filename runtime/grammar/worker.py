@@ -1,4 +1,4 @@
-"""Worker process that tries grammars out, each in a fork that the kernel ends at its limits.
+"""Worker process that tries grammars out, each in a forked process that the kernel ends when it exceeds the limits.
 
 Started by `GrammarTrial` with three arguments: the number of the control socket, and the CPU seconds and bytes allowed
 for a compile. Reads the vocabulary from standard input, and each grammar from a socket received over the control
@@ -25,16 +25,18 @@ from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
 
 MOST_WALL_S = 60
 NUM_STEPS = 64
-"""Tokens of a random walk, to find grammars whose cost grows with the text before a request does."""
+"""Number of tokens of a random walk through a grammar; the walk finds grammars whose cost grows with the text before
+a request uses them.
+"""
 _NICENESS = 5
-"""Trials yield the CPU to rounds."""
+"""Niceness of the worker, so that trials yield the CPU to rounds."""
 _BY_ITSELF = (signal.SIGXCPU, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-"""Signals that end a grammar beyond its limits; other signals have other causes."""
+"""Signals that end a trial because the grammar exceeds its limits; other signals have other causes."""
 _ROOT = np.zeros(1, np.int64), np.full(1, -1, np.int64)
 
 
 def main() -> None:
-    """Forks for each socket that arrives, until the other end of the control socket is closed."""
+    """Forks a process for each socket that arrives, until the other end of the control socket is closed."""
     control = socket.socket(fileno=int(sys.argv[1]))
     cpu_s, memory_bytes = int(sys.argv[2]), int(sys.argv[3])
     tokens = vocabulary(*pickle.load(sys.stdin.buffer), lambda text: [])
@@ -56,9 +58,9 @@ def main() -> None:
 
 
 def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: int) -> None:
-    """Reads a grammar and writes its `Verdict`.
+    """Reads a grammar from a socket and writes the grammar's `Verdict`.
 
-    Writes nothing if the trial was ended by another cause than the grammar.
+    If something other than the grammar ended the trial, nothing is written.
     """
     with peer.makefile("rb") as reader:
         spec = GrammarSpec(*json.loads(reader.read()))
@@ -78,7 +80,7 @@ def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: in
 
 
 def limit(cpu_s: int, memory_bytes: int) -> None:
-    """Limits the CPU time, wall time and additional memory of this process, which the kernel enforces."""
+    """Sets limits, enforced by the kernel, of this process's CPU time, wall time and additional memory."""
     signal.setitimer(signal.ITIMER_REAL, MOST_WALL_S)
     with open("/proc/self/statm") as sizes:
         own_bytes = int(sizes.read().split()[0]) * resource.getpagesize()
@@ -88,7 +90,7 @@ def limit(cpu_s: int, memory_bytes: int) -> None:
 
 
 def verdict_of(spec: GrammarSpec, tokens: Vocabulary) -> Verdict:
-    """Verdict on a grammar, after compiling it and following random texts."""
+    """Verdict on a grammar, found by compiling it and following random texts."""
     try:
         lark = lark_of_spec(tokens, spec)
         grammar = compile_spec(tokens, spec, lark)
@@ -103,7 +105,8 @@ def _walk(grammar: RequestGrammar, rng: Random, again: bool) -> None:
     """Follows random allowed tokens.
 
     Args:
-        again: repeat the same token as long as it is allowed, because repetition makes ambiguous grammars grow.
+        again: repeat the same token as long as it is allowed, because repetition makes the cost of ambiguous grammars
+            grow.
 
     Raises:
         ValueError: the grammar matches no text.

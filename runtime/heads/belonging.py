@@ -1,4 +1,4 @@
-"""Detects, from a head's files, that the head was made for another verifier, and words the error."""
+"""Detects, from a draft head's files, that the head was made for another verifier, and builds the error message."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,18 +11,18 @@ _NUM_TAPS = 3
 
 
 class Sizes(NamedTuple):
-    """Sizes of a verifier; None where a head's files do not give them."""
+    """Sizes of a verifier; a size that a head's files do not give is None."""
 
     hidden_size: int | None
     vocab_size: int | None
     num_layers: int | None
-    """For the verifier that a head was made for: the minimum that its taps imply."""
+    """Number of layers; for the verifier that a head was made for, the minimum number that the head's taps imply."""
 
 
 def another_verifier(raw: Mapping[str, Any], shapes: Shapes, family: Family, given: Sizes) -> str | None:
-    """A clause naming the verifier that a head was made for, if its sizes contradict the given verifier's.
+    """A clause naming the verifier that a head was made for, if that verifier's sizes contradict the given ones.
 
-    Else None.
+    Returns None if no size contradicts.
     """
     own, found = sizes_of_head(raw, shapes, family), []
     for size, mine, unit, least in (
@@ -41,7 +41,7 @@ def another_verifier(raw: Mapping[str, Any], shapes: Shapes, family: Family, giv
 
 
 def sizes_of_head(raw: Mapping[str, Any], shapes: Shapes, family: Family) -> Sizes:
-    """Sizes of the verifier as implied by a head's config and tensor shapes."""
+    """Sizes of the verifier that a head's config and tensor shapes imply."""
     ids, _ = aux_layer_ids(raw)
     taps = [one for one in ids if isinstance(one, int)] if isinstance(ids, list) else []
     vocab = (_object(raw, "transformer_layer_config") or raw).get("vocab_size")
@@ -56,7 +56,7 @@ def sizes_of_head(raw: Mapping[str, Any], shapes: Shapes, family: Family) -> Siz
 
 
 def name_of_verifier(raw: Mapping[str, Any]) -> str | None:
-    """Name of the verifier as written by the tools that train heads; None if absent."""
+    """The verifier's name in a head's config, in the fields that training tools write; None if there is none."""
     nested = _object(_object(raw, "speculators_config"), "verifier")
     for name in (nested.get("name_or_path"), raw.get("target_model_name_or_path"), raw.get("base_model_name_or_path")):
         if isinstance(name, str) and name:
@@ -69,6 +69,6 @@ def _number(value: Any) -> int | None:
 
 
 def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A field that should be an object; empty if the field has another type, which the field's own reader refuses."""
+    """A field as an object; empty if it has another type, for which the code that reads the field raises the error."""
     value = raw.get(name)
     return value if isinstance(value, Mapping) else {}

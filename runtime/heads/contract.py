@@ -1,7 +1,7 @@
-"""The contract between a draft head and its drafter: shapes, and steps from taps and tokens to logits and features.
+"""The interface between draft head and drafter: shapes, and the steps from taps and tokens to logits and features.
 
 The drafter owns keys, values and trees; a head owns weights and mathematics. A new family of heads implements this
-contract.
+interface.
 """
 
 import copy
@@ -13,17 +13,20 @@ import torch
 from torch import Tensor, nn
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(query [..., T, Hq, D], key [..., T, Hkv, D], value [..., T, Hkv, D]) -> [..., T, Hq, D]; RoPE is already applied."""
+"""Function (query [..., T, Hq, D], key [..., T, Hkv, D], value [..., T, Hkv, D]) -> [..., T, Hq, D].
+
+RoPE is already applied to queries and keys.
+"""
 
 Rotary = tuple[Tensor, Tensor]
-"""Cosines and signed sines [..., T, 1, D] of the RoPE angles at some positions."""
+"""Cosines and signed sines [..., T, 1, D] of the RoPE angles at the positions of T tokens."""
 
 
 class Continuations(NamedTuple):
     """Candidate tokens after the nodes of a level, for heads that return more or less than full-vocabulary logits."""
 
     logits: Tensor
-    """[num_reqs, width or 1, num_candidates]; 1 if the logits are the same for all nodes."""
+    """[num_reqs, width or 1, num_candidates]; the second size is 1 if the logits are the same for all nodes."""
     token_ids: Tensor | None = None
     """int64 [num_reqs, num_candidates]: target ids of the candidates; None if the candidates are the draft
     vocabulary."""
@@ -35,7 +38,7 @@ class Continuations(NamedTuple):
 
 
 class HeadConvention(NamedTuple):
-    """Choices that a checkpoint's tensors do not reveal: the tensors load and run under any of them."""
+    """Choices that a checkpoint's tensors do not determine: the tensors load and run under any convention."""
 
     tap_layers: tuple[int, ...]
     """Layers of the target whose *input* is tapped, ascending; num_layers means the output of the final norm."""
@@ -44,9 +47,9 @@ class HeadConvention(NamedTuple):
     norm_before_residual: bool = False
     """Whether the residual is hidden_norm(features) instead of the features."""
     rope_theta: float | None = None
-    """RoPE base, if it differs from the config's; None means the config's."""
+    """RoPE base; None means the base in the config."""
     slots: str | None = None
-    """Position that a slot of a one-pass head predicts, by name of a `Slots` member; None for heads without slots."""
+    """Name of the `Slots` member that defines which position a slot of a one-pass head predicts; None without slots."""
 
 
 class DraftHead(nn.Module, ABC):
@@ -63,9 +66,14 @@ class DraftHead(nn.Module, ABC):
     taps_size: int
     """Width of the taps of one position."""
     max_position_embeddings: int
-    """Maximum number of positions in training, as stated by the checkpoint; later positions run, with worse drafts."""
+    """Maximum number of positions in training, according to the checkpoint.
+
+    Later positions also run, but with worse drafts.
+    """
     embedding_width: int = 0
-    """Width of media-span embeddings that replace token embeddings; 0 if the head embeds token ids only."""
+    """Width of the media-span embeddings that the head reads in place of token embeddings; 0 if it embeds token ids
+    only.
+    """
 
     @property
     @abstractmethod
@@ -74,17 +82,17 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def _set_convention(self, convention: HeadConvention) -> None:
-        """Reads the weights under another convention.
+        """Changes the convention under which the weights are read, in place.
 
         Raises:
-            ValueError: the weights cannot be read so; the message names the field.
+            ValueError: the weights cannot be read under the convention; the message names the field.
         """
 
     def with_convention(self, convention: HeadConvention) -> Self:
         """A copy of the head, sharing its weights, under another convention.
 
         Raises:
-            ValueError: the weights cannot be read so.
+            ValueError: the weights cannot be read under the convention.
         """
         other = copy.copy(self)
         other._set_convention(convention)
@@ -112,14 +120,14 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def fuse(self, taps: Tensor) -> Tensor:
-        """Taps [..., taps_size] of the target, lowest layer first -> features [..., H]."""
+        """Fuses the target's taps [..., taps_size], lowest layer first, into features [..., H]."""
 
     @abstractmethod
     def rotary(self, position_ids: Tensor) -> Rotary:
         """Rotary factors of positions int64 [..., T], for `forward`."""
 
     def rotary_in_grids(self, axes: Tensor) -> Rotary:
-        """Rotary factors of positions on three axes, int64 [3, ..., T]; heads with one axis use the first, time."""
+        """Rotary factors of positions on three axes, int64 [3, ..., T]; a head with one axis uses the time axis, 0."""
         return self.rotary(axes[0])
 
     def turned(self, rotated: Tensor) -> Rotary:
@@ -142,8 +150,9 @@ class DraftHead(nn.Module, ABC):
             features: [..., T, H], from `fuse` (committed tokens) or `feedback` (drafted tokens).
             rotary: rotary factors at the positions of the features' tokens.
             attend: attention over the caller's keys and values and the new ones.
-            rows: int64 [n], indices into flat inputs [T] whose hidden states are needed. All keys and values are
-                computed, since others attend to them, but `attend` gets only n queries. None means every row.
+            rows: int64 [n], indices into flat inputs [T] whose hidden states are needed. Keys and values are computed
+                for every row, because other rows attend to them, but `attend` gets only n queries. None means every
+                row.
 
         Returns:
             hidden [..., T, H] or [n, H], for `logits` and `feedback`.
@@ -157,7 +166,7 @@ class DraftHead(nn.Module, ABC):
     def run_layers(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attends: list[Attend], rows: Tensor | None = None
     ) -> Tensor:
-        """`forward` through every layer; `attends` is by layer, and `rows` restricts the last layer's queries only."""
+        """`forward` through all layers; `attends` has an entry per layer; `rows` restricts the last layer's queries."""
         [attend] = attends
         return self(token_ids, features, rotary, attend, rows)
 

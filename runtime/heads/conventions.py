@@ -1,7 +1,7 @@
-"""Enumerates the conventions under which a checkpoint can be read where its tensors and config leave that open.
+"""Lists the conventions under which a checkpoint can be read, if its tensors and config allow several.
 
-Tools give the same numbers different meanings, and a head read under the wrong convention drafts badly without an
-error. The candidates are listed most likely first; only measuring acceptance decides between them.
+Training tools give the same config values different meanings, and a head that is read under the wrong convention drafts
+badly without an error. The most likely convention comes first; only measuring acceptance shows which is right.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 def default_tap_layers(num_layers: int) -> tuple[int, ...]:
-    """`default_taps`; for shallow models the second layer, a middle one and the last."""
+    """The layers of `default_taps`; for models too shallow for these, the second, a middle and the last layer."""
     standard = default_taps(num_layers)
     if is_valid(standard, num_layers):
         return standard
@@ -35,12 +35,13 @@ def candidates(
     norm_before_residual: tuple[bool, ...],
     rope_theta: tuple[float | None, ...] = (None,),
 ) -> tuple[HeadConvention, ...]:
-    """Possible conventions of an EAGLE-3 config, most likely first.
+    """Possible conventions of a head with an EAGLE-3 config, most likely first.
 
     Args:
         num_layers: number of layers of the target.
         ids: layer ids as the config lists them; None if absent.
-        ids_name_outputs: whether the format names a tap by the layer that outputs it instead of the layer it enters.
+        ids_name_outputs: whether the format names a tap by the layer that outputs it, instead of by the layer that
+            reads it.
         norm_output, norm_before_residual, rope_theta: values to try, most likely first.
     """
     taps = _tap_candidates(num_layers, None if ids is None else tuple(ids), ids_name_outputs)
@@ -69,7 +70,7 @@ def stated(raw: Mapping[str, Any]) -> HeadConvention | None:
 
 
 def state(convention: HeadConvention) -> dict[str, Any]:
-    """The config field that `stated` reads."""
+    """Fields for config.json that contain a convention, as `stated` reads them."""
     fields = convention._asdict() | {"tap_layers": list(convention.tap_layers)}
     return {STATED: {name: value for name, value in fields.items() if name != "slots" or value is not None}}
 
@@ -80,7 +81,7 @@ def _tap_candidates(num_layers: int, ids: tuple[int, ...] | None, ids_name_outpu
         tried = [usual, _shifted(usual, -1), _shifted(usual, 1)]
     else:
         documented, other = (_shifted(ids, 1), ids) if ids_name_outputs else (ids, _shifted(ids, 1))
-        # Ids that give the usual layers when read as documented are unambiguous.
+        # If the documented meaning of the ids gives the usual layers, the other meaning is not tried.
         tried = [documented] if documented == usual else [documented, other]
     return [taps for taps in tried if is_valid(taps, num_layers)]
 

@@ -9,7 +9,7 @@ from wingbeat.runtime.heads.rotary import rotate
 
 
 class DeeperLayer(nn.Module):
-    """A decoder layer after the first; its only input is the residual stream, normalised."""
+    """A decoder layer after the first; its only input is the residual stream, which the layer normalises."""
 
     def __init__(self, config: DecoderHeadConfig) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class DeeperLayer(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
 
     def forward(self, stream: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """The residual stream [..., T, H] after the layer, or [n, H] for `rows`, see `DraftHead.forward`."""
+        """Returns the residual stream [..., T, H] after the layer, or [n, H] with `rows`; see `DraftHead.forward`."""
         qkv = self.qkv_proj(self.input_layernorm(stream)).unflatten(-1, (sum(self.heads), self.head_dim))
         stream = stream if rows is None else stream[rows]
         if getattr(attend, "in_fused_steps", False):

@@ -1,4 +1,4 @@
-"""The EAGLE-1 head, whose weights EAGLE-2 also uses: predicts the verifier's next last hidden state.
+"""The EAGLE-1 head, whose weights EAGLE-2 also uses: predicts the verifier's last hidden state at the next position.
 
 The predicted state is projected by the verifier's own output matrix and fed back as the feature of the next position.
 Source: Li et al., EAGLE (arXiv 2401.15077), section 3.1, and EAGLE-2 (arXiv 2406.16858) for the trees.
@@ -15,7 +15,7 @@ from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
 
 @dataclass(frozen=True)
 class Eagle1HeadConfig(DecoderHeadConfig):
-    """Config of an EAGLE-1 head: as wide as its target, over the whole vocabulary, with one tap after the final norm.
+    """Config of an EAGLE-1 head: as wide as its target, with the whole vocabulary, and one tap after the final norm.
 
     Raises:
         ValueError: see `DecoderHeadConfig`; also a width, vocabulary or number of taps that EAGLE-1 does not allow.
@@ -40,8 +40,8 @@ class Eagle1HeadConfig(DecoderHeadConfig):
 class Eagle1Head(DecoderHead):
     """An EAGLE-1 draft head. Dimension names: T tokens, H hidden_size.
 
-    Features are the target's hidden states unchanged; `fc` joins each with its token's embedding, for committed and
-    drafted tokens alike. `lm_head` is the target's.
+    Features are the target's unchanged hidden states. `fc` joins each feature with the embedding of its token, for
+    committed and drafted tokens alike. `lm_head` is the target's output matrix.
     """
 
     config: Eagle1HeadConfig
@@ -65,8 +65,8 @@ class Eagle1Head(DecoderHead):
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """The predicted hidden states; see `DraftHead.forward`. The layer's input is not normalised."""
-        # Under autocast fc returns bfloat16; the residual stream keeps the features' precision.
+        """Returns the predicted hidden states; see `DraftHead.forward`. The layer's input is not normalised."""
+        # Under autocast `fc` returns bfloat16; the conversion keeps the residual stream in the features' precision.
         joined = self.fc(torch.cat([self.embed(token_ids), features], dim=-1)).to(features.dtype)
         return self._layer(joined, joined, rotary, attend, rows)
 

@@ -31,7 +31,7 @@ class EagleHeadConfig(DecoderHeadConfig):
     norm_before_fc: bool = False
     """EAGLE-3.1 of speculators: whether the concatenated taps are normalised before fc."""
     num_layers: int = 1
-    """Number of decoder layers: the first reads token and features, the others the residual stream."""
+    """Number of decoder layers: the first layer reads token and features, deeper layers read the residual stream."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +98,7 @@ class EagleHead(DecoderHead):
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """The layer's output before the final norm; see `DraftHead.forward`."""
+        """Returns the layer's output before the final norm; see `DraftHead.forward`."""
         table = self.embed_tokens.weight
         if not token_ids.is_floating_point() and _is_one_launch(features, table) and not torch.is_grad_enabled():
             weights = (self.input_layernorm.weight, self.hidden_norm.weight)

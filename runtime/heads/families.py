@@ -18,13 +18,13 @@ class OnePassFamily(StrEnum):
 
 
 class Sign(NamedTuple):
-    """Evidence for a family; any field that matches suffices."""
+    """Evidence for a family; a checkpoint belongs to the family if any field matches."""
 
     family: str
     architectures: tuple[str, ...] = ()
-    """Substrings of a name in `architectures`, lower case."""
+    """Substrings, in lower case, of a name in the config field `architectures`."""
     speculators: tuple[str, ...] = ()
-    """Values of `speculators_model_type`."""
+    """Values of the config field `speculators_model_type`."""
     tensors: tuple[str, ...] = ()
     """Substrings of a tensor name."""
     config: Callable[[Mapping[str, Any]], bool] = lambda raw: False
@@ -67,7 +67,7 @@ SIGNS = (
     Sign("Medusa", ("medusa",), config=lambda raw: "medusa_num_heads" in raw),
     Sign("Hydra", ("hydra",)),
 )
-"""In order of precedence: a family precedes the families that it extends."""
+"""Signs in order of precedence: a family stands before the families that it extends."""
 
 
 def family_told(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:

@@ -1,7 +1,6 @@
 """Reads the files of a drafter's checkpoint: config.json and tensors, whole or sharded, safetensors or PyTorch.
 
-The meaning of the tensors is not this module's concern. No code in a file is executed: pickles are loaded as weights
-only.
+Does not interpret the tensors. No code in a file is executed, because pickles are loaded with `weights_only`.
 """
 
 import pickle
@@ -35,7 +34,7 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class UnsafeCheckpointError(CheckpointError):
-    """A pickle contains code besides weights."""
+    """A pickle contains code in addition to weights."""
 
 
 def find_folder(path: str | Path) -> Path:
@@ -83,10 +82,10 @@ def object_field(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 @contextmanager
 def fields_refused() -> Iterator[None]:
-    """Converts any exception that transformers raises about a config's fields, many of which it uses before checking.
+    """Converts every exception into a CheckpointError: transformers uses many config fields before it checks them.
 
     Raises:
-        CheckpointError: one line.
+        CheckpointError: transformers raised another exception; the message is one line.
     """
     try:
         yield
@@ -121,7 +120,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _apart(hook: str, folder: Path) -> Any:
-    """Shapes or tensors in a format that an optional part reads, see `runtime.parts`; None for other folders."""
+    """Shapes or tensors in a format that an optional part reads, see `runtime.parts`; None for other formats."""
     try:
         return first(hook, folder)
     except ModelCheckpointError as error:
@@ -140,7 +139,7 @@ def _read(
     found: dict[str, Value] = {}
     for file in files:
         found |= _guarded(read_safetensors if file.suffix == ".safetensors" else read_torch, file)
-    # RoPE frequencies are computed from the config; old files store them as buffers.
+    # RoPE frequencies are dropped, because old files store them as buffers but heads compute them from the config.
     return {key: value for key, value in found.items() if not key.endswith("rotary_emb.inv_freq")}
 
 
@@ -148,7 +147,7 @@ def _guarded(read: Callable[[Path], dict[str, Value]], file: Path) -> dict[str, 
     try:
         return read(file)
     except pickle.UnpicklingError as error:
-        # Only PyTorch's message distinguishes a pickle with code from a truncated one.
+        # Both a pickle with code and a truncated pickle raise this error; only PyTorch's message tells the two apart.
         if any(sign in str(error) for sign in _SIGNS_OF_CODE):
             raise UnsafeCheckpointError(
                 f"{file} holds code beside weights, which is never run: convert the file to safetensors if you trust it"
@@ -174,7 +173,7 @@ def torch_tensors(file: Path, others: bool = False) -> dict[str, Tensor]:
 
     Args:
         file: the file.
-        others: skip values that are not tensors.
+        others: whether to skip values that are not tensors; False raises CheckpointError for such values.
 
     Raises:
         DamagedCheckpointError: the file is truncated.

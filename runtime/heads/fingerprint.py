@@ -17,8 +17,9 @@ _FREE_FIELDS = frozenset({"transformers_version", "_name_or_path", "dtype", "tor
 def checkpoint_fingerprint(source: Path) -> str:
     """20 hex digits over the config, the sizes of the weight files, and 32 samples of 4 KiB from each file.
 
-    The first and last bytes of a file are included. A file format with an embedded config is hashed alone. A fine-tuned
-    model differs from its base in every sample; the cost does not grow with the model.
+    The samples include the first and last bytes of each file. If the format has its config inside the weight file, only
+    that file is hashed. A fine-tuned model differs from its base in every sample, so few samples suffice, and the cost
+    does not grow with the model.
 
     Args:
         source: folder or name, as accepted by `checkpoint_folder`.

@@ -1,4 +1,4 @@
-"""Quantises a draft head's linear weights to FP8: drafting reads half the bytes; verification is unaffected."""
+"""Quantises a draft head's linear weights to FP8, so that drafting reads half the bytes; verification is unaffected."""
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,8 @@ def to_fp8(weight: Tensor) -> GroupedWeight:
 def use_fp8(head: DecoderHead) -> None:
     """Quantise the linear weights of a head in place; embeddings and norms are unchanged.
 
-    On a GPU the weights stay in FP8 if an optional part supplies FP8 products. Otherwise they are stored in the head's
-    dtype with rounded values.
+    On a GPU the weights stay in FP8 if an optional part supplies FP8 products. Otherwise the weights are stored in the
+    head's dtype, with their values rounded to FP8.
     """
     place = Place(head.device, head.dtype)
     for linear in [module for module in head.modules() if isinstance(module, nn.Linear)]:

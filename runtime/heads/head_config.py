@@ -1,6 +1,6 @@
 """Builds the canonical head config from config.json of any layout and from tensor shapes.
 
-Config and shapes must agree. A field found in neither gets the default of the tool that wrote the file.
+Config and shapes must agree. A field that neither determines gets the default of the tool that wrote the file.
 """
 
 import re
@@ -32,7 +32,7 @@ _FLAGS = ("norm_output", "norm_before_residual", "fc_norm", "norm_before_fc", "a
 def head_config(
     raw: Mapping[str, Any], layout: Layout, shapes: Shapes, target_hidden_size: int, convention: HeadConvention
 ) -> EagleHeadConfig | Eagle1HeadConfig:
-    """The canonical config of a head under one convention; the convention's `rope_theta` is set on the head instead.
+    """The canonical config of a head under one convention, except for `rope_theta`, which the loader sets on the head.
 
     Raises:
         CheckpointError: a field is missing, does not fit the target, or is not supported; the message names it.
@@ -109,9 +109,10 @@ def conventions(
 
 
 def aux_layer_ids(raw: Mapping[str, Any]) -> tuple[list[int] | None, bool]:
-    """The ids of the tapped layers, and whether the ids name the layers' outputs; None if the config has none.
+    """The ids of the tapped layers (None if the config has none), and whether the ids name the layers' outputs.
 
-    Tools that nest the ids in `eagle_config` count outputs; tools that write them at the top level count inputs.
+    Tools that nest the ids in `eagle_config` name the layers whose outputs are tapped; tools that write the ids at the
+    top level name the layers whose inputs are tapped.
 
     Raises:
         CheckpointError: the ids are not whole numbers.
@@ -144,10 +145,10 @@ def _norm_before_residual(raw: Mapping[str, Any], layout: Layout) -> tuple[bool,
 
 
 def _rope_theta(raw: Mapping[str, Any], layout: Layout, body: Mapping[str, Any]) -> tuple[float | None, ...]:
-    """Bases to try for plain RoPE; None means the config's."""
+    """RoPE bases to try for plain RoPE, most likely first; None means the base in the config."""
     rope = rope_parameters(body)
     plain = rope["rope_type"] == "default" and not has_axes(raw)
-    # Trainers adopted EAGLE-3.1 after they had begun to read the base from the config.
+    # Trainers adopted EAGLE-3.1 after they had begun to use the config's base, so an EAGLE-3.1 head uses that base.
     is_new = "fc_norm" in raw or "norm_output" in raw
     if layout.rope_theta is Theta.READ or not plain or rope["rope_theta"] == DEFAULT_ROPE_THETA or is_new:
         return (None,)
@@ -155,7 +156,7 @@ def _rope_theta(raw: Mapping[str, Any], layout: Layout, body: Mapping[str, Any])
 
 
 def _check_fusion(layout: Layout, shapes: Shapes, num_taps: int, target_hidden_size: int) -> None:
-    """Checks the input width of `fc`: all taps of the target, or for EAGLE-1 a token embedding and one tap."""
+    """Checks the input width of `fc`: all taps of the target; for EAGLE-1, a token embedding and one tap."""
     rows = shapes.get("fc.weight", ())
     expected = num_taps * target_hidden_size * (2 if layout.family is Family.EAGLE1 else 1)
     if len(rows) == 2 and rows[1] != expected:
@@ -176,7 +177,7 @@ def _body(raw: Mapping[str, Any], layout: Layout, shapes: Shapes) -> Mapping[str
         raise UnsupportedCheckpointError(
             f"transformer_layer_config.model_type={kind!r} is not supported: {' and '.join(_BODIES)} are"
         )
-    # The tool omits fields that equal the class's default.
+    # The tool omits fields that equal the default of transformers' config class.
     with fields_refused():
         return _BODIES[kind](**nested).to_dict()
 
@@ -220,7 +221,7 @@ def _decoder_fields(
         "rope_parameters": rope_parameters(body),
         "rotary_dim": rotary_dim(body, head_dim),
         "rope_interleaved": body.get("is_neox_style") is False,
-        # EAGLE-1 heads for Vicuna-33B use max_sequence_length.
+        # EAGLE-1 heads for Vicuna-33B have the field `max_sequence_length` instead.
         "max_position_embeddings": body.get("max_position_embeddings") or body.get("max_sequence_length") or 2048,
         "attention_bias": states_bias or bool(body.get("qkv_bias")) or f"{attention}q_proj.bias" in shapes,
         "output_bias": (states_bias and layout.bias_on_output) or f"{attention}o_proj.bias" in shapes,
@@ -238,7 +239,7 @@ def rotary_dim(body: Mapping[str, Any], head_dim: int) -> int | None:
 
 
 def _of_grids(body: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields for media spans of a prompt; `embeds_media` is a field of this project."""
+    """Config fields for media spans of a prompt; `embeds_media` is a field that only Wingbeat writes."""
     rope, embeds = _rope(body), raw.get("embeds_media", True)
     if type(embeds) is not bool:
         raise CheckpointError(f"config.json: embeds_media={embeds!r} is neither true nor false")
@@ -264,9 +265,9 @@ def size_field(body: Mapping[str, Any], field: str) -> int:
 
 
 def rope_parameters(body: Mapping[str, Any], default_theta: float = DEFAULT_ROPE_THETA) -> dict[str, Any]:
-    """RoPE fields in the form of transformers 5, also read from configs of version 4.
+    """RoPE fields in the form of transformers 5; configs in the form of version 4 are converted.
 
-    Excludes fields that assign frequencies to axes, and the rotated fraction.
+    The fields that assign frequencies to axes and the field of the rotated fraction are left out.
     """
     rope = dict(_rope(body))
     kind = rope.pop("type", None)

@@ -1,7 +1,7 @@
 """The decoder layer of every EAGLE head: projections, RoPE and MLP of a Llama or Qwen layer.
 
-Contains the forward mathematics only. Checkpoints are read elsewhere; the caller's `attend` stores keys and values and
-decides which keys each query sees.
+Contains the forward mathematics only: other modules read checkpoints, and the caller's `attend` stores keys and values
+and decides which keys each query sees.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,8 +27,8 @@ class DecoderHeadConfig:
     """Shapes and conventions of a head, independent of the checkpoint format.
 
     Raises:
-        ValueError: a size below 1, head counts that do not divide, or a RoPE type whose frequencies change with the
-            context.
+        ValueError: a size is below 1, the number of KV heads does not divide the number of heads, or the RoPE type has
+            frequencies that change with the context length.
     """
 
     hidden_size: int
@@ -38,7 +38,9 @@ class DecoderHeadConfig:
     head_dim: int
     target_hidden_size: int
     tap_layers: tuple[int, ...]
-    """Layers of the target whose *input* is tapped, ascending; num_layers means the output of the final norm."""
+    """Numbers of the layers of the target whose *input* is tapped, ascending; num_layers means the output of the
+    final norm.
+    """
     vocab_size: int
     draft_vocab_size: int
     rms_norm_eps: float = 1e-6
@@ -79,7 +81,7 @@ class DecoderHeadConfig:
 
     @property
     def rotary_width(self) -> int:
-        """Width of cosines and sines: rotated elements of a head, and unrotated ones that are stored with them."""
+        """Width of cosines and sines: a head's rotated elements, and unrotated elements that are stored with them."""
         return self.head_dim
 
     @property
@@ -89,7 +91,7 @@ class DecoderHeadConfig:
 
     @property
     def kv_numbers(self) -> int:
-        """Number of values in the KV cache per token."""
+        """Number of values that the KV cache holds per token."""
         return 2 * self.num_key_value_heads * self.head_dim
 
 
@@ -97,7 +99,7 @@ def check_attention(config: Any) -> None:
     """Check the attention sizes of a head's config.
 
     Raises:
-        ValueError: the message names the field.
+        ValueError: a size is not supported; the message names the field.
     """
     for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
         if getattr(config, name) < 1:
@@ -121,8 +123,8 @@ def check_attention(config: Any) -> None:
 class DecoderHead(DraftHead):
     """A head with one decoder layer.
 
-    The projections of q, k and v are one matrix, gate and up another: for small batches the time of a step depends on
-    the number of operations.
+    The projections of q, k and v are one matrix, and the gate and up projections another, because for small batches the
+    time of a step depends on the number of operations.
 
     Args:
         config: shapes and conventions.
@@ -169,7 +171,7 @@ class DecoderHead(DraftHead):
         return self.post_attention_layernorm.weight.dtype
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        # signed_inv_freq is (-f, f); cos is even and sin odd, so only the swap of halves remains of rotate_half.
+        # `signed_inv_freq` is (-f, f). Since cos is even and sin is odd, rotate_half reduces to a swap of the halves.
         cos, sin = rotations(position_ids, self.signed_inv_freq, self._rope_scale, self.dtype, halves=1)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
@@ -183,7 +185,7 @@ class DecoderHead(DraftHead):
         return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
 
     def _layer(self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
-        """Attention over inputs [..., T, attention_width], then the MLP, each added to the residual [..., T, H]."""
+        """Runs attention over inputs [..., T, attention_width], then the MLP; adds each to the residual [..., T, H]."""
         if getattr(attend, "in_fused_steps", False) and not torch.is_grad_enabled():
             return self._fused_layer(inputs, residual, rotary, attend, rows)
         heads = self.config.num_attention_heads
@@ -199,7 +201,7 @@ class DecoderHead(DraftHead):
         return self._behind_attention(residual, attend(query, key, value))
 
     def _behind_attention(self, residual: Tensor, mixed: Tensor) -> Tensor:
-        """Residual [..., T, H] and attention output [..., T, heads, value_dim] -> the layer's output [..., T, H]."""
+        """Residual [..., T, H] and attention output [..., T, heads, value_dim] -> output [..., T, H] of the layer."""
         hidden = residual + self.o_proj(mixed.flatten(-2))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         return hidden + self.down_proj(functional.silu(gate) * up)
@@ -207,7 +209,7 @@ class DecoderHead(DraftHead):
     def _fused_layer(
         self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None
     ) -> Tensor:
-        """`_layer` by the fused kernels of `wingbeat.kernels.layer`, with their rounding."""
+        """Does what `_layer` does, by the fused kernels of `wingbeat.kernels.layer` and with their rounding."""
         qkv = self.qkv_proj(inputs).unflatten(-1, (self._qkv_heads, self.head_dim))
         mixed = self.o_proj(attend.fused(qkv, rotary, norm_weights(self), rows).flatten(-2))
         residual = residual if rows is None else residual[rows]
@@ -218,7 +220,7 @@ class DecoderHead(DraftHead):
         return add_product(self.down_proj, hidden, active).view(residual.shape)
 
     def _set_rope_theta(self, theta: float | None) -> None:
-        """Sets another RoPE base, or the config's for None; heads that share these weights are not affected."""
+        """Sets another RoPE base (None: the config's base); other heads that share these weights keep theirs."""
         self._theta_read = theta
         rope = {**self.config.rope_parameters, "rope_theta": self._config_theta if theta is None else theta}
         self.config = replace(self.config, rope_parameters=rope)
@@ -227,7 +229,8 @@ class DecoderHead(DraftHead):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        # A change of dtype must not round the frequencies: at position 10,000 bfloat16 is off by whole turns.
+        # The frequencies are recomputed because a change of dtype must not round them: at position 10,000 bfloat16 is
+        # off by whole turns.
         self.reset_rope(self.signed_inv_freq.device)
         return self
 
@@ -238,14 +241,14 @@ class DecoderHead(DraftHead):
 
 
 def norm_weights(layer: nn.Module) -> tuple:
-    """Weights of a layer's query and key norms, and their epsilon; empty if the layer has none."""
+    """Weights of a layer's query and key norms, and their epsilon; empty if the layer has no such norms."""
     return () if layer.q_norm is None else (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
 
 
 def frequency_axes(config: DecoderHeadConfig) -> list[int]:
-    """RoPE axis of each pair of a head's elements, as in transformers' Qwen2.5-VL and Qwen3-VL.
+    """RoPE axis (0 to 2) of each pair of a head's elements, as in transformers' Qwen2.5-VL and Qwen3-VL.
 
-    0 for unrotated pairs.
+    Unrotated pairs have axis 0.
     """
     sections, still = config.mrope_section, [0] * (config.rotary_width // 2 - config.num_frequencies)
     if not config.mrope_interleaved:
@@ -261,7 +264,7 @@ class HeadNorm(nn.RMSNorm):
     """RMS norm that uses a fused kernel on GPUs when no gradients are needed."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> [..., size]"""
+        """Normalises [..., size] along the last dimension."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(x)
         return rms_norm(x, self.weight, self.eps)

@@ -1,4 +1,5 @@
-"""The checkpoint layouts of the tools that train heads: tensor names, recognition, and refusal of other families.
+"""The checkpoint layouts of the tools that train heads: tensor names, recognition of a layout, and errors for other
+families.
 
 A layout is recognised by its tensors first, and by its config if two tools use the same names.
 """
@@ -20,12 +21,12 @@ class UnsupportedCheckpointError(CheckpointError):
 
 
 class Family(StrEnum):
-    """Mathematics of a head."""
+    """The mathematics by which a head computes."""
 
     EAGLE1 = "EAGLE-1"
-    """Also the weights with which EAGLE-2 drafts trees."""
+    """EAGLE-1 heads; EAGLE-2 drafts its trees with the same weights."""
     EAGLE3 = "EAGLE-3"
-    """Includes EAGLE-3.1, which differs only in norms."""
+    """EAGLE-3 heads, including EAGLE-3.1, which differs only in norms."""
 
 
 class Theta(StrEnum):
@@ -33,9 +34,9 @@ class Theta(StrEnum):
 
     READ = "read"
     SOMETIMES_IGNORED = "sometimes ignored"
-    """Some versions train with the default base regardless of the config."""
+    """Some versions of the tool train with the default base regardless of the config."""
     IGNORED = "ignored"
-    """All known versions do so."""
+    """All known versions of the tool train with the default base regardless of the config."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,17 @@ class Layout:
     nested_config: bool = False
     """Whether the decoder layer's config is nested inside the head's."""
     ignored: tuple[str, ...] = ()
-    """Tensors that are copies of the verifier's and not part of the head."""
+    """Tensors that are copies of the verifier's tensors and not part of the head."""
     may_norm_before_residual: bool = False
-    """Whether the tool trains heads either way, so that a config without the field is ambiguous."""
+    """Whether the tool trains heads with and without `norm_before_residual`, so that a config without the field is
+    ambiguous.
+    """
     bias_on_output: bool = False
     """Whether `attention_bias` also covers the output projection, as in transformers' Llama."""
     norm_output_changed: bool = False
-    """Whether `norm_output: true` of older versions meant the final norm before the logits, which every EAGLE-3 head
-    has."""
+    """Whether `norm_output: true` of the tool's older versions means the final norm before the logits, which every
+    EAGLE-3 head has anyway.
+    """
     rope_theta: Theta = Theta.READ
 
 
@@ -86,7 +90,7 @@ def recognise(raw: Mapping[str, Any], names: Iterable[str]) -> Layout:
     """The layout of a checkpoint, from its config and tensor names.
 
     Raises:
-        UnsupportedCheckpointError: a known family that is not supported.
+        UnsupportedCheckpointError: the checkpoint is of a known family that is not supported.
         CheckpointError: the tensors are not those of a head.
     """
     names = tuple(names)
@@ -135,7 +139,7 @@ def _speculators_type(raw: Mapping[str, Any]) -> str:
 
 
 def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The name of a family that cannot be loaded as an EAGLE head; None if there is no sign of one."""
+    """The name of a family that cannot be loaded as an EAGLE head; None if there is no sign of such a family."""
     names, eagle_config = tuple(names), object_field(raw, "eagle_config")
     told = family_told(raw, names)
     if told is not None:
@@ -162,7 +166,7 @@ def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 
 def file_tensors(layout: Layout, config: DecoderHeadConfig, canonical: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Splits a head's tensor into the tensors of the file, by their names in the layout, in concatenation order."""
+    """Splits a head's tensor into the layout's tensors, by name in the file, in concatenation order."""
     if canonical.startswith("behind."):
         _, index, rest = canonical.split(".", 2)
         return file_tensors(replace(layout, layer=f"layers.{int(index) + 1}."), config, rest, tensor)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def lendable(loaded: "LoadedModel", dtype: torch.dtype) -> dict[str, Tensor | str]:
-    """The embedding and output matrix [vocab_size, hidden_size] by name suffix; a string gives the reason for refusal.
+    """Embedding and output matrix [vocab_size, hidden_size] by name suffix; a string is the reason why one is not lent.
 
     Args:
         loaded: the verifier.

@@ -1,7 +1,7 @@
 """Loads checkpoints of EAGLE heads: every readable layout becomes one canonical head, or an error.
 
-Unknown, missing and mis-shaped tensors are errors, and a log line states how the head is read. `layouts` recognises the
-files; `head_config` and `conventions` interpret their fields.
+Unknown, missing and mis-shaped tensors are errors, and a log line states how the head is read. `layouts` recognises a
+checkpoint's layout; `head_config` and `conventions` interpret the fields of its config.
 """
 
 import logging
@@ -54,7 +54,7 @@ class HeadCheckpoint:
     folder: Path
     layout: Layout
     raw: Mapping[str, Any]
-    """config.json"""
+    """Fields of config.json."""
     shapes: Mapping[str, tuple[int, ...]]
 
     def conventions(self, num_layers: int, target_hidden_size: int) -> tuple[HeadConvention, ...]:
@@ -75,7 +75,7 @@ class HeadCheckpoint:
 
     @contextmanager
     def says_whose(self, target: Sizes) -> Iterator[None]:
-        """Prefix errors with the verifier that the head was made for, if that is not the given verifier."""
+        """Prefixes errors with the verifier that the head was made for, if that is not the given verifier."""
         try:
             yield
         except CheckpointError as error:
@@ -88,7 +88,7 @@ def read_checkpoint(path: str | Path) -> HeadCheckpoint:
 
     Raises:
         CheckpointError: the folder is unreadable, or holds no head.
-        UnsupportedCheckpointError: a known family that is not supported.
+        UnsupportedCheckpointError: the head is of a known family that is not supported.
     """
     folder = find_folder(path)
     raw = read_config(folder)
@@ -108,7 +108,7 @@ def is_head_folder(path: str | Path) -> bool:
 
 
 def head_conventions(path: str | Path, target: TargetDescription, num_drafted: int = 1) -> tuple[HeadConvention, ...]:
-    """Conventions that a head's files allow, most likely first; a single one if nothing is ambiguous.
+    """Conventions that a head's files allow, most likely first; a single convention if nothing is ambiguous.
 
     Args:
         path: folder or hub name.
@@ -135,13 +135,13 @@ def load_eagle_head(
 
     Args:
         path: folder or hub name.
-        target: lends its embedding (not copied) if the file has none, and its lm_head if the file has none and drafts
-            every token.
-        dtype, device: of the loaded weights.
+        target: lends its embedding (not copied) if the file has no embedding, and its lm_head if the file has no
+            lm_head and the head drafts every token.
+        dtype, device: dtype and device of the loaded weights.
         convention: one of `head_conventions`; None means the first.
 
     Raises:
-        CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
+        CheckpointError: the family or the config is not supported, or a tensor is missing, unexpected or mis-shaped.
     """
     checkpoint = read_checkpoint(path)
     with checkpoint.says_whose(Sizes(target.hidden_size, target.vocab_size, target.num_layers)):
@@ -155,7 +155,7 @@ def load_eagle_head(
         token_ids, borrowed = fit_vocabulary(tensors, config, target)
         state = canonical_state(tensors, head, partial(file_tensors, checkpoint.layout, config))
         state = in_turning_order(state, config)
-    # `assign` keeps a borrowed embedding shared with the target.
+    # `assign` keeps a borrowed embedding shared with the target instead of copying it.
     head.load_state_dict(
         {k: v.to(device, dtype) for k, v in state.items()} | {"draft_token_ids": token_ids}, assign=True
     )
@@ -199,7 +199,7 @@ def fit_vocabulary(
     """Fit a file's tensors to the target's vocabulary, adding borrowed tensors.
 
     Returns:
-        the head's token map, and the names of the tensors borrowed from the target
+        The head's token map, and the names of the tensors borrowed from the target.
 
     Raises:
         CheckpointError: the target has another vocabulary size, or the token map points outside it.

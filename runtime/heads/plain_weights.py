@@ -21,7 +21,7 @@ def plain_shapes(raw: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) 
     """Shapes of a checkpoint's tensors after dequantisation.
 
     Args:
-        raw: config.json
+        raw: fields of config.json.
         shapes: shapes of the file's tensors.
 
     Raises:

@@ -1,7 +1,8 @@
 """Rotary position embeddings of heads: frequencies, and rotation by halves.
 
-Weights of heads that rotate part of the elements, or neighbouring pairs, are permuted at load time, so that this code
-and every kernel rotate halves. Query-key products do not change if both are permuted alike.
+If a head rotates only part of its elements, or neighbouring pairs, its weights are permuted at load time, so that this
+code and every kernel can rotate by halves. Query-key products stay the same because queries and keys are permuted
+alike.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ class Turned(Protocol):
 
 
 def rotary_frequencies(config: Any) -> tuple[Tensor, float]:
-    """(-f, f) of a head's RoPE frequencies f, float32 [head_dim] on the host, and the scale of the cosines.
+    """A head's RoPE frequencies f as (-f, f), float32 [head_dim] on the host, and the factor of cosines and sines.
 
     Unrotated elements have frequency 0.
     """
@@ -55,7 +56,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def turning_order(config: Turned) -> Tensor | None:
-    """int64 [head_dim]: permutation of a file's head elements to rotation by halves; None if it is the identity."""
+    """int64 [head_dim]: the permutation from a file's element order to rotation by halves; None if nothing changes."""
     dim, turned = config.head_dim, config.rotary_dim or config.head_dim
     elements = torch.arange(dim, device="cpu")
     pairs = elements[:turned].view(-1, 2).t() if config.rope_interleaved else elements[:turned].view(2, -1)

@@ -39,7 +39,8 @@ def save_eagle_head(
     Args:
         head: the head.
         path: folder to write.
-        layout: "specforge" or "speculators" for EAGLE-3, "safeailab" for EAGLE-1; None means the family's first.
+        layout: "specforge" or "speculators" for EAGLE-3, "safeailab" for EAGLE-1; None means the first layout of the
+            head's family.
         with_embedding: False omits `embed_tokens`; a loader then uses the target's.
         verifier: folder or hub name of the target, which the speculators layout records.
 
@@ -51,7 +52,7 @@ def save_eagle_head(
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], raw: dict[str, Any]) -> None:
-    """Write model.safetensors and config.json, each atomically."""
+    """Write model.safetensors and config.json; each file is written atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     writers: dict[str, Callable[[Path], object]] = {
@@ -88,7 +89,7 @@ def check_turning(config: DecoderHeadConfig) -> None:
     """Refuse a head whose elements were permuted when it was loaded.
 
     Raises:
-        ValueError: names the field.
+        ValueError: the head was permuted; the message names the config field.
     """
     for field in ("rotary_dim", "rope_interleaved"):
         if getattr(config, field):
@@ -107,7 +108,7 @@ def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[st
         for name, part in file_tensors(layout, config, canonical, tensor).items()
     }
     token_ids = head.draft_token_ids.cpu()
-    # speculators writes no token map if every token is drafted.
+    # speculators omits the token map if the head drafts every token.
     needs_map = layout is SPECFORGE or not torch.equal(token_ids, torch.arange(config.vocab_size))
     if layout is not SAFEAILAB_1 and needs_map:
         tensors |= token_map(token_ids, config.vocab_size)
@@ -115,7 +116,7 @@ def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[st
 
 
 def token_map(token_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
-    """The tensors d2t and t2d of a file whose head drafts target ids int64 [draft_vocab_size]."""
+    """The tensors d2t and t2d of a checkpoint whose head drafts the target ids int64 [draft_vocab_size]."""
     token_ids = token_ids.cpu()
     return {
         "d2t": token_ids - torch.arange(len(token_ids)),
@@ -130,7 +131,7 @@ def _raw_config(head: EagleHead | Eagle1Head, layout: Layout, verifier: str | No
             "bias": head.config.fc_bias,
         }
     written = speculators_fields(head.config, verifier) if layout is SPECULATORS else _specforge(head.config)
-    # The RoPE base in use is written as the config's, so that other readers use it.
+    # The RoPE base in use is written as the config's base, so that other tools also use it.
     if not head.config.embeds_media:
         written["embeds_media"] = False
     return written | state(head.convention._replace(rope_theta=None))
@@ -156,7 +157,7 @@ def decoder_fields(config: DecoderShape, model_type: str) -> dict[str, Any]:
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         **{name: getattr(config, name) for name in _SHAPE_FIELDS},
-        # Both spellings: transformers 4 reads only rope_theta and rope_scaling.
+        # The fields are written in both forms, because transformers 4 reads only `rope_theta` and `rope_scaling`.
         "rope_parameters": rope,
         "rope_theta": rope["rope_theta"],
         "rope_scaling": None if rope["rope_type"] == "default" and not sections else scaling,

@@ -1,4 +1,4 @@
-"""The verifier as a drafter needs it: shapes and single tensors of a checkpoint, without loading the model."""
+"""The verifier as a drafter needs it: shapes and single tensors of its checkpoint, read without loading the model."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -19,12 +19,15 @@ from wingbeat.runtime.tensor_files import read_fields, tensor_files, text_fields
 
 logger = logging.getLogger(__name__)
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
-"""Suffixes of tensor names in checkpoints."""
+"""Suffixes of the names of embedding and output matrix in checkpoints."""
 Lender = Callable[[str], Tensor | None]
-"""Maps a tensor name suffix to the weight of the verifier that runs on the drafter's device, read-only; None if the
-verifier does not lend it."""
+"""Maps the suffix of a tensor's name to that weight of the verifier running on the drafter's device; the weight is
+read-only. Returns None if the verifier does not lend the weight.
+"""
 _COMPARED_ROWS = 64
-"""Rows of a lent weight that are compared with the file: memory of another process may not hold what is claimed."""
+"""Number of rows of a lent weight that are compared with the file, because another process's memory may not hold the
+claimed tensor.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class TargetDescription:
     num_layers: int
     vocab_size: int
     lender: Lender | None = None
-    """Lends the verifier's weights, which each drafter would otherwise copy from the files."""
+    """Function that lends the verifier's weights, which the drafter would otherwise load from the files again."""
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, lender: Lender | None = None) -> "TargetDescription":
@@ -44,11 +47,11 @@ class TargetDescription:
 
         Args:
             path: folder or name, as accepted by `checkpoint_folder`.
-            lender: see `lender`.
+            lender: see the field `lender`.
 
         Raises:
             FileNotFoundError: the folder has no config.json.
-            ModelCheckpointError: as `checkpoint_folder` and `read_config`.
+            ModelCheckpointError: as for `checkpoint_folder` and `read_config`.
         """
         folder = checkpoint_folder(path)
         if not (folder / "config.json").is_file():
@@ -80,11 +83,11 @@ class TargetDescription:
 
     @cached_property
     def _read_apart(self) -> Mapping[str, Callable[[], Tensor]]:
-        """Readers of embedding and output matrix if an optional part reads the checkpoint's format; else empty."""
+        """Functions that read embedding and output matrix, if an optional part reads the format; else empty."""
         return first("lent_tensors", self.path) or {}
 
     def _names_ending(self, suffix: str) -> list[str]:
-        # The shortest name is the model's own: prediction modules hold copies under longer names.
+        # The shortest name is the model's own tensor; copies in prediction modules have longer names.
         names = (*self.tensor_files, *self._read_apart)
         return sorted((name for name in names if name.endswith(suffix)), key=len)
 
@@ -121,7 +124,7 @@ class TargetDescription:
         return self.tensor(names[0])
 
     def _is_of_file(self, lent: Tensor, name: str) -> bool:
-        """Whether a lent weight has the shape and sampled rows (first and last included) of the checkpoint's."""
+        """Whether a lent weight has the file's shape, and its values in sampled rows, first and last included."""
         with safe_open(self.tensor_files[name], framework="pt") as tensors:
             stored = tensors.get_slice(name)
             if tuple(stored.get_shape()) != tuple(lent.shape):

@@ -1,7 +1,8 @@
-"""Training-time test: unrolls a head over its own predictions, as in drafting.
+"""Training-time test of EAGLE-3: unrolls a head over its own predictions during training, as drafting does.
 
 Step j of the chain that starts at index i reads token i + 1 + j and predicts token i + 2 + j. All chains run at once:
-index i keeps its place while the tokens shift. Source: EAGLE-3 (arXiv 2503.01840), section 3.2 and figure 6.
+the chain of index i stays at row i, and at each step the tokens shift by one. Source: EAGLE-3 (arXiv 2503.01840),
+section 3.2 and figure 6.
 """
 
 from collections.abc import Iterator
@@ -20,12 +21,14 @@ class UnrolledStep(NamedTuple):
     offset: int
     """Column i of the logits predicts the token at index i + offset."""
     hidden: Tensor
-    """[batch, N, H], or [chains, H] if only some chains are followed: input of the logits. In EAGLE-1 this is the
-    predicted feature at index i + offset - 1."""
+    """Input of the logits: [batch, N, H], or [chains, H] if only some chains are followed.
+
+    In EAGLE-1 this is the predicted feature at index i + offset - 1.
+    """
 
     @property
     def logits(self) -> Tensor:
-        """[..., draft_vocab_size], computed on access."""
+        """Logits [..., draft_vocab_size] of the step, computed on access."""
         return self.head.logits(self.hidden)
 
 
@@ -37,14 +40,15 @@ class _SequenceChains(NamedTuple):
     chains: slice
     """Range of the sequence's chains among all followed chains."""
     future: Tensor
-    """bool [chains, rows]: True at positions after a chain's start."""
+    """bool [chains, rows]: True for positions after the start of the row's chain."""
 
 
 class ChainAttention:
-    """Attention of step j at index i: keys of true features up to i, then the chain's own keys of steps 1..j.
+    """Attention of a chain: step j of chain i sees the keys of true features up to i, and the chain's keys of steps
+    1..j.
 
-    Drafting does the same: the committed prefix is computed from true features, and a drafted token sees its ancestors'
-    keys, which come from predicted features.
+    Drafting sees the same keys: those of the committed prefix come from true features, and those of a drafted token's
+    ancestors from predicted features.
 
     Args:
         scaling: factor of query-key products.
@@ -61,7 +65,7 @@ class ChainAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Query [.., Hq, D], key [.., Hkv, D] and value [.., Hkv, Dv] of the next step -> [.., Hq, Dv].
 
-        The first step passes keys and values of every position; later steps those of the followed chains.
+        The first step passes keys and values of every position; later steps pass only those of the followed chains.
         """
         shape = query.shape
         query, key, value = (part.flatten(0, -3) for part in (query, key, value))
@@ -98,7 +102,7 @@ def unroll(
 ) -> Iterator[UnrolledStep]:
     """Run every chain of `num_steps` steps that fits into the sequences, fed with the sequences' own tokens.
 
-    Where all tokens of a chain so far equal the head's choices, this is exactly greedy drafting.
+    As long as the head's greedy drafts equal the sequence's tokens, a chain computes exactly what greedy drafting does.
 
     Args:
         head: the head to unroll.
@@ -111,9 +115,9 @@ def unroll(
     batch, num_chains = tokens.shape[0], tokens.shape[1] - num_steps - 1
 
     def read(rows: Tensor, step: int) -> Tensor:
-        """Rows [batch, N, ..] that a step reads: all in the first step, whose keys the later steps see.
+        """Selects from rows [batch, N, ..] those that a step reads.
 
-        Then the followed ones.
+        The first step reads all rows, because later steps see their keys; later steps read the followed chains only.
         """
         if chains is None:
             return rows
@@ -123,7 +127,7 @@ def unroll(
     followed = every if chains is None else _by_sequence(batch, num_chains, chains)
     attends: list[Attend] = [ChainAttention(head.scaling, every, followed) for _ in range(head.num_layers)]
     positions = torch.arange(num_chains, device=tokens.device).expand(batch, num_chains)
-    # Under autocast fc returns bfloat16; the residual stream keeps the weights' precision.
+    # Under autocast `fc` returns bfloat16; the conversion keeps the residual stream in the weights' precision.
     features = read(head.fuse(taps[:, :num_chains].to(head.dtype)).to(head.dtype), 0)
     for step in range(num_steps):
         now = slice(1 + step, 1 + step + num_chains)
@@ -134,7 +138,7 @@ def unroll(
 
 
 def _by_sequence(batch: int, num_chains: int, chains: Tensor) -> list[_SequenceChains]:
-    """The chains of every sequence that has any."""
+    """Splits the followed chains by sequence; a sequence without followed chains is left out."""
     counts = torch.bincount(chains // num_chains, minlength=batch).tolist()
     found, start = [], 0
     for sequence, count in enumerate(counts):

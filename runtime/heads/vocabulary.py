@@ -1,4 +1,4 @@
-"""Checks that a draft model and its verifier share a vocabulary: drafts are token ids."""
+"""Checks that a draft model and its verifier have the same vocabulary, because drafts are sent as token ids."""
 
 import logging
 from pathlib import Path
@@ -18,7 +18,8 @@ class VocabularyError(ValueError):
 def check_same_vocabulary(draft: Path, draft_vocab_size: int, target: Path, target_vocab_size: int) -> None:
     """Compare the tokenizers of two checkpoint folders, or the vocabulary sizes if a tokenizer is missing.
 
-    Output matrices may differ in size if both tokenizers exist and are equal: the larger matrix is padded.
+    If both tokenizers exist and are equal, the output matrices may differ in size, because the larger matrix is only
+    padded.
 
     Raises:
         VocabularyError: the tokenizers differ, or one is missing and the sizes differ.

@@ -1,7 +1,7 @@
 """An EAGLE-3 head with multi-head latent attention as in DeepSeek and Kimi (MLA, arXiv 2405.04434).
 
-Keys and values are cached decompressed per head, so that every attention kernel can read them: num_heads * (key_dim +
-value_dim) values per token, where a compressed cache would have kv_rank + rope_dim.
+Keys and values are cached decompressed, per head, so that every attention kernel can read them. The cache holds
+num_heads * (key_dim + value_dim) values per token; a compressed cache would hold kv_rank + rope_dim.
 """
 
 import math
@@ -23,14 +23,14 @@ from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate, turning_or
 
 @dataclass(frozen=True)
 class LatentEagleConfig(EagleHeadConfig):
-    """Config of an MLA head; `head_dim` is that of queries and keys, whose last `rope_dim` elements RoPE rotates.
+    """Config of an MLA head; `head_dim` is the width of queries and keys, whose last `rope_dim` elements RoPE rotates.
 
     Raises:
         ValueError: see `EagleHeadConfig`; also a size that MLA does not allow.
     """
 
     query_rank: int | None = None
-    """Width to which queries are compressed; None means no compression."""
+    """Width to which queries are compressed; None means that queries are not compressed."""
     kv_rank: int = 512
     """Width to which keys and values are compressed."""
     rope_dim: int = 64
@@ -75,7 +75,7 @@ class LatentEagleConfig(EagleHeadConfig):
 
 
 def compressed_head(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> tuple[type, dict[str, Any]]:
-    """Config class of an MLA head, and the fields that replace those of plain attention; raises as `head_config`."""
+    """Config class of an MLA head, and the fields that replace those of plain attention; raises like `head_config`."""
     still, turning = size_field(body, "qk_nope_head_dim"), size_field(body, "qk_rope_head_dim")
     attention = f"{layout.layer}self_attn."
     return LatentEagleConfig, {
@@ -86,7 +86,7 @@ def compressed_head(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> 
         "rope_dim": turning,
         "value_dim": size_field(body, "v_head_dim"),
         "rotary_dim": None,
-        # DeepSeek's own tools rotate neighbouring elements.
+        # DeepSeek's own tools rotate neighbouring elements, so this is the default.
         "rope_interleaved": body.get("rope_interleave", True) is not False,
         "attention_bias": f"{attention}kv_a_proj_with_mqa.bias" in shapes,
         "output_bias": f"{attention}o_proj.bias" in shapes,
@@ -104,7 +104,7 @@ class LatentEagleHead(EagleHead):
 
     @property
     def scaling(self) -> float:
-        """Factor of query-key products; YaRN's factor applies to both queries and keys, hence squared."""
+        """Factor of query-key products; YaRN's factor is squared because it applies to both queries and keys."""
         rope, scale = self.config.rope_parameters, self.config.head_dim**-0.5
         all_elements = rope.get("mscale_all_dim")
         if rope.get("rope_type") != "yarn" or not all_elements or rope["factor"] <= 1:
@@ -162,6 +162,6 @@ class LatentEagleHead(EagleHead):
     def _turned(self, elements: Tensor, rotary: Rotary) -> Tensor:
         """Rotates [..., heads, R] by positions.
 
-        Queries and keys may have another element order than the file, as long as both have the same.
+        The element order may differ from the file's, as long as queries and keys have the same order.
         """
         return rotate(elements if self._order is None else elements[..., self._order], *rotary)

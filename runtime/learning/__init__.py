@@ -1,1 +1,1 @@
-"""Online training of a draft head on served requests, and the test whether a trained head is better."""
+"""Online training of a draft head on served requests, and the test of whether a trained head is better."""

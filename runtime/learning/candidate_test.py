@@ -17,11 +17,11 @@ from wingbeat.runtime.training.family import TrainedHead
 from wingbeat.runtime.training.sources import tap_columns
 
 MOST_HELD = 512
-"""Most held-out requests of one test; the newest are used."""
+"""Maximum number of held-out requests in one test; the newest are used."""
 
 
 class _Request(NamedTuple):
-    """Held-out request, whose record is read when it is drafted for."""
+    """Held-out request; its record is read only when the heads draft for it."""
 
     reader: RecordingReader
     sequence: int
@@ -32,10 +32,11 @@ class CandidateTest:
 
     Args:
         number: number of the candidate among all tests, from 1 on.
-        margin: relative gain by which the candidate must be better.
+        margin: relative gain that the candidate must exceed.
         against: version of the served head.
         heads: candidate and served head.
-        ring: source of held-out requests; the newest are drafted for first, because they resemble current traffic most.
+        ring: source of held-out requests; the heads draft for the newest first, because these resemble current traffic
+            most.
     """
 
     def __init__(
@@ -52,18 +53,20 @@ class CandidateTest:
         self._candidate, self._served = heads
         self._family, self._chain, self._ring = trainer.family, trainer.chain, ring
         self._newest = 0
-        """Time up to which held-out requests were taken, in nanoseconds since 1970."""
+        """Requests recorded up to this time are already in the test; nanoseconds since 1970."""
         self._waiting: deque[_Request] = deque(maxlen=MOST_HELD)
-        """Requests still to draft for, newest first; a further request displaces the oldest."""
+        """Requests for which the heads must still draft, newest first; a further request displaces the oldest."""
         self._seen: list[tuple[Tensor, Drafted, Drafted]] = []
-        """Token histogram of each request drafted for, and the rounds of candidate and served head."""
+        """For each request already drafted for: its token histogram, and the rounds of the candidate and of the
+        served head.
+        """
         self._take()
         self._group()
 
     def _group(self) -> None:
-        """Groups all known texts anew and repeats the judgement of requests seen so far.
+        """Groups all known texts again, and judges again the requests seen so far.
 
-        Grouping uses texts alone, not outcomes.
+        The groups depend only on the texts, not on the outcomes.
         """
         waiting = [histogram(request.reader.token_ids(request.sequence)) for request in self._waiting]
         texts = [*waiting, *(text for text, _, _ in self._seen)]
@@ -74,13 +77,13 @@ class CandidateTest:
 
     @property
     def done(self) -> bool:
-        """Whether no request is waiting to be drafted for."""
+        """Whether there are no more requests for which the heads must draft."""
         return not self._waiting
 
     def renew(self) -> None:
         """Takes requests recorded since the last call.
 
-        Groups anew once there are twice as many texts as were grouped.
+        Forms the groups again once there are twice as many texts as at the last grouping.
         """
         self._take()
         if len(self._waiting) + len(self._seen) >= 2 * max(self._groups.num_texts, 1):
@@ -96,7 +99,7 @@ class CandidateTest:
             self._waiting.extendleft(_Request(reader, sequence) for sequence in range(reader.num_sequences))
 
     def see_next(self) -> None:
-        """Drafts for the next waiting request with both heads and adds the outcome to the test."""
+        """Drafts for the next waiting request with both heads, and adds the result to the test."""
         reader, sequence = self._waiting.popleft()
         record, columns = reader.record(sequence), tap_columns(reader, self._candidate.tap_layers)
         new, old = (

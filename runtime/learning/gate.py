@@ -1,29 +1,29 @@
 """Sequential test whether a candidate head is better than the served head; may be evaluated after every observation.
 
-Observation s is a held-out request for which both heads have drafted, with new_s and old_s tokens per round, each
-between 1 and n, the number of drafted tokens plus one. Their inverses, rounds per token, are proportional to the time
-that a text takes:
+Observation s is a held-out request for which both heads have drafted. The candidate has new_s tokens per round and the
+served head old_s; both are between 1 and n, the number of drafted tokens plus one. The inverses of new_s and old_s
+(rounds per token) are proportional to the time that a text takes:
 
     y_s = (1 / old_s - (1 + margin) / new_s) / max(1 + margin - 1 / n, 1 - (1 + margin) / n),    -1 <= y_s <= 1
 
-No value is clipped, so rare large losses count in full. The null hypothesis is E[y] <= 0: the candidate saves no
-rounds. The evidence against it is the capital of a gambler who bets on y > 0:
+The values of y are not clipped, so rare large losses count in full. The null hypothesis is E[y] <= 0: the candidate
+saves no rounds. The evidence against it is the capital of a gambler who bets on y > 0:
 
     K_t = product over s <= t of (1 + b_s y_s),    b_s = clip(m_s / (v_s + m_s^2), 0, 0.9)
 
-with m_s and v_s the mean and the variance of the observations before s, each with a first guess of m = 0.02 and v =
-0.02 that weighs as one observation. An observation multiplies the capital by 1.9 at most, so a few requests cannot
+where m_s and v_s are the mean and the variance of the observations before s, including a first guess (m = 0.02, v =
+0.02) with the weight of one observation. An observation multiplies the capital by at most 1.9, so a few requests cannot
 decide. While E[y] <= 0, K is a supermartingale that begins at 1, so P(K ever reaches 1 / a) <= a (Ville): evaluating
 the test after each observation does not raise its error. Source: I. Waudby-Smith and A. Ramdas, "Estimating means of
 bounded random variables by betting" (2024), section 4.
 
 Candidate number k is promoted at K >= 1 / a_k, with a_k = 0.01 / (k (k + 1)). All a_k add up to 0.01, so the
-probability that a candidate that is not better is ever promoted is at most 1 %. The mirrored bet, on y < 0, ends a
-hopeless test.
+probability that a candidate that is not better is ever promoted is at most 1 %. A second gambler bets on y < 0 in the
+same way; that gambler's capital ends a test in which the candidate is not better.
 
-An average can hide requests that lose behind requests that gain. Requests are therefore divided into groups, and in
-each group the candidate must pass the same test with margin -0.08 and a = 0.01: a candidate with which a group loses 8
-% or more passes with a probability of at most 1 %, however much the other groups gain.
+An average can hide requests that become slower behind requests that become faster. Requests are therefore divided into
+groups, and in each group the candidate must pass the same test with margin -0.08 and a = 0.01: a candidate that slows a
+group down by 8 % or more passes with a probability of at most 1 %, however much faster the other groups become.
 """
 
 import math
@@ -34,15 +34,15 @@ from typing import NamedTuple
 from wingbeat.runtime.learning.shadow import Drafted
 
 ERROR = 0.01
-"""Probability of ever promoting a candidate that is not better."""
+"""Probability that any candidate that is not better is ever promoted."""
 MOST_LOSS, GROUP_ERROR = 0.08, 0.01
-"""Largest relative loss allowed for a group of requests, and the probability of promoting a candidate with a larger
-one."""
+"""Maximum relative loss of a group of requests, and the probability that a candidate with a larger loss is promoted."""
 MOST_BET = 0.9
 _GUESS_MEAN, _GUESS_VARIANCE = 0.02, 0.02
 BUCKET_FLOOR, BUCKET_LEAST = 0.98, 8
-"""Tokens per round that a candidate must reach in every bucket of context, relative to the served head; and held-out
-requests that a bucket needs before it is judged."""
+"""Tokens per round that a candidate must reach in every bucket of context length, relative to the served head; and
+the number of held-out requests that a bucket needs before it is judged.
+"""
 
 
 class Verdict(StrEnum):
@@ -54,7 +54,7 @@ class Verdict(StrEnum):
 
 
 class Bets:
-    """Evidence that the mean of observations in [-1, 1] is above 0, as the log of the gambler's capital."""
+    """Evidence that the mean of observations in [-1, 1] is above 0: the logarithm of the gambler's capital."""
 
     def __init__(self) -> None:
         self.log_capital = 0.0
@@ -63,7 +63,7 @@ class Bets:
     def see(self, value: float) -> None:
         """Adds an observation."""
         mean = self._sum / self._count
-        # v + m^2 is the mean square.
+        # The mean of the squares equals v + m^2.
         bet = min(max(mean / (self._squares / self._count), 0.0), MOST_BET)
         self.log_capital += math.log1p(bet * value)
         self._count, self._sum, self._squares = self._count + 1, self._sum + value, self._squares + value**2
@@ -73,9 +73,9 @@ class PairedTest:
     """Test of one candidate against the served head.
 
     Args:
-        margin: relative gain that the candidate must exceed; negative for a loss that is tolerated.
-        most: most tokens of a round: those of a chain, and one more.
-        error: probability of the verdict "better" for a candidate that is not.
+        margin: relative gain that the candidate must exceed; a negative margin is a loss that is tolerated.
+        most: maximum number of tokens of a round: the tokens of a chain plus the bonus token.
+        error: maximum probability of the verdict "better" for a candidate that is not better.
     """
 
     def __init__(self, margin: float, most: int, error: float) -> None:
@@ -84,7 +84,7 @@ class PairedTest:
         self._better, self._worse = Bets(), Bets()
 
     def see(self, new: float, old: float) -> None:
-        """Adds a held-out request, with the tokens per round of candidate and served head."""
+        """Adds a held-out request with the tokens per round of the candidate (`new`) and of the served head (`old`)."""
         value = (1 / old - (1 + self._margin) / new) / self._range
         self._better.see(value)
         self._worse.see(-value)
@@ -98,12 +98,12 @@ class PairedTest:
 
 
 def error_of(number: int) -> float:
-    """Error allowed for the test of candidate `number`, from 1 on; the errors of all candidates add up to `ERROR`."""
+    """Error allowed for the test of candidate `number` (from 1 on); the errors of all candidates add up to `ERROR`."""
     return ERROR / (number * (number + 1))
 
 
 class Lengths(NamedTuple):
-    """Tokens per round of candidate and served head on the same requests."""
+    """Mean tokens per round of the candidate and of the served head, over the same requests."""
 
     new: float
     old: float
@@ -112,30 +112,32 @@ class Lengths(NamedTuple):
 
 @dataclass
 class Gate:
-    """Test of a candidate over all requests, within each group of requests, and by bucket of context."""
+    """Test of a candidate: over all requests, within each group of requests, and by bucket of context length."""
 
     number: int
     margin: float
     most: int
-    """Most tokens of a round."""
+    """Maximum number of tokens of a round."""
     num_groups: int = 1
     test: PairedTest = field(init=False)
     groups: list[PairedTest] = field(init=False)
     num_requests: int = 0
     _buckets: dict[int, list[float]] = field(default_factory=dict)
-    """Requests, and the sums of the tokens per round of candidate and served head, by bucket."""
+    """By bucket: the number of requests, and the sums of the tokens per round of the candidate and of the served
+    head.
+    """
 
     def __post_init__(self) -> None:
         self.test = PairedTest(self.margin, self.most, error_of(self.number))
         self.groups = [PairedTest(-MOST_LOSS, self.most, GROUP_ERROR) for _ in range(self.num_groups)]
 
     def see(self, new: Drafted, old: Drafted, group: int | None = 0) -> None:
-        """Adds a held-out request for which both heads have drafted, and the group to which it belongs, if any."""
+        """Adds a held-out request for which both heads have drafted; `group` is None if it belongs to no group."""
         self.test.see(new.length, old.length)
         if group is not None:
             self.groups[group].see(new.length, old.length)
         self.num_requests += 1
-        # Only common buckets: the last round of one head may reach into a bucket in which the other begins a round.
+        # Only buckets that both heads have are counted: a bucket may contain a round of one head and none of the other.
         for bucket in new.rounds.keys() & old.rounds.keys():
             sums = self._buckets.setdefault(bucket, [0, 0.0, 0.0])
             sums[0] += 1
@@ -143,7 +145,7 @@ class Gate:
             sums[2] += old.tokens[bucket] / old.rounds[bucket]
 
     def lengths(self) -> dict[int, Lengths]:
-        """Average tokens per round, by bucket."""
+        """Mean tokens per round of both heads, by bucket of context length."""
         return {bucket: Lengths(new / n, old / n, int(n)) for bucket, (n, new, old) in sorted(self._buckets.items())}
 
     @property
@@ -152,7 +154,7 @@ class Gate:
         return self._judged()[0]
 
     def decide(self) -> tuple[Verdict, str]:
-        """Verdict so far, and its reason in words."""
+        """Verdict so far, and the reason for it in words."""
         verdict, why = self._judged()
         said = "; ".join(
             f"context {bucket}: {one.new:.3f} tokens per round, {one.old:.3f} served, {one.requests} requests"

@@ -1,4 +1,4 @@
-"""Acceptance counts of head versions on disk, summed over all engines of a ledger, because engines restart at 0."""
+"""Acceptance counts of head versions on disk, summed over all engines of a ledger; counts in engines restart at 0."""
 
 import json
 import math
@@ -14,14 +14,14 @@ COUNTS_FILE, LOCK_FILE = "accepted.json", "accepted.lock"
 
 
 class Accepted(NamedTuple):
-    """Verified drafts of one version, in one engine or in all."""
+    """Counts of the verified drafts of one head version, in one engine or in all engines."""
 
     rounds: int = 0
-    """Verified trees, counted per sequence."""
+    """Number of verified trees, counted per sequence."""
     drafted: int = 0
     accepted: int = 0
     squares: int = 0
-    """Sum of the squares of the accepted tokens per round."""
+    """Sum, over all rounds, of the square of the number of accepted tokens."""
 
     @property
     def length(self) -> float:
@@ -41,15 +41,16 @@ class Accepted(NamedTuple):
 
 
 LEAST_ROUNDS, SIGMAS = 256, 3.0
-"""Rounds of a version before it is judged, and standard errors below the previous version at which it is rolled
-back."""
+"""Number of rounds that a version needs before it is judged; and how many standard errors below the previous
+version's acceptance length a version is rolled back.
+"""
 
 
 def fell_below(new: Accepted, old: Accepted) -> str | None:
-    """Reason for rolling a version back; None if there is none.
+    """Reason for rolling a version back; None if there is no reason.
 
-    A version is rolled back if length_new - length_old < -3 sqrt(error_new^2 + error_old^2), with at least 256 rounds
-    each.
+    A version is rolled back if length_new - length_old < -3 sqrt(error_new^2 + error_old^2) and both versions have at
+    least 256 rounds.
     """
     if min(new.rounds, old.rounds) < LEAST_ROUNDS:
         return None
@@ -60,7 +61,7 @@ def fell_below(new: Accepted, old: Accepted) -> str | None:
 
 
 class HeadCounts:
-    """Counts of one ledger; any number of processes may add to them.
+    """Counts of one ledger; any number of processes may add counts.
 
     Args:
         folder: folder of the ledger.
@@ -73,7 +74,7 @@ class HeadCounts:
         """Adds counts by version and returns the totals since each version's last promotion.
 
         Args:
-            weights: digest of the verifier's weights; counts made with other weights are dropped.
+            weights: digest of the verifier's weights; counts on disk that belong to other weights are dropped.
 
         Raises:
             OSError: the folder cannot be read or written, or another process holds its lock for long.
@@ -91,7 +92,7 @@ class HeadCounts:
         return counted
 
     def _read(self, weights: str) -> dict[int, tuple[int, Accepted]]:
-        """Number of promotions and counts by version; empty if the file is missing, invalid, or for other weights."""
+        """Number of promotions and counts, by version; empty if the file is missing, invalid, or for other weights."""
         try:
             found = json.loads((self._folder / COUNTS_FILE).read_text(encoding="utf-8"))
             if found["weights"] != weights:
@@ -107,14 +108,14 @@ class HeadCounts:
 
 
 class CountedSince:
-    """Counts of an engine since the previous call; an engine in another process counts from 0 again."""
+    """Counts of an engine since the previous call; the counts restart at 0 if the engine's process is replaced."""
 
     def __init__(self) -> None:
         self._pid = 0
         self._before: dict[int, Accepted] = {}
 
     def take(self, pid: int, by_head: dict[int, tuple[int, ...]]) -> dict[int, Accepted]:
-        """Versions with new counts."""
+        """Counts since the previous call, by version; versions without new rounds are left out."""
         now = {number: Accepted(*counts) for number, counts in by_head.items()}
         before = self._before if pid == self._pid else {}
         self._pid, self._before = pid, now
@@ -122,7 +123,7 @@ class CountedSince:
 
 
 def _since(now: Accepted, before: Accepted | None) -> Accepted:
-    """Difference of two counts; `now` if the counter was reset meanwhile."""
+    """Difference of two counts; `now` if the counter restarted in between."""
     if before is None or now.rounds < before.rounds:
         return now
     return Accepted(*(one - other for one, other in zip(now, before, strict=True)))

@@ -1,8 +1,9 @@
 """Keeps a drafter at the version of its head that the ledger lists as served, by polling the ledger's file.
 
-Another version is read and checked on a separate thread while the drafter drafts, and swapped in between two rounds.
-The drafter's context (its KV cache and each sequence's last hidden state) was computed by the previous version and is
-kept: recomputing it would cost a pass over every context. Pairs from the swap on are computed by the new version.
+If the ledger lists another version, a separate thread reads and checks that version while the drafter drafts; the swap
+happens between two rounds. The drafter's context (its KV cache and each sequence's last hidden state) was computed by
+the previous version. That context is kept, because computing it again would need a pass over every sequence; pairs
+after the swap are computed by the new version.
 """
 
 import logging
@@ -16,29 +17,31 @@ from wingbeat.runtime.learning.ledger import LedgerError
 
 logger = logging.getLogger(__name__)
 LOOK_S = 0.5
-"""Seconds between two looks at the ledger."""
+"""Seconds between two reads of the ledger."""
 TAKEN_S = 5.0
-"""Seconds to wait for the running round to end and the swap to happen, while other drafters wait for their turn. An
-idle engine swaps later."""
+"""Seconds to wait for the swap, which happens when the running round ends; meanwhile other drafters wait for their
+turn. An idle engine swaps later.
+"""
 
 
 class HeadFollower:
     """Follows the ledger for one drafter.
 
     Args:
-        ledger: shared with all drafters of the same head.
+        ledger: ledger that all drafters of the same head share.
     """
 
     def __init__(self, ledger: HeadLedger, worker: DraftWorker) -> None:
         self._ledger, self._worker = ledger, worker
         self._offered = self._noted = worker.head_version
-        """Version offered last, and version that the ledger lists as taken by this drafter."""
+        """Version that was offered to the drafter last, and version that the ledger lists as taken by this drafter."""
         self._unreadable = False
 
     def start(self) -> None:
-        """Takes the served version and starts the thread that follows the ledger; problems with a version are logged.
+        """Swaps in the served version and starts the thread that follows the ledger; problems with a version are
+        logged.
 
-        The thread ends with its process.
+        The thread runs until the process ends.
         """
         self._follow(first=True)
         threading.Thread(target=self._run, name="wingbeat-heads", daemon=True).start()
@@ -49,7 +52,7 @@ class HeadFollower:
             self._follow()
 
     def _follow(self, first: bool = False) -> None:
-        """Switches to the served version, once it is this drafter's turn; the first switch does not wait for a turn."""
+        """Switches to the served version when it is this drafter's turn; the first switch needs no turn."""
         try:
             if first:
                 while self.look() and not self._take():
@@ -59,18 +62,19 @@ class HeadFollower:
                     if is_own and self.look():
                         self._wait()
             self._note_taken()
-        except (LedgerError, OSError) as error:  # such as a full disk; the drafter continues and tries again
+        # for example because the disk is full; the drafter continues, and the next poll tries again
+        except (LedgerError, OSError) as error:
             logger.error("the ledger of heads cannot be written: %s", error)
 
     def look(self) -> bool:
-        """Reads and offers the served version if it is another one; returns whether it was offered."""
+        """Reads the served version and offers it to the drafter, if it differs; returns whether it was offered."""
         version = self._served()
         if version == self._offered or not self._ledger.begin(version):
             return False
         try:
             began = time.monotonic()
             head = self._worker.drafter.prepare_head(str(self._ledger.checked_folder(version)))
-        except Exception as error:  # any exception: the content of a file must not end a healthy drafter
+        except Exception as error:  # any exception, because the content of a file must not end a healthy drafter
             self._refuse(version, error)
             if version == 0:
                 self._offered = 0
@@ -85,14 +89,14 @@ class HeadFollower:
         self._ledger.refuse(version, f"{type(error).__name__}: {error}")
 
     def _failed(self, version: int, error: Exception) -> None:
-        """Refuses a version whose swap raised: the drafter may die of it and must not take it again."""
+        """Refuses a version whose swap raised: the drafter may die of the error and must not swap to it again."""
         try:
             self._refuse(version, error)
         except (LedgerError, OSError) as unwritten:
             logger.error("the ledger of heads cannot be written: %s", unwritten)
 
     def _take(self) -> bool:
-        """Swaps now, before the first round; returns False if the swap raises, for which the version is refused."""
+        """Swaps now, before the first round; returns False if the swap raises, and the version is then refused."""
         try:
             return self._worker.take_offered_head()
         except Exception:
@@ -100,9 +104,9 @@ class HeadFollower:
             return False
 
     def _note_taken(self) -> None:
-        """Records in the ledger the version that drafts, once the swap is over.
+        """Records in the ledger which version the drafter runs, after the swap.
 
-        A version that kills its drafter is not recorded.
+        If a version kills its drafter, the swap is not recorded.
         """
         version = self._worker.head_version
         if version != self._noted:
@@ -110,7 +114,7 @@ class HeadFollower:
             self._noted = version
 
     def _served(self) -> int:
-        """The served version by the ledger; the current version if the ledger cannot be read, which is logged once."""
+        """Version that the ledger lists as served; the current version if the ledger cannot be read (logged once)."""
         try:
             served, self._unreadable = self._ledger.read().served, False
         except LedgerError as error:
@@ -120,7 +124,7 @@ class HeadFollower:
         return served
 
     def _wait(self) -> None:
-        """Waits until the offered version drafts, for at most `TAKEN_S` seconds."""
+        """Waits until the drafter has swapped to the offered version, for at most `TAKEN_S` seconds."""
         deadline = time.monotonic() + TAKEN_S
         while self._worker.head_version != self._offered and time.monotonic() < deadline:
             time.sleep(LOOK_S / 10)

@@ -1,8 +1,8 @@
-"""Versions of a draft head on disk: the served version, and the state of the others with the reasons.
+"""Versions of a draft head on disk: which version is served, and the state of all versions with the reasons.
 
-A ledger is one folder for one verifier and one configured head. Its file is replaced as a whole under a lock, so that
-drafters, replicas, routers and the learner, each of which may be killed at any moment, agree on the served version.
-Drafters poll the file, and a restarted drafter comes back with the served version.
+A ledger is one folder for one verifier and one configured head. The ledger's file is replaced as a whole, under a lock.
+Drafters, replicas, routers and the learner therefore agree on the served version, even if any of them is killed at any
+moment. Drafters poll the file; a restarted drafter starts with the served version.
 """
 
 import json
@@ -23,19 +23,25 @@ from wingbeat.runtime.recordings.stored_files import digest_of, make_private, ma
 logger = logging.getLogger(__name__)
 LEDGER_FILE, COPY_FILE, LOCK_FILE, HEADS = "ledger.json", "ledger.copy.json", "ledger.lock", "heads"
 LEARNER, FIGURES_FILE = "learner", "figures.json"
-"""The learner's own folder, and the file of its status."""
+"""Name of the learner's own folder, and of the learner's status file."""
 MOST_DECISIONS = 64
-"""Latest decisions that are kept; counts cover all decisions."""
+"""Number of the latest decisions that are kept; the counts cover all decisions."""
 MOST_TRIES = 8
-"""Drafters that may begin to read a version and die before they have taken it, until it is refused."""
+"""Number of drafters that may begin to read a version and die before they have swapped to it; then the version is
+refused.
+"""
 MOST_EARLIER = 2
-"""Versions before the previous one that are kept for roll-backs, once the served version is taken."""
+"""Number of versions before the previous one that are kept for roll-backs once a drafter has swapped to the served
+version.
+"""
 MOST_UNUSED = 4
-"""Versions kept that no roll-back leads to, and as many refused ones; older ones are removed."""
+"""Number of versions that no roll-back leads to and that are still kept, and of refused versions that are kept;
+older versions are removed.
+"""
 
 
 class HeadLedger:
-    """Reads and writes one ledger; any number of processes may hold one of the same folder.
+    """Reads and writes one ledger; any number of processes may have an object for the same folder.
 
     Args:
         folder: created if missing.
@@ -46,12 +52,12 @@ class HeadLedger:
     def __init__(self, folder: Path, configured: Path, verifier: str) -> None:
         self.folder, self._configured, self._verifier = folder, configured, verifier
         self._by_copy = False
-        """Whether the last read used the copy, which is logged once."""
+        """Whether the last read had to use the copy; the use of the copy is logged once."""
 
     def read(self) -> Ledger:
-        """The ledger from its file, or else from the file's copy.
+        """Reads the ledger from its file, or from the file's copy if the file is damaged.
 
-        Without a file, a ledger that serves the configured head.
+        If there is no file, returns a ledger that serves the configured head.
 
         Raises:
             LedgerError: file and copy are damaged.
@@ -84,7 +90,7 @@ class HeadLedger:
         """Begins a new ledger with the heads on disk, if neither the file nor its copy can be read.
 
         Args:
-            served: the version that drafters have; if it is not on disk, the configured head is served.
+            served: the version that drafters run; if it is not on disk, the configured head is served.
 
         Raises:
             LedgerError: the ledger can be read.
@@ -115,11 +121,11 @@ class HeadLedger:
             self._write(ledger)
 
     def folder_of(self, number: int) -> Path:
-        """Folder of a version's files; raises as `Ledger.version`."""
+        """Folder of a version's files; raises like `Ledger.version`."""
         return self._configured if number == 0 else self.folder / HEADS / self.read().version(number).folder
 
     def checked_folder(self, number: int) -> Path:
-        """Folder of a version, after comparing its files with the digest taken when it was added.
+        """Folder of a version; before returning, compares the files with the digest taken when the version was added.
 
         Raises:
             LedgerError: the files differ, or there is no such version.
@@ -138,10 +144,10 @@ class HeadLedger:
 
         Args:
             write: fills a folder with the head's files.
-            serve: promote the version at once; otherwise it waits.
+            serve: whether to promote the version at once; if False, the version waits.
 
         Raises:
-            Exception: raised by `write`; its files are then removed.
+            Exception: `write` raised it; the files written so far are removed.
         """
         temporary = unused_name(self.folder / HEADS / "new")
         with ExitStack() as writing:
@@ -154,11 +160,11 @@ class HeadLedger:
             make_private(temporary)
             digest = digest_of(temporary)
             with self._locked():
-                # Pruned before the new version is added, which may yet be refused.
+                # Old versions are removed before the new version is added, because a new version may still be refused.
                 ledger = self._pruned(self.read())
                 number = max(version.number for version in ledger.versions) + 1
                 name = f"{number:05d}"
-                # left by a process that was killed before it wrote the ledger
+                # A process that was killed before it wrote the ledger may have left a folder with this name.
                 shutil.rmtree(self.folder / HEADS / name, ignore_errors=True)
                 temporary.replace(self.folder / HEADS / name)
                 new = HeadVersion(
@@ -178,10 +184,10 @@ class HeadLedger:
         return number
 
     def promote(self, number: int, reason: str, over: int | None = None) -> bool:
-        """Serves a version from now on; raises as `Ledger.version`, or LedgerError if the version was refused.
+        """Serves a version from now on; raises like `Ledger.version`, or LedgerError if the version was refused.
 
         Args:
-            over: do nothing, and return False, if another version than this one is served.
+            over: if given and not the served version, do nothing and return False.
         """
         with self._locked():
             ledger = self.read()
@@ -195,10 +201,10 @@ class HeadLedger:
         return True
 
     def roll_back(self, reason: str, only: int | None = None) -> int | None:
-        """Serves the previous version; returns the version rolled back, or None if `only` is no longer served.
+        """Serves the previous version; returns the version rolled back, or None if `only` is not served any more.
 
         Args:
-            only: do nothing if another version than this one is served.
+            only: if given and not the served version, do nothing.
 
         Raises:
             LedgerError: there is no previous version.
@@ -215,7 +221,7 @@ class HeadLedger:
     def begin(self, number: int) -> bool:
         """Records that a drafter begins to read a version.
 
-        Returns False and refuses it after `MOST_TRIES` drafters died of it.
+        If `MOST_TRIES` drafters died after beginning to read the version, refuses the version and returns False.
         """
         with self._locked():
             ledger = self.read()
@@ -238,7 +244,8 @@ class HeadLedger:
     def refuse(self, number: int, reason: str) -> None:
         """Marks a version that cannot be served; if it is served, the previous version is served again.
 
-        Roll-backs no longer lead to it and its files are removed; its number and the reason stay in the ledger.
+        Roll-backs no longer lead to the refused version, and its files are removed; its number and the reason stay in
+        the ledger.
         """
         with self._locked():
             ledger = self.read()
@@ -250,9 +257,9 @@ class HeadLedger:
             shutil.rmtree(self.folder / HEADS / version.folder, ignore_errors=True)
 
     def reject(self, reason: str) -> None:
-        """Records that a candidate was measured and is not served.
+        """Records that a candidate was measured and will not be served.
 
-        Candidates have no files and no version number here.
+        A candidate has no files and no version number in the ledger.
         """
         with self._locked():
             ledger = self.read()
@@ -267,7 +274,7 @@ class HeadLedger:
 
     @contextmanager
     def turn(self, name: str = "swap.lock") -> Iterator[bool]:
-        """Tries to take a lock, such as the turn to swap heads; yields whether it was taken. Never waits."""
+        """Tries to take a lock, such as the turn to swap heads, without waiting; yields whether the lock was taken."""
         make_private_folder(self.folder)
         with ExitStack() as held:
             try:
@@ -286,7 +293,7 @@ class HeadLedger:
         self._write(ledger.model_copy(update={"counts": counts, "decisions": decisions}))
 
     def _pruned(self, ledger: Ledger) -> Ledger:
-        """The ledger without versions that no roll-back leads to, except for the latest; removes their files."""
+        """Returns the ledger without versions that no roll-back leads to, and removes their files; keeps the latest."""
         if ledger.settled == ledger.served:
             ledger = ledger.model_copy(update={"earlier": ledger.earlier[-MOST_EARLIER:]})
         kept, gone = {0, ledger.served, *ledger.way_back}, set[int]()
@@ -299,7 +306,7 @@ class HeadLedger:
         return ledger.model_copy(update={"versions": tuple(v for v in ledger.versions if v.number not in gone)})
 
     def _sweep(self) -> None:
-        """Removes files of versions that killed processes left half written; their locks are free."""
+        """Removes files of versions that killed processes left half written; such a folder's lock is free."""
         for folder in (self.folder / HEADS).glob("new.*.tmp"):
             with ExitStack() as held:
                 try:
@@ -313,7 +320,7 @@ class HeadLedger:
         return locked(self.folder / LOCK_FILE)
 
     def _write(self, ledger: Ledger) -> None:
-        """Writes the copy first, then the file: the copy is read only if the file is damaged."""
+        """Writes the copy first and then the file, because the copy is read only if the file is damaged."""
         text = ledger.model_dump_json(indent=1) + "\n"
         for name in (COPY_FILE, LEDGER_FILE):
             with replacing(self.folder / name) as temporary:
@@ -329,7 +336,7 @@ def _parsed(path: Path) -> Ledger:
 
 
 def learner_figures(folder: Path) -> dict[str, Any] | None:
-    """Status of the learner in a ledger's folder; None if none has run."""
+    """Status of the learner in a ledger's folder; None if no learner has run there."""
     try:
         return json.loads((folder / LEARNER / FIGURES_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Learner process: trains a head in spare time, tests candidates on recorded rounds, and promotes better ones.
+"""Learner process: trains a head in spare time, tests candidates on recorded rounds, and promotes better candidates.
 
 The learner communicates through files alone: rounds come from a ring on disk, heads go to a ledger, and its status is a
-file. Killed at any moment, it continues from its last checkpoint.
+file. A learner that was killed, at any moment, continues from its last checkpoint when it is started again.
 """
 
 import json
@@ -28,15 +28,17 @@ logger = logging.getLogger(__name__)
 CANDIDATE = "candidate"
 PAUSE_S = 1.0
 REPLACED_AFTER = 4
-"""A test without a verdict ends after this many times `candidate_steps` steps, to make room for a newer candidate."""
+"""A test without a verdict ends after this many times `candidate_steps` training steps, so that a newer candidate is
+tested.
+"""
 
 
 class Learner:
     """The learner of one ledger.
 
     Args:
-        load: load average of the machine, such as `os.getloadavg()[0]`.
-        worked: CPU seconds that this process has used.
+        load: function that returns the load average of the machine, such as `os.getloadavg()[0]`.
+        worked: function that returns the CPU seconds that this process has used.
     """
 
     def __init__(
@@ -53,16 +55,16 @@ class Learner:
         self._load, self._clock, self._worked = load, clock, worked
         self._served: tuple[int, TrainedHead] | None = None
         self._base = 0
-        """Version from which training started: the served version at the last look."""
+        """Version from which training started: the version that was served at that time."""
         self._test: CandidateTest | None = None
         self._tested_at = 0
-        """Step of the last candidate."""
+        """Training step at which the last candidate was exported."""
         self._looked_at = self._saved_at = -float("inf")
         self._forgotten_at = self.ring.forgotten_at
         self.state = "waiting for rounds"
 
     def run(self) -> None:
-        """Learns until the process ends."""
+        """Runs the learner until the process ends."""
         self.resume()
         while True:
             time.sleep(self.turn())
@@ -74,7 +76,7 @@ class Learner:
         """
         try:
             base = self.trainer.resume()
-        except Exception as error:  # any exception: the file's content is arbitrary
+        except Exception as error:  # any exception, because the content of the file is arbitrary
             logger.error("the checkpoint of the learner cannot be read: %s", error)
             base = None
         if base is not None and self._goes_on_from(base, self.ledger.read()):
@@ -85,15 +87,15 @@ class Learner:
 
     @staticmethod
     def _goes_on_from(base: int, ledger: Ledger) -> bool:
-        """Whether training from a base version is still of use: the base is served, or is the settled version.
+        """Whether training from a base version is still useful: the base is the served or the settled version.
 
-        A served version that no drafter has taken may yet be refused; training from the version before it is then
-        continued.
+        A served version that no drafter runs yet may still be refused, so training from the settled version before it
+        continues.
         """
         return base in (ledger.served, ledger.settled)
 
     def turn(self) -> float:
-        """Runs one training step or one part of a test; returns the seconds to sleep afterwards."""
+        """Runs one training step or one part of a test; returns the number of seconds to sleep afterwards."""
         began, worked = self._clock(), self._worked()
         if began - self._looked_at >= self.settings.refresh_s:
             self._look()
@@ -110,8 +112,8 @@ class Learner:
             self.trainer.refresh()
         except FloatingPointError as error:
             self._start_over(str(error))
-        # To use a share of a core, w CPU seconds are spread over w / share seconds, including time that others used the
-        # core.
+        # To use a share of a core, w CPU seconds are spread over w / share seconds of wall time, including time in
+        # which other processes had the core.
         return max(0.0, (self._worked() - worked) / self.settings.core_share - (self._clock() - began))
 
     def _advance(self) -> None:
@@ -132,7 +134,7 @@ class Learner:
             del self.trainer.state.losses[:-100]
 
     def _is_settled(self) -> bool:
-        """Whether the served version is settled, so that a verdict against it can be carried out."""
+        """Whether drafters run the served version, so that a verdict against it can be carried out."""
         ledger = self.ledger.read()
         return ledger.settled == ledger.served
 
@@ -167,7 +169,7 @@ class Learner:
         self.trainer.save(self._base)
 
     def _restart(self) -> None:
-        """Starts from the served version and writes a checkpoint, so that a kill does not restore discarded state."""
+        """Starts from the served version and writes a checkpoint, so that a kill cannot restore discarded state."""
         self._base, folder = self._served_folder()
         logger.info("the learner starts from version %d", self._base)
         self.trainer.restart(folder)
@@ -211,7 +213,7 @@ class Learner:
         if self.ledger.promote(number, why, over=self._test.against):
             logger.info("version %d of the head is promoted: %s", number, why)
             self._base = number
-        else:  # an operator promoted another version, or the version compared with is gone
+        else:  # an operator promoted another version, or the version that the candidate was compared with is gone
             logger.info(
                 "version %d of the head is not promoted: it was tested against version %d, no longer served",
                 number,
@@ -227,7 +229,7 @@ class Learner:
         self._test = None
 
     def _say(self, kept: dict[str, int]) -> None:
-        """Writes the learner's status file."""
+        """Writes the learner's figures to its status file."""
         state, held, source = self.trainer.state, self.trainer.held, self.trainer.source
         gate = None if self._test is None else self._test.gate
         figures = {

@@ -5,14 +5,17 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 LONGEST_WAY = 16
-"""Most versions that roll-backs can lead to."""
+"""Maximum number of versions to which roll-backs can lead."""
 
 State = Literal["configured", "waiting", "promoted", "rejected", "rolled_back", "refused"]
-"""State of a version. refused: its files cannot be served; rejected: it was measured and not found better."""
+"""State of a version.
+
+`refused` means that its files cannot be served; `rejected` means that it was measured and not found better.
+"""
 
 
 class LedgerError(ValueError):
-    """A request to a ledger failed; the message is one line with the reason."""
+    """An operation on a ledger failed; the message is one line with the reason."""
 
 
 class HeadVersion(BaseModel):
@@ -27,17 +30,17 @@ class HeadVersion(BaseModel):
     made_at: float = 0.0
     source: Literal["configured", "learner", "operator"] = "learner"
     taken: bool = False
-    """Whether a drafter has swapped its head for this version."""
+    """Whether a drafter has swapped its head to this version."""
     tries: int = 0
-    """Drafters that began to read the version, until one has taken it."""
+    """Number of drafters that began to read the version; counted until a drafter has swapped to it."""
     promotions: int = 0
-    """Number of promotions; acceptance counts start at the last one."""
+    """Number of promotions of the version; acceptance counts start anew at each promotion."""
     digest: str = ""
     """SHA-256 of the version's files; empty for the configured head."""
 
 
 class Decision(BaseModel):
-    """Decision about a version, with its time (seconds since 1970) and reason."""
+    """Decision about a version, with the time (seconds since 1970) and the reason."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,14 +60,14 @@ class Ledger(BaseModel):
     verifier: str
     served: int = 0
     previous: int | None = None
-    """Version to which a roll-back leads."""
+    """Version to which the next roll-back leads."""
     earlier: tuple[int, ...] = ()
-    """Versions to which further roll-backs lead, the next one last."""
+    """Versions to which the roll-backs after that lead; the last entry is the next target."""
     versions: tuple[HeadVersion, ...]
     counts: dict[str, int] = {}
     """Number of decisions, by state."""
     num_tests: int = 0
-    """Candidates compared with the served head so far; each further test is stricter."""
+    """Number of candidates compared with the served head so far; each further test is stricter."""
     decisions: tuple[Decision, ...] = ()
 
     def version(self, number: int) -> HeadVersion:
@@ -80,33 +83,33 @@ class Ledger(BaseModel):
 
     @property
     def settled(self) -> int:
-        """Latest version among the served one and its roll-back targets that a drafter has taken.
+        """Latest version that a drafter runs or has run, among the served version and its roll-back targets.
 
-        A newer one may yet be refused.
+        A newer version may still be refused.
         """
         return next((n for n in (self.served, *reversed(self.way_back)) if n == 0 or self.version(n).taken), 0)
 
     @property
     def way_back(self) -> tuple[int, ...]:
-        """Versions to which roll-backs lead, the next one last."""
+        """Versions to which roll-backs lead; the last entry is the next target."""
         return self.earlier if self.previous is None else (*self.earlier, self.previous)
 
     def promoted(self, number: int) -> "Ledger":
-        """Ledger that serves another version, with the current one as roll-back target."""
+        """Returns a ledger that serves another version and has the current version as roll-back target."""
         again = self.version(number).promotions + 1
         return self.updated(number, promotions=again)._serving(number, (*self.way_back, self.served)[-LONGEST_WAY:])
 
     def back(self) -> "Ledger":
-        """Ledger that serves the previous version and keeps its roll-back targets; the configured head has none."""
+        """Returns a ledger that serves the previous version with its targets; the configured head has no target."""
         *way, served = self.way_back or (0,)
         return self._serving(served, tuple(way) or ((0,) if served else ()))
 
     def without_way_to(self, number: int) -> "Ledger":
-        """Ledger in which no roll-back leads to a version."""
+        """Returns a ledger in which no roll-back leads to a version."""
         return self._serving(self.served, tuple(each for each in self.way_back if each != number))
 
     def updated(self, number: int, **fields: Any) -> "Ledger":
-        """Ledger with changed fields of a version."""
+        """Returns a ledger with changed fields of a version."""
         versions = (each.model_copy(update=fields) if each.number == number else each for each in self.versions)
         return self.model_copy(update={"versions": tuple(versions)})
 

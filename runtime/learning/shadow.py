@@ -1,7 +1,8 @@
 """Shadow drafting: computes what a head would have drafted in the rounds of recorded requests.
 
-The verifier's text does not depend on the drafter, so a recorded request decides the outcome of every draft: a chain is
-accepted as far as it equals the text. Greedy chains are used as a proxy for served drafts, trees included.
+The verifier's text does not depend on the drafter, so the text of a recorded request determines which drafts would be
+accepted: a chain is accepted as far as it equals the text. Greedy chains stand for the drafts that are served, which
+may also be trees.
 """
 
 from bisect import bisect_left
@@ -14,13 +15,13 @@ from wingbeat.runtime.recordings.format import Record
 from wingbeat.runtime.training.family import Family, TrainedHead
 
 CONTEXT_BUCKETS = (256, 1024, 4096)
-"""Upper bounds of the buckets, in tokens of context; the last bucket has none."""
+"""Upper bounds of the buckets of context length in tokens; the last bucket has no upper bound."""
 MOST_TOKENS = 2048
-"""Most tokens of a request that are drafted for, counted from its end."""
+"""Maximum number of tokens of a request for which a head drafts, counted from the request's end."""
 
 
 class Drafted(NamedTuple):
-    """Rounds of a head over one request and the tokens they emitted, by bucket of context."""
+    """Rounds of a head over one request, and the tokens that these rounds emit, by bucket of context length."""
 
     rounds: dict[int, int]
     tokens: dict[int, int]
@@ -47,7 +48,7 @@ def draft_in_shadow(
         return None
     hits = family.matches(head, token_ids[None], taps[None].float(), chain)[0]
     accepted = hits.long().cumprod(1).sum(1).tolist()
-    # The chain at index i drafts behind the token at i + 1, which is the root of the round.
+    # The chain at index i drafts the tokens after the token at i + 1, which is the root of the round.
     index = max(int(learnt.int().argmax()) - 1, 0)
     rounds: dict[int, int] = {}
     tokens: dict[int, int] = {}

@@ -1,17 +1,19 @@
 """Groups similar requests, because the quality of a head's drafts depends on the kind of text.
 
-Texts are grouped by their tokens alone, before anything is drafted for them: by spherical k-means of token histograms.
+The groups are formed by spherical k-means of token histograms, from the texts' tokens alone and before any head drafts
+for the texts.
 """
 
 import torch
 from torch import Tensor
 
 WIDTH = 1024
-"""Entries of a histogram; token ids are taken modulo this number."""
+"""Number of entries of a histogram; token ids are counted modulo this number."""
 MOST_GROUPS = 4
 LEAST_TEXTS, LEAST_SHARE = 12, 0.07
-"""Fewest texts, and smallest share of all texts, of a group that is judged; texts of smaller groups belong to no
-group."""
+"""Minimum number of texts, and minimum share of all texts, of a group that is judged; texts of smaller groups belong
+to no group.
+"""
 _RESTARTS, _ROUNDS = 8, 20
 
 
@@ -19,7 +21,7 @@ def histogram(token_ids: Tensor) -> Tensor:
     """Square roots of the shares of tokens; the dot product of two histograms is the similarity of their texts, 0 to 1.
 
     Args:
-        token_ids: [num_tokens]
+        token_ids: int [num_tokens], the tokens of a text.
 
     Returns:
         [WIDTH], of norm 1.
@@ -32,7 +34,7 @@ class TextGroups:
     """Groups found in a set of texts.
 
     Args:
-        histograms: [num_texts, WIDTH]; few texts form a single group.
+        histograms: [num_texts, WIDTH]; if there are only few texts, they form a single group.
     """
 
     def __init__(self, histograms: Tensor) -> None:
@@ -41,12 +43,12 @@ class TextGroups:
         generator = torch.Generator().manual_seed(0)
         found = [self._clustered(histograms, count, generator) for _ in range(_RESTARTS if count > 1 else 1)]
         self._centres = max(found, key=lambda centres: float((histograms @ centres.T).amax(1).sum()))
-        """[num_centres, WIDTH]"""
+        """Centres of the groups, [num_centres, WIDTH]."""
         sizes = torch.bincount((histograms @ self._centres.T).argmax(1), minlength=count).tolist()
         least = min(max(LEAST_TEXTS, LEAST_SHARE * self.num_texts), max(sizes))
         judged = [centre for centre, size in enumerate(sizes) if size >= least]
         self._group_of = {centre: group for group, centre in enumerate(judged)}
-        """Number of the group, by centre; only groups that are judged."""
+        """Number of the judged group, by index of the centre; groups that are not judged are left out."""
 
     @property
     def count(self) -> int:
@@ -65,6 +67,6 @@ class TextGroups:
         for _ in range(_ROUNDS):
             members = (histograms @ centres.T).argmax(1)
             sums = torch.zeros_like(centres).index_add_(0, members, histograms)
-            # A centre without members is kept.
+            # A centre without members stays where it is.
             centres = torch.where(sums.any(1, keepdim=True), torch.nn.functional.normalize(sums, dim=1), centres)
         return centres

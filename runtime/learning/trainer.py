@@ -1,4 +1,4 @@
-"""Trains a head step by step on recorded rounds on disk, which are added and removed meanwhile."""
+"""Trains a head step by step on recorded rounds on disk, while rounds are added and removed."""
 
 import math
 import time
@@ -32,13 +32,13 @@ _WHOLE = Part(0, 1)
 _GRADIENT_NORM = 1.0
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 AVERAGE_STEP = 0.03
-"""Weight of the latest parameters in their moving average, which covers about the last 30 steps."""
+"""Weight of the latest parameters in the moving average, which therefore covers about the last 30 steps."""
 LEAST_PACE = 1 / 16
 _CPU = torch.device("cpu")
 
 
 class OnlineTrainer:
-    """Trains one head, by the recipe of its family.
+    """Trains one head with the loss of its family.
 
     Raises:
         CheckpointError: the head cannot be read, or belongs to another verifier.
@@ -54,9 +54,9 @@ class OnlineTrainer:
         self.held: RecordingReader | None = None
         there = read_shapes(settings.configured_head)
         self._own = {part for part in _LENT if any(name.endswith(part) for name in there)}
-        """Matrices that this head has itself although its family's files usually take them from the verifier."""
+        """Matrices that this head's files contain although files of its family usually leave them to the verifier."""
         self.pace = 1.0
-        """Factor on the learning rate: an untrained head gains by large steps, a well-trained one loses by them."""
+        """Factor of the learning rate: large steps improve an untrained head, but worsen a well-trained head."""
         self._start(settings.configured_head)
         self.chain = self.family.chain(self.config)
 
@@ -69,7 +69,7 @@ class OnlineTrainer:
         self._begin_average()
 
     def _begin_average(self) -> None:
-        """Starts the moving average of the parameters, which is what is exported.
+        """Starts the moving average of the parameters; the exported weights are the average.
 
         The learning rate does not decay, so the latest parameters are noisy; averaging removes the noise.
         """
@@ -83,13 +83,13 @@ class OnlineTrainer:
         self._start(folder)
 
     def change_pace(self, better: bool) -> None:
-        """Doubles the learning rate after a candidate that was better, and halves it after one that was not."""
+        """Doubles the learning rate if the last candidate was better, and halves it if the candidate was not better."""
         self.pace = min(max(self.pace * (2.0 if better else 0.5), LEAST_PACE), 1.0)
 
     def resume(self) -> int | None:
         """Continues from the last checkpoint.
 
-        Returns the version from which it was trained, or None without a checkpoint.
+        Returns the version from which its training started, or None if there is no checkpoint.
         """
         path = self.settings.work / STATE_FILE
         if not path.is_file():
@@ -97,7 +97,8 @@ class OnlineTrainer:
         try:
             own = self.state.load(path, self.config, _CPU)
             self.pace, self._average, base = own["pace"], own["average"], own["base"]
-        except Exception:  # any exception: a checkpoint of another program version is dropped with its progress
+        # any exception: a checkpoint that another version of the program wrote is dropped with its progress
+        except Exception:
             path.unlink(missing_ok=True)
             raise
         return base
@@ -109,7 +110,7 @@ class OnlineTrainer:
         self.state.save(self.settings.work / STATE_FILE, self.config, own)
 
     def refresh(self) -> None:
-        """Reopens the recorded rounds; `source` and `held` are None while there are none."""
+        """Opens the recorded rounds again; if there are none, `source` or `held` is None."""
         self.source, self.held = self._open_train(), self._open_held()
 
     def _open_train(self) -> RecordedSource | None:
@@ -158,7 +159,7 @@ class OnlineTrainer:
         return seconds
 
     def export(self, folder: Path) -> None:
-        """Writes the head in the format that drafters load, with its averaged weights."""
+        """Writes the head with its averaged weights, in the format that drafters load."""
         with self.averaged():
             self._write(folder)
 

@@ -1,7 +1,7 @@
-"""LoRA adapters on a loaded model's linear layers, with a separate adapter for each row of a batch.
+"""LoRA adapters on the linear layers of a loaded model; each row of a batch can have another adapter.
 
-The base model's weights stay unchanged. Where a fused layer joins products of one input, their adapters are joined too;
-a linear layer that runs by itself reads its own part of the stack.
+The base model's weights stay unchanged. If a fused layer computes several products of one input together, their
+adapters are stacked and applied together; a linear layer that runs by itself reads only its part of the stack.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,12 @@ JOINED = (
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
 )
-"""Linear layers whose products a swapped layer joins, in the order of the parts of `StackedAdapters`."""
+"""Linear layers whose products a swapped layer computes together, in the order of the parts of `StackedAdapters`."""
 _NUM_ROWS = 7
 
 
 class _Place(NamedTuple):
-    """Position of a linear layer's adapters."""
+    """Where the adapters of a linear layer are stored."""
 
     stack: StackedAdapters
     part: int
@@ -43,11 +43,11 @@ class ModelAdapters(AdapterPlaces):
     """Adapters of a model, with room for `max_loras` of them on the model's device.
 
     Args:
-        model: ready for the runner; its linear layers get another class.
-        layers: the decoder layers, to which adapters are restricted.
-        max_loras: adapters held at once.
-        max_rank: highest rank of an adapter.
-        inner: linear layers that do not process rows of several sequences at once.
+        model: the model, otherwise ready to run; the classes of its linear layers are changed.
+        layers: the decoder layers; only these may have adapters.
+        max_loras: number of adapters held at once.
+        max_rank: maximum rank of an adapter.
+        inner: linear layers that process the rows of one sequence at a time; they cannot have adapters.
 
     Raises:
         AdapterError: the model has no linear layer that adapters could act on.
@@ -75,7 +75,7 @@ class ModelAdapters(AdapterPlaces):
         }
 
     def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
-        """Returns the adapter of each row of a pass; arguments as of `AdapterRows.of`."""
+        """Returns the adapter of each row of a pass; for the arguments see `AdapterRows.of`."""
         return AdapterRows.of(ids, self.max_loras, on_host)
 
     def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:
@@ -115,7 +115,7 @@ def _has_fused_attention(layer: nn.Module) -> bool:
 
 
 def _add_to(layer: Any, stacks: tuple[StackedAdapters, ...]) -> None:
-    """Makes adapters act on the products of a swapped layer."""
+    """Makes a swapped layer add the adapters to its products."""
     fused = layer.self_attn if _has_fused_attention(layer) else layer
     if isinstance(fused, FusedLayer | FusedAttention):
         fused.add_by(partial(_add, stacks))
@@ -130,7 +130,7 @@ def _add(stacks: tuple[StackedAdapters, ...], out: Tensor, x: Tensor, product: i
 
 @torch.inference_mode()
 def linears_of_all_rows(model: PreTrainedModel, layers: nn.ModuleList) -> set[nn.Module]:
-    """Returns the linear layers that process every row of a batch once and in order; experts' layers do not."""
+    """Returns the linear layers that process every row of a batch once, in order; layers of experts do not."""
     calls: dict[nn.Module, list[torch.Size]] = {}
 
     def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -160,12 +160,12 @@ class _Adapters(NamedTuple):
 
 
 class AdaptedLinear(nn.Module):
-    """Forward put before an adapted linear layer's own class: adds the adapters' products of each row."""
+    """A forward put before that of an adapted linear layer's class; adds the products of each row's adapter."""
 
     _adapters: _Adapters | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        """Computes [..., in] -> [..., out]."""
+        """Maps inputs [..., in] to outputs [..., out]."""
         out = super().forward(input)
         if self._adapters is None:
             return out
@@ -178,7 +178,7 @@ class AdaptedLinear(nn.Module):
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copied layer has no adapters.
+        # The adapters are left out, because a copied layer has no adapters.
         return {name: value for name, value in super().__getstate__().items() if name != "_adapters"}
 
 

@@ -9,7 +9,7 @@ CONFIG_FILE = "adapter_config.json"
 
 
 class AdapterError(ValueError):
-    """An adapter cannot be served; one line with its folder and the reason."""
+    """An adapter cannot be served; the message is one line with the adapter's folder and the reason."""
 
 
 class LinearShape(NamedTuple):
@@ -25,4 +25,4 @@ class LinearAdapter(NamedTuple):
     a: "Tensor"
     """float32 [rank, inputs]"""
     b: "Tensor"
-    """float32 [outputs, rank], with the scale applied."""
+    """float32 [outputs, rank]; already multiplied by the adapter's scale."""

@@ -1,4 +1,4 @@
-"""Reads peft's `adapter_config.json` of a LoRA adapter, and refuses unsupported fields by name."""
+"""Reads peft's `adapter_config.json` of a LoRA adapter; refuses unsupported fields and names them in the error."""
 
 import json
 import math
@@ -18,7 +18,7 @@ _HARMLESS = frozenset(
         *("lora_ga_config", "ensure_weight_tying", "runtime_config"),
     }
 )
-"""Fields about an adapter's creation or origin, which do not affect its tensors' meaning."""
+"""Fields about how an adapter was created or where it comes from; they do not change the meaning of its tensors."""
 _STARTS = frozenset({"gaussian", "eva", "orthogonal", "mica", "true", "false"})
 """Values of `init_lora_weights` that leave the base model's weights unchanged."""
 
@@ -28,7 +28,7 @@ _Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 _Flag = Annotated[bool, Field(strict=True)]
 _Names = list[str] | str | None
 ALL_LINEAR = "all-linear"
-"""Peft's value for every linear layer except the output head."""
+"""Value of `target_modules` in peft that means every linear layer except the output head."""
 
 
 class AdapterConfig(BaseModel):
@@ -43,7 +43,9 @@ class AdapterConfig(BaseModel):
     rank_pattern: dict[str, _Rank] = {}
     alpha_pattern: dict[str, _Alpha] = {}
     target_modules: _Names = None
-    """Path suffixes of the linear layers with an adapter, or a regular expression for whole paths."""
+    """Path suffixes of the linear layers with an adapter, or a regular expression for whole paths; None if the field
+    is absent.
+    """
     exclude_modules: _Names = None
     layers_to_transform: list[int] | int | None = None
     layers_pattern: _Names = None
@@ -51,22 +53,22 @@ class AdapterConfig(BaseModel):
     init_lora_weights: bool | str | None = True
 
     def rank(self, module: str) -> int:
-        """Returns the rank of the adapter of a linear layer, given the layer's path in the model."""
+        """Returns the adapter's rank at a linear layer, given the layer's path in the model."""
         return _by_pattern(self.rank_pattern, module, self.r)
 
     def scale(self, module: str) -> float:
-        """Returns the factor of the product of an adapter's two matrices (rsLoRA: arXiv 2312.03732)."""
+        """Returns the factor that multiplies the product of an adapter's two matrices (rsLoRA: arXiv 2312.03732)."""
         rank, alpha = self.rank(module), _by_pattern(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Whether target_modules includes a linear layer, by peft's rules; False without target_modules."""
+        """Whether target_modules includes a linear layer, by peft's rules; False if the field is absent."""
         if self.target_modules is None or _is_named(self.exclude_modules, module):
             return False
         if not (self.target_modules == ALL_LINEAR or _is_named(self.target_modules, module)):
             return False
         chosen = self.layers_to_transform
-        # peft checks the layer number only if modules are given by name.
+        # peft checks the layer number only if the target modules are given as a list.
         if chosen in (None, []) or isinstance(self.target_modules, str):
             return True
         patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern or [r"[^.]*"]
@@ -78,7 +80,7 @@ def read_config(folder: Path) -> AdapterConfig:
     """Reads and checks an adapter's configuration.
 
     Raises:
-        AdapterError: the file cannot be read, or uses an unsupported field; names the field.
+        AdapterError: the file cannot be read, or uses an unsupported field; the message names the field.
     """
     path = folder / CONFIG_FILE
     if not folder.is_dir():
@@ -117,7 +119,7 @@ def _unserved(config: AdapterConfig, fields: dict[str, Any]) -> str | None:
 
 
 def _by_pattern(patterns: dict[str, Any], module: str, otherwise: Any) -> Any:
-    """Returns the value of the first pattern that matches the end of the path, as peft does."""
+    """Returns the value of the first pattern that matches the end of the path, as peft does; else `otherwise`."""
     for pattern, value in patterns.items():
         if _search(rf"^(.*\.)?({pattern})$", module, pattern):
             return value

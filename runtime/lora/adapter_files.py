@@ -21,14 +21,14 @@ _PIECE_BYTES = 1 << 20
 
 
 def read_adapter(folder: Path, linears: Mapping[str, LinearShape], max_rank: int) -> dict[str, LinearAdapter]:
-    """Reads an adapter; returns its effect by path of the linear layer in the model.
+    """Reads an adapter; returns its matrices for each linear layer, by the layer's path in the model.
 
     Args:
         linears: the base model's linear layers that adapters may act on.
 
     Raises:
         AdapterError: a file is absent or damaged, or the adapter uses an unsupported feature or belongs to another base
-            model; one line.
+            model; the message is one line.
     """
     from wingbeat.runtime.lora.adapter_config import read_config  # imported here because it needs pydantic
 
@@ -49,7 +49,7 @@ def read_adapter(folder: Path, linears: Mapping[str, LinearShape], max_rank: int
 
 
 def adapter_digest(folder: Path) -> str:
-    """Returns 32 hex digits over an adapter's files; equal digests mean equal effects.
+    """Returns a digest of 32 hex digits over an adapter's files; adapters with equal digests have equal effects.
 
     Raises:
         AdapterError: a file cannot be read.
@@ -74,7 +74,7 @@ def _weights(folder: Path) -> Path:
 
 
 def _by_module(folder: Path, names: list[str]) -> dict[str, dict[str, str]]:
-    """Maps module path to side ("A" or "B") to tensor name."""
+    """Maps each module path to a map from the matrix ("A" or "B") to its tensor name."""
     found: dict[str, dict[str, str]] = {}
     for name in names:
         match = _NAME.fullmatch(name)
@@ -97,7 +97,7 @@ def _check(
     linears: Mapping[str, LinearShape],
     max_rank: int,
 ) -> None:
-    """Checks the headers, so that no tensor of a wrong size is read."""
+    """Checks the shapes in the file's headers, so that no tensor of a wrong size is read."""
     shape = linears.get(module)
     if shape is None:
         raise AdapterError(
@@ -117,7 +117,7 @@ def _check(
 def _check_all_there(
     folder: Path, config: "AdapterConfig", linears: Mapping[str, LinearShape], found: Mapping[str, object]
 ) -> None:
-    """Refuses an incomplete file: peft ignores missing tensors, so that a part of the adapter would be served."""
+    """Refuses an incomplete file: peft ignores missing tensors, so only a part of the adapter would have an effect."""
     lacking = [module for module in linears if module not in found and config.targets(module)]
     if lacking:
         more = f" and for {len(lacking) - 1} more" if len(lacking) > 1 else ""

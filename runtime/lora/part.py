@@ -16,7 +16,7 @@ engine_settings = "wingbeat.runtime.lora.settings:ENGINE_SETTINGS"
 
 
 def other_folder(folder: "Path") -> str | None:
-    """Describes a folder that holds an adapter instead of a model."""
+    """Returns a description of a folder that holds an adapter instead of a model; None for other folders."""
     if not (folder / CONFIG_FILE).is_file():
         return None
     try:
@@ -29,7 +29,7 @@ def other_folder(folder: "Path") -> str | None:
 
 
 def extend_model(loaded: "LoadedModel", config: "EngineConfig") -> None:
-    """Allocates room for adapters on a model."""
+    """Allocates memory for adapters on a model."""
     if config.max_loras:
         from wingbeat.runtime.lora.adapted import ModelAdapters
 

@@ -1,4 +1,4 @@
-"""Slots for LoRA adapters on a model's linear layers, independent of what runs these: loads files into slots."""
+"""Slots for LoRA adapters on a model's linear layers, whatever computes these layers: loads files into slots."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,7 +37,7 @@ class AdapterPlaces(ModelPart, ABC):
 
     @abstractmethod
     def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
-        """Returns the adapter of each row of a pass; arguments as of `AdapterRows.of`."""
+        """Returns the adapter of each row of a pass; for the arguments see `AdapterRows.of`."""
 
     def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> "Adapters":
         """See `ModelPart.feature`."""
@@ -53,7 +53,7 @@ class AdapterPlaces(ModelPart, ABC):
 
     @abstractmethod
     def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:
-        """Writes an adapter's effect on one linear layer into a cleared slot."""
+        """Writes an adapter's matrices for one linear layer into a cleared slot."""
 
     @abstractmethod
     def clear(self, adapter_id: int) -> None:
@@ -63,7 +63,7 @@ class AdapterPlaces(ModelPart, ABC):
         """Checks an adapter and returns it under the name that requests use.
 
         Raises:
-            AdapterError: this model cannot serve the adapter; one line with the reason.
+            AdapterError: this model cannot serve the adapter; the message is one line with the reason.
         """
         read_adapter(folder, self.linears, self.max_rank)
         return Variant(name, str(folder), adapter_digest(folder))
@@ -77,14 +77,14 @@ class AdapterPlaces(ModelPart, ABC):
 
 
 class Adapters(Feature):
-    """The LoRA feature: adapter of each row."""
+    """The LoRA feature: determines the adapter of each row."""
 
     kind = AdapterRows
 
     def __init__(self, adapters: AdapterPlaces, slots: SlotState) -> None:
         self.adapters = adapters
         self._ids = torch.zeros(slots.spare + 1, dtype=torch.int64, device=slots.device)
-        """Adapter id by slot; not written until a sequence has an adapter."""
+        """Adapter id by slot; not written before a sequence has an adapter."""
         self._any = False
 
     def admit(self, seq: Sequence) -> None:

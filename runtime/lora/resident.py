@@ -1,6 +1,7 @@
-"""Tracks the adapters that an engine holds: a bounded number, with least-recently-used eviction; no tensors.
+"""Tracks which adapters an engine holds: a bounded number, with least-recently-used eviction; uses no tensors.
 
-Adapters of running sequences stay. Others may be evicted, and are read again when a request needs them.
+Adapters of running sequences stay. Other adapters may be evicted; an evicted adapter is read again when a request needs
+it.
 """
 
 from collections import OrderedDict
@@ -12,20 +13,20 @@ from wingbeat.runtime.scheduling.request import Request, Variant
 
 @dataclass
 class _Resident:
-    """An adapter in its slot."""
+    """An adapter that is in a slot, and its users."""
 
     adapter_id: int
     num_users: int = 0
     unwanted: bool = False
-    """Whether to drop the adapter once no sequence uses it."""
+    """Whether to drop the adapter when no sequence uses it any more."""
 
 
 class ResidentAdapters:
     """Owner of the adapter slots 1 to `max_loras`.
 
     Args:
-        load: reads an adapter's files into a slot; raises if they cannot be served.
-        clear: empties a slot.
+        load: function that reads an adapter's files into a slot; raises if the adapter cannot be served.
+        clear: function that empties a slot.
     """
 
     def __init__(self, max_loras: int, load: Callable[[Variant, int], None], clear: Callable[[int], None]) -> None:
@@ -33,7 +34,7 @@ class ResidentAdapters:
         self._clear = clear
         self._free = list(range(max_loras, 0, -1))
         self._held: OrderedDict[str, _Resident] = OrderedDict()
-        """By digest, least recently used first."""
+        """Held adapters by digest, least recently used first."""
 
     def take(self, request: Request) -> int | None:
         """See `Seats.take`."""
@@ -52,7 +53,7 @@ class ResidentAdapters:
         """Returns an adapter's slot for one more user, reading its files if necessary; None if all slots are in use.
 
         Raises:
-            AdapterError: its files can no longer be served.
+            AdapterError: the adapter's files have changed and cannot be served.
         """
         held = self._held.get(adapter.digest) or self._admit(adapter)
         if held is None:
@@ -62,7 +63,7 @@ class ResidentAdapters:
         return held.adapter_id
 
     def has_place(self, adapter: Variant) -> bool:
-        """Whether `acquire` would find a slot."""
+        """Whether `acquire` would return a slot for this adapter."""
         return bool(self._free) or adapter.digest in self._held or any(not one.num_users for one in self._held.values())
 
     def release(self, adapter: Variant) -> None:
@@ -73,17 +74,17 @@ class ResidentAdapters:
             self._drop(adapter.digest)
 
     def warm(self, adapter: Variant) -> None:
-        """Reads an adapter ahead of its first request, if a slot is free or can be freed.
+        """Reads an adapter before its first request, if a slot is free or can be freed.
 
         Raises:
-            AdapterError: its files cannot be served.
+            AdapterError: the adapter's files cannot be served.
         """
         held = self._held.get(adapter.digest) or self._admit(adapter)
         if held is not None:
             held.unwanted = False
 
     def unload(self, digest: str) -> None:
-        """Frees an adapter's slot, at once or when its last user has ended."""
+        """Frees an adapter's slot, at once or when the last sequence that uses the adapter has ended."""
         held = self._held.get(digest)
         if held is None:
             return
@@ -92,7 +93,7 @@ class ResidentAdapters:
             self._drop(digest)
 
     def num_users(self, digest: str) -> int:
-        """Returns the number of running sequences with an adapter."""
+        """Returns the number of running sequences that use an adapter."""
         held = self._held.get(digest)
         return 0 if held is None else held.num_users
 

@@ -6,15 +6,17 @@ if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
 
 MOST_LORAS = MOST_RANK = 2**12
-"""Upper bounds that only typing errors exceed."""
+"""Upper bounds of both settings; only typing errors exceed them."""
 RANK = 16
 ENGINE_SETTINGS = {"max_loras": (int, 0), "max_lora_rank": (int, RANK)}
-"""`max_loras`: adapters held at once, any of which each row of a batch may use; 0 serves none. `max_lora_rank`: highest
-rank of an adapter."""
+"""`max_loras`: number of adapters held at once, any of which each row of a batch may use; 0 serves no adapters.
+
+`max_lora_rank`: maximum rank of an adapter.
+"""
 
 
 def check_limits(config: "EngineConfig") -> None:
-    """Raises ValueError, with field and value, for numbers out of range."""
+    """Raises ValueError, naming field and value, if a setting is out of range."""
     for name, most in (("max_loras", MOST_LORAS), ("max_lora_rank", MOST_RANK)):
         if getattr(config, name) > most:
             raise ValueError(f"{name} is {getattr(config, name)}: use at most {most}")

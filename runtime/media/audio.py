@@ -1,4 +1,4 @@
-"""Supported audio-language models: spectrograms of windows, and the number of tokens of a window."""
+"""Supported audio-language models: spectrograms of audio windows, and the number of tokens of a window."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CONVOLVED = 2
-"""Spectrogram frames per encoder position."""
+"""Number of spectrogram frames per encoder position."""
 
 
 def _family(mask: str, pooled: int, **fields: Any) -> MediaFamily:
@@ -48,7 +48,7 @@ def _noise(mask: str, pooled: int) -> Callable[[Any, int, int], dict[str, np.nda
 
 
 def _qwen2_audio_features(model: Any, tensors: "dict[str, Tensor]") -> "Tensor":
-    """Computes Qwen2-Audio's audio embeddings, which only its forward does: [num_audio_tokens, hidden_size]."""
+    """Computes Qwen2-Audio's audio embeddings [num_audio_tokens, hidden_size]; transformers has no method for them."""
     import torch
     from transformers.masking_utils import create_bidirectional_mask
 

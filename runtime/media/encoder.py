@@ -1,4 +1,4 @@
-"""Vision and audio encoders: compute embeddings of media, with a cache of recent results."""
+"""Vision and audio encoders: compute embeddings of media, and cache recent results."""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -16,23 +16,25 @@ from wingbeat.runtime.media.family import MediaFamily
 from wingbeat.runtime.media.media_input import MediaInput
 
 MOST_AT_ONCE = 8
-"""Most images or sounds of one pass."""
+"""Maximum number of images or sounds in one pass."""
 _ATTENTION = "sdpa"
 CACHE_BYTES = 2**28
-"""Bytes of features that are cached."""
+"""Maximum bytes of features in the cache."""
 
 
 class MediaFeatures(NamedTuple):
     """Features of an image or sound for the language model."""
 
     embeddings: Tensor
-    """[length, hidden_size], which replace the placeholder tokens' embeddings."""
+    """Embeddings [length, hidden_size] that replace those of the placeholder tokens."""
     deep: tuple[Tensor, ...] = ()
-    """By layer from the first: [length, hidden_size], added to the layer's output (DeepStack)."""
+    """For each layer from the first on, features [length, hidden_size] that are added to the layer's output
+    (DeepStack).
+    """
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes."""
+        """Size of all features in bytes."""
         return sum(part.nbytes for part in (self.embeddings, *self.deep))
 
 
@@ -43,14 +45,14 @@ class EncoderFigures:
     num_encoded: int = 0
     num_hits: int = 0
     num_bytes: int = 0
-    """Bytes that are cached now."""
+    """Bytes that are in the cache now."""
 
 
 class MediaEncoder(ABC):
     """An encoder with a bounded cache of the most recently used media.
 
     Args:
-        max_bytes: bytes of features that are cached.
+        max_bytes: maximum bytes of features in the cache.
     """
 
     def __init__(self, family: MediaFamily, device: torch.device, max_bytes: int = CACHE_BYTES) -> None:
@@ -58,11 +60,11 @@ class MediaEncoder(ABC):
         self.max_bytes = max_bytes
         self.figures = EncoderFigures()
         self.device_clock = DeviceClock(device)
-        """Device seconds of the stage `encoder`, which is part of the verifier's `prefill` or `verify`."""
+        """Device seconds of the stage `encoder`; the verifier's stage `prefill` or `verify` includes them."""
         self._known: OrderedDict[bytes, MediaFeatures] = OrderedDict()
 
     def check(self, medium: MediaInput) -> None:
-        """Raises ValueError, one line that begins with the kind, for an unsupported medium."""
+        """Raises ValueError for an unsupported medium; the message is one line that begins with the kind."""
         return
 
     @abstractmethod
@@ -76,7 +78,7 @@ class MediaEncoder(ABC):
             counted: whether cached media count as hits.
 
         Raises:
-            ValueError: the encoder returns another number of embeddings for a medium than it has tokens.
+            ValueError: for a medium, the encoder's number of embeddings differs from the number of the medium's tokens.
         """
         wanted = {one.digest: one for one in media}
         found = {digest: self._known[digest] for digest in wanted if digest in self._known}
@@ -116,7 +118,7 @@ class ModelEncoder(MediaEncoder):
     """A model's own encoder.
 
     Args:
-        model: in its final form; its language model may use another attention function.
+        model: the model in its final form; its language model may use another attention function than the encoder.
     """
 
     def __init__(self, model: PreTrainedModel, family: MediaFamily) -> None:
@@ -127,7 +129,8 @@ class ModelEncoder(MediaEncoder):
     @torch.inference_mode()
     def _encode(self, media: Sequence[MediaInput]) -> list[MediaFeatures]:
         for tower in self.towers:
-            if tower.config._attn_implementation != _ATTENTION:  # it is reset with the language model's
+            # a change of the language model's attention function also changes this one
+            if tower.config._attn_implementation != _ATTENTION:
                 tower.set_attn_implementation(_ATTENTION)
         embedding = self._model.get_input_embeddings().weight
         arrays = {name: np.concatenate([one.arrays[name] for one in media]) for name in self.family.inputs}
@@ -141,7 +144,7 @@ class ModelEncoder(MediaEncoder):
         if isinstance(parts, Tensor) and parts.dim() == 2:
             parts = parts.split([one.length for one in media])
         deep = list(zip(*getattr(output, "deepstack_features", None) or (), strict=True)) or [()] * len(media)
-        # Clone, because views would keep the whole tensor in memory.
+        # The parts are cloned, because views would keep the whole tensor in memory.
         return [
             MediaFeatures(
                 part.to(embedding.dtype).clone(), tuple(layer.to(embedding.dtype).clone() for layer in layers)
@@ -151,7 +154,7 @@ class ModelEncoder(MediaEncoder):
 
 
 def _towers(model: PreTrainedModel) -> list[PreTrainedModel]:
-    """Returns the submodels outside the language model that have their own attention setting."""
+    """Returns the submodels outside the language model that have an attention setting of their own."""
     language = {id(part) for part in model.get_decoder().modules()}
     named = [part for part in model.modules() if isinstance(part, PreTrainedModel) and id(part) not in language]
     return [part for part in named if part.config is not model.config]

@@ -1,6 +1,6 @@
-"""Supported media of models, by configuration.
+"""The media that a model supports, according to its configuration.
 
-Needs only a configuration, so that routers, which have no weights, can use it.
+This module needs only a configuration, so that routers, which have no weights, can use it.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def family_of(config: Any, kind: str) -> MediaFamily:
     """Returns the family of a transformers configuration.
 
     Raises:
-        MediaNotServed: this kind of media is not supported for the model; one line with the reason.
+        MediaNotServed: this kind of media is not supported for the model; the message is one line with the reason.
     """
     refused, model_type = f"{ARE[kind]} not served", config.model_type
     if (family := FAMILIES.get(model_type)) is None or family.kind != kind:

@@ -10,7 +10,7 @@ from wingbeat.runtime.media.media_input import IMAGE, MediaInput
 
 
 class MediaNotServed(ValueError):
-    """A kind of media is not supported for a model; one line with the reason."""
+    """A kind of media is not supported for a model; the message is one line with the reason."""
 
 
 @dataclass(frozen=True)
@@ -18,25 +18,30 @@ class MediaFamily:
     """Models that accept one kind of media in the same way."""
 
     inputs: tuple[str, ...]
-    """Names of the encoder's inputs, concatenated along the first dimension to encode several media at once."""
+    """Names of the encoder's inputs; to encode several media at once, inputs are concatenated along the first
+    dimension.
+    """
     num_tokens: Callable[[Any, Mapping[str, np.ndarray]], int]
-    """(config, arrays of one medium) -> number of its placeholder tokens."""
+    """Function (config, arrays of one medium) -> number of the medium's placeholder tokens."""
     example: Callable[[Any, int, int], dict[str, np.ndarray]]
-    """(config, rows, columns) -> arrays of a noise medium, as its processor would return; with rows * columns tokens if
-    the family allows any size."""
+    """Function (config, rows, columns) -> arrays of a noise medium, as the processor would return them; the medium
+    has rows * columns tokens if the family allows any size.
+    """
     kind: str = IMAGE
     features: Callable[[Any, dict[str, Any]], Any] | None = None
-    """(model, inputs as tensors) -> [num_tokens, hidden_size], for models without a method for this."""
+    """Function (model, inputs as tensors) -> embeddings [num_tokens, hidden_size], for models without such a method."""
     windows: bool = True
     """Whether a sound longer than the encoder's window is split into windows; if False, longer sounds are refused."""
     marks: str | None = None
-    """Argument of transformers' forward that marks an image's tokens; None if there is none."""
+    """Argument of transformers' forward that marks the tokens of images; None if there is no such argument."""
     sees_whole_images: bool = False
     """Whether an image's tokens attend to each other in both directions."""
     rotates_in_grids: bool = False
-    """Whether image tokens are rotated by row and column (M-RoPE), and later text as if the image were shorter."""
+    """Whether image tokens have RoPE positions by row and column (M-RoPE), so that the positions of the text after
+    an image are as if the image were shorter.
+    """
     surrounded: bool = False
-    """Whether text contains one mark per image, which becomes the image's tokens between two marks."""
+    """Whether the text has one mark per image, which is replaced by the image's tokens between two boundary tokens."""
 
     def encode(self, model: Any, tensors: dict[str, Any]) -> Any:
         """Encodes inputs with a transformers model; returns embeddings, or an output object that contains them."""
@@ -54,7 +59,7 @@ class MediaFamily:
         return getattr(config, f"{self.kind}_token_id")
 
     def grid(self, config: Any, arrays: Mapping[str, np.ndarray]) -> tuple[int, int] | None:
-        """Returns rows and columns of an image's tokens, if the model rotates by them; else None."""
+        """Returns the numbers of rows and columns of an image's tokens if RoPE uses them; else None."""
         if not self.rotates_in_grids:
             return None
         merge = config.vision_config.spatial_merge_size

@@ -1,4 +1,4 @@
-"""Supported vision-language models: number of tokens of an image, and how these attend."""
+"""Supported vision-language models: the number of tokens of an image, and the attention between these tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from wingbeat.runtime.media.family import MediaFamily
 
 TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
-"""LLaVA's vision towers, each with its number of tokens besides patches."""
+"""LLaVA's vision towers, each with its number of tokens that are not patches."""
 
 
 def _llava_tokens(config: Any, arrays: Mapping[str, np.ndarray]) -> int:

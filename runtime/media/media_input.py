@@ -1,4 +1,4 @@
-"""Images and sounds of a request as an engine receives them: processed arrays, and positions of their tokens."""
+"""Images and sounds of a request as an engine receives them: the processor's arrays, and the tokens' positions."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, np.ndarray]
 else:
-    Arrays = dict[str, Any]  # command-line help works without numpy
+    Arrays = dict[str, Any]  # numpy is not imported, so that command-line help works without it
 
 IMAGE, AUDIO = "image", "audio"
-"""Kinds of media."""
+"""Names of the kinds of media."""
 ARE = {IMAGE: "images are", AUDIO: "audio is"}
-"""By kind, the beginning of error messages."""
+"""For each kind, the words with which error messages begin."""
 SERVED = "served"
 """Value of `LoadedModel.takes` for a supported kind of media."""
 _WORD = 8
@@ -29,14 +29,14 @@ class MediaInput(NamedTuple):
     length: int
     """Number of placeholder tokens."""
     digest: bytes
-    """16 bytes, hash of the arrays."""
+    """Hash of the arrays, 16 bytes."""
     arrays: Arrays
-    """By the encoder's input names: pixels and their grid, or a spectrogram and its mask."""
+    """Arrays by the encoder's input names: pixels and their grid, or a spectrogram and its mask."""
     grid: tuple[int, int] | None = None
-    """Rows and columns of the tokens, if the model rotates by them; None if it rotates by position."""
+    """Numbers of rows and columns of the tokens, if RoPE uses rows and columns; None if RoPE uses positions."""
     kind: str = IMAGE
     whole: bool = False
-    """Whether the tokens attend to each other in both directions, so that no prompt chunk may end among them."""
+    """Whether the tokens attend to each other in both directions, so that no prompt chunk may end between them."""
 
     @classmethod
     def of(
@@ -48,7 +48,7 @@ class MediaInput(NamedTuple):
         kind: str = IMAGE,
         whole: bool = False,
     ) -> "MediaInput":
-        """Builds an input with the digest of its arrays."""
+        """Builds an input and computes the digest of its arrays."""
         import numpy as np
 
         held = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
@@ -79,7 +79,7 @@ class MediaInput(NamedTuple):
         return {name: getattr(self, name) for name in ("start", "length", "grid", "kind", "whole")} | {"arrays": arrays}
 
     def __eq__(self, other: object) -> bool:
-        # Arrays are compared by their digest.
+        # Arrays are compared by their digest, which is one of the fields.
         mine = self._replace(arrays={})
         return isinstance(other, MediaInput) and tuple(mine) == tuple(other._replace(arrays={}))
 
@@ -98,7 +98,7 @@ class MediaInput(NamedTuple):
 
     @property
     def shift(self) -> int:
-        """Offset of the rotary positions of the text after this medium, relative to its positions; at most 0."""
+        """Offset from the positions of the text after this medium to its RoPE positions; at most 0."""
         return 0 if self.grid is None else max(self.grid) - self.length
 
     def ids(self) -> list[int]:
@@ -108,5 +108,5 @@ class MediaInput(NamedTuple):
 
 
 def position_delta(media: tuple[MediaInput, ...]) -> int:
-    """Returns the offset of rotary positions after all media, relative to positions."""
+    """Returns the offset from positions to RoPE positions after all media."""
     return sum(one.shift for one in media)

@@ -1,4 +1,4 @@
-"""Rotary positions of prompts with images (M-RoPE): time, row and column of each token."""
+"""RoPE positions in prompts with images (M-RoPE): time, row and column of each token."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from wingbeat.runtime.media.media_input import MediaInput
 
 
 def rotations(images: tuple[MediaInput, ...], begin: int, end: int) -> np.ndarray:
-    """Returns the rotary positions of tokens `begin` to `end` of a sequence: int64 [3, end - begin].
+    """Returns the RoPE positions of tokens `begin` to `end` of a sequence: int64 [3, end - begin].
 
     A text token has the same number three times. An image token has its row and column, counted from the image's start;
-    the text after it continues after the larger of the two.
+    the text after the image continues after the larger of its numbers of rows and columns.
 
     Args:
-        images: with their grids, in the order of their tokens.
+        images: the images with their grids, in the order of their tokens.
     """
     found = np.tile(np.arange(begin, end), (3, 1))
     shift = 0

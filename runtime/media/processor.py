@@ -1,4 +1,4 @@
-"""A checkpoint's image or audio processor, and the placeholders in its prompts; needs neither torch nor weights."""
+"""A checkpoint's image or audio processor, and the placeholders in prompts; needs neither torch nor weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ class MediaProcessor(ABC):
 
     Args:
         processor: an image processor or audio feature extractor.
-        config: the whole model's.
-        names: by id, the tokenizer's spelling of placeholder and boundary tokens.
+        config: config of the whole model.
+        names: by token id, the tokenizer's spelling of the placeholder and boundary tokens.
     """
 
     def __init__(self, processor: Any, config: Any, family: MediaFamily, names: dict[int, str]) -> None:
@@ -50,10 +50,11 @@ class MediaProcessor(ABC):
         """
 
     def expand(self, text: str, media: Sequence[ReadMedia]) -> str:
-        """Expands each mark in a prompt to as many placeholder tokens as its medium has.
+        """Replaces each mark in a prompt by as many placeholder tokens as the mark's medium has.
 
         Raises:
-            ValueError: the number of marks differs from the number of media, for example because text contains a mark.
+            ValueError: the number of marks differs from the number of media, for example because a user's text contains
+                a mark.
         """
         parts = text.split(self._mark)
         if len(parts) - 1 != len(media) or (self._mark != self._token and self._token in text):
@@ -66,7 +67,7 @@ class MediaProcessor(ABC):
         return "".join(written)
 
     def place(self, token_ids: Sequence[int], media: Sequence[ReadMedia]) -> tuple[MediaInput, ...]:
-        """Locates the media in an expanded prompt's tokens.
+        """Finds the positions of the media in the tokens of an expanded prompt.
 
         Raises:
             ValueError: a medium's placeholder tokens are missing.
@@ -86,7 +87,7 @@ class MediaProcessor(ABC):
 
 
 class ImageProcessor(MediaProcessor):
-    """Image processor; needs only Pillow."""
+    """Processor of images; its only additional requirement is Pillow."""
 
     def read(self, decoded: Any) -> ReadMedia:
         """Processes an RGB Pillow image; see `MediaProcessor.read`."""
@@ -101,12 +102,12 @@ class AudioProcessor(MediaProcessor):
 
     @property
     def sampling_rate(self) -> int:
-        """Required samples per second."""
+        """Number of samples per second that the model requires."""
         return self._processor.sampling_rate
 
     @property
     def max_seconds(self) -> float:
-        """Longest supported sound in seconds."""
+        """Maximum length of a sound in seconds."""
         return float("inf") if self._family.windows else float(self._processor.chunk_length)
 
     def read(self, decoded: np.ndarray) -> ReadMedia:
@@ -150,7 +151,7 @@ def load_processor(folder: Path, tokenizer: Any, kind: str) -> MediaProcessor:
     except ImportError as error:
         raise MediaNotServed("images need Pillow, which is in the extra wingbeat[images]") from error
     except Exception as error:
-        # As with tokenizers, damaged or missing files raise nearly any exception.
+        # As with tokenizers, damaged or missing files can raise nearly any exception.
         reason = " ".join(str(error).split())[:200]
         raise MediaNotServed(f"{ARE[kind]} not served: no processor of {kind} in {folder}: {reason}") from error
     ids = [family.token_id(config)]

@@ -1,4 +1,4 @@
-"""Rows of a round that hold images or audio: embeddings, attention between their tokens, and rotary positions."""
+"""Rows of a round with images or audio: their embeddings, the attention between their tokens, and RoPE positions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,9 +32,9 @@ class MediaRows(NamedTuple):
     """Rows of a flattened batch whose embeddings are replaced by media features."""
 
     rows: Tensor
-    """int64 [num_media_rows]"""
+    """Indices of the rows in the batch, int64 [num_media_rows]."""
     embeddings: Tensor
-    """[num_media_rows, hidden_size]"""
+    """Embeddings of these rows, [num_media_rows, hidden_size]."""
     deep: tuple[Tensor, ...] = ()
     """`MediaFeatures.deep` of these rows."""
 
@@ -43,8 +43,8 @@ class MediaPart(SpanReader):
     """The media of one kind that a verifier accepts.
 
     Args:
-        config: the whole model's.
-        loaded: the verifier; its own model is None if a compiled engine runs it.
+        config: config of the whole model.
+        loaded: the verifier; its attribute `model` is None if a compiled engine runs the verifier.
     """
 
     name = "media"
@@ -100,12 +100,12 @@ class MediaPart(SpanReader):
 
 
 def embedded_rows(columns: Mapping[type, Any]) -> MediaRows | None:
-    """Returns the rows of a batch that hold media; None without media."""
+    """Returns the rows of a batch that hold media; None if the batch has no media."""
     return columns.get(MediaRows)
 
 
 def media_within(chunk: Chunk) -> list[tuple[MediaInput, int, int]]:
-    """Returns the media with tokens in a chunk, each with its first and end position within the chunk."""
+    """Returns the media with tokens in a chunk, each with the first and the end position of these tokens."""
     end = chunk.start + chunk.length
     return [
         (one, max(one.start, chunk.start), min(one.end, end))
@@ -115,7 +115,7 @@ def media_within(chunk: Chunk) -> list[tuple[MediaInput, int, int]]:
 
 
 class Media(Feature):
-    """Media in prompts: replaces embeddings, sets which tokens see each other, and their rotary positions."""
+    """Media in prompts: replaces embeddings, sets which tokens see each other, and sets their RoPE positions."""
 
     kind = MediaRows
 
@@ -123,7 +123,7 @@ class Media(Feature):
         self.part, self.slots = part, slots
         self.model, self.decoder_layers = model, tuple(decoder_layers)
         self._moved: dict[int, int] = {}
-        """By slot: nonzero `SlotState.position_deltas`."""
+        """By slot, the entries of `SlotState.position_deltas` that are not 0."""
 
     def admit(self, seq: Scheduled) -> None:
         """See `Feature.admit`."""

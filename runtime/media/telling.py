@@ -1,4 +1,4 @@
-"""Sends drafters the rotary positions and embeddings of images and audio in a prompt's chunks."""
+"""Sends drafters the RoPE positions and the embeddings of images and audio in a prompt's chunks."""
 
 import numpy as np
 from torch import Tensor
@@ -14,7 +14,8 @@ from wingbeat.runtime.protocol.transfer import copy_into, upload
 def tell(encoder: MediaEncoder, outcome: Outcome, chunks: list[PlacedChunk]) -> int:
     """Fills in `Outcome.inputs` if the channel has room for them; see `TellInputs`.
 
-    A pair holds the token after its position, so that the relevant range of a chunk begins and ends one token later.
+    A pair at position i holds the token at i + 1, so the range of tokens that a chunk's pairs hold begins and ends one
+    token later than the chunk.
     """
     within = [_within(chunk) for chunk in chunks]
     before = any(chunk.spans and chunk.start + 1 < chunk.spans[-1].end for chunk in chunks)
@@ -30,7 +31,7 @@ def tell(encoder: MediaEncoder, outcome: Outcome, chunks: list[PlacedChunk]) -> 
 
 
 def _within(chunk: PlacedChunk) -> list[tuple[MediaInput, int, int]]:
-    """Returns the media with tokens among a chunk's pairs, each with its first and end position."""
+    """Returns the media with tokens in a chunk's pairs, each with the first and the end position of these tokens."""
     begin, end = chunk.start + 1, chunk.start + chunk.length + 1
     return [
         (one, max(one.start, begin), min(one.end, end)) for one in chunk.spans if one.start < end and one.end > begin

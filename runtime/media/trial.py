@@ -1,6 +1,6 @@
-"""Tests whether a model's media produce correct logits: noise media in a text, compared with generate().
+"""Tests whether a model computes correct logits with media: texts with noise media are compared with generate().
 
-The model's text is served whatever the result.
+The model is served for text even if the test fails.
 """
 
 import logging
@@ -25,19 +25,23 @@ from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 logger = logging.getLogger(__name__)
 
 _GRIDS = ((2, 3), (4, 2))
-"""Rows and columns of the images' tokens; for audio, their product is the number of tokens, if the family allows
-any."""
+"""Numbers of rows and columns of the test images' tokens.
+
+For audio the product is the number of tokens, if the family allows any number.
+"""
 _BEFORE, _BEFORE_WHOLE = 3, 9
-"""Tokens before the first image: it begins within the first prompt chunk, or after the second chunk if no chunk may end
-in an image."""
+"""Number of tokens before the first image.
+
+The image then begins within the first prompt chunk, or after the second chunk if no chunk may end inside an image.
+"""
 
 
 @dataclass(frozen=True)
 class MediaTrial:
-    """Reference logits for the media that a model has an encoder for."""
+    """Reference logits for the kinds of media for which a model has an encoder."""
 
     refusals: dict[str, str] = field(default_factory=dict)
-    """By kind: reasons against media that are known already."""
+    """By kind, the reason why media cannot be served, if it is known before the test."""
     family: MediaFamily | None = None
     references: tuple[Reference, ...] = ()
 
@@ -45,7 +49,7 @@ class MediaTrial:
         """Enables a prepared model's media if its logits match the references.
 
         Returns:
-            By kind: the reason why media are not served.
+            By kind of media: the reason why it is not served.
         """
         loaded.takes |= self.refusals
         if self.family is None:
@@ -74,8 +78,8 @@ def media_trial(model: PreTrainedModel, texts: list[TrialText], whole: bool, ref
 
     Args:
         texts: the test texts.
-        whole: False if the model is divided among processes.
-        refused: kinds of media that are not served, with the reason.
+        whole: whether this process has the whole model; False if the model is divided among processes.
+        refused: kinds of media that are already known not to be served, with the reason.
     """
     refusals, trial = dict(refused), MediaTrial()
     for kind in kinds_of(model.config):
@@ -97,7 +101,7 @@ def _tried(model: PreTrainedModel, family: MediaFamily, texts: list[TrialText]) 
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        # As above.
+        # As in the text test, modeling code can raise any exception.
         failed = f"transformers' own generate() fails: {type(error).__name__}: {error}"
         raise MediaNotServed(f"{ARE[family.kind]} not served: {failed}") from error
     finally:
@@ -131,7 +135,7 @@ def _inputs(model: PreTrainedModel, family: MediaFamily, text: TrialText, token_
 
 
 def _forget_last_positions(model: PreTrainedModel) -> None:
-    """Removes state that transformers keeps in the model, which would shift the next sequence's positions."""
+    """Removes state that transformers stores in the model and that would shift the positions of the next sequence."""
     for module in model.modules():
         if getattr(module, "rope_deltas", None) is not None:
             module.rope_deltas = None

@@ -1,15 +1,16 @@
 """Drafts with the multi-token-prediction modules of the verifier's own checkpoint.
 
-Module k drafts the token at depth k + 1; deeper levels rerun the last module on its own outputs, which for a single
-module is EAGLE's loop. Row i of module k has token i + 1 + k and is stored at index i of the sequence's block table in
-layer k of the pool, so of L committed tokens module k has rows 0..L - 2 - k. The first time a module runs in a tree, it
-also runs the rows of all drafted tokens above, with the previous module's outputs as hidden states. Rows of committed
-tokens are computed from the verifier's hidden states only. A module that looks further ahead than there are tokens has
-a negative context length: rows before row 0 are computed, dropped and never seen.
+Module k drafts the token at depth k + 1. For deeper levels the last module runs again on its own outputs; with a single
+module this is EAGLE's loop. Row i of module k has token i + 1 + k, and is stored at index i of the sequence's block
+table in layer k of the pool. With L committed tokens, module k therefore has the rows 0..L - 2 - k. When a module runs
+for the first time in a tree, it also runs the rows of all tokens drafted before, with the previous module's outputs as
+hidden states. Rows of committed tokens are computed from the verifier's hidden states only. If module k needs more
+tokens than are committed, its context length is negative; rows before row 0 are computed, but no row sees them and they
+are dropped.
 
-At the end of a shared prefix the last rows depend on the tokens after it: the first module's rows stay those of the
-sequence that ran them first, those of other modules are the last writer's. The only effect is slightly lower
-acceptance.
+At the end of a shared prefix, the last rows depend on tokens after the prefix, which differ between sequences. The
+first module keeps the rows of the sequence that ran them first; in other modules, the sequence that ran them last
+overwrites them. The only effect is slightly lower acceptance.
 """
 
 from typing import NamedTuple
@@ -40,7 +41,7 @@ class MtpDrafter(StagedDrafter):
     Args:
         modules: prepared modules, on the device to draft on.
         speculation: shape of the trees.
-        num_layers: number of layers of the verifier, the tap index of its final norm's output.
+        num_layers: number of layers of the verifier; as a tap index it means the output of the final norm.
         graph_device: see `StagedDrafter`.
     """
 
@@ -57,8 +58,8 @@ class MtpDrafter(StagedDrafter):
         device, dtype = modules.device, modules.dtype
         growth = Growth(speculation, torch.arange(len(modules.items[0].head), device=device))
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
-        # A module's outputs at committed rows are the next module's inputs, also after a prefix that another sequence
-        # ran.
+        # A module's outputs at committed rows are stored, because they are the next module's inputs, even after a
+        # prefix that another sequence ran.
         extra_sizes = (self.taps_size,) * (self.num_modules - 1)
         pool = DraftPool(modules.layers, num_drafted, dtype, device, extra_sizes)
         super().__init__(speculation, pool, growth, graph_device)
@@ -76,7 +77,7 @@ class MtpDrafter(StagedDrafter):
         self._hidden = grown(self._hidden, (num_rows, self.taps_size), self.dtype, self.device)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Runs every module over the chunks, in shapes that depend on the data."""
+        """Runs every module over the chunks; tensor shapes depend on the data, so this is not captured."""
         spans: list[_Span] = []
         chunks, tokens, given = self.pool.chunks(batch), batch.chunk_next_token_ids, batch.chunk_inputs
         rotated = batch.chunk_rotations([chunk.positions for chunk in chunks])
@@ -99,7 +100,8 @@ class MtpDrafter(StagedDrafter):
         """Runs every module over decoded tokens."""
         positions, counted = rows.spread()
         last = (rows.slots, (rows.num_tokens - 1).clamp_min(0))
-        # The start of a decode is known only on the device. With num_modules as the host's value, no column is cut.
+        # The start of a decode is known only on the device. The host passes num_modules instead, with which no column
+        # is cut.
         start, taps = self.num_modules, rows.taps.to(self.dtype)
         tokens, turned = rows.token_ids, rows.rotated(positions)
         span = _Span(rows.positions, start, tokens, turned, taps, counted, block_tables[rows.slots], last)
@@ -107,7 +109,7 @@ class MtpDrafter(StagedDrafter):
             self._run_spans(index, [span])
 
     def _run_spans(self, index: int, spans: list["_Span"]) -> None:
-        """Runs one module over the committed tokens of all spans; every row's key is stored before any is read."""
+        """Runs one module over the committed tokens of all spans; stores every row's key before any key is read."""
         segments, mappings, hidden, begin = [], [], [], 0
         for span in spans:
             rows = span.positions - index
@@ -116,7 +118,7 @@ class MtpDrafter(StagedDrafter):
             segments.append(self.pool.causal_segment(begin, rows, num_context, span.tables))
             mappings.append(slot_mapping(span.tables, rows, self.pool.block_size, counted).flatten())
             inputs = span.taps if index == 0 else self.stored(index - 1, span.tables, rows)
-            # Invalid rows must be finite: their keys are stored where masked rows read.
+            # Padding rows must be finite, because their keys are stored where masked rows read.
             hidden.append(torch.where(counted[..., None], inputs, 0).flatten(0, 1))
             begin += rows.numel()
         tokens = torch.cat([span.tokens.flatten(0, 1) for span in spans])
@@ -140,29 +142,29 @@ class MtpDrafter(StagedDrafter):
         return self.pool.extras[index].flatten(0, 1)[mapping]
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """Grows a tree per root, from the first module's output at the last committed row."""
+        """Grows a tree from each root, starting with the first module's output at the last committed row."""
         hidden = self._hidden[roots.slots][:, None]
         drafting = _Drafting(self, block_tables[roots.slots], roots, hidden)
         return self.growth.grow(roots, self.modules.items[0].logits(hidden), drafting.expand, rules)
 
 
 class _Span(NamedTuple):
-    """Committed tokens of several sequences as equal-width rows: column c is position starts + c."""
+    """Committed tokens of several sequences as rows of equal width; column c of a row is position starts + c."""
 
     starts: Tensor
-    """int64 [num_reqs]"""
+    """int64 [num_reqs]: position of each row's first column."""
     host_start: int
-    """Lower bound of `starts` known on the host, for cutting columns; num_modules if no column may be cut."""
+    """Lower bound of `starts` that the host knows, for cutting columns; num_modules if no column may be cut."""
     tokens: Tensor
     """int64 [num_reqs, width]: the token after each position; or embeddings [num_reqs, width, hidden_size]."""
     rotated: Tensor
     """int64 [num_reqs, width] or [3, num_reqs, width]: RoPE positions, see `DraftBatch.chunk_rotations`."""
     taps: Tensor
-    """[num_reqs, width, hidden_size]"""
+    """[num_reqs, width, hidden_size]: the verifier's hidden states."""
     counted: Tensor
-    """bool [num_reqs, width]: valid columns."""
+    """bool [num_reqs, width]: True for valid columns, False for padding."""
     tables: Tensor
-    """int64 [num_reqs, num_table_blocks]"""
+    """Block tables of the sequences, int64 [num_reqs, num_table_blocks]."""
     last: tuple[Tensor, Tensor]
     """Slots and last valid columns, int64 [num_reqs] each."""
 
@@ -172,11 +174,11 @@ class _Span(NamedTuple):
 
     @property
     def positions(self) -> Tensor:
-        """int64 [num_reqs, width]"""
+        """int64 [num_reqs, width]: position of each column."""
         return self.starts[:, None] + torch.arange(self.width, device=self.starts.device)
 
     def after(self, count: int) -> "_Span":
-        """The span without its first `count` columns, for which a module has no row."""
+        """The span without its first `count` columns, because a later module has no rows for them."""
         if not count:
             return self
         tokens, taps, counted = (part[:, count:] for part in (self.tokens, self.taps, self.counted))
@@ -185,7 +187,7 @@ class _Span(NamedTuple):
 
 
 class _Drafting:
-    """The drafted rows of one pass.
+    """The rows that one draft runs, level by level.
 
     Args:
         drafter: the drafter.
@@ -201,7 +203,7 @@ class _Drafting:
         self.roots, self.lens = roots, roots.positions[0]
         self.levels: list[Level] = []
         self.out = hidden
-        """Latest outputs [num_reqs, num_nodes, hidden_size]: of the committed row, or of the nodes run last."""
+        """Latest outputs [num_reqs, num_nodes, hidden_size]: at the committed row, later at the nodes that ran last."""
 
     def expand(self, level: Level) -> Tensor:
         """See `wingbeat.runtime.drafters.growth.Expand`."""
@@ -215,7 +217,7 @@ class _Drafting:
         return self.drafter.modules.items[index].logits(self.out[:, -self.width :])
 
     def _inputs_of_all(self, index: int) -> Tensor:
-        """The previous module's outputs at the parents of all nodes so far; the root's row is a committed one."""
+        """The previous module's outputs at the parents of all nodes so far; the root's row is a committed row."""
         first = self.levels[0]
         if index == 1:
             return self.out.expand(-1, first.token_ids.shape[1], -1)
@@ -248,7 +250,7 @@ class _Drafting:
         return out.unflatten(0, token_ids.shape)
 
     def _visible(self, num_levels: int, index: int) -> Tensor | None:
-        """Mask bool [num_reqs, num_levels * width, nodes so far]; None in a chain."""
+        """Visibility mask bool [num_reqs, num_levels * width, nodes so far]; None if the tree is a chain."""
         if self.levels[-1].visible is None:
             return None
         size = self.levels[-1].visible.shape[2]
@@ -256,7 +258,7 @@ class _Drafting:
         visible = torch.cat([F.pad(part, (0, size - part.shape[2])) for part in parts], dim=1)
         if index < 2:
             return visible
-        # If fewer tokens are committed than the module looks ahead, the first levels have no row.
+        # If the module needs more tokens than are committed, the first levels have no rows that others may see.
         real = self.lens[:, None] - 1 - index + torch.arange(size, device=self.lens.device) // self.width >= 0
         itself = torch.eye(size, dtype=torch.bool, device=self.lens.device)[-visible.shape[1] :]
         return visible & (real[:, None] | itself)

@@ -23,13 +23,16 @@ from wingbeat.runtime.mtp.mtp_names import count_modules, name_in_module, prefix
 logger = logging.getLogger(__name__)
 
 MOST_MODULES = 16
-"""Maximum number of modules: the context of module k may start at row -k, and attention supports contexts from -15 on
-(`wingbeat.kernels.attention.reference.tree_attention`)."""
+"""Maximum number of modules.
+
+The limit exists because the context of module k may start at row -k, and attention supports contexts from -15 on
+(`wingbeat.kernels.attention.reference.tree_attention`).
+"""
 _EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<index>\d+)\.(?P<part>gate_proj|up_proj|down_proj)\.weight")
 
 
 def num_mtp_modules(target: TargetDescription) -> int:
-    """Number of modules in a readable layout in a verifier's checkpoint; 0 if there are none."""
+    """Number of modules with a readable layout in a verifier's checkpoint; 0 if it has no such modules."""
     return count_modules(target.tensor_files, target.num_layers)
 
 
@@ -73,12 +76,12 @@ def load_mtp_modules(
 
 
 def why_no_modules(target: TargetDescription) -> str:
-    """A line that states why a checkpoint has no readable modules."""
+    """A line with the reason why a checkpoint has no readable modules."""
     return f"{target.path} {why_none(target.tensor_files, target.num_layers)}"
 
 
 def _skeleton(config: PretrainedConfig) -> PreTrainedModel:
-    """The verifier's modeling code without weights."""
+    """The verifier's model in transformers' code, on the meta device, without weights."""
     with torch.device("meta"):
         return build_model(config)
 
@@ -92,7 +95,7 @@ def _check_layer_kinds(config: PretrainedConfig, count: int) -> None:
 
 
 def _module_tensors(target: TargetDescription, index: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tensors of a module by the names in `MtpModule`; experts are stacked as in transformers."""
+    """Tensors of a module by their names in `MtpModule`; experts are stacked as transformers stacks them."""
     files = target.tensor_files
     prefix = prefix_of_module(files, target.num_layers + index)
     parts: dict[str, dict[str, Path]] = {}
@@ -109,10 +112,10 @@ def _module_tensors(target: TargetDescription, index: int, dtype: torch.dtype) -
 
 
 def _plain(target: TargetDescription, files: dict[str, Path], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one layer by name, quantised weights converted to `dtype`.
+    """The tensors of one layer by name; quantised weights are converted to `dtype`.
 
-    Layers are read one at a time: all experts of a large model's module in float32 would take twice the memory of the
-    result.
+    Linear layers are read one at a time, because all experts of a large module in float32 would need twice the memory
+    of the result.
     """
     tensors = {}
     for name, file in files.items():
@@ -146,14 +149,14 @@ def _stack_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _own_or_shared(own: Tensor | None, shared: Tensor | None, name: str, index: int) -> Tensor:
-    """A module's own matrix, or the verifier's if the module's is a copy of it."""
+    """Returns a module's own matrix, or the verifier's matrix if the two are equal or the module has none."""
     if own is None and shared is None:
         raise CheckpointError(f"MTP module {index} has no {name}, and the verifier's checkpoint has none to lend")
     if own is None or shared is None:
         return shared if own is None else own
     if own.shape != shared.shape:
         raise CheckpointError(f"{name} of MTP module {index} is {list(own.shape)}, not {list(shared.shape)}")
-    # A borrowed matrix is on the verifier's device and in its dtype.
+    # A matrix lent by the verifier is on the verifier's device, in the verifier's dtype.
     return shared if torch.equal(own.to(shared.dtype), shared.to(own.device)) else own
 
 
@@ -171,13 +174,13 @@ def _assign(
     for name, tensor in tensors.items():
         if tensor.shape != expected[name]:
             raise CheckpointError(f"{name} of MTP module {index} is {list(tensor.shape)}, not {list(expected[name])}")
-    # Some parameters, such as the router's corrections, must not be rounded.
+    # Some parameters, such as the router's correction biases, stay in float32, because they must not be rounded.
     cast = {k: v.to(torch.float32 if any(part in k for part in kept) else dtype) for k, v in tensors.items()}
     module.load_state_dict(cast, assign=True)
 
 
 def _place(modules: MtpModules, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Moves all tensors to the device, preserving sharing between modules."""
+    """Moves all tensors to the device; tensors that modules share stay shared."""
     moved: dict[int, Tensor] = {}
     for module in modules.items:
         for name in ("embedding", "head"):

@@ -1,9 +1,10 @@
 """Multi-token-prediction modules: a fused input, one decoder layer of the verifier's class, an output norm.
 
-Module k at row i: h = eh_proj(cat[enorm(embed(token i + 1 + k)), hnorm(h')]), where h' is the verifier's hidden state
-after its final norm (k = 0) or module k - 1's output at row i; then the layer; then shared_head.norm, whose output is
-the input of both the output matrix and the next module. A row's position is that of its token. Source: DeepSeek-V3,
-arXiv:2412.19437, section 2.2; order and norms are those of the published weights, as run by transformers and SGLang.
+Module k computes, at row i, h = eh_proj(cat[enorm(embed(token i + 1 + k)), hnorm(h')]). For k = 0, h' is the verifier's
+hidden state after its final norm; for k > 0 it is module k - 1's output at row i. The decoder layer and
+shared_head.norm follow; the norm's output is the input of the output matrix and of the next module. A row's position is
+that of its token. Source: DeepSeek-V3, arXiv:2412.19437, section 2.2; order and norms are those of the published
+weights, as run by transformers and SGLang.
 """
 
 import torch
@@ -20,7 +21,7 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
 class MtpModule(nn.Module):
-    """A prediction module; its attention uses layer `index` of the batch's caches.
+    """An MTP module; its attention uses layer `index` of the batch's caches.
 
     Args:
         model: model of the verifier's class, for its layer and norm classes; its weights are not read and may be on the
@@ -39,7 +40,8 @@ class MtpModule(nn.Module):
         self.enorm = norm(config.hidden_size, eps=config.rms_norm_eps)
         self.hnorm = norm(config.hidden_size, eps=config.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        # A layer's kind depends on its index; modules have the kind of the verifier's last layer.
+        # A layer's kind depends on its index; modules must have the kind of the verifier's last layer, so they get its
+        # index.
         self.block = type(like)(config, config.num_hidden_layers - 1)
         for part in self.block.modules():
             if hasattr(part, "layer_idx"):
@@ -49,7 +51,7 @@ class MtpModule(nn.Module):
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, rotary: tuple[Tensor, Tensor], **attention: object
     ) -> Tensor:
-        """The normalised output [num_tokens, hidden_size].
+        """Returns the normalised output [num_tokens, hidden_size].
 
         Args:
             tokens: int64 [num_tokens], or embeddings [num_tokens, hidden_size].
@@ -70,7 +72,7 @@ class MtpModule(nn.Module):
         return self.norm(out[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Output [..., hidden_size] of `forward` -> logits [..., vocab_size]."""
+        """Maps the output [..., hidden_size] of `forward` to logits [..., vocab_size]."""
         return F.linear(hidden, self.head)
 
 
@@ -78,7 +80,7 @@ class MtpModules(nn.Module):
     """All modules of a checkpoint, with the rotary embedding that they share.
 
     Args:
-        model: see `MtpModule`; its config object is shared, and with it the choice of the attention function.
+        model: see `MtpModule`; its config object is shared, so both use the same attention function.
         num_modules: number of modules.
     """
 
@@ -116,7 +118,7 @@ class MtpModules(nn.Module):
             index: index of the module.
             rows: the batch; tokens may be embeddings [1, num_tokens, hidden_size], and positions [3, 1, num_tokens] by
                 axis.
-            hidden: [num_tokens, hidden_size].
+            hidden: [num_tokens, hidden_size], the input h' of each row.
         """
         rotary = self.rotary(hidden[None], rows.positions)
         positions = rows.positions.flatten(0, -2)[0]

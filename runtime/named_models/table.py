@@ -6,7 +6,7 @@ from typing import NamedTuple
 from wingbeat.kernels.disk_cache import cache_dir
 
 _PACKAGE = Path(__file__).parents[2].resolve()
-"""Root of the package `wingbeat`; in a checkout its data packages are links to `examples`."""
+"""Root folder of the package `wingbeat`; in a repository checkout its data packages are links to `examples`."""
 
 
 class NamedModel(NamedTuple):
@@ -23,7 +23,7 @@ class NamedModel(NamedTuple):
     sha256: str
     """SHA-256 of the file."""
     head: Path | None = None
-    """Folder of the draft head for this model that comes with Wingbeat; None if there is none."""
+    """Folder of the draft head for this model that Wingbeat contains; None if it contains none."""
 
     @property
     def file(self) -> Path:
@@ -46,13 +46,13 @@ MODELS = {
 
 
 def named_model(source: str | Path) -> NamedModel | None:
-    """The model of a short name; None for other words, or if a folder or file of that name exists."""
+    """The model with a short name; None for other words, and if a file or folder of that name exists."""
     model = MODELS.get(str(source))
     return None if model is None or Path(source).exists() else model
 
 
 def own_head(source: str | Path) -> Path | None:
-    """Folder of the draft head that comes with Wingbeat for a short name; None if there is none."""
+    """Folder of the draft head that Wingbeat contains for a short name; None if it contains none."""
     model = named_model(source)
     has_head = model is not None and model.head is not None and (model.head / "config.json").is_file()
     return model.head if has_head else None

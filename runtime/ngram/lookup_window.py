@@ -5,14 +5,15 @@ from typing import Any, NamedTuple
 
 
 class LookupWindow(NamedTuple):
-    """Minimum and maximum length in tokens of the suffix that must have occurred before; the longest match is used."""
+    """Minimum and maximum length in tokens of the suffix that must have occurred earlier in the sequence."""
 
     shortest: int = 2
     longest: int = 4
 
 
 def lookup_window(settings: Mapping[str, Any]) -> LookupWindow:
-    """From `prompt_lookup_min` and `prompt_lookup_max`; if only one is given, the other equals it.
+    """Builds the window from `prompt_lookup_min` and `prompt_lookup_max`; if only one is given, the other gets its
+    value.
 
     Raises:
         ValueError: the minimum is above the maximum.

@@ -1,4 +1,6 @@
-"""Prompt lookup: drafts the tokens that followed the last occurrence of the latest tokens. Needs no model.
+"""Prompt lookup: drafts the tokens that followed the previous occurrence of the sequence's latest tokens.
+
+Needs no model.
 
 Source: Saxena, Prompt Lookup Decoding (2023).
 """
@@ -13,7 +15,7 @@ from wingbeat.runtime.ngram.lookup_window import LookupWindow, lookup_window
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 
 SCORE_BY_MATCH = -0.5
-"""Log-probability assigned to each drafted token, since prompt lookup has no model to score it."""
+"""Log-probability assigned to each drafted token, because prompt lookup has no model that computes one."""
 
 
 class NgramDrafter(Drafter):
@@ -25,13 +27,13 @@ class NgramDrafter(Drafter):
         self.chain = speculation.max_path - 1
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """Keeps no state; see `Drafter.resize`."""
+        """Does nothing, because this drafter stores no state; see `Drafter.resize`."""
 
     def commit(self, batch: DraftBatch) -> None:
         """Does nothing: drafts use only the token history in the channel; see `Drafter.commit`."""
 
     def propose(self, batch: DraftBatch) -> TokenTree:
-        """Chains of the tokens after the latest match; bare roots if nothing matches."""
+        """Chains of the tokens after each sequence's latest match; bare roots for sequences without a match."""
         slots = batch.proposal_slots
         lens = batch.committed_lens[slots]
         history = batch.token_ids[slots, : batch.max_committed_len]
@@ -52,9 +54,9 @@ class NgramDrafter(Drafter):
         )
 
     def _latest_match(self, history: Tensor, lens: Tensor) -> Tensor:
-        """Position after the latest earlier occurrence of the longest matching suffix [num_reqs].
+        """int64 [num_reqs]: position after the latest earlier occurrence of the longest suffix that occurs earlier.
 
-        0 if there is no match.
+        The position is 0 if no suffix occurs earlier.
         """
         columns = torch.arange(history.shape[1], device=history.device)
         same = columns < lens[:, None]

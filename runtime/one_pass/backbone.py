@@ -1,9 +1,9 @@
-"""The body of DFlash and its successors: a block of masked slots that attends to keys and values computed from taps.
+"""The layers of DFlash and its successors: a block of masked slots that attends to keys and values computed from taps.
 
 Committed positions have no residual stream: c = hidden_norm(fc(taps)) gives the keys and values of a position in every
 layer, without the layer's input norm. The slots pass through the layers as tokens do. Source: Chen et al., DFlash
-(arXiv 2602.06036). Files and caches are handled elsewhere: `Attend`s store keys and values and decide what each slot
-sees.
+(arXiv 2602.06036). Does not handle files and caches: the callers' `Attend` functions store keys and values and decide
+what each slot sees.
 """
 
 import copy
@@ -29,16 +29,16 @@ class KeyValue(NamedTuple):
     """Keys and values of some positions in one layer."""
 
     key: Tensor
-    """[..., num_key_value_heads, head_dim], RoPE applied."""
+    """Keys [..., num_key_value_heads, head_dim], with RoPE applied."""
     value: Tensor
-    """[..., num_key_value_heads, head_dim]"""
+    """Values [..., num_key_value_heads, head_dim]."""
 
 
 class KeyProjection(NamedTuple):
-    """A layer's key and value projection, a slice of the head's joint projection."""
+    """A layer's key and value projection, which is a slice of the projection of all layers."""
 
     weight: Tensor
-    """[2 * num_key_value_heads * head_dim, H]"""
+    """Weights [2 * num_key_value_heads * head_dim, H]."""
     bias: Tensor | None
     norm: Tensor | None
     """[head_dim]: weight of the key norm; None if keys are not normalised."""
@@ -65,7 +65,7 @@ class BlockLayer(nn.Module):
         self.mlp_conv = None if lattice is None else GroupedConvolution(hidden, lattice)
 
     def forward(self, stream: Tensor, projection: KeyProjection, rotary: Rotary, attend: Attend) -> Tensor:
-        """The residual stream [num_reqs, num_slots, H] after the layer."""
+        """Returns the residual stream [num_reqs, num_slots, H] after the layer."""
         attention = partial(self._attention, projection, rotary, attend)
         stream = stream + convolved(self.attention_conv, self.input_layernorm(stream), attention)
         return stream + convolved(self.mlp_conv, self.post_attention_layernorm(stream), self._mlp)
@@ -90,7 +90,7 @@ class BlockLayer(nn.Module):
 
 
 def convolved(conv: GroupedConvolution | None, inputs: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-    """Runs a sublayer, between the two DFlash2 convolutions if the head has them."""
+    """Runs a sublayer; if the head has DFlash2's convolutions, one runs before and one after the sublayer."""
     if conv is None:
         return sublayer(inputs)
     kernels = conv.kernels(inputs)
@@ -98,10 +98,10 @@ def convolved(conv: GroupedConvolution | None, inputs: Tensor, sublayer: Callabl
 
 
 class StreamNorm(HeadNorm):
-    """Norm of a residual stream whose dtype may be wider than that of the weights."""
+    """Norm of a residual stream, whose dtype may be wider than the dtype of the weights."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> [..., size] in the dtype of the weight."""
+        """Normalises [..., size]; the result has the dtype of the weight."""
         if x.dtype == self.weight.dtype:
             return super().forward(x)
         normed = functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
@@ -155,7 +155,7 @@ class Backbone(nn.Module):
         """A copy of the head, sharing its weights, under another convention.
 
         Raises:
-            ValueError: the weights cannot be read so.
+            ValueError: the weights cannot be read under the convention.
         """
         if len(convention.tap_layers) != self.config.num_taps or convention.slots is None:
             raise ValueError(f"{convention}: this head has slots and reads {self.config.num_taps} taps")
@@ -175,7 +175,7 @@ class Backbone(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        # A change of dtype must not round the frequencies.
+        # The frequencies are recomputed because a change of dtype must not round them.
         self.reset_rope(self.signed_inv_freq.device)
         return self
 
@@ -185,7 +185,7 @@ class Backbone(nn.Module):
         return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
 
     def fuse(self, taps: Tensor) -> Tensor:
-        """Taps [n, taps_size] of the target, lowest layer first -> context vectors [n, H]."""
+        """Fuses the target's taps [n, taps_size], lowest layer first, into context vectors [n, H]."""
         weight = dense_weight(self.fc)
         if weight.is_cuda and weight.dtype != torch.float32:
             fused = torch.mm(taps.to(weight.dtype), weight.t(), out_dtype=torch.float32)
@@ -211,7 +211,7 @@ class Backbone(nn.Module):
         Args:
             anchors: int64 [num_reqs]: the last committed tokens.
             rotary: rotary factors of the slots' positions [num_reqs, block_size], the anchor's first.
-            attends: one callable per layer.
+            attends: attention functions, one per layer.
         """
         hidden = self.run_stream(self._embedded(anchors), rotary, attends)
         return hidden[:, self.config.first_slot :].contiguous()
@@ -238,7 +238,7 @@ class Backbone(nn.Module):
 
     @property
     def mask_vector(self) -> Tensor:
-        """[H]: the input of a masked slot."""
+        """The input vector [H] of a masked slot."""
         own = self.mask_embedding
         return self.embed_tokens.weight[self.config.mask_token_id] if own is None else own
 

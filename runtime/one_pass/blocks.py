@@ -1,7 +1,7 @@
-"""Runs many blocks of a one-pass head at once: masks, drafts, and comparison with the text.
+"""Runs many blocks of a one-pass head at once: attention masks, drafts, and comparison of drafts with the text.
 
-Uses the drafting heads with another attention layout: all blocks of a sequence are placed beside its positions, and
-each sees what it would see alone. Source: Chen et al., DFlash (arXiv 2602.06036).
+The heads are those of drafting, but attention has another layout: all blocks of a sequence stand behind the sequence's
+positions, and each block sees only what it would see if it ran alone. Source: Chen et al., DFlash (arXiv 2602.06036).
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
 
 _ANCHORS_AT_ONCE = 16
-"""Blocks per sequence that `block_matches` runs in one pass."""
+"""Number of blocks per sequence that `block_matches` runs in one pass."""
 
 
 def block_mask(anchors: Tensor, num_slots: int, length: int, mask: LayerMask) -> Tensor:
@@ -63,7 +63,7 @@ class BlockAttention:
         self.context, self.mask = context, mask
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [batch * A, num_slots, Hq, D], key and value [batch * A, num_slots, Hkv, D] -> shape of the query."""
+        """query [batch * A, num_slots, Hq, D], key and value [batch * A, num_slots, Hkv, D] -> the query's shape."""
         batch = len(self.mask)
         query_rows, own_key, own_value = (part.reshape(batch, -1, *part.shape[2:]) for part in (query, key, value))
         keys = torch.cat([self.context.key.to(value.dtype), own_key], dim=1)
@@ -95,15 +95,15 @@ def parallel_states(
 ) -> tuple[Tensor, Tensor]:
     """Hidden states of all pairs [batch, length - 1, H] and of masked slots [batch, A, num_drafted - 1, H].
 
-    Each group of masked slots follows an anchor.
-    The pair at index i has the token at i + 1. Masked slots see the pairs up to their anchor's and the slots of their
-    own group to their left. Source: P-EAGLE (arXiv 2602.01469).
+    The masked slots form groups of num_drafted - 1, one group per anchor. The pair at index i has the token at i + 1. A
+    masked slot sees the pairs up to its anchor's pair, and the slots to its left in its own group. Source: P-EAGLE
+    (arXiv 2602.01469).
     """
     batch, num_pairs, num_masked = len(token_ids), token_ids.shape[1] - 1, num_drafted - 1
     num_slots = anchors.shape[1] * num_masked
     slots = (anchors[..., None] + torch.arange(num_masked, device=anchors.device)).flatten(1)
     pairs = torch.arange(num_pairs, device=anchors.device)
-    # Under autocast fc returns bfloat16; the residual stream keeps the weights' precision.
+    # Under autocast `fc` returns bfloat16; the conversion keeps the residual stream in the weights' precision.
     known = head.fuse(taps[:, :-1].to(head.dtype)).to(head.dtype)
     features = torch.cat([known, head.masked_features().to(head.dtype).expand(batch, num_slots, -1)], dim=1)
     tokens = torch.cat([token_ids[:, 1:], torch.full_like(slots, head.mask_token_id)], dim=1)
@@ -118,7 +118,7 @@ def parallel_states(
 def block_drafts(
     head: OnePassHead | ParallelEagleHead, token_ids: Tensor, taps: Tensor, anchors: Tensor, num_steps: int
 ) -> Tensor:
-    """Greedy drafts of the blocks at anchors int64 [batch, A], given the text before -> int64 [batch, A, num_steps]."""
+    """Greedy drafts int64 [batch, A, num_steps] of the blocks at anchors int64 [batch, A], given the text before."""
     if isinstance(head, ParallelEagleHead):
         pairs, slots = parallel_states(head, token_ids, taps, anchors, num_steps)
         batch = torch.arange(len(anchors), device=anchors.device)[:, None]
@@ -139,7 +139,8 @@ def block_drafts(
 def block_matches(head: OnePassHead | ParallelEagleHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
     """Whether the greedy draft of each step equals the sequence's token -> bool [batch, N, num_steps].
 
-    Block i starts at position i + 1, because chain i of `unroll.matches` reads that token.
+    Block i starts at position i + 1, so that the results are comparable with chain i of `unroll.matches`, which reads
+    that token.
     """
     anchors, hits = torch.arange(1, token_ids.shape[1] - num_steps, device=token_ids.device), []
     steps = torch.arange(1, num_steps + 1, device=token_ids.device)

@@ -15,25 +15,25 @@ MOST_SLOTS = 1024
 
 
 class Slots(StrEnum):
-    """Position that a slot of the block predicts."""
+    """Defines which position a slot of the block predicts."""
 
     FILL_IN = "fill-in"
-    """The token at the slot's own position; the anchor's slot predicts nothing."""
+    """A slot predicts the token at its own position; the anchor's slot predicts nothing."""
     SHIFT = "shift"
-    """The token after the slot's position; the anchor's slot predicts the first token."""
+    """A slot predicts the token after its position; the anchor's slot predicts the first token."""
 
 
 class LayerMask(NamedTuple):
-    """Visibility of keys to the slots in one layer."""
+    """Defines which keys the slots see in one layer."""
 
     causal: bool = False
-    """Whether slots see only slots to their left; every slot sees the context."""
+    """Whether a slot sees only slots to its left; every slot sees the whole context inside the window."""
     window: int | None = None
-    """Keys at this distance (in tokens) or further before a slot are hidden; None hides none."""
+    """Window in tokens: a slot does not see keys that are at least this far before it; None means no window."""
 
 
 class MarkovKind(StrEnum):
-    """Kind of correction of a DSpark head's logits by the previous token."""
+    """How a DSpark head corrects its logits by the previous token."""
 
     VANILLA = "vanilla"
     GATED = "gated"
@@ -41,7 +41,7 @@ class MarkovKind(StrEnum):
 
 
 class MarkovConfig(NamedTuple):
-    """The sequential part of a DSpark head."""
+    """Sizes of the part of a DSpark head that runs slot by slot."""
 
     rank: int = 0
     """Rank of the correction; 0 leaves the slots' logits unchanged."""
@@ -54,7 +54,7 @@ class LatticeConfig(NamedTuple):
     """The convolutions and the candidate selector of a DFlash2 head."""
 
     num_taps: int = 2
-    """Number of slots that a convolution reads: its own and those to its left."""
+    """Number of slots that a convolution reads: the slot itself and slots to its left."""
     group_size: int = 1
     """Number of channels that share a dynamic kernel."""
     rank: int = 256
@@ -63,7 +63,7 @@ class LatticeConfig(NamedTuple):
 
 @dataclass(frozen=True)
 class OnePassConfig:
-    """Config of a head over taps of its target: DFlash and its successors.
+    """Config of a head of the DFlash families, which reads taps of its target.
 
     Raises:
         ValueError: a size is invalid; the message names the field.
@@ -86,7 +86,7 @@ class OnePassConfig:
     vocab_size: int
     draft_vocab_size: int
     mask_token_id: int | None
-    """Token whose embedding masked slots have; None if the head has its own mask vector."""
+    """Token whose embedding is the input of masked slots; None if the head has its own mask vector."""
     rms_norm_eps: float = 1e-6
     rope_parameters: Mapping[str, Any] = field(
         default_factory=lambda: {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}

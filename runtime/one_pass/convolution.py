@@ -8,9 +8,10 @@ from wingbeat.runtime.one_pass.config import LatticeConfig
 
 
 class GroupedConvolution(nn.Module):
-    """Two convolutions around a sublayer, with kernels that are a fixed part plus a part computed from its inputs.
+    """Two convolutions around a sublayer; a kernel is a fixed part plus a part computed from the sublayer's inputs.
 
-    Kernel tap 0 is the slot's own, the others are the slots to its left; the block is padded with zeros on the left.
+    Kernel tap 0 multiplies the slot itself, and tap t the slot t places to its left; on the left the block is padded
+    with zeros.
     """
 
     def __init__(self, hidden_size: int, config: LatticeConfig) -> None:
@@ -21,12 +22,12 @@ class GroupedConvolution(nn.Module):
         self.kernel_projection = nn.Linear(hidden_size, num_dynamic, bias=False)
 
     def kernels(self, inputs: Tensor) -> Tensor:
-        """Normalised inputs [num_reqs, num_slots, H] of a sublayer -> kernels [num_reqs, num_slots, 2, taps, H]."""
+        """Computes kernels [num_reqs, num_slots, 2, taps, H] from normalised inputs [num_reqs, num_slots, H]."""
         dynamic = self.kernel_projection(inputs).unflatten(-1, self.shape)
         return self.base_kernel + dynamic.repeat_interleave(self.base_kernel.shape[2] // self.shape[2], dim=-1)
 
     def over(self, slots: Tensor, kernels: Tensor, side: int) -> Tensor:
-        """Convolve slots [num_reqs, num_slots, H] by the kernels before (side 0) or after (side 1) the sublayer."""
+        """Convolves slots [num_reqs, num_slots, H] with the kernels before (side 0) or after (side 1) the sublayer."""
         num_slots = slots.shape[1]
         padded = functional.pad(slots, (0, 0, self.shape[1] - 1, 0))
         parts = [

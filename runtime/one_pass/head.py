@@ -27,7 +27,7 @@ class OnePassHead(Backbone):
         self.selector = None if config.lattice is None else CandidateSelector(config.lattice, hidden, vocab_size)
 
     def walk(self, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
-        """The continuations of a block, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`.
+        """The walk over a block's slots, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`.
 
         Args:
             hidden: hidden states of the slots.
@@ -36,7 +36,7 @@ class OnePassHead(Backbone):
         return self.walk_over(self.logits(hidden), hidden, choose)
 
     def walk_over(self, logits: Tensor, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
-        """`walk`, with the slots' logits [num_reqs, num_drafted, draft_vocab_size] already computed."""
+        """Does what `walk` does, from logits [num_reqs, num_drafted, draft_vocab_size] that are already computed."""
         if self.selector is not None:
             return LatticeWalk(self.selector, self, logits, hidden, choose)
         return MarginalWalk(logits) if self.markov is None else MarkovWalk(self.markov, logits, hidden)

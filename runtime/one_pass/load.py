@@ -35,14 +35,14 @@ from wingbeat.runtime.one_pass.read_config import one_pass_conventions, read_one
 logger = logging.getLogger(__name__)
 
 MASK_FILE = "mask_embedding.pt"
-"""File of heads whose masked slots have their own vector: a dictionary with the key `embedding`."""
+"""File in the folder of a head whose masked slots have their own vector: a dictionary with the key `embedding`."""
 _IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight")
 _ALIASES = (
     (re.compile(r"^model\."), ""),
     (re.compile(r"^midlayer\."), "layers.0."),
     (re.compile(r"^encoder\.fc\."), "fc."),
     (re.compile(r"^encoder\.output_norm_enc\."), "hidden_norm."),
-    # A parameter that one trainer stores as an embedding module.
+    # Some trainer stores these parameters as embedding modules, whose tensor names end with `.weight`.
     (re.compile(r"(_codebook|mask_embedding|attention_sink_bias)\.weight$"), r"\1"),
     (re.compile(r"^(markov_w[12]|gate_proj|joint_proj)\."), r"markov_head.\1."),
 )
@@ -51,7 +51,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def file_name(name: str) -> str:
-    """The canonical name of a tensor in a file, whichever tool wrote the file."""
+    """The canonical name of a tensor in a file; tools name the same tensor differently."""
     for pattern, replacement in _ALIASES:
         name = pattern.sub(replacement, name)
     return name
@@ -64,18 +64,18 @@ class OnePassCheckpoint:
     folder: Path
     family: OnePassFamily
     raw: Mapping[str, Any]
-    """config.json"""
+    """Fields of config.json."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shapes of the tensors by canonical name."""
 
     def config(self, target_hidden_size: int, target_num_layers: int) -> OnePassConfig:
-        """The canonical config; raises the errors of `read_one_pass_config`."""
+        """The canonical config; raises the same errors as `read_one_pass_config`."""
         has_mask = (self.folder / MASK_FILE).is_file()
         sizes = (target_hidden_size, target_num_layers)
         return read_one_pass_config(self.raw, self.family, self.shapes, *sizes, has_mask_embedding=has_mask)
 
     def conventions(self, target_hidden_size: int, target_num_layers: int) -> tuple[HeadConvention, ...]:
-        """The conventions under which the head may be read, most likely first; raises the errors of `config`."""
+        """The conventions under which the head may be read, most likely first; raises the same errors as `config`."""
         return one_pass_conventions(self.raw, self.config(target_hidden_size, target_num_layers), target_num_layers)
 
     def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -95,7 +95,7 @@ def read_one_pass_checkpoint(path: str | Path) -> OnePassCheckpoint:
     """Read config and tensor shapes of a folder or a hub repository.
 
     Raises:
-        CheckpointError: the folder is unreadable, or holds no head of these families.
+        CheckpointError: the folder is unreadable, or holds no head that drafts in one pass.
     """
     folder = find_folder(path)
     raw = read_config(folder)
@@ -113,7 +113,7 @@ def load_one_pass_head(
     """Load a DFlash-based head in evaluation mode.
 
     Raises:
-        CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
+        CheckpointError: the family or the config is not supported, or a tensor is missing, unexpected or mis-shaped.
     """
     config = checkpoint.config(target.hidden_size, target.num_layers)
     tensors = checkpoint.canonical(read_tensors(checkpoint.folder))
@@ -121,7 +121,8 @@ def load_one_pass_head(
         head = OnePassHead(config)
     token_ids, borrowed = fit_vocabulary(tensors, config, target)
     state = _state(tensors, head)
-    # The sum over the taps is computed in float32, and CPUs have no half-precision product with a float32 result.
+    # On a CPU `fc` is kept in float32: the sum over the taps needs float32, and CPUs have no half-precision product
+    # with a float32 result.
     wide = {"fc.weight"} if torch.device(device).type == "cpu" else set()
     placed = {name: tensor.to(device, torch.float32 if name in wide else dtype) for name, tensor in state.items()}
     head.load_state_dict(placed | {"draft_token_ids": token_ids.to(device)}, assign=True)
@@ -137,7 +138,7 @@ def load_walker(
     dtype: torch.dtype,
     device: str | torch.device,
 ) -> OnePassHead:
-    """A head with weights only for its walk from slot to slot, and the token map; the rest stays on the meta device.
+    """A head of which only the walk's weights and the token map are loaded; other weights stay on the meta device.
 
     Args:
         checkpoint: the head's folder.
@@ -163,7 +164,7 @@ def load_walker(
 
 
 def _state(tensors: Mapping[str, Tensor], head: OnePassHead) -> dict[str, Tensor]:
-    """File tensors -> the head's state dict, without the token map; every tensor must be used and have its shape."""
+    """File tensors -> the head's state dict, without the token map; raises unless every tensor is used and fits."""
     state, unused = {}, set(tensors)
     for canonical, expected in head.state_dict().items():
         if canonical == "draft_token_ids":

@@ -1,10 +1,10 @@
 """Drafts a block in one pass with DFlash-based heads, as chains or trees.
 
-Position i of a sequence is stored at index i of its block table, as keys and values computed from the verifier's taps
-at i alone. Of L committed tokens, positions 0..L - 2 are stored. The block's slots start with the last committed token
-at L - 1, are stored behind the context during the pass, and are then discarded. Stored values therefore never depend on
-a drafted token, and cached prefixes and replays give the same values. The whole block is always run, whatever the depth
-of the trees: heads are trained on whole blocks.
+For position i of a sequence, keys and values computed from the verifier's taps at i alone are stored at index i of the
+sequence's block table. Of L committed tokens, positions 0..L - 2 are stored. The block's first slot is the last
+committed token, at position L - 1. During the pass the slots' keys and values are stored behind the context; afterwards
+they are discarded. Stored values therefore never depend on a drafted token, so cached prefixes and replays give the
+same values. The whole block is always run, even if the trees are less deep, because heads are trained on whole blocks.
 """
 
 from collections.abc import Callable
@@ -87,10 +87,10 @@ class OnePassDrafter(HeadDrafter):
         self._keep(batch.chunk_taps, rotated, torch.cat([chunk.slot_mapping for chunk in chunks]))
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Commits decoded positions; invalid columns are written to block 0."""
+        """Commits decoded positions; columns that are padding are written to block 0."""
         positions, counted = rows.spread()
         mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted).flatten()
-        # Invalid columns must be finite: masked rows may read block 0.
+        # Padding columns must be finite, because masked rows may read block 0.
         taps, rotated = rows.taps.masked_fill(~counted[..., None], 0).flatten(0, 1), rows.rotated(positions).flatten()
         if not self.fixed_shapes:
             real = counted.flatten()
@@ -98,14 +98,14 @@ class OnePassDrafter(HeadDrafter):
         self._keep(taps, rotated, mapping)
 
     def _keep(self, taps: Tensor, rotated: Tensor, mapping: Tensor) -> None:
-        """Stores keys and values of committed positions, given taps [n, taps_size] and RoPE positions."""
+        """Stores keys and values of committed positions, computed from taps [n, taps_size] and RoPE positions."""
         positions = rotated if rotated.dim() == 1 else rotated[0]
         context = self.head.context(self.head.fuse(taps), self.head.rotary(positions))
         for cache, (key, value) in zip(self.pool.caches, context, strict=True):
             store_kv(key.contiguous(), value.contiguous(), *cache, mapping)
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """Runs one pass over every root's block, then grows a tree from its slots."""
+        """Runs one pass over the blocks of all roots, then grows a tree from each block's slots."""
         head, pool = self.head, self.pool
         num_context = roots.positions[0] - 1
         tables = pool.tables(block_tables[roots.slots], num_context)
@@ -121,9 +121,9 @@ class OnePassDrafter(HeadDrafter):
 
 
 class CandidateChooser:
-    """Selects each slot's candidates under the requests' rules and with the noise that the target will sample with.
+    """Selects each slot's candidates by the requests' rules, and with the noise that the target will sample with.
 
-    The token that this noise makes the target sample is seldom among the few likeliest.
+    Without the noise, the token that the target will sample would seldom be among the few candidates.
     """
 
     def __init__(self, growth: Growth, head: OnePassHead) -> None:
@@ -136,7 +136,7 @@ class CandidateChooser:
             self._columns = ids.new_zeros(head.config.vocab_size).scatter_(0, ids, columns)
 
     def __call__(self, roots: Roots) -> ChooseCandidates | None:
-        """A function that selects candidates for these roots; None if all are greedy and without rules."""
+        """A function that selects candidates for these roots; None if all roots are greedy and without rules."""
         sampled = growth.couplings_of(roots)[0] is not None
         if self._columns is None or not (sampled or roots.rules is not None or roots.allowed_tokens is not None):
             return None
@@ -163,7 +163,7 @@ def check_shape(speculation: SpeculationConfig, num_drafted: int) -> None:
     """Refuse trees that are deeper than a head's block.
 
     Raises:
-        ValueError: names both numbers.
+        ValueError: the trees are deeper; the message names both numbers.
     """
     levels = speculation.max_path - 1
     if levels > num_drafted:
@@ -175,7 +175,7 @@ def _segments(
 ) -> Callable[[LayerMask], Segment]:
     """Attention segments of slots at positions int64 [num_reqs, num_slots], by layer mask.
 
-    Equal masks share a segment.
+    Layers with equal masks share a segment.
     """
     made: dict[bool, Segment] = {}
 
@@ -195,7 +195,7 @@ def _segments(
 def build_one_pass(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> Drafter:
-    """Load a head as the drafter of a verifier; raises the errors of `load_one_pass_head` and the drafter.
+    """Load a head as the drafter of a verifier; raises the errors of `load_one_pass_head` and of the drafter's class.
 
     Args:
         source: folder of the head.

@@ -1,7 +1,7 @@
 """P-EAGLE: an EAGLE-3 head of several layers that drafts all its tokens in one pass (arXiv 2602.01469).
 
-Committed pairs are those of EAGLE-3. Masked slots follow the last pair: each has the embedding of the mask token and
-the features of one learned tap, and predicts from what it sees to its left.
+Committed pairs are those of EAGLE-3. Masked slots follow the last pair. Each slot's inputs are the embedding of the
+mask token and the features of a learned tap vector; the slot sees what is to its left.
 """
 
 import logging
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 class ParallelEagleHead(EagleHead):
-    """EAGLE-3 layers, plus the learned tap of masked slots.
+    """EAGLE-3 layers, plus the learned tap vector of masked slots.
 
     Args:
         config: shapes and conventions.
-        mask_token_id: token whose embedding masked slots have.
+        mask_token_id: token whose embedding is the input of masked slots.
     """
 
     def __init__(self, config: EagleHeadConfig, mask_token_id: int) -> None:
@@ -68,7 +68,7 @@ def read_parallel_config(
 
 def _layout(checkpoint: OnePassCheckpoint) -> Layout:
     written = SPECULATORS if "transformer_layer_config" in checkpoint.raw else MODELOPT
-    # Tensor names are canonical here, and the RoPE base is unambiguous, unlike in older tools' files.
+    # Tensor names are canonical at this point. The RoPE base is read from the config; only older tools ignore it.
     return replace(written, rope_theta=Theta.READ)
 
 
@@ -86,7 +86,7 @@ def load_parallel_head(
     """Load a P-EAGLE head in evaluation mode.
 
     Raises:
-        CheckpointError: a bad config, or a missing, unexpected or mis-shaped tensor.
+        CheckpointError: the config is not supported, or a tensor is missing, unexpected or mis-shaped.
     """
     tensors = checkpoint.canonical(read_tensors(checkpoint.folder))
     config, layout, convention = read_parallel_config(checkpoint, target.hidden_size, target.num_layers)

@@ -1,4 +1,4 @@
-"""Drafts with a P-EAGLE head: committed pairs as in EAGLE, all drafted tokens in one pass behind them."""
+"""Drafts with a P-EAGLE head: pairs are committed as in EAGLE, and one pass behind them drafts all tokens."""
 
 import torch
 from torch import Tensor

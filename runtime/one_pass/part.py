@@ -1,4 +1,4 @@
-"""Registers the drafters that draft in one pass; a folder is claimed if its head belongs to one of these families."""
+"""Registers the drafters that draft in one pass; claims a folder if its head is of such a drafter's family."""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 

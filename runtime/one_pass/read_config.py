@@ -1,6 +1,6 @@
 """Builds the canonical config of a one-pass head from a checkpoint's config and shapes.
 
-Config and shapes must agree; an unreadable field is refused by name.
+Config and shapes must agree; if a field cannot be read, the error names the field.
 """
 
 from collections.abc import Mapping
@@ -39,14 +39,14 @@ def read_one_pass_config(
     """The canonical config of a head.
 
     Args:
-        raw: config.json
+        raw: fields of config.json.
         family: family of the head.
-        shapes: shapes of its tensors by canonical name.
-        target_hidden_size, target_num_layers: of the verifier.
+        shapes: shapes of the head's tensors by canonical name.
+        target_hidden_size, target_num_layers: sizes of the verifier.
         has_mask_embedding: whether the folder has its own vector for masked slots.
 
     Raises:
-        UnsupportedCheckpointError: a body, a field or a value that is not supported.
+        UnsupportedCheckpointError: an architecture, a field or a value is not supported.
         CheckpointError: a field is missing, or does not fit the target; the message names it.
     """
     body = _body(raw)
@@ -96,7 +96,7 @@ def mask_token_id(raw: Mapping[str, Any]) -> int:
     """The token whose embedding is the input of masked slots.
 
     Raises:
-        CheckpointError: no field names it.
+        CheckpointError: no field names the mask token.
     """
     names = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
     found = [_first(raw, name) for name in names]
@@ -139,8 +139,8 @@ def one_pass_conventions(
 ) -> tuple[HeadConvention, ...]:
     """Conventions that a head's files allow, most likely first.
 
-    Some tools count tapped layers as inputs and others as outputs, whatever the field is called; DFlash and DSpark
-    heads seldom state what their slots predict.
+    Whatever the field is called, some tools list layers whose inputs are tapped, and others list layers whose outputs
+    are tapped. DFlash and DSpark heads seldom state which position a slot predicts.
 
     Args:
         raw: config.json
@@ -171,7 +171,7 @@ def one_pass_conventions(
 
 
 def _stated_taps(raw: Mapping[str, Any]) -> tuple[str, Any, int]:
-    """The field that lists the taps, its value, and the offset from its ids to layer inputs."""
+    """The field that lists the taps, its value, and the offset from its ids to the layers whose inputs are tapped."""
     for field, shift in (
         ("eagle_aux_hidden_state_layer_ids", 0),
         ("aux_hidden_state_layer_ids", 0),
@@ -186,7 +186,7 @@ def _stated_taps(raw: Mapping[str, Any]) -> tuple[str, Any, int]:
 
 
 def _default_outputs(num_draft_layers: int, target_num_layers: int) -> list[int]:
-    """Default taps (layer outputs): spread evenly from the second layer to the third from last."""
+    """Default taps, as layers whose outputs are tapped: spread evenly from the second layer to the third from last."""
     if num_draft_layers == 1:
         return [target_num_layers // 2]
     step = (target_num_layers - 4) / (num_draft_layers - 1)
@@ -202,7 +202,7 @@ def _body(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         raise UnsupportedCheckpointError(
             f"transformer_layer_config.model_type={nested['model_type']!r} is not supported: qwen3 is"
         )
-    # The tool omits fields that equal the class's default.
+    # The tool omits fields that equal the default of transformers' config class.
     with fields_refused():
         return Qwen3Config(**{**nested, "model_type": "qwen3"}).to_dict()
 
@@ -222,7 +222,7 @@ def _whole(value: Any, name: str, least: int = 1) -> int:
 
 
 def _slots(raw: Mapping[str, Any], family: OnePassFamily) -> Slots:
-    """Position that a slot predicts: DSpark's own tool shifts by default, other files only if they state it."""
+    """Position that a slot predicts; without a field, SHIFT for files of DSpark's own tool, FILL_IN for others."""
     from_anchor = _first(raw, "sample_from_anchor")
     if from_anchor is None:
         from_anchor = _first(raw, "shift_label")
@@ -238,7 +238,7 @@ def _slots(raw: Mapping[str, Any], family: OnePassFamily) -> Slots:
 def _masks(
     raw: Mapping[str, Any], body: Mapping[str, Any], family: OnePassFamily, num_layers: int
 ) -> tuple[LayerMask, ...]:
-    """Causality and window of each layer's slots."""
+    """Mask of each layer: whether it is causal, and its window."""
     types = body.get("layer_types") or ["full_attention"] * num_layers
     if len(types) != num_layers or not set(types) <= {_SLIDING, "full_attention"}:
         raise CheckpointError(f"config.json: layer_types={types!r} are not {num_layers} of full or sliding attention")
@@ -292,7 +292,7 @@ def _check_target(raw: Mapping[str, Any], target_hidden_size: int, target_num_la
 
 
 def check_supported(raw: Mapping[str, Any], body: Mapping[str, Any], family: OnePassFamily, shapes: Shapes) -> None:
-    """Refuse bodies other than Qwen3's, naming the unsupported feature."""
+    """Refuse architectures other than Qwen3's; the error names the unsupported feature."""
     architecture = str(raw.get("architectures") or "").lower()
     rope = object_field(body, "rope_parameters")
     for what, seen in (

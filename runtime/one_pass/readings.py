@@ -10,7 +10,7 @@ from wingbeat.runtime.one_pass.parallel_eagle import parallel_conventions
 
 
 def one_pass_readings(path: str | Path, target: TargetDescription, num_drafted: int) -> tuple[HeadConvention, ...]:
-    """Conventions of a head, most likely first; a single one if nothing is ambiguous.
+    """Conventions of a head, most likely first; a single convention if nothing is ambiguous.
 
     Args:
         path: folder or hub name.

@@ -26,8 +26,8 @@ _ARCHITECTURES = {
 def save_one_pass_head(head: OnePassHead, path: str | Path, *, target_num_layers: int) -> None:
     """Write config.json and model.safetensors (bfloat16), as the family's own tool does.
 
-    Tensors equal to the target's are omitted, and a loader borrows them: the embedding, and the output matrix of a head
-    that drafts the whole vocabulary.
+    Tensors that equal the target's are omitted, because a loader borrows them from the target: the embedding, and the
+    output matrix of a head that drafts the whole vocabulary.
 
     Raises:
         ValueError: the layout cannot represent this head; the message names the fields.
@@ -49,7 +49,7 @@ def save_one_pass_head(head: OnePassHead, path: str | Path, *, target_num_layers
 
 
 def save_parallel_head(head: ParallelEagleHead, path: str | Path, *, verifier: str | None = None) -> None:
-    """Write config.json and model.safetensors (bfloat16) of a P-EAGLE head in speculators layout, without embedding.
+    """Write a P-EAGLE head in speculators layout: config.json, and model.safetensors (bfloat16) without embedding.
 
     Args:
         head: the head.
@@ -94,7 +94,7 @@ def _check_writable(config: OnePassConfig) -> None:
 
 
 def _raw_config(config: OnePassConfig, target_num_layers: int) -> dict[str, Any]:
-    """Config fields where the family's own tool writes them; taps are counted as layer outputs."""
+    """Config fields, nested as the family's own tool nests them; taps are listed as layers whose outputs are tapped."""
     raw = {
         "architectures": [_ARCHITECTURES[config.family]],
         **decoder_fields(config, "qwen3"),

@@ -1,4 +1,4 @@
-"""Walks: continuations of drafted tokens from the slots' hidden states, slot by slot, given the tokens before.
+"""Walks over the slots of a block: from the slots' hidden states and the tokens drafted before to candidate tokens.
 
 A walk visits the levels of a tree in order and carries state from each level to the next.
 """
@@ -16,16 +16,18 @@ from wingbeat.runtime.one_pass.config import LatticeConfig, MarkovConfig, Markov
 from wingbeat.runtime.protocol.messages import TokenTree
 
 ChooseCandidates = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""(logits [num_reqs, num_drafted, draft_vocab_size], K) -> target ids int64 [num_reqs, num_levels, K] of the K chosen
-tokens of each grown level, and their scores, defined up to a constant per slot."""
+"""Function (logits [num_reqs, num_drafted, draft_vocab_size], K) -> for each level of the tree, target ids int64
+[num_reqs, num_levels, K] of the K chosen tokens, and their scores. The scores of a slot are defined up to a
+constant.
+"""
 
 
 class Walk(ABC):
-    """The continuations of the trees of one block, level by level."""
+    """Candidate tokens after the nodes of a block's trees, level by level."""
 
     @abstractmethod
     def step(self, depth: int, token_ids: Tensor, parents: Tensor) -> Continuations:
-        """The continuations of nodes.
+        """Returns the candidate tokens after some nodes.
 
         Args:
             depth: depth of the nodes, 0 for the anchors; must increase by 1 per call.
@@ -35,7 +37,7 @@ class Walk(ABC):
 
 
 def grow_along(growth: Growth, roots: Roots, walk: Walk, rules: Rules = ()) -> TokenTree:
-    """Grow one tree per root along a walk over slots that one pass computed for all levels."""
+    """Grow one tree per root along a walk; one pass computed the slots for all levels."""
 
     def expand(level: Level) -> Continuations:
         return walk.step(level.depth, level.token_ids, level.parents)
@@ -45,7 +47,7 @@ def grow_along(growth: Growth, roots: Roots, walk: Walk, rules: Rules = ()) -> T
 
 
 class MarginalWalk(Walk):
-    """Independent slots: the continuation of a node depends on its depth only.
+    """Independent slots: the candidate tokens after a node depend only on the node's depth.
 
     Args:
         logits: [num_reqs, num_drafted, draft_vocab_size].
@@ -77,12 +79,12 @@ class MarkovHead(nn.Module):
         self.confidence = nn.Linear(inputs, 1) if config.has_confidence else None
 
     def correction(self, hidden: Tensor, embedded: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The factor that W2 multiplies, and the next state, each [num_reqs, width, r].
+        """Returns the vector that W2 multiplies, and the next state, each [num_reqs, width, r].
 
         Args:
             hidden: [num_reqs, width, H]: hidden states of the slot.
             embedded: [num_reqs, width, r]: W1 embeddings of the previous tokens.
-            state: state after the tokens before those; None before the first.
+            state: state that the call for the tokens before those returned; None in the first call.
         """
         if self.gate_proj is not None:
             return torch.sigmoid(self.gate_proj(torch.cat([hidden, embedded], dim=-1))) * embedded, None
@@ -137,14 +139,14 @@ class CandidateSelector(nn.Module):
 
 
 class LatticeWalk(Walk):
-    """DFlash2: each slot has a few candidates, scored alone and together with the previous token.
+    """DFlash2: each slot has a few candidates, scored by themselves and as pairs with the previous token.
 
     Args:
         selector: scores pairs of candidates.
         head: supplies the token map of the logits.
         logits: [num_reqs, num_drafted, draft_vocab_size].
         hidden: [num_reqs, num_drafted, H].
-        choose: selects each slot's candidates; None takes the likeliest.
+        choose: selects each slot's candidates; None selects the likeliest tokens.
     """
 
     def __init__(

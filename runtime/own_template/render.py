@@ -1,7 +1,7 @@
-"""Renders a request's own chat template in a separate process, since it may loop forever or exhaust memory.
+"""Renders a request's own chat template in a separate process, because the template may loop forever or exhaust memory.
 
-Run as a module, this file is that process: it reads a JSON object from standard input and writes one to standard
-output.
+The separate process runs this file as a module: it reads a JSON object from standard input and writes a JSON object to
+standard output.
 """
 
 import json
@@ -15,15 +15,17 @@ from typing import Any
 from wingbeat.runtime.interpreter import module_command, module_environment
 
 MOST_CPU_S = 2
-"""CPU seconds per rendering."""
+"""CPU seconds allowed per rendering."""
 MOST_BYTES = 2**28
-"""Bytes of memory per rendering, beyond what the process uses before it."""
+"""Bytes of memory allowed per rendering, in addition to what the process uses before it."""
 MOST_CHARS = 2**24
-"""Characters of the rendered text."""
+"""Maximum number of characters of the rendered text."""
 MOST_WALL_S = 30.0
-"""Seconds that a request waits, first for its turn and then for the process, including its start."""
+"""Maximum number of seconds for which a request waits, first for its turn and then for the process, including the
+process's start.
+"""
 MOST_AT_ONCE = 2
-"""Concurrent processes per router."""
+"""Maximum number of such processes that a router runs at the same time."""
 
 _turns = threading.BoundedSemaphore(MOST_AT_ONCE)
 _LIMITS = f"takes more than {MOST_CPU_S} s, {MOST_BYTES // 2**20} MiB or {MOST_CHARS} characters"
@@ -62,7 +64,7 @@ def render_apart(
 
 
 def main() -> None:
-    """Render the request on standard input within limits that the kernel enforces."""
+    """Renders the request on standard input, within limits that the kernel enforces."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     asked = json.loads(sys.stdin.buffer.read())
@@ -75,7 +77,7 @@ def main() -> None:
         told = {"text": text} if len(text) <= MOST_CHARS else {"problem": _LIMITS}
     except MemoryError:
         told = {"problem": _LIMITS}
-    except Exception as error:  # a template can raise anything, depending on what clients send
+    except Exception as error:  # a template is sent by a client and can raise any exception
         told = {"problem": f"refuses the messages: {error}"[:1000]}
     sys.stdout.buffer.write(json.dumps(told).encode())
 

@@ -1,4 +1,4 @@
-"""Modules on a GPU whose weights stay packed, multiplied by the kernels of `wingbeat.kernels.packed`."""
+"""Modules on a GPU whose weights stay packed; the kernels of `wingbeat.kernels.packed` multiply by these weights."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
 
 DEVICES = {"cuda"}
-"""Device types whose kernels multiply by packed weights."""
+"""Types of devices whose kernels multiply by packed weights."""
 
 
 class ExpertMatrices(NamedTuple):
@@ -27,32 +27,32 @@ class ExpertMatrices(NamedTuple):
 
     count: int
     gated: PackedMatrix
-    """Gate and up columns of the first expert, then of the next expert, and so on."""
+    """Gate and up columns of the first expert, then those of the next expert, and so on."""
     down: PackedMatrix
     gated_bias: Tensor | None
-    """[columns]"""
+    """Bias [columns] of gate and up; None if there is no bias."""
     down_bias: Tensor | None
 
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size of the weights in bytes."""
         return self.gated.nbytes() + self.down.nbytes()
 
     def to(self, device: torch.device) -> "ExpertMatrices":
-        """Returns a copy on a device; itself if it is there already."""
+        """Returns a copy on a device, or this object if it is already there."""
         if self.down.values.device == device:
             return self
         return ExpertMatrices(self.count, *(None if part is None else part.to(device) for part in self[1:]))
 
 
 class Holder(Packable, nn.Module):
-    """A module with some parameters packed; these have the right shape, dtype and device, and NaN values."""
+    """A module with packed parameters; its plain parameters have the right shape, dtype and device, but NaN values."""
 
     packed_names: tuple[str, ...]
     held: PackedMatrix | ExpertMatrices
 
     @abstractmethod
     def dense_parameters(self) -> dict[str, Tensor]:
-        """Returns the packed parameters as numbers, by name."""
+        """Returns the packed parameters as floats, by name."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class Holder(Packable, nn.Module):
         return self.held
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        # Moving the expanded placeholders would allocate the full size of the parameters.
+        # The placeholders are removed before the move, because moving an expanded tensor would allocate its full size.
         places = {name: self._parameters.pop(name) for name in self.packed_names}
         super()._apply(fn, recurse)
         for name, place in places.items():
@@ -131,7 +131,7 @@ class PackedRows(WeightHolder, nn.Embedding):
 class PackedExperts(Holder):
     """transformers' experts with packed weights.
 
-    A row's sum over experts has a fixed order, independent of other rows.
+    A row's sum over experts has a fixed order that does not depend on other rows.
     """
 
     packed_names = ("gate_up_proj", "down_proj")
@@ -155,7 +155,7 @@ class PackedExperts(Holder):
 
 
 class JoinedProduct:
-    """Concatenated products of linear layers with one input, in as few launches as their layouts allow."""
+    """Concatenated products of linear layers with the same input, in as few launches as the layers' layouts allow."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self.columns, self._parts, begin = sum(one.out_features for one in linears), [], 0
@@ -177,7 +177,8 @@ class JoinedProduct:
 
 
 def _as_one(linears: list[nn.Linear]) -> tuple[PackedMatrix | Callable[[Tensor], Tensor], Tensor | None]:
-    """Joins linear layers of equal layout into one weight and bias; a layer that is not packed becomes a function.
+    """Joins linear layers of equal layout into one weight and one bias; for a layer that is not packed, returns a
+    function.
 
     The joined layers' own weights become views of the result.
     """

@@ -1,4 +1,4 @@
-"""Runtime part for quantised weights that stay packed on GPUs; imports the implementation only if needed."""
+"""Runtime part for quantised weights that stay packed on GPUs; imports the implementation only if it is used."""
 
 pack_weight = "wingbeat.runtime.packed.modules:pack_weight"
 keep_packed = "wingbeat.runtime.packed.modules:keep_packed"

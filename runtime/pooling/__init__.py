@@ -1,1 +1,1 @@
-"""Embeddings: prompts' hidden states, pooled during prefill."""
+"""Embeddings: the hidden states of a prompt, pooled during prefill."""

@@ -1,4 +1,4 @@
-"""Embeddings of prompts: hidden states that enter the output head, pooled during prefill."""
+"""Embeddings of prompts: the hidden states at the input of the output head are pooled during prefill."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
 class PooledRows(NamedTuple):
-    """Chunks whose rows are pooled: first row in the batch, number of rows, and whether to sum all rows."""
+    """Chunks whose rows are pooled, each with its first row in the batch, number of rows, and whether to sum all."""
 
     plan: SchedulerOutput
     """The batch's plan."""
@@ -22,7 +22,7 @@ class PooledRows(NamedTuple):
 
 
 class PromptPooling(Feature):
-    """Pools the rows of prompt chunks that request it; a pass without such rows has no hook."""
+    """Pools the rows of prompt chunks that request pooling; a pass without such rows has no hook."""
 
     kind, of_chunks = PooledRows, True
 
@@ -58,9 +58,10 @@ class PromptPooling(Feature):
             hook.remove()
 
     def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
-        """Returns each chunk's sum or last row: int64 [num_parts, hidden_size], the bits of float64 values.
+        """Returns each pooled chunk's sum or last row: int64 [num_parts, hidden_size] that holds the bits of float64
+        values.
 
-        Empty if no chunk of this plan was pooled, such as after a round that raised.
+        The result is empty if no chunk of this plan was pooled, for example after a round that raised.
         """
         pooled, self._pooled = self._pooled, None
         return {} if pooled is None or pooled[0] is not plan else {"reported": pooled[1]}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Pooling(PromptReport, StrEnum):
-    """Reports the mean of a prompt's hidden states, or the last one: float32 [hidden_size], not normalised."""
+    """Reports the mean, or the last, of a prompt's hidden states: float32 [hidden_size], not normalised."""
 
     MEAN = "mean"
     LAST = "last"
@@ -22,7 +22,7 @@ class Pooling(PromptReport, StrEnum):
         return self is Pooling.MEAN
 
     def made_of(self, rows: "Sequence[np.ndarray]", num_prompt_tokens: int) -> bytes:
-        """See `PromptReport.made_of`; a row is the sum of a piece's hidden states, or the prompt's last hidden state.
+        """See `PromptReport.made_of`; a row is the sum of a chunk's hidden states, or the prompt's last hidden state.
 
         Raises:
             RuntimeError: this engine's model does not expose its hidden states.

@@ -1,9 +1,9 @@
 """Loads quantised checkpoints of verifiers.
 
-Grouped weights stay packed if an optional part has kernels that multiply by them (`packed_loading`). All other weights
-are dequantised to the model's dtype during loading, by transformers' quantisers where these support it. The products of
-a row never depend on other rows of the batch, unlike in some quantised kernels (LLM.int8 selects outliers over the
-whole batch).
+Weights with scales per group stay packed if an optional part has kernels that multiply by them (`packed_loading`). All
+other weights are dequantised to the model's dtype during loading, by transformers' quantisers if these support the
+format. A row's products never depend on other rows of the batch; in some quantised kernels they do (LLM.int8 selects
+outliers over the whole batch).
 """
 
 import logging
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "activation_scale")
-"""Tensors that describe activations, not weights."""
+"""Names of tensors that describe activations, not weights."""
 _CACHE_SCALE = re.compile(r"\.(kv?|v|q|prob)_(scale|zero_point)$")
-"""Names of scales of a quantised KV cache, which are ignored: the KV cache is not quantised here."""
+"""Names of the scales of a quantised KV cache; they are ignored because the KV cache is not quantised here."""
 _KINDS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 """Kinds of an expert's linear layers by their names; w1, w2 and w3 are Mixtral's."""
 _EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({'|'.join(_KINDS)})")
 """Name of an expert's linear layer in most checkpoints."""
 _BLOCK, _OWN_BLOCK = ".block_sparse_moe.", ".mlp."
-"""Name part of the layer module with Mixtral's experts, in its checkpoints and in transformers."""
+"""Part of the name of the module with Mixtral's experts: in Mixtral's checkpoints, and in transformers."""
 _OWN_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-"""Formats of compressed-tensors that are read without its package."""
+"""Formats of compressed-tensors that are read without the package compressed-tensors."""
 
 
 def check_quantiser(config: ConfigFile) -> None:
     """Refuse a quantisation that is not supported.
 
-    transformers ignores an unknown one and loads the packed integers as weights.
+    The check is needed because transformers ignores an unknown quantisation and loads packed integers as weights.
 
     Raises:
-        ModelCheckpointError: the message names the supported ones, or the missing package.
+        ModelCheckpointError: the message names the supported methods, or the missing package.
     """
     method = config.quantiser
     if method not in _QUANTISERS:
@@ -72,7 +72,7 @@ def load_quantised(config: ConfigFile, load: "Load", packed: "Place | None") -> 
     Args:
         config: config of a checkpoint that `check_quantiser` accepts.
         load: `from_pretrained` of the folder; accepts further options.
-        packed: place of weights that may stay packed; None dequantises all.
+        packed: device and dtype of weights that may stay packed; None dequantises all weights.
 
     Raises:
         ModelCheckpointError: the packing is not supported.
@@ -103,13 +103,13 @@ def _make_plain(model: "PreTrainedModel") -> None:
                 plain = held if type(held) is torch.Tensor else held.dequantize()
                 if not any(part in f"{prefix}.{name}" for part in kept):
                     plain = plain.to(dtype)
-                # Some tensors were created in inference mode.
+                # Tensors created in inference mode are copied, because parameters must not be inference tensors.
                 made[id(parameter)] = torch.nn.Parameter(plain.clone() if plain.is_inference() else plain, False)
             setattr(module, name, made[id(parameter)])
 
 
 def _by_option(config_class: str, **choices: Any) -> "Read":
-    """Reads by transformers' quantiser, tensor by tensor."""
+    """A reader that passes these options to a config class of transformers' quantisers, which read tensor by tensor."""
 
     def loaded(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
         import transformers
@@ -120,7 +120,7 @@ def _by_option(config_class: str, **choices: Any) -> "Read":
 
 
 def _as_they_are(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
-    """Reads tensor classes that dequantise themselves."""
+    """Reads a checkpoint whose tensor classes dequantise themselves."""
     return load()
 
 
@@ -130,7 +130,7 @@ def _bitsandbytes(config: ConfigFile, load: "Load", packed: "Place | None") -> "
 
 
 def _packed_integers(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
-    """Reads GPTQ and AWQ directly: the package that transformers uses requires a newer torch than the one installed."""
+    """Reads GPTQ and AWQ without transformers, whose package for them requires a newer torch than the installed one."""
     from wingbeat.runtime.quantised.packed_integers import PARTS, check_packing, read_linear
 
     check_packing(config.quantization)
@@ -165,7 +165,7 @@ def _mxfp4(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded"
 
 
 def _stored(file: "Path", name: str) -> "Tensor":
-    """Reads a tensor through a file mapping of its own: pages of a mapping that stays open would count as memory."""
+    """Reads a tensor through a file mapping that is closed at once: pages of an open mapping would count as memory."""
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as opened:
@@ -199,8 +199,8 @@ def _packed(
 
     Args:
         config, load, packed: see `load_quantised`.
-        parts: name suffixes of the tensors that a packed layer consists of.
-        marks: those suffixes that only packed layers have.
+        parts: name suffixes of the tensors that make up a packed layer.
+        marks: name suffixes among `parts` that only packed layers have.
         read: function (layer name, parts, quantization_config) -> weight.
     """
     import torch
@@ -236,7 +236,7 @@ def _packed(
 def _experts(
     layers: Iterable[str], modules: Mapping[str, Any], weight_of: "Callable[[str], GroupedWeight | Tensor]"
 ) -> "tuple[dict[str, Experts], set[str]]":
-    """Experts whose weights are all grouped, by module name; and the names of their layers."""
+    """Experts whose weights are all grouped, by module name, and the names of these experts' layers."""
     from wingbeat.kernels.grouped_weight import GroupedWeight
     from wingbeat.runtime.quantised.packed_loading import Experts, has_plain_experts
 

@@ -12,28 +12,28 @@ from wingbeat.runtime.quantised.gguf_file import GgufTensor
 
 
 class Blocks(NamedTuple):
-    """Block format of a matrix."""
+    """Format of a matrix that consists of blocks."""
 
     inputs: int
     """Number of inputs per block."""
     size: int
     """Bytes per block."""
     read: Callable[[Tensor], GroupedWeight]
-    """Function uint8 [columns, blocks, size] -> weight."""
+    """Function (blocks uint8 [columns, blocks, size]) -> weight."""
 
 
 def _halves(blocks: Tensor, begin: int) -> Tensor:
-    """float16 [columns, blocks] stored at byte `begin` of each block."""
+    """float16 [columns, blocks]: the number stored at byte `begin` of each block."""
     return _part(blocks, begin, begin + 2).view(torch.float16).flatten(1)
 
 
 def _nibbles(blocks: Tensor, begin: int) -> Tensor:
-    """4-bit integers [columns, inputs]; the first half of a block is in the low nibbles of its bytes."""
+    """4-bit integers [columns, inputs]; the low nibbles of a block's bytes hold the first half of its inputs."""
     return _bits(_part(blocks, begin), [0, 4], 15).flatten(1)
 
 
 def _part(blocks: Tensor, begin: int, end: int | None = None) -> Tensor:
-    """Copies a byte range of each block; by NumPy, which copies the range of a block as a whole."""
+    """Copies a byte range of each block; NumPy is used because it copies each block's range in one piece."""
     size = blocks.shape[2]
     within = slice(*slice(begin, end).indices(size))
     kind = np.dtype({"names": ["part"], "formats": [f"V{within.stop - begin}"], "offsets": [begin], "itemsize": size})
@@ -49,7 +49,7 @@ def _bits(rows: Tensor, shifts: list[int], mask: int) -> Tensor:
 
 
 def _fives(blocks: Tensor, begin: int) -> Tensor:
-    """5-bit integers, with the highest bits in the first four bytes."""
+    """5-bit integers [columns, inputs]; the first four bytes of a block hold the highest bits."""
     bits = torch.arange(8, dtype=torch.uint8)
     high = (blocks[:, :, begin : begin + 4, None] >> bits & 1).flatten(2).flatten(1)
     return _nibbles(blocks, begin + 4) | high << 4
@@ -140,11 +140,11 @@ FORMS = {
     "Q6_K": Blocks(256, 210, _q6_k),
     "MXFP4": Blocks(32, 17, _mxfp4),
 }
-"""Block formats that the kernels multiply by."""
+"""Block formats by whose weights the kernels can multiply."""
 
 
 def grouped_rows(data: np.ndarray, tensor: GgufTensor) -> GroupedWeight:
-    """Rows of a matrix in one of the formats `FORMS`.
+    """Reads rows of a matrix in one of the formats of `FORMS`.
 
     Args:
         data: uint8 [columns, bytes of a row]

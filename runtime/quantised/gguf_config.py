@@ -1,6 +1,6 @@
 """Builds config.json of the model in a GGUF file, for the supported llama.cpp architectures.
 
-An unknown field is an error: no statement of a file about its model is ignored.
+An unknown field is an error, so that nothing that a file states about its model is ignored.
 """
 
 import math
@@ -29,7 +29,7 @@ _ROPE = (
 _READ = frozenset({*_SIZES, *_ROPE, "vocab_size", "attention.key_length", "attention.value_length"})
 _WITHOUT_EFFECT = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "attention.causal"})
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""RoPE scaling of Llama 3.1 and 3.2; files hold a factor per frequency instead."""
+"""RoPE scaling of Llama 3.1 and 3.2; GGUF files hold a factor for each frequency instead."""
 _WHOLE_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 _EXPERTS = _WHOLE_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"}
 _LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
@@ -64,7 +64,7 @@ class Contents(NamedTuple):
 
 
 def _llama(head: Contents) -> dict[str, Any]:
-    """Config of Llama, or of Mixtral, which has the same architecture name in files."""
+    """Config of Llama or Mixtral; files of both have the architecture name `llama`."""
     return {"model_type": "mixtral"} if head.fields.get("expert_count") else _biases(head)
 
 
@@ -73,14 +73,14 @@ def _biases(head: Contents) -> dict[str, Any]:
 
 
 def _granite(head: Contents) -> dict[str, Any]:
-    # llama.cpp gives this meaning to the field in this family only
+    # Only in Granite files does llama.cpp give this meaning to the field.
     if head.fields.get("rope.scaling.finetuned", True) is False:
         raise ValueError("rope.scaling.finetuned is False: layers without RoPE are not supported")
     return _biases(head)
 
 
 def _qwen2_moe(head: Contents) -> dict[str, Any]:
-    """Config of Qwen2-MoE; widths missing from the file get llama.cpp's defaults."""
+    """Config of Qwen2-MoE; widths that the file does not state get llama.cpp's defaults."""
     whole, used = head.fields["feed_forward_length"], head.fields["expert_used_count"]
     widths = {"moe_intermediate_size": whole // used, "shared_expert_intermediate_size": whole}
     said = {own: head.fields[name] for name, own in _SHARED_EXPERTS.items() if name in head.fields}
@@ -97,7 +97,7 @@ def _olmoe(head: Contents) -> dict[str, Any]:
 
 def _gpt_oss(head: Contents) -> dict[str, Any]:
     angles = angles_of(head)
-    # The files do not contain the model's rule that YaRN's blending range is not rounded.
+    # Models of this family do not round YaRN's blending range, but their files do not state it.
     return {"rope_parameters": angles | ({"truncate": False} if angles["rope_type"] == "yarn" else {})}
 
 
@@ -111,9 +111,9 @@ def _gemma3(head: Contents) -> dict[str, Any]:
 
 
 def _scale_of_gemma(head: Contents, largest: int) -> float:
-    """`query_pre_attn_scalar`, missing from files.
+    """Value of `query_pre_attn_scalar`, which GGUF files do not state.
 
-    Like llama.cpp, the largest model is detected by its number of layers.
+    The largest model of a family has another value, and is recognised by its number of layers, as in llama.cpp.
     """
     if head.fields["block_count"] == largest:
         return head.fields["embedding_length"] / head.fields["attention.head_count"]
@@ -136,11 +136,11 @@ def _phi3(head: Contents) -> dict[str, Any]:
 
 
 class _Architecture(NamedTuple):
-    """transformers' description of an architecture."""
+    """An architecture in transformers' terms."""
 
     model_type: str
     fields: Mapping[str, str] = {}
-    """Additional fields: names in the file to names in the config."""
+    """Fields that only this architecture has: names in the file to names in the config."""
     more: Callable[[Contents], dict[str, Any]] = lambda head: {}
     has_head_dim: bool = True
     tensors_of: str | None = None
@@ -187,7 +187,8 @@ def config_of(file: GgufFile, name: str) -> dict[str, Any]:
         name: name of the file, for errors.
 
     Raises:
-        ModelCheckpointError: the architecture, or a field of it, is not supported; the message names it.
+        ModelCheckpointError: the architecture or one of its fields is not supported; the message names the architecture
+            or the field.
     """
     architecture = file.fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -207,10 +208,10 @@ def fields_of(file: GgufFile, name: str, own: Collection[str]) -> tuple[dict[str
     Args:
         file: the file's content.
         name: name of the file, for errors.
-        own: further fields that this architecture may have.
+        own: fields that only this architecture may have.
 
     Raises:
-        ModelCheckpointError: a field is missing or unknown; the message names it.
+        ModelCheckpointError: a field is missing or unknown; the message names the field.
     """
     prefix = f"{file.fields.get('general.architecture')}."
     fields = {key.removeprefix(prefix): value for key, value in file.fields.items() if key.startswith(prefix)}
@@ -226,7 +227,7 @@ def fields_of(file: GgufFile, name: str, own: Collection[str]) -> tuple[dict[str
 def _config(known: _Architecture, head: Contents, file: GgufFile) -> dict[str, Any]:
     fields = head.fields
     for key in fields.keys() - {"rope.scaling.type", *_WITHOUT_EFFECT}:
-        if type(fields[key]) not in (int, float):  # a list would give a size per layer
+        if type(fields[key]) not in (int, float):  # a list would mean a different size for each layer
             raise ValueError(f"{key} is {fields[key]!r}, not a number")
     config: dict[str, Any] = {own: fields[key] for key, own in _SIZES.items() if key in fields}
     config |= {own: fields[key] for key, own in known.fields.items() if key in fields}
@@ -251,7 +252,7 @@ def _config(known: _Architecture, head: Contents, file: GgufFile) -> dict[str, A
 
 
 def angles_of(head: Contents) -> dict[str, Any]:
-    """`rope_parameters`: base and scaling."""
+    """The config's `rope_parameters`: base and scaling."""
     fields = head.fields
     angles = {"rope_theta": fields.get("rope.freq_base", 10_000.0), "rope_type": "default"}
     if fields.get("rope.dimension_count", head.head_dim()) != head.head_dim():
@@ -273,7 +274,7 @@ def angles_of(head: Contents) -> dict[str, Any]:
 
 
 def _by_factors(factors: np.ndarray, head_dim: int, base: float) -> dict[str, Any]:
-    """RoPE scaling that reproduces the factors by which a file divides frequencies."""
+    """RoPE scaling fields whose frequencies equal the base frequencies divided by a file's factors."""
     if (factors == 1).all():
         return {}
     rule = _LLAMA3 | {"rope_type": "llama3", "factor": float(factors.max())}

@@ -1,4 +1,4 @@
-"""Reads the experts of a GGUF file: one tensor each for the gate, up and down weights of all experts of a layer."""
+"""Reads the experts of a GGUF file, which has one tensor of each kind (gate, up, down) for all experts of a layer."""
 
 import re
 from collections.abc import Mapping
@@ -26,18 +26,18 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class GgufExperts(NamedTuple):
-    """Experts of all layers."""
+    """Experts of all layers, and the file's tensors that they consist of."""
 
     by_module: dict[str, Experts]
     """Experts by module name."""
     biases: dict[str, Tensor]
     """Bias parameters of the model by name."""
     tensors: set[str]
-    """Names of the file's tensors that the experts use."""
+    """Names of the file's tensors that contain the experts."""
 
 
 def experts_of(file: Path, shell: "PreTrainedModel", tensors: Mapping[str, GgufTensor]) -> GgufExperts:
-    """Experts of all modules that have any.
+    """Experts of all modules of the model that have experts.
 
     Args:
         file: path of the file, for errors.
@@ -50,7 +50,8 @@ def experts_of(file: Path, shell: "PreTrainedModel", tensors: Mapping[str, GgufT
     found = GgufExperts({}, {}, set())
     for name, module in shell.named_modules():
         layer = _LAYER.match(name)
-        if layer is None or not hasattr(module, "is_concatenated"):  # an attribute of transformers' expert modules
+        # `is_concatenated` is an attribute of transformers' expert modules
+        if layer is None or not hasattr(module, "is_concatenated"):
             continue
         own = partial(_tensors, file, tensors, f"blk.{layer[1]}.ffn")
         weights, biases = own("weight"), {}
@@ -85,7 +86,7 @@ def _count(weight: GgufTensor) -> int:
 
 
 def _bias(bias: GgufTensor, weight: GgufTensor) -> Tensor:
-    """float32 [num_experts, columns]"""
+    """Bias of all experts, float32 [num_experts, columns]."""
     if tuple(bias.shape) != tuple(weight.shape[1:]):
         raise _misshaped(bias, str(list(reversed(weight.shape[1:]))))
     return _floats(bias.data, bias)
@@ -99,7 +100,7 @@ def _misshaped(tensor: GgufTensor, expected: str) -> ModelCheckpointError:
 
 
 def _read(tensors: Mapping[str, GgufTensor], kind: str, expert: int) -> GroupedWeight | Tensor:
-    """Reads a weight of one expert."""
+    """Reads one kind of weight of one expert."""
     if kind != _BOTH:
         return _rows(tensors[kind].part(expert), tensors[kind])
     gate, up = tensors["gate"], tensors["up"]

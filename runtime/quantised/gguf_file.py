@@ -1,6 +1,6 @@
 """Reads the metadata and tensor table of a GGUF file in one pass over its header.
 
-Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3. The package `gguf` reads the same, but
+Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3. The package `gguf` also reads these, but
 takes a minute for a vocabulary of 262 thousand tokens.
 """
 
@@ -32,16 +32,16 @@ class GgufTensor(NamedTuple):
     """Shape with the innermost dimension first."""
     file: Path
     begin: int
-    """Offset in the file in bytes."""
+    """Offset of the tensor's data in the file, in bytes."""
     num_bytes: int
 
     @property
     def data(self) -> np.ndarray:
-        """Content read from the file on each access: numbers, or uint8 [..., bytes of a row] for packed formats."""
+        """Content, read from the file on each access: numbers, or uint8 [..., bytes of a row] for packed formats."""
         return self._read(self.begin, self.num_bytes, self.shape[1:])
 
     def part(self, index: int) -> np.ndarray:
-        """`data[index]`, reading nothing else."""
+        """Returns `data[index]`, and reads only that part of the file."""
         size = self.num_bytes // self.shape[-1]
         return self._read(self.begin + index * size, size, self.shape[1:-1])
 
@@ -77,7 +77,7 @@ class _Head:
         return text.decode("utf-8", errors="replace")
 
     def name(self) -> str:
-        """Reads the name of a field or tensor, which errors quote."""
+        """Reads the name of a field or tensor; the name must be printable because errors quote it."""
         if not (name := self.string()).isprintable():
             raise ValueError("a name holds control characters")
         return name
@@ -102,8 +102,8 @@ def read_gguf(file: Path) -> GgufFile:
     """Metadata and tensors of a file; for the first part of a split model, the tensors of all parts.
 
     Raises:
-        ModelCheckpointError: the file is truncated or damaged, or a part is missing; one line that names file and
-            tensor.
+        ModelCheckpointError: the file is truncated or damaged, or a part is missing; the message is one line that names
+            file and tensor.
     """
     first = _read_part(file)
     if first.fields.get("split.count", 1) in (0, 1):

@@ -1,4 +1,5 @@
-"""Presents a GGUF file as a Hugging Face folder: config.json and tokenizer made from its metadata, and a link to it.
+"""Presents a GGUF file as a Hugging Face folder: config.json and tokenizer from the file's metadata, and a link to the
+file.
 
 Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -25,7 +26,7 @@ _ENDS = ("eos", "eot", "eom")
 
 
 def gguf_in(source: Path) -> Path | None:
-    """The GGUF file of a path: the path itself, or the only one of a folder without config.json; else None.
+    """The GGUF file of a path: the path itself, or the only GGUF file of a folder without config.json; else None.
 
     The parts of a split model count as one file, represented by the first part.
     """
@@ -41,7 +42,7 @@ def folder_of(source: Path) -> Path | None:
     """The generated folder of a GGUF file in this machine's cache, created on demand; None for other sources.
 
     Raises:
-        ModelCheckpointError: the file is damaged or not supported; one line that names file and reason.
+        ModelCheckpointError: the file is damaged or not supported; the message is one line with file and reason.
     """
     file = gguf_in(source)
     if file is None:
@@ -79,7 +80,7 @@ def folder_of(source: Path) -> Path | None:
 
 
 def files_of(folder: Path) -> list[Path] | None:
-    """The file, or its parts, behind a folder made by `folder_of`; None for other folders."""
+    """The GGUF file, or its parts, behind a folder made by `folder_of`; None for other folders."""
     link = folder / GGUF_FILE
     return (parts_of(link.resolve()) or [link.resolve()]) if link.exists() else None
 
@@ -88,7 +89,7 @@ def check_readable(file: Path) -> None:
     """Refuse a path that is not a readable GGUF file.
 
     Raises:
-        ModelCheckpointError: one line that says what to do.
+        ModelCheckpointError: the file is missing or cannot be read; the message is one line with what to do.
     """
     if (problem := gguf_problem(file)) is not None:
         raise ModelCheckpointError(problem)

@@ -1,6 +1,6 @@
 """Reads EAGLE-3 heads in GGUF files (llama.cpp's architecture `eagle3`) in the form of SpecForge's layout.
 
-The file names tapped layers by their inputs; its `d2t` holds target ids, not offsets from draft ids.
+The file lists the layers whose inputs are tapped. Its tensor `d2t` holds target ids, not offsets from draft ids.
 """
 
 from pathlib import Path
@@ -35,10 +35,10 @@ _NAMES = {
     "blk.0.ffn_up.weight": f"{_LAYER}mlp.up_proj.weight",
     "blk.0.ffn_down.weight": f"{_LAYER}mlp.down_proj.weight",
 }
-"""Names of a head's tensors by the file's names."""
+"""Names of a head's tensors, by their names in the file."""
 _OF_THE_CONFIG = "rope_freqs.weight"
 _TAPS = ("target_layers", "extract_layers")
-"""Field names of the tapped layers, the newer first."""
+"""Names of the field with the tapped layers; newer files have the first name."""
 _OWN = (*_TAPS, "target_hidden_size", "norm_before_residual")
 _TURNED = {"blk.0.attn_q.weight": "attention.head_count", "blk.0.attn_k.weight": "attention.head_count_kv"}
 """Matrices whose rows rotate in neighbouring pairs, and the field with their number of heads."""
@@ -52,7 +52,7 @@ def head_fields(file: GgufFile, name: str) -> dict[str, Any]:
         name: name of the file, for errors.
 
     Raises:
-        ModelCheckpointError: a field is missing or not supported; the message names it.
+        ModelCheckpointError: a field is missing or not supported; the message names the field.
     """
     fields, sizes = fields_of(file, name, _OWN)
     tensors = {tensor.name: tensor for tensor in file.tensors}
@@ -83,13 +83,13 @@ def head_fields(file: GgufFile, name: str) -> dict[str, Any]:
 
 
 def head_shapes(file: GgufFile) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors by a head's names; unknown tensors keep the file's names."""
+    """Shapes of the tensors by their names in a head; an unknown tensor keeps its name in the file."""
     found = {_NAMES.get(one.name, one.name): tuple(map(int, reversed(one.shape))) for one in file.tensors}
     return {name: shape for name, shape in found.items() if name != _OF_THE_CONFIG}
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor] | None:
-    """Tensors of the head behind a folder, weights in float32; None for other folders.
+    """Tensors of the GGUF head behind a folder, with weights in float32; None for other folders.
 
     Raises:
         ModelCheckpointError: the file is damaged.

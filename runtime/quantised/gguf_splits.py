@@ -1,22 +1,22 @@
 """Pre-tokenizer splits of byte-level BPE tokenizers by `tokenizer.ggml.pre`, in the form of tokenizer.json.
 
-Names are llama.cpp's; expressions are those of the families' own tokenizers.
+The names are llama.cpp's; the regular expressions are those in the tokenizers of the model families.
 """
 
 from typing import Any, NamedTuple
 
 
 class Splits(NamedTuple):
-    """Splits of a tokenizer family, and its further settings that files do not contain."""
+    """Splits of a tokenizer family, and other settings of the family that GGUF files do not contain."""
 
     steps: tuple[dict[str, Any], ...]
     """Pre-tokenizers of tokenizer.json, applied in order."""
     is_composed: bool = False
     """Whether texts are normalised to Unicode NFC."""
     keeps_words: bool = False
-    """Whether a piece that is itself a token bypasses the merges."""
+    """Whether a piece that is itself a token stays whole instead of being merged from its bytes."""
     begins: bool = False
-    """Whether the BOS token is prepended to texts if the file does not state it."""
+    """Whether texts begin with the BOS token if the file does not state it."""
 
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -46,18 +46,18 @@ _CHINESE_AND_JAPANESE = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 
 
 def _split(*patterns: str) -> tuple[dict[str, Any], ...]:
-    """Splits at the matches of expressions, applied in order."""
+    """Splits text at the matches of regular expressions, which are applied in order."""
     kind = {"type": "Split", "behavior": "Isolated", "invert": False}
     return (*(kind | {"pattern": {"Regex": pattern}} for pattern in patterns), _BYTES)
 
 
 def _words(numbers: str, letters: str = r"\p{L}+", marks: str = _MARKS) -> tuple[dict[str, Any], ...]:
-    """Words with a mark or a space before them, English contraction endings, numbers, marks and spaces."""
+    """Splits into words with a mark or a space before them, English contraction endings, numbers, marks and spaces."""
     return _split("|".join((_ENDINGS, _BEFORE + letters, numbers, marks, _SPACES)))
 
 
 def _by_case(ending: str, numbers: str) -> tuple[dict[str, Any], ...]:
-    """The pieces of `_words`, with words also split before an upper-case letter that follows a lower-case letter."""
+    """Splits as `_words` does, and also before an upper-case letter that follows a lower-case letter."""
     words = (f"{_BEFORE}{letters}{ending}" for letters in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*"))
     return _split("|".join((*words, numbers, r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES)))
 

@@ -10,7 +10,7 @@ from wingbeat.runtime.quantised.gguf_splits import PRE_TOKENIZERS
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 
 _CONTROL, _OWN = 3, 4
-"""Token types: control tokens such as ends of texts, and user-defined tokens."""
+"""Numbers of token types: control tokens such as the end of a text, and user-defined tokens."""
 
 
 def write_tokenizer(metadata: Mapping[str, Any], folder: Path, name: str) -> None:
@@ -18,7 +18,7 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path, name: str) -> Non
 
     Args:
         metadata: fields of the file.
-        folder: folder that contains the file as `GGUF_FILE`.
+        folder: folder to write to, which contains the GGUF file under the name `GGUF_FILE`.
         name: name of the file, for errors.
 
     Raises:

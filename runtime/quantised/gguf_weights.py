@@ -39,7 +39,7 @@ _ROWS_AT_ONCE = 1024
 
 
 def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], packed: "Place | None") -> "Loaded":
-    """Load the model in float32, with packed matrices kept; returns it with transformers' loading report.
+    """Load the model in float32, except matrices that stay packed; returns the model and transformers' loading report.
 
     Args:
         config: config of the folder.
@@ -84,7 +84,7 @@ def lent_tensors(folder: Path) -> dict[str, Callable[[], Tensor]] | None:
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
-    """Tensor shapes of a GGUF file's folder, by file names or, for a head, head names; None for other folders."""
+    """Tensor shapes of a GGUF folder, by the file's names or a draft head's names; None for other folders."""
     if not (folder / GGUF_FILE).exists():
         return None
     file = read_gguf(folder / GGUF_FILE)
@@ -94,7 +94,7 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
 
 
 def _as_floats(tensor: GgufTensor) -> Tensor:
-    """A matrix, dequantised in slices of rows: the temporaries for all rows would be several times its size."""
+    """A matrix, dequantised in slices of rows: temporaries for all rows would need several times its memory."""
     from gguf import dequantize
 
     packed, made = tensor.data, torch.empty(tuple(reversed(tensor.shape)))
@@ -109,7 +109,7 @@ def _names(model: "PreTrainedModel", processor: Any, architecture: str) -> dict[
     import gguf
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
-    # transformers builds the same table, 0.1 s each, for every module.
+    # The table is cached because transformers would build it again for every module, which takes 0.1 s each time.
     with mock.patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)):
         names = get_gguf_hf_weights_map(model, processor, model_type=architecture)
     layers, more = range(model.config.num_hidden_layers), ARCHITECTURES[architecture].names
@@ -119,7 +119,7 @@ def _names(model: "PreTrainedModel", processor: Any, architecture: str) -> dict[
 
 
 def _dense(tensors: list[Any], processor: Any, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Dequantised tensors in float32 by transformers' names, after its processing."""
+    """Dequantised tensors in float32 by transformers' names, after transformers' processing."""
     from gguf import dequantize
 
     read: dict[str, dict[str, Tensor]] = {"tensors": {}}
@@ -138,7 +138,7 @@ def _dense(tensors: list[Any], processor: Any, names: Mapping[str, str]) -> dict
 
 
 def _grouped(tensor: Any, processor: Any) -> Callable[[], GroupedWeight] | None:
-    """Reader of a packed matrix with rows in transformers' order; None for other formats and other processing."""
+    """Reader of a packed matrix, rows in transformers' order; None for other formats and other processing."""
     form = tensor.tensor_type.name
     if form not in FORMS or len(tensor.shape) != 2:
         return None

@@ -86,7 +86,7 @@ def _check(settings: Mapping[str, Any], names: Mapping[str, Any]) -> None:
 
 
 def _bits(settings: Mapping[str, Any]) -> Any:
-    """Bits per packed integer; raises UnsupportedCheckpointError for other than 2, 4 or 8."""
+    """Number of bits of a packed integer; raises UnsupportedCheckpointError unless it is 2, 4 or 8."""
     given = bits_of(settings)
     if given not in (2, 4, 8):
         raise UnsupportedCheckpointError(f"a head quantised to {given!r} bits is not supported: 2, 4 and 8 are")

@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 _WEIGHTS = {"gate_up": "gate_up_proj", "down": "down_proj"}
 """Names of an expert's weights in the checkpoint, by kind."""
 _HALF_BYTES = 16
-"""Bytes of a group of 32 inputs."""
+"""Number of bytes of a group of 32 inputs."""
 
 
 def load_mxfp4(
     config: ConfigFile, load: "Callable[..., Loaded]", tensors: Mapping[str, Callable[[], Tensor]], place: "Place"
 ) -> "Loaded":
-    """Load the model; experts stay packed if kernels support it. Returns it with transformers' loading report.
+    """Load the model; returns it and transformers' loading report. Experts stay packed if kernels support MXFP4.
 
     Args:
         config: config of the checkpoint.
         load: see `checkpoints.load_quantised`.
         tensors: readers of the files' tensors by name.
-        place: place of experts that may stay packed.
+        place: device and dtype of experts that may stay packed.
 
     Raises:
         ModelCheckpointError: a tensor is missing or has another shape; the message names it.
@@ -52,7 +52,7 @@ def load_mxfp4(
         biases = {kind: _bias(config, f"{module}.{weight}", tensors) for kind, weight in _WEIGHTS.items()}
 
         def read(kind: str, expert: int, module: str = module) -> GroupedWeight:
-            # Mapped again for each read: pages stay counted as memory while they are mapped.
+            # The file is mapped again for each read, because pages count as memory as long as they are mapped.
             return _grouped(*(part[expert] for part in _blocks(config, f"{module}.{_WEIGHTS[kind]}", tensors)))
 
         experts[module] = Experts(*counts, read, ("gate_up",), biases)
@@ -61,7 +61,7 @@ def load_mxfp4(
 
 
 def _blocks(config: ConfigFile, name: str, tensors: Mapping[str, Callable[[], Tensor]]) -> tuple[Tensor, Tensor]:
-    """Blocks and scales of a weight, checked."""
+    """Blocks and scales of a weight, with checked shapes."""
     missing = next((one for one in (f"{name}_blocks", f"{name}_scales", f"{name}_bias") if one not in tensors), None)
     if missing is not None:
         raise ModelCheckpointError(f"{config.folder}: tensor {missing} is missing")
@@ -80,7 +80,7 @@ def _blocks(config: ConfigFile, name: str, tensors: Mapping[str, Callable[[], Te
 
 
 def _bias(config: ConfigFile, name: str, tensors: Mapping[str, Callable[[], Tensor]]) -> Tensor:
-    """Biases of a weight [num_experts, columns], checked."""
+    """Biases [num_experts, columns] of a weight, with checked shape."""
     bias, expected = tensors[f"{name}_bias"](), tensors[f"{name}_blocks"]().shape[:2]
     if bias.shape != expected:
         raise ModelCheckpointError(

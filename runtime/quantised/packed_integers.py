@@ -2,8 +2,8 @@
 
     weight[out, in] = (quantised[in, out] - zero[group of in, out]) * scale[group of in, out]
 
-Formats: GPTQ packs eight (at four bits) inputs of one output into an int32, AWQ eight outputs of one input. AWQ stores
-the outputs in its own order (`_AWQ_ORDER`); older GPTQ files store zeros minus one.
+Formats at four bits: in GPTQ an int32 holds eight inputs of one output, in AWQ eight outputs of one input. AWQ stores
+the outputs in an order of its own (`_AWQ_ORDER`). Older GPTQ files store each zero reduced by one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from wingbeat.kernels.grouped_weight import INT8, UINT4, GroupedWeight, Scales
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Position inside the int32 of the first to eighth output."""
+"""Positions inside the int32, from the first output to the eighth."""
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
@@ -28,7 +28,7 @@ def unpack_linears(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
         settings: `quantization_config`.
 
     Raises:
-        ModelCheckpointError: the packing is not supported; names the field and its value.
+        ModelCheckpointError: the packing is not supported; the message names the field and its value.
     """
     check_packing(settings)
     layers, plain = parts_of_layers(tensors)
@@ -37,7 +37,7 @@ def unpack_linears(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
 
 
 def parts_of_layers(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
-    """Tensors of packed layers by layer and part; and the names of all other tensors."""
+    """Tensors of packed layers, by layer and part, and the names of all other tensors."""
     layers: dict[str, dict[str, Tensor]] = {}
     plain = []
     for name in tensors:
@@ -53,7 +53,8 @@ def check_packing(settings: Mapping[str, Any]) -> None:
     """Refuse a packing that is not supported.
 
     Raises:
-        ModelCheckpointError: names the field of `quantization_config` and its value.
+        ModelCheckpointError: the packing is not supported; the message names the field of `quantization_config` and its
+            value.
     """
     method, num_bits = settings["quant_method"], _bits(settings)
     widths, layouts = ((4,), ("gemm",)) if method == "awq" else ((2, 4, 8), ("gptq", "gptq_v2"))
@@ -70,7 +71,7 @@ def read_linear(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, 
     """A linear layer's weight from its packed parts.
 
     Raises:
-        ModelCheckpointError: the parts do not fit together; names the layer.
+        ModelCheckpointError: the parts do not fit together; the message names the layer.
     """
     is_awq, num_bits = settings["quant_method"] == "awq", _bits(settings)
     _check(layer, parts, num_bits, by_input=is_awq)
@@ -90,7 +91,7 @@ def _bits(settings: Mapping[str, Any]) -> Any:
 
 
 def _check(layer: str, parts: Mapping[str, Tensor], num_bits: int, by_input: bool) -> None:
-    """Checks the shapes of one layer's parts against each other."""
+    """Checks that the shapes of one layer's parts fit together."""
     absent = [part for part in PARTS[:3] if part not in parts]
     if absent:
         raise ModelCheckpointError(f"tensor {layer}.{absent[0]} is missing beside {layer}.{next(iter(parts))}")
@@ -125,7 +126,7 @@ def in_groups(numbers: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | N
 
     Args:
         numbers, zeros, scales: the integers and their zeros and scales.
-        groups: int [in]: group of each input, if inputs are not grouped in order.
+        groups: int [in]: group of each input; None if the inputs are grouped in order.
         num_bits: bits per integer.
     """
     order = None

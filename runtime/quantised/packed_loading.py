@@ -1,4 +1,4 @@
-"""Loads a checkpoint tensor by tensor, so that weights which kernels use in packed form are never held as floats."""
+"""Loads a checkpoint tensor by tensor, so that weights that kernels read in packed form are never stored as floats."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,15 +28,17 @@ class Experts(NamedTuple):
 
     count: int
     read: Callable[[str, int], GroupedWeight | Tensor]
-    """Function (kind, expert number) -> weight; a float32 tensor [columns, inputs] if the format is not grouped."""
+    """Function (kind, expert number) -> weight: a `GroupedWeight`, or a float32 tensor [columns, inputs] for other
+    formats.
+    """
     gated: tuple[str, ...] = ("gate", "up")
-    """Kinds of weights whose outputs are concatenated; `down` follows."""
+    """Kinds of weights whose outputs are concatenated before the weight `down` multiplies them."""
     biases: Mapping[str, Tensor] = MappingProxyType({})
     """Biases [num_experts, columns] by kind."""
 
 
 def has_plain_experts(module: Any) -> bool:
-    """Whether gate and up weights are concatenated as [out, in] without biases, as in most of transformers' experts."""
+    """Whether experts are as in most of transformers' models: gate and up concatenated, [out, in], no biases."""
     plain = {"has_gate": True, "is_concatenated": True, "is_transposed": False, "has_bias": False}
     return all(getattr(module, name, None) == value for name, value in plain.items()) and not getattr(
         module, "has_post_expert_norm", False
@@ -44,14 +46,14 @@ def has_plain_experts(module: Any) -> bool:
 
 
 def plain_config(config: ConfigFile) -> "PretrainedConfig":
-    """The model's config without its quantisation."""
+    """The model's config without the fields of its quantisation."""
     plain = make_config(config.fields, config.folder, config.name)
     del plain.quantization_config
     return plain
 
 
 def empty_model(plain: "PretrainedConfig") -> "PreTrainedModel":
-    """The model on the meta device, without memory."""
+    """The model on the meta device, which allocates no memory for weights."""
     with torch.device("meta"):
         return build_model(plain)
 
@@ -65,7 +67,7 @@ def load_packed(
     place: "Place | None",
     experts: Mapping[str, Experts] = MappingProxyType({}),
 ) -> "Loaded":
-    """Load the model; returns it with transformers' loading report.
+    """Load the model; returns it and transformers' loading report.
 
     Args:
         config: config of the checkpoint.
@@ -73,11 +75,12 @@ def load_packed(
         shell: the model from `empty_model`.
         plain: unquantised tensors by name.
         packed: readers of packed weights by name, called one at a time.
-        place: place of weights that may stay packed; None dequantises all.
+        place: device and dtype of weights that may stay packed; None dequantises all weights.
         experts: experts of layers by module name.
 
     Raises:
-        ModelCheckpointError: a scale is not finite, or experts have other shapes than the model's; names them.
+        ModelCheckpointError: a scale is not finite, or experts have other shapes than the model's; the message names
+            the tensor.
     """
     modules, state, kept = dict(shell.named_modules()), dict(plain), {}
     for name, read in packed.items():
@@ -95,7 +98,7 @@ def load_packed(
             kept[name] = held
             state[name] = _placeholder(weight.values.shape, place)
         del weight
-        give_back_freed()  # otherwise freed copies fragment the memory between the weights that stay
+        give_back_freed()  # otherwise the freed copies would fragment the memory between the weights that stay
     for name, own in experts.items():
         held = _load_experts(config, name, own, shell, state, place)
         if held is not None:
@@ -109,7 +112,7 @@ def load_packed(
 
 
 def _keep(model: "PreTrainedModel", kept: Mapping[str, Any]) -> None:
-    """Attach packed weights to their modules; tied embedding and output matrix share one."""
+    """Attach packed weights to their modules; a tied embedding and output matrix share one packed weight."""
     modules = dict(model.named_modules())
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
@@ -127,7 +130,8 @@ def _load_experts(
     state: dict[str, Tensor],
     place: "Place | None",
 ) -> Any:
-    """Load experts in packed form with placeholders in `state`; None if `state` gets them dequantised.
+    """Load experts: returns them packed, with placeholders in `state`, or None after writing them to `state`
+    dequantised.
 
     Raises:
         ModelCheckpointError: as `load_packed`.
@@ -156,7 +160,7 @@ def _load_experts(
 def _read_expert(
     config: ConfigFile, name: str, experts: Experts, shapes: Mapping[str, tuple[int, int]], kind: str, expert: int
 ) -> tuple[GroupedWeight | Tensor, Tensor | None]:
-    """A weight and its bias; raises ModelCheckpointError as `load_packed`."""
+    """Reads a weight and its bias, and checks their shapes; raises ModelCheckpointError like `load_packed`."""
     weight, biases, own = experts.read(kind, expert), experts.biases.get(kind), f"{kind} of expert {expert} of {name}"
     shape = tuple(weight.values.shape if isinstance(weight, GroupedWeight) else weight.shape)
     if shape != shapes[kind]:
@@ -168,7 +172,7 @@ def _read_expert(
 
 
 def _dense(weight: GroupedWeight | Tensor, place: "Place | None") -> Tensor:
-    """A dequantised weight, in the model's dtype if it is known, which avoids wider copies of all weights."""
+    """A dequantised weight, in the dtype of `place` if that is given, which avoids float32 copies of all weights."""
     numbers = weight.dense() if isinstance(weight, GroupedWeight) else weight
     return numbers if place is None else numbers.to(place.dtype)
 
@@ -179,9 +183,9 @@ def _placeholder(shape: tuple[int, ...], place: "Place") -> Tensor:
 
 
 def _check_finite(weight: GroupedWeight, name: str, config: ConfigFile) -> None:
-    """Raises ModelCheckpointError as `load_packed`."""
+    """Raises ModelCheckpointError, like `load_packed`, if a scale is not finite."""
     parts = [*weight.scales, *(weight.minima or ())]
-    # x - x is NaN where x is not finite, and the sum keeps NaN.
+    # x - x is NaN if x is not finite, and a sum with a NaN is NaN.
     floats = [part for part in parts if part is not None and part.is_floating_point()]
     is_nan = weight.form is E4M3 and int((weight.values & 127).amax()) == 127
     if is_nan or any(float((part - part).sum()) != 0 for part in floats):

@@ -1,7 +1,8 @@
 """Reads 8-bit and 4-bit weights with scales, from compressed-tensors, FP8 checkpoints and ModelOpt.
 
-A weight is either `weight` in int8 or float8 with `weight_scale` or `weight_scale_inv` (per tensor, row, part of a row,
-or square block), or `weight_packed`, several integers around zero per int32, lowest bits first.
+A weight has one of two forms: the tensor `weight` in int8 or float8, with scales in `weight_scale` or
+`weight_scale_inv` (per tensor, row, part of a row, or square block); or the tensor `weight_packed`, in which each int32
+holds several integers around zero, lowest bits first.
 """
 
 import math
@@ -19,14 +20,14 @@ PARTS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "w
 
 
 def block_of(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Rows and columns of a block that shares a scale; None if `quantization_config` does not state them."""
+    """Numbers of rows and columns that share a scale; None if `quantization_config` does not state them."""
     given = settings.get("weight_block_size") or next(iter(_stated(settings, "block_structure")), None)
     sizes = isinstance(given, list) and len(given) == 2 and all(isinstance(size, int) and size > 0 for size in given)
     return tuple(given) if sizes else None
 
 
 def bits_of(settings: Mapping[str, Any]) -> Any:
-    """Bits of a packed integer."""
+    """Number of bits of a packed integer."""
     return settings.get("bits", settings.get("w_bit", next(iter(_stated(settings, "num_bits")), 4)))
 
 
@@ -39,7 +40,7 @@ def _stated(settings: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def read_weight(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> GroupedWeight | Tensor:
-    """A weight [out, in] from a layer's parts; a float32 tensor if its format is not grouped.
+    """A weight [out, in] from a layer's parts: a `GroupedWeight`, or a float32 tensor for formats without groups.
 
     Args:
         layer: name of the layer, for errors.
@@ -47,7 +48,7 @@ def read_weight(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, 
         settings: `quantization_config`.
 
     Raises:
-        ModelCheckpointError: the parts do not fit together; names the tensor.
+        ModelCheckpointError: the parts do not fit together; the message names the tensor.
     """
     scale = parts.get("weight_scale", parts.get("weight_scale_inv"))
     if scale is None:
@@ -76,19 +77,20 @@ def _by_group(layer: str, scale: Tensor, weight: Tensor, settings: Mapping[str, 
         return scale.reshape(1, 1).expand(outputs, 1)
     block = block_of(settings)
     rows, columns = _widths(layer, scale.shape, weight.shape, block)
-    # The last block may be cut off: the group size is the largest that divides both.
+    # The width of the last block may be partial, so the group size is the largest number that divides both the width of
+    # a block and the number of inputs.
     group = math.gcd(columns, inputs)
     by_input = scale.repeat_interleave(columns // group, 1)[:, : inputs // group]
     return by_input.repeat_interleave(rows, 0)[:outputs]
 
 
 def _widths(layer: str, scales: tuple[int, ...], shape: tuple[int, ...], block: tuple[int, ...] | None) -> list[int]:
-    """Rows and columns of a weight that share a scale.
+    """Numbers of rows and columns of a weight that share a scale.
 
     Args:
         layer: name of the layer, for errors.
         scales, shape: shapes of the scales and of the weight.
-        block: see `block_of`; used if the number of scales matches it.
+        block: see `block_of`; used in each dimension in which it gives the number of scales.
     """
     problem = f"the scales {list(scales)} of {layer}.weight do not fit its {list(shape)}"
     if len(scales) != 2 or len(shape) != 2 or any(part > whole for part, whole in zip(scales, shape, strict=True)):
@@ -96,7 +98,7 @@ def _widths(layer: str, scales: tuple[int, ...], shape: tuple[int, ...], block: 
     widths = []
     for dim, whole in enumerate(shape):
         width = -(-whole // scales[dim])
-        if whole % scales[dim]:  # all tools use powers of two if the last block is cut off
+        if whole % scales[dim]:  # if the last block is partial, the width is a power of two in all tools
             width = 1 << (width - 1).bit_length()
         if block is not None and -(-whole // block[dim]) == scales[dim]:
             width = block[dim]
@@ -107,7 +109,7 @@ def _widths(layer: str, scales: tuple[int, ...], shape: tuple[int, ...], block: 
 
 
 def _spread(layer: str, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Scales [a, b] expanded to [out, in]."""
+    """Repeats scales [a, b] to the shape [out, in] of a weight."""
     for dim, width in enumerate(_widths(layer, scale.shape, shape, None)):
         scale = scale.repeat_interleave(width, dim).narrow(dim, 0, shape[dim])
     return scale
@@ -134,7 +136,7 @@ def _packed(layer: str, parts: Mapping[str, Tensor], scale: Tensor, num_bits: in
     zeros = parts.get("weight_zero_point")
     if zeros is None:
         middle = torch.full_like(scale, 2 ** (num_bits - 1), dtype=torch.uint8)
-    else:  # packed along the rows, while weights are packed along the columns
+    else:  # zeros are packed along the rows, but weights along the columns
         middle = unpacked(zeros.t(), num_bits).flatten(1).t()[: len(scale)]
         if middle.shape != scale.shape:
             raise ModelCheckpointError(f"tensor {layer}.weight_zero_point does not fit its scales {list(scale.shape)}")

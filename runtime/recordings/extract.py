@@ -1,7 +1,7 @@
 """Implementation of `wingbeat extract`: runs texts through an engine and records what a drafter trains on.
 
-The engine that serves the verifier writes and reads the texts, so each text is computed once, with the weights in the
-form in which they are served.
+The serving engine generates the answers and computes the hidden states in the same passes. Each text is therefore
+computed only once, with the weights in the form in which they are served.
 """
 
 import time
@@ -38,10 +38,11 @@ from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 _TEXT_SETTINGS = ("sequence_length", "own_share", "greedy_fraction", "temperature", "dtype", "seed")
-"""Settings that determine the sequences, beside the fields of `RecordingSpec`."""
+"""Settings that determine the recorded sequences, in addition to the fields of `RecordingSpec`."""
 _HELD_SHARDS = 8
-"""Finished sequences wait for those begun before them, so that shards hold sequences in order. While the waiting ones
-would fill this many shards, no sequence is begun."""
+"""Number of shards that finished sequences may fill while they wait for sequences begun earlier (shards hold
+sequences in order). At this limit no further sequence is begun.
+"""
 
 
 class ExtractResult(NamedTuple):
@@ -49,19 +50,22 @@ class ExtractResult(NamedTuple):
 
     index: RecordingIndex
     stopped: str | None
-    """Reason for stopping before all sequences were recorded; None if all are."""
+    """Reason for stopping before all sequences were recorded; None if all were recorded."""
     num_prompts_left_out: int
 
 
 def extract(config: ExtractConfig) -> ExtractResult:
-    """Records the missing sequences of `config.sequences`. A killed run continues with the same sequences.
+    """Records the missing sequences of `config.sequences`.
+
+    A run that was killed and is started again continues with the same sequences.
 
     Raises:
         FileNotFoundError: the demo's checkpoint, or the checkpoint's weights, do not exist.
-        ValueError: model, text or settings do not fit each other, or the folder holds another recording.
+        ValueError: model, text and settings do not fit each other, or the folder holds another recording.
     """
     folder = config.model_folder()
-    TargetDescription.from_checkpoint(folder)  # raises early if the model cannot be read, before texts are encoded
+    # raises an error early, before texts are encoded, if the model cannot be read
+    TargetDescription.from_checkpoint(folder)
     source = _source(config, folder)
     engine = _engine(config, folder)
     loaded = engine.loaded
@@ -90,7 +94,7 @@ def extract(config: ExtractConfig) -> ExtractResult:
 
 
 class _Sequences:
-    """Sink of the recorder: finished sequences by request id."""
+    """Sink for the recorder; holds finished sequences by request id."""
 
     is_open = True
 
@@ -98,11 +102,11 @@ class _Sequences:
         self.ended: dict[str, FinishedSequence] = {}
 
     def reserve(self, num_bytes: int) -> bool:
-        """Always grants memory, which is bounded by the number of running and waiting sequences."""
+        """Always grants memory: the number of running and waiting sequences already limits it."""
         return True
 
     def give_back(self, num_bytes: int, dropped: bool) -> None:
-        """Called for a sequence without rows; nothing to free."""
+        """Does nothing: the recorder calls it for a sequence without rows, which holds no memory."""
 
     def put(self, sequence: FinishedSequence) -> None:
         """Keeps the sequence until the engine has output its last tokens."""
@@ -110,7 +114,7 @@ class _Sequences:
 
 
 class _Extraction:
-    """Runs the missing sequences through an engine and writes them into shards in order of their numbers."""
+    """Runs the missing sequences through an engine and writes them into shards, in order of the sequences' numbers."""
 
     def __init__(
         self, config: ExtractConfig, engine: Engine, source: TextSource, writer: RecordingWriter, total: int
@@ -119,14 +123,14 @@ class _Extraction:
         self.begun = writer.num_sequences
         self.sequences = _Sequences()
         self.logprobs: dict[str, list[TokenLogprob]] = {}
-        """Log-probabilities of running sequences' tokens from the second on, by request id."""
+        """By request id of a running sequence, the log-probabilities of its tokens from the second token on."""
         self.held: dict[int, Record] = {}
-        """Finished sequences by number, until all before them are written."""
+        """Finished sequences by number; a sequence is kept until all sequences before it are written."""
 
     def run(self) -> None:
         """Runs all missing sequences.
 
-        Raises RecordingFull if the next shard does not fit, after writing those before it.
+        Raises RecordingFull if the next shard does not fit; the shards before it are written by then.
         """
         config, engine, writer = self.config, self.engine, self.writer
         spec = writer.index.spec
@@ -149,7 +153,7 @@ class _Extraction:
             writer.flush()
 
     def _admit(self) -> None:
-        """Begins sequences while there are free slots."""
+        """Begins further sequences as long as slots are free."""
         waiting = sum(len(record.token_ids) for record in self.held.values()) * self.writer.index.spec.bytes_per_token
         if self.held and waiting >= _HELD_SHARDS * self.config.shard_bytes:
             return
@@ -157,7 +161,7 @@ class _Extraction:
             start = self.source.start(self.begun)
             prompt = start.token_ids[: self.engine.config.max_model_len - 1].tolist()
             params = SamplingParams(
-                # The last token of a text has no row of taps, so one more token is generated and left out.
+                # The last token of a text has no row of taps, so one token more is generated and then dropped.
                 max_tokens=min(start.length + 1, self.engine.config.max_model_len) - len(prompt),
                 temperature=start.temperature,
                 seed=start.seed,
@@ -170,7 +174,7 @@ class _Extraction:
             self.begun += 1
 
     def _take(self, output: RequestOutput) -> None:
-        """Adds an output of a round; completes the record if the sequence has finished.
+        """Adds a round's output to its sequence; makes the record if the sequence has finished.
 
         Raises:
             RuntimeError: the engine could not compute the sequence.
@@ -189,7 +193,7 @@ class _Extraction:
             del self.logprobs[output.request_id]
 
     def _tops(self, logprobs: list[TokenLogprob]) -> dict[str, Tensor]:
-        """Most likely tokens by row; log-probabilities are stored as logits whose logsumexp is 0."""
+        """Likeliest tokens by row; log-probabilities are stored as logits, because their logsumexp is 0."""
         if not self.config.top_k:
             return {}
         top = torch.tensor([one.top[: self.config.top_k] for one in logprobs], dtype=torch.float64)
@@ -200,7 +204,7 @@ class _Extraction:
         }
 
     def _write(self) -> None:
-        """Passes on finished records whose predecessors are written."""
+        """Passes finished records to the writer, in order, up to the first number that is missing."""
         while (record := self.held.pop(self.writer.num_sequences + self.writer.num_pending, None)) is not None:
             self.writer.add(record)
 
@@ -214,7 +218,8 @@ def _engine(config: ExtractConfig, folder: Path) -> Engine:
         max_num_seqs=config.batch_size,
         max_model_len=config.sequence_length + 1,
         lower_max_model_len=True,
-        enable_prefix_caching=False,  # cached prefixes would not be computed, and so not be recorded
+        # tokens of cached prefixes would not be computed, so their hidden states could not be recorded
+        enable_prefix_caching=False,
     )
     settings = PairSettings.of(
         model=folder,
@@ -243,7 +248,7 @@ def _source(config: ExtractConfig, folder: Path) -> TextSource:
         prompts = read_prompts(config.prompts, Tokenizer.load(folder))
         return PromptSource(prompts, config.sequence_length, MIN_ANSWER, sampling)
     tokenizer = Tokenizer.load(folder).hugging_face
-    # The files held out of every training run are held out here as well.
+    # The files that every training run holds out are held out here, too.
     documents = encode_documents(tokenizer, split_files(config.corpus, config.suffixes).train)
     return CorpusSource(documents, config.sequence_length, config.own_share, sampling)
 

@@ -14,7 +14,7 @@ from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.standard_library import stdlib_root
 
 MIN_ANSWER = 16
-"""Fewest tokens that an answer must have room for; prompts that leave less are left out."""
+"""Minimum number of tokens that must be left for an answer; prompts that leave fewer are skipped."""
 
 
 class ExtractConfig(Settings):
@@ -80,7 +80,7 @@ class ExtractConfig(Settings):
         if self.prompts is None and not self.corpus.is_dir():
             raise ValueError(f"corpus={str(self.corpus)!r} is not a folder")
         if self.device == "cuda":
-            import torch  # imported here because it takes seconds, which no command's help should wait for
+            import torch  # imported here because the import takes seconds, for which a command's help should not wait
 
             if not torch.cuda.is_available():
                 raise ValueError("device='cuda', but torch sees no CUDA device; use cpu")
@@ -90,7 +90,7 @@ class ExtractConfig(Settings):
         """Folder of the verifier's checkpoint.
 
         Raises:
-            FileNotFoundError: the demo is used and does not exist.
-            HubError: the model is named on the hub and cannot be downloaded.
+            FileNotFoundError: the demo's verifier is used, but does not exist.
+            HubError: the model is a name on the hub and cannot be downloaded.
         """
         return demo_pair().verifier if self.model is None else checkpoint_folder(self.model)

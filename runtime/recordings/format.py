@@ -18,7 +18,7 @@ VERSION = 1
 INDEX_FILE = "index.json"
 TEMPORARY_SUFFIX = ".tmp"
 HEADER_BYTES = 4096
-"""Upper bound of a shard's bytes beside its tensors."""
+"""Upper bound of the bytes that a shard has in addition to its tensors."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,21 +31,23 @@ class Record(NamedTuple):
     """Recorded sequence, on the CPU."""
 
     token_ids: Tensor
-    """int32 [num_tokens]"""
+    """Tokens of the sequence, int32 [num_tokens]."""
     taps: Tensor
     """[num_tokens, taps_size]: row i holds the taps from the verifier's pass over token i."""
     loss_mask: Tensor
-    """bool [num_tokens]: whether predicting token i is trained; False for text of a user."""
+    """bool [num_tokens]: whether the prediction of token i is trained; False for a user's text."""
     position: int = 0
     """Position of the first token in its text; above 0 if the beginning was not recorded."""
     top_ids: Tensor | None = None
-    """int32 [num_tokens, top_k]: the verifier's most likely next tokens at row i, best first; None without top_k."""
+    """int32 [num_tokens, top_k]: the verifier's most likely next tokens at row i, best first; None if `top_k` is 0."""
     top_logits: Tensor | None = None
     """[num_tokens, top_k]: logits of `top_ids`."""
     logsumexp: Tensor | None = None
-    """float32 [num_tokens]: over the whole vocabulary, so that exp(top_logits - logsumexp) are probabilities."""
+    """float32 [num_tokens]: logsumexp over the whole vocabulary, so that exp(top_logits - logsumexp) are
+    probabilities.
+    """
     adapter: str = ""
-    """LoRA adapter of the verifier, as `name@digest`; empty for none."""
+    """LoRA adapter of the verifier, as `name@digest`; empty if no adapter was used."""
 
 
 class ShardInfo(BaseModel):
@@ -86,7 +88,7 @@ class RecordingSpec(BaseModel):
 
     @property
     def taps_size(self) -> int:
-        """Columns of the taps."""
+        """Number of columns of the taps."""
         return len(self.tap_layers) * self.hidden_size
 
     @property
@@ -109,22 +111,22 @@ class RecordingIndex(BaseModel):
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in all shards."""
+        """Number of sequences in all shards."""
         return sum(shard.num_sequences for shard in self.shards)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in all shards."""
+        """Number of tokens in all shards."""
         return sum(shard.num_tokens for shard in self.shards)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards."""
+        """Total size of all shards in bytes."""
         return sum(shard.num_bytes for shard in self.shards)
 
 
 def hashed_share(content: bytes) -> float:
-    """Hash of bytes, uniform in [0, 1); compared with a share to select items deterministically."""
+    """Hash of bytes, uniform in [0, 1): items whose hash is below a share are selected, always the same ones."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
 
 
@@ -175,7 +177,7 @@ def write_index(folder: Path, index: RecordingIndex) -> None:
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Writes a file under a temporary name and renames it.
 
-    A kill at any moment leaves the old file, no file, or the complete new file.
+    If the process is killed, the file is the old one, missing, or the complete new one, but never incomplete.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     write(temporary)

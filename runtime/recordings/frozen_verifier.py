@@ -1,4 +1,4 @@
-"""Frozen verifier for training drafters: computes logits and taps, and generates text."""
+"""The verifier with frozen weights, for training drafters: computes logits and taps, and generates text."""
 
 from typing import NamedTuple
 
@@ -18,15 +18,16 @@ class Observation(NamedTuple):
     logits: Tensor
     """[batch, length, vocab_size]; row i predicts token i + 1."""
     taps: Tensor
-    """[batch, length, num_taps * hidden_size]: un-normed residual stream entering the tapped layers, lowest layer
-    first. A tap behind the last layer is the normed input of the output matrix."""
+    """[batch, length, num_taps * hidden_size]: residual stream at the input of the tapped layers, not normalised,
+    lowest layer first. A tap after the last layer is the normalised input of the output matrix.
+    """
 
 
 class FrozenVerifier:
     """Causal LM in evaluation mode whose hidden states are tapped.
 
     Args:
-        tap_layers: as for `LayerTaps`.
+        tap_layers: see `LayerTaps`.
 
     Raises:
         ValueError: the checkpoint cannot be loaded, a tap names a layer the model lacks, or the layers cannot be found.
@@ -66,7 +67,7 @@ class FrozenVerifier:
     def continue_text(
         self, prefix: Tensor, length: int, temperature: Tensor, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Continues prefixes of equal length, each row at its own temperature.
+        """Continues prefixes of equal length; each row has its own temperature.
 
         Args:
             prefix: int64 [batch, prefix_length].
@@ -87,7 +88,7 @@ class FrozenVerifier:
             )
             if sampled:
                 noise = torch.rand(logits.shape, generator=generator).to(logits.device)
-                # Gumbel-max: adding T * Gumbel noise and taking the maximum samples from softmax(logits / T).
+                # Gumbel-max trick: the maximum of logits + T * Gumbel noise is a sample from softmax(logits / T).
                 logits = logits - scale * (-noise.clamp_min(1e-20).log()).log()
             new = logits.argmax(-1, keepdim=True)
             rows.append(new)

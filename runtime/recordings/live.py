@@ -1,7 +1,7 @@
 """Records live traffic: the hidden states that rounds compute anyway, for a sampled share of the requests.
 
 The engine's thread only copies rows; a separate thread writes finished sequences. If that thread falls behind,
-sequences are dropped: recording may use memory up to a limit, but never delays a round.
+sequences are dropped: recording may use memory up to a limit, but must never delay a round.
 """
 
 from collections import deque
@@ -18,20 +18,20 @@ from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 MIN_TOKENS = 8
-"""Shorter sequences are useless for training a drafter."""
+"""Minimum length of a recorded sequence in tokens; shorter sequences are useless for training a drafter."""
 
 
 class FinishedSequence(NamedTuple):
     """Finished sequence that waits to be written."""
 
     token_ids: list[int]
-    """[num_tokens], one per row of the taps."""
+    """[num_tokens]: token of each row of the taps."""
     taps: list[Tensor]
-    """[n, taps_size] pieces of the taps, in order of position."""
+    """Pieces [n, taps_size] of the taps, in order of position."""
     position: int
-    """Position of the first row."""
+    """Position in the text of the first row."""
     prompt: list[int]
-    """Tokens of the text before the answer, including those before `position`."""
+    """Tokens of the prompt, including tokens before `position`."""
     num_bytes: int
     adapter: str = ""
     """See `Record.adapter`."""
@@ -43,19 +43,19 @@ class Sink(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """False while nothing can be written."""
+        """False as long as nothing can be written."""
         ...
 
     def reserve(self, num_bytes: int) -> bool:
-        """Reserves memory for rows that are about to be copied; returns False if there is none left."""
+        """Reserves memory for rows that are about to be copied; returns False if no memory is left."""
         ...
 
     def give_back(self, num_bytes: int, dropped: bool) -> None:
-        """Releases memory of a sequence that is not passed to `put`; `dropped` counts the sequence as lost."""
+        """Releases the memory of a sequence that is not passed to `put`; `dropped` also counts it as lost."""
         ...
 
     def put(self, sequence: FinishedSequence) -> None:
-        """Passes on a sequence together with its reserved memory."""
+        """Hands over a sequence together with its reserved memory."""
         ...
 
     def forget(self) -> None:
@@ -65,7 +65,7 @@ class Sink(Protocol):
 
 @dataclass
 class _Growing:
-    """Rows copied of a running sequence so far."""
+    """Rows of a running sequence that were copied so far."""
 
     seq: Sequence
     position: int = 0
@@ -75,7 +75,7 @@ class _Growing:
 
 
 class _Copy:
-    """Rows on their way to the host, enqueued behind the round that computed them."""
+    """Rows that are being copied to the host; the copy is enqueued behind the round that computed the rows."""
 
     def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
         self._event: torch.cuda.Event | None = None
@@ -89,7 +89,7 @@ class _Copy:
         self._event.record()
 
     def wait(self) -> Tensor:
-        """Waits for the copy; returns the rows in memory that the caller may keep."""
+        """Waits for the copy; returns the rows in memory that stays valid."""
         if self._event is None:
             return self._host
         self._event.synchronize()
@@ -97,24 +97,24 @@ class _Copy:
 
 
 class _RoundCopy(NamedTuple):
-    """Rows copied of one round."""
+    """Copies of one round's recorded rows."""
 
     flight: RoundInFlight
     decode_rows: list[int]
     decodes: _Copy | None
-    """[num_decode_rows, path, taps_size]"""
+    """Rows of the decodes, [num_decode_rows, path, taps_size]."""
     chunks: list[tuple[int, _Copy]]
-    """(index of the chunk, [length, taps_size])"""
+    """For each recorded chunk, its index and its rows [length, taps_size]."""
 
 
 class LiveRecording(RoundObserver):
     """Observer of an engine's rounds that records a share of the requests; all calls come from the engine's thread.
 
     Args:
-        share: share of the requests to record, 0..1; selected by request id alone.
-        taps_size: leading columns of the rounds' taps that are kept.
-        dtype: data type of the kept taps.
-        min_tokens: shorter sequences are not kept.
+        share: share of the requests to record, 0..1; the request id alone determines whether a request is recorded.
+        taps_size: number of leading columns of the rounds' taps that are recorded.
+        dtype: data type of the recorded taps.
+        min_tokens: minimum length; shorter sequences are not recorded.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class LiveRecording(RoundObserver):
         self._copies: deque[_RoundCopy] = deque()
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Enqueues copies of the round's recorded rows behind it, before the next round overwrites them."""
+        """Enqueues copies of the round's recorded rows behind the round, before the next round overwrites the rows."""
         plan, paths = flight.plan, flight.decodes
         rows = [row for row, seq in enumerate(plan.decodes) if self._growing(seq) is not None]
         decodes = None
@@ -146,7 +146,7 @@ class LiveRecording(RoundObserver):
         self._copies.append(_RoundCopy(flight, rows if decodes is not None else [], decodes, chunks))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Appends the rows of the oldest round in flight, before its sequences take their tokens."""
+        """Appends the rows of the oldest round in flight; called before the round's sequences get its tokens."""
         copy = self._copies.popleft()
         if copy.flight is not flight:
             raise RuntimeError("rounds were settled in another order than they were launched in")
@@ -161,7 +161,7 @@ class LiveRecording(RoundObserver):
         for index, row in enumerate(copy.decode_rows):
             seq = plan.decodes[row]
             if flight.live[row]:
-                # A decode's root is the sequence's last token, whose position is the first one computed in the round.
+                # A decode's root is the sequence's last token, and its position is the first that the round computed.
                 self._append(seq, len(seq.token_ids) - 1, taps[index, : len(result.token_ids[row])].clone())
 
     def abandoned(self) -> None:
@@ -173,7 +173,7 @@ class LiveRecording(RoundObserver):
         growing = self._requests.pop(request_id, None)
         if growing is None:
             return
-        # The last round may have computed positions behind the token that ended the text.
+        # The last round may have computed positions behind the token that ended the text; these are dropped.
         num_tokens = min(growing.num_rows, len(growing.seq.token_ids) - growing.position)
         if num_tokens < self._min_tokens:
             self._sink.give_back(growing.num_bytes, dropped=False)
@@ -193,7 +193,7 @@ class LiveRecording(RoundObserver):
         )
 
     def renewed(self) -> None:
-        """Discards all recorded rows, which belong to replaced weights; running requests are not recorded any more."""
+        """Discards all recorded rows, because the weights were replaced; running requests are no longer recorded."""
         for request_id, growing in self._requests.items():
             if growing is not None:
                 self._sink.give_back(growing.num_bytes, dropped=True)
@@ -201,7 +201,7 @@ class LiveRecording(RoundObserver):
         self._sink.forget()
 
     def _growing(self, seq: Sequence) -> _Growing | None:
-        """Rows of a recorded sequence so far; None for a sequence that is not recorded."""
+        """Copied rows of a sequence; None for a sequence that is not recorded."""
         request_id = seq.request.request_id
         if request_id not in self._requests:
             wanted = self._sink.is_open and is_sampled(request_id, self._share) and may_be_kept(seq.request)
@@ -211,8 +211,9 @@ class LiveRecording(RoundObserver):
     def _append(self, seq: Sequence, position: int, rows: Tensor) -> None:
         """Appends rows of positions `position` and following.
 
-        Rows that a preempted sequence recomputes are skipped. Rows behind a gap, after a restart from the prefix cache,
-        are skipped as well, so nothing further of the sequence is recorded; a gap before the first rows is allowed.
+        Rows that a preempted sequence computes again are skipped. If positions are missing between the recorded rows
+        and the new rows (after a restart from the prefix cache), the new rows and all later rows are skipped. Positions
+        may be missing before the first row.
         """
         growing = self._requests.get(seq.request.request_id)
         if growing is None:
@@ -236,8 +237,8 @@ class LiveRecording(RoundObserver):
 def may_be_kept(request: Request) -> bool:
     """Whether a request's tokens may be stored.
 
-    Left out are requests that opt out of learning, requests with a cache salt, whose cache is private, and requests
-    with spans, because a recording holds tokens without the spans' content.
+    Three kinds of requests are not stored: those that opt out of learning; those with a cache salt, because their cache
+    is private; and those with spans, because a recording holds only tokens, not the content of spans.
     """
     return request.params.learn and not request.params.cache_salt and not request.spans
 

@@ -1,8 +1,8 @@
 """Thread that writes recorded sequences to disk, within limits of memory and disk space.
 
 A full or failing disk suspends the recording: the thread tries the disk periodically and resumes once a write succeeds.
-Exceptions of any kind are handled in this way, because libraries that write raise other classes than OSError, and
-without its thread nothing would be written again.
+All classes of exceptions are handled in this way, because the libraries that write raise classes other than OSError,
+and an exception that ended the thread would end all recording.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from wingbeat.runtime.recordings.writer import RecordingFull, RecordingWriter
 
 logger = logging.getLogger(__name__)
 MEMORY_BYTES = 256 * 2**20
-"""Most bytes of sequences that grow or wait to be written; further ones are dropped."""
+"""Maximum bytes of sequences that are growing or wait to be written; beyond this, sequences are dropped."""
 SHARD_BYTES = 32 * 2**20
 FLUSH_S = 300.0
-"""Longest time in seconds that sequences wait for a shard to fill."""
+"""Maximum seconds for which sequences wait until their shard is full."""
 RETRY_S = 10.0
-"""Seconds between two attempts to write to a failed disk."""
+"""Seconds between attempts to write to a disk that has failed."""
 PROBE_FILE, PROBE_BYTES = "probe.tmp", 4096
 _NICENESS = 10
 _FORGET = "forget"
@@ -36,15 +36,15 @@ _FORGET = "forget"
 
 @dataclass
 class RecordingStats:
-    """Counts of sampled requests so far."""
+    """Counts of the requests that were sampled for recording."""
 
     num_sequences: int = 0
-    """Sequences in shards."""
+    """Number of sequences written to shards."""
     num_tokens: int = 0
     num_dropped: int = 0
-    """Sequences dropped for lack of memory, or because the disk was full or failed."""
+    """Number of sequences dropped because memory ran out, or the disk was full or failed."""
     stopped: str | None = None
-    """Reason for which recording is suspended; None while it is not."""
+    """Reason why recording is suspended; None if it is not suspended."""
 
 
 class LiveWriter:
@@ -78,24 +78,24 @@ class LiveWriter:
         self._writer: RecordingWriter | None = None
         self._waiting = 0
         self._unwritten = 0
-        """Bytes of the taps that could not be written."""
+        """Bytes of the taps in the shard that could not be written."""
         self._lock = threading.Lock()
         self._used_bytes = 0
         self._forgets = False
-        """Whether recorded sequences still have to be discarded."""
+        """Whether recorded sequences must still be discarded."""
         self._queue: queue.SimpleQueue[FinishedSequence | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="wingbeat-recording", daemon=True)
         self._thread.start()
 
     @property
     def is_open(self) -> bool:
-        """False while nothing can be written."""
+        """False as long as nothing can be written."""
         return self.stats.stopped is None
 
     def reserve(self, num_bytes: int) -> bool:
         """Reserves memory for rows that are about to be copied.
 
-        Returns False if there is none left or recording is suspended.
+        Returns False if no memory is left or recording is suspended.
         """
         with self._lock:
             if self.stats.stopped is not None or self._used_bytes + num_bytes > self._memory_bytes:
@@ -104,7 +104,7 @@ class LiveWriter:
             return True
 
     def give_back(self, num_bytes: int, dropped: bool) -> None:
-        """Releases memory of a sequence that is not passed to `put`; `dropped` counts the sequence as lost."""
+        """Releases the memory of a sequence that is not passed to `put`; `dropped` also counts it as lost."""
         with self._lock:
             self._used_bytes -= num_bytes
             self.stats.num_dropped += dropped
@@ -114,7 +114,7 @@ class LiveWriter:
         self._queue.put(sequence)
 
     def forget(self) -> None:
-        """Queues the discarding of everything received before that is not written."""
+        """Makes the thread discard every sequence that was received before this call and is not written yet."""
         self._queue.put(_FORGET)
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -123,7 +123,7 @@ class LiveWriter:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        if hasattr(os, "setpriority"):  # on Linux, of the calling thread alone
+        if hasattr(os, "setpriority"):  # on Linux this sets the priority of the calling thread alone
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
         due: float | None = None
         while True:
@@ -164,12 +164,12 @@ class LiveWriter:
                 logger.warning("A sequence is not recorded: %s", error)
 
     def _try_to_forget(self) -> None:
-        """Discards recorded sequences, now or once the disk works again; recording stays suspended until then."""
+        """Discards recorded sequences; if the disk fails, recording stays suspended until a later attempt succeeds."""
         self._forgets = True
         try:
             self._forget()
             self._forgets = False
-        except Exception as error:  # any exception, as in `_flush`
+        except Exception as error:  # any exception, because the libraries that write raise many classes
             self._stop(error, 0)
 
     def _forget(self) -> None:
@@ -207,7 +207,7 @@ class LiveWriter:
         self.stats.stopped, self._unwritten = reason, num_bytes
 
     def _retry(self) -> None:
-        """Resumes the recording if a shard of the size that failed could be written now."""
+        """Resumes the recording if the disk now has room for a shard as large as the one that failed."""
         try:
             self._try_disk(self._unwritten)
         except Exception as error:
@@ -239,7 +239,7 @@ def _bytes_below(root: Path) -> int:
 
 
 def write_probe(folder: Path) -> None:
-    """Raises OSError if no file can be written into a folder."""
+    """Raises OSError if no file can be written to a folder."""
     path = folder / PROBE_FILE
     try:
         with path.open("wb") as file:

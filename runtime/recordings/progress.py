@@ -17,8 +17,8 @@ class RunProgress:
     Args:
         task: name of the run, one word.
         total: number of items of the whole run.
-        done: items done by earlier runs.
-        enabled: False shows nothing, for all processes of a run but the first.
+        done: number of items that earlier runs have done.
+        enabled: False shows nothing; it is False in all processes of a run but the first.
     """
 
     def __init__(self, task: str, total: int, done: int = 0, enabled: bool = True) -> None:
@@ -46,7 +46,7 @@ class RunProgress:
         self._bar.stop()
 
     def show(self, done: int, note: str) -> None:
-        """Shows the number of items done and a note; usually costs no more than reading a clock."""
+        """Shows the number of items done and a note; the call is cheap, because it usually only reads the clock."""
         self._bar.update(self._shown, completed=done, note=note)
         now = time.monotonic()
         last = done >= self._total > self._begun_with

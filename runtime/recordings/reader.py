@@ -19,7 +19,7 @@ from wingbeat.runtime.recordings.format import (
 )
 
 HELD_OUT_SHARE = 1 / 32
-"""Share of the sequences that are held out of training, to measure drafters on."""
+"""Share of the sequences that are not used in training, so that drafters can be measured on them."""
 _PROMPT_TOKENS = 32
 
 
@@ -27,25 +27,26 @@ class RecordingBatch(NamedTuple):
     """Windows of recorded sequences, on the CPU; windows of shorter sequences are padded with zeros."""
 
     token_ids: Tensor
-    """int64 [batch, length]"""
+    """Tokens of the windows, int64 [batch, length]."""
     taps: Tensor
     """[batch, length, taps_size], in the recording's dtype: row i holds the taps from the verifier's pass over token
     i."""
     loss_mask: Tensor
-    """bool [batch, length]: whether predicting token i is trained; False in prompts and padding."""
+    """bool [batch, length]: whether the prediction of token i is trained; False in prompts and padding."""
     lengths: Tensor
-    """int64 [batch]: tokens of the window, without padding."""
+    """int64 [batch]: number of tokens of the window, without padding."""
     positions: Tensor
     """int64 [batch]: position of the window's first token in its text."""
     target_top_ids: Tensor | None
     """int64 [batch, length, top_k]: the verifier's most likely tokens after token i; None if logits were not
     recorded."""
     target_top_logits: Tensor | None
-    """float32 [batch, length, top_k]"""
+    """Logits of `target_top_ids`, float32 [batch, length, top_k]."""
     logsumexp: Tensor | None
-    """float32 [batch, length] over the whole vocabulary: exp(top_logits - logsumexp) are exact probabilities, and the
-    rest of the probability mass is spread over all other tokens. In padding, top_logits are 0 and logsumexp is
-    infinite, so probabilities are 0."""
+    """float32 [batch, length], over the whole vocabulary: exp(top_logits - logsumexp) are exact probabilities; the
+    remaining probability belongs to all other tokens. In padding, top_logits are 0 and logsumexp is infinite, so
+    probabilities are 0.
+    """
 
 
 class _Windows(NamedTuple):
@@ -53,16 +54,17 @@ class _Windows(NamedTuple):
 
     sequences: np.ndarray
     begins: np.ndarray
-    """First token of the window within its sequence."""
+    """Index of the window's first token in its sequence."""
 
 
 class RecordingReader:
-    """Data set of one recording's folder, or of a folder of such folders (one for each server that wrote live traffic).
+    """Data set in a recording's folder, or in a folder of recordings (one for each server that wrote live traffic).
 
     Args:
         adapter: `name@digest` of the sequences to read; sequences of other adapters belong to other models.
-        held_out: True reads the sequences held out of training, False the others, None all. The side is decided by the
-            prompt, so equal prompts are on one side and sequences keep their side while a recording grows.
+        held_out: True reads the held-out sequences, False the training sequences, None all. The prompt alone determines
+            to which part a sequence belongs, so that sequences with equal prompts are in the same part and no sequence
+            changes its part while a recording grows.
 
     Raises:
         RecordingError: there is no recording, it is damaged or empty, or several recordings do not belong together.
@@ -103,7 +105,7 @@ class RecordingReader:
             self._choose(side)
 
     def _choose(self, chosen: np.ndarray) -> None:
-        """Keeps only the chosen sequences."""
+        """Drops all but the chosen sequences."""
         self._shard_of, self._begins, self._lengths, self._positions = (
             of_all[chosen] for of_all in (self._shard_of, self._begins, self._lengths, self._positions)
         )
@@ -118,23 +120,23 @@ class RecordingReader:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in all shards."""
+        """Number of sequences in all shards."""
         return len(self._lengths)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in all shards."""
+        """Number of tokens in all shards."""
         return int(self._lengths.sum())
 
     def num_windows(self, length: int) -> int:
-        """Windows of `length` tokens in one epoch."""
+        """Number of windows of `length` tokens in one epoch."""
         return int(np.maximum(1, self._lengths // length).sum())
 
     def batch(self, step: int, batch_size: int, length: int) -> RecordingBatch:
-        """Windows number `step * batch_size` and following: a pure function of (recording, seed, arguments).
+        """The windows from number `step * batch_size` on; a pure function of recording, seed and arguments.
 
-        Each epoch cuts every sequence from a random offset on, and shuffles the windows of all sequences. A sequence
-        shorter than `length` is one window.
+        In each epoch, every sequence is cut into windows from a random offset on, and the windows of all sequences are
+        shuffled. A sequence shorter than `length` is one window.
         """
         per_epoch = self.num_windows(length)
         rows = []
@@ -146,7 +148,7 @@ class RecordingReader:
     def token_weights(self) -> Tensor:
         """Weight of each token as a training target, float64 [vocab_size]: its count plus its recorded probabilities.
 
-        The probabilities account for tokens that texts of this length might have held as well.
+        The probabilities count tokens that did not occur in the recorded texts but could have occurred.
         """
         size = self.spec.vocab_size
         weights = torch.zeros(size, dtype=torch.float64)
@@ -163,18 +165,19 @@ class RecordingReader:
         return map(self.record, range(self.num_sequences))
 
     def token_ids(self, sequence: int) -> Tensor:
-        """Token ids int32 [num_tokens] of a sequence, numbered from 0."""
+        """Token ids int32 [num_tokens] of a sequence; `sequence` is its number, from 0."""
         begin = int(self._begins[sequence])
         rows = slice(begin, begin + int(self._lengths[sequence]))
         return self._shard(int(self._shard_of[sequence])).get_slice("token_ids")[rows]
 
     def record(self, sequence: int) -> Record:
-        """A sequence as recorded, numbered from 0."""
+        """A sequence as recorded; `sequence` is its number, from 0."""
         parts = self._slices(sequence, 0, int(self._lengths[sequence]))
         return Record(**parts, position=int(self._positions[sequence]), adapter=self.adapter)
 
     def check_verifier(self, fingerprint: str) -> None:
-        """Raises RecordingError if the recording belongs to another verifier, whose taps must not be used in training.
+        """Raises RecordingError if the recording belongs to another verifier, because taps of another verifier cannot
+        be used.
 
         Args:
             fingerprint: `wingbeat.runtime.heads.fingerprint.checkpoint_fingerprint` of the verifier's folder.
@@ -209,7 +212,7 @@ class RecordingReader:
         )
 
     def _slices(self, sequence: int, begin: int, end: int) -> dict[str, Tensor]:
-        """Rows of one sequence by tensor name; fewer if the sequence ends before `end`."""
+        """Rows `begin` to `end` of one sequence, by tensor name; fewer rows if the sequence ends before `end`."""
         shard, first = self._shard(int(self._shard_of[sequence])), int(self._begins[sequence])
         rows = slice(first + begin, first + min(end, int(self._lengths[sequence])))
         names = ["token_ids", "taps", "loss_mask"]
@@ -218,11 +221,11 @@ class RecordingReader:
         return {name: shard.get_slice(name)[rows] for name in names}
 
     def _shard(self, number: int) -> Any:
-        """Opened shard, memory-mapped."""
+        """The file of a shard, opened once and memory-mapped."""
         if number not in self._open:
             try:
                 self._open[number] = safe_open(self._files[number], framework="pt")
-            except Exception as error:  # safetensors raises its own exception class, which is no OSError
+            except Exception as error:  # safetensors raises a class of its own, which is not an OSError
                 raise RecordingError(f"{self._files[number]} cannot be read: {error}") from error
         return self._open[number]
 

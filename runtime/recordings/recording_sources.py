@@ -1,4 +1,7 @@
-"""Beginnings of recorded sequences: windows of a corpus, or prompts from a file. Sequence n depends on n alone."""
+"""Beginnings of recorded sequences: windows of a corpus, or prompts from a file.
+
+The beginning of sequence n depends only on n.
+"""
 
 import hashlib
 import json
@@ -14,17 +17,19 @@ from wingbeat.runtime.corpus import WindowSampler
 from wingbeat.runtime.tokenizer import Tokenizer
 
 _PREFIX_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Shares of a sequence that the corpus provides if the verifier writes the rest; few values, so that many rows of a
-batch have equal lengths."""
+"""Shares of a sequence that the corpus provides if the verifier writes the rest.
+
+The values are few, so that many rows of a batch have equal lengths.
+"""
 
 
 class Sampling(NamedTuple):
     """Sampling settings of the verifier's texts."""
 
     greedy_fraction: float
-    """Share of the texts that are written greedily."""
+    """Share of the texts that the verifier writes greedily."""
     temperature: float
-    """Temperature of the other texts."""
+    """Temperature of the texts that are not greedy."""
     seed: int
 
 
@@ -32,26 +37,26 @@ class Start(NamedTuple):
     """Beginning of a sequence, and the settings for continuing it."""
 
     token_ids: Tensor
-    """int64 [num_tokens]"""
+    """Tokens of the beginning, int64 [num_tokens]."""
     length: int
-    """Most tokens of the whole sequence; equals `num_tokens` if the text is complete."""
+    """Maximum number of tokens of the whole sequence; equals `num_tokens` if nothing is to be generated."""
     temperature: float
-    """0 is greedy."""
+    """Sampling temperature; 0 means greedy."""
     seed: int
     """Seed of the sampling noise."""
     num_unlearnt: int
-    """Leading tokens whose prediction is not trained."""
+    """Number of leading tokens whose prediction is not trained."""
 
 
 class TextSource(Protocol):
     """Beginnings of sequences, by number."""
 
     digest: str
-    """Digest of the whole text, so that a recording is not continued with another text."""
+    """Digest of all text of the source; it prevents that a recording is continued with another text."""
     num_starts: int | None
     """Number of beginnings; None for unlimited."""
     stops: bool
-    """Whether a text ends at an end-of-text token; if not, the tokens behind it form a new document."""
+    """Whether a text ends at an end-of-text token; if False, the tokens after it form a new document."""
 
     def start(self, number: int) -> Start:
         """The beginning with this number."""
@@ -59,12 +64,13 @@ class TextSource(Protocol):
 
 
 class CorpusSource:
-    """Windows of a corpus: some complete, of others only the beginning.
+    """Windows of a corpus: some are used completely; for others only the beginning is used, and the verifier continues
+    it.
 
     Args:
         documents: int64 [length] each, from `encode_documents`.
         length: tokens of every sequence.
-        own_share: share of the sequences that the verifier continues after a beginning.
+        own_share: share of the sequences of which the verifier writes the rest.
     """
 
     num_starts = None
@@ -95,7 +101,7 @@ class PromptSource:
     """Prompts in their order, each answered by the verifier up to its end-of-text token.
 
     Args:
-        prompts: token ids; prompts that leave no room for an answer of `min_answer` tokens are left out and counted.
+        prompts: token ids; prompts that leave fewer than `min_answer` tokens for the answer are skipped and counted.
         length: most tokens of prompt and answer.
 
     Raises:
@@ -126,10 +132,10 @@ def read_prompts(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids of the prompts in a JSON Lines file.
 
     Each line is `{"prompt": text}` or `{"messages": [{"role", "content"}, ...]}`. Messages are formatted by the chat
-    template; assistant messages at the end are dropped, because the verifier writes its own.
+    template. Assistant messages at the end are dropped, because the verifier writes the answers.
 
     Raises:
-        ValueError: a line has another form, or the template refuses it; names file and line.
+        ValueError: a line has another form, or the template refuses it; the message names file and line.
     """
     prompts = []
     with path.open(encoding="utf-8") as file:

@@ -1,8 +1,8 @@
-"""Bounded store of served rounds on disk: new shards are added, older ones are thinned out, expired ones are removed.
+"""Bounded store of served rounds on disk: new shards are added, older shards are thinned out, expired ones removed.
 
 Every shard is a recording of its own, in folder `train` or, for a share of the prompts, in `held`, which is never
-trained on. A shard that must make room is drawn at random from all but the newest quarter, so that samples of all ages
-remain.
+trained on. If room is needed, a shard is drawn at random from all but the newest quarter and removed, so that shards of
+all ages remain.
 """
 
 import errno
@@ -27,24 +27,26 @@ logger = logging.getLogger(__name__)
 TRAIN, HELD = "train", "held"
 HELD_SHARE = 0.2
 SHARD_BYTES, FLUSH_S = 4 * 2**20, 10.0
-"""Small shards and short waits, because sequences should be trained on soon, and room is made by whole shards."""
+"""Shards are small and waits are short, because sequences should soon be available for training, and because room is
+made by removing whole shards.
+"""
 NEWEST = 0.25
 CHECKSUM_FILE, FORGOTTEN = "sha256", "forgotten"
 
 
 class Kept(NamedTuple):
-    """Content of a ring."""
+    """Size of a ring's content: bytes and number of shards."""
 
     num_bytes: int
     num_shards: int
 
 
 class RoundRing:
-    """Folder of the ring; any number of processes may hold one of the same folder.
+    """A ring's folder; any number of processes may have an object for the same folder.
 
     Args:
         max_bytes: most bytes of all files in the folder.
-        expire_s: age in seconds at which a shard is removed in any case.
+        expire_s: age in seconds at which a shard is removed even if there is room.
         clock: returns seconds since 1970.
     """
 
@@ -55,12 +57,12 @@ class RoundRing:
         """Names of shards whose checksums were verified."""
 
     def new_folder(self, held: bool) -> Path:
-        """Folder for a new shard; names increase with time."""
+        """Returns a folder for a new shard; the names of such folders increase with time."""
         return self.folder / (HELD if held else TRAIN) / f"{int(1e9 * self._clock()):020d}"
 
     @contextmanager
     def room_for(self, num_bytes: int) -> Iterator[bool]:
-        """Locks the ring and makes room for `num_bytes` bytes; yields False if the ring is too small for them."""
+        """Locks the ring and makes room for `num_bytes` bytes; yields False if the whole ring is smaller than that."""
         make_private_folder(self.folder)
         with locked(self.folder / "ring.lock"):
             self._expire()
@@ -69,7 +71,7 @@ class RoundRing:
             yield num_bytes <= self.max_bytes
 
     def tidy(self) -> Kept:
-        """Removes expired and damaged shards; returns what is left."""
+        """Removes expired and damaged shards; returns the size of the remaining content."""
         with self.room_for(0):
             pass
         self._remove_damaged()
@@ -102,12 +104,12 @@ class RoundRing:
     def _expire(self) -> None:
         oldest = 1e9 * (self._clock() - self._expire_s)
         for path in self._shards():
-            # Writers hold the ring's lock, so an incomplete shard was left by a process that was killed.
+            # Writers hold the ring's lock, so only a process that was killed can have left an incomplete shard.
             if _made_at(path) < oldest or not _is_complete(path):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _remove_damaged(self) -> None:
-        """Removes shards whose checksum differs: their rows could end a training run again and again."""
+        """Removes shards whose checksum differs, because a damaged shard could end every training run that reads it."""
         shards = self._shards()
         for path in shards:
             if path.name not in self._checked and _is_damaged(path):
@@ -137,7 +139,7 @@ class RingWriter(LiveWriter):
     ) -> None:
         self._ring = ring
         self._pending: dict[bool, list[FinishedSequence]] = {False: [], True: []}
-        # A shard is at most a tenth of the ring, so that shards of other times fit too.
+        # A shard is at most a tenth of the ring, so that the ring has room for shards of different times.
         shard_bytes = min(shard_bytes, max(ring.max_bytes // 10, 1))
         super().__init__(
             ring.folder, ring.folder, spec, ring.max_bytes, shard_bytes=shard_bytes, flush_s=flush_s, retry_s=retry_s
@@ -151,13 +153,13 @@ class RingWriter(LiveWriter):
         self._waiting += sequence.num_bytes
 
     def _flush(self) -> None:
-        """Writes one shard of the waiting sequences for training, and one of those held out."""
+        """Writes the waiting sequences as two shards: one for training, and one of held-out sequences."""
         waiting, self._waiting = self._waiting, 0
         for held, sequences in self._pending.items():
             if sequences:
                 try:
                     self._write(held, sequences)
-                except Exception as error:  # any exception, as in `LiveWriter`
+                except Exception as error:  # any exception, because the libraries that write raise many classes
                     self.stats.num_dropped += len(sequences)
                     self._stop(error, waiting)
         self._pending = {False: [], True: []}
@@ -166,7 +168,7 @@ class RingWriter(LiveWriter):
     def _write(self, held: bool, sequences: list[FinishedSequence]) -> None:
         records = [record_of(sequence) for sequence in sequences]
         num_tokens = sum(len(record.token_ids) for record in records)
-        # HEADER_BYTES twice: for the shard's header, and for the index.
+        # HEADER_BYTES is counted twice: for the shard's header and for the index.
         needed = num_tokens * self.spec.bytes_per_token + len(records) * 12 + 2 * HEADER_BYTES
         with self._ring.room_for(needed) as there_is:
             if not there_is:
@@ -201,7 +203,7 @@ class RingWriter(LiveWriter):
 
 
 def is_held_out(sequence: FinishedSequence) -> bool:
-    """Whether a sequence is held out of training, decided by its whole prompt: equal prompts are on one side."""
+    """Whether a sequence is held out of training; the whole prompt decides, so equal prompts stay together."""
     return hashed_share(array("q", sequence.prompt).tobytes()) < HELD_SHARE
 
 
@@ -219,7 +221,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def _is_damaged(path: Path) -> bool:
-    """Whether a shard differs from its checksum; False if it has no checksum or was removed meanwhile."""
+    """Whether a shard differs from its checksum; False if there is no checksum or the shard was removed meanwhile."""
     try:
         return (path / CHECKSUM_FILE).read_bytes() != digest_of(path, "*.*").encode()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Files that hold users' texts: readable by their owner alone, and with checksums."""
+"""Files with users' texts: readable by their owner alone, and with checksums."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Writes sequences into shards: collects them in memory and writes a shard on demand, within a limit of disk space."""
+"""Writes sequences into shards: collects sequences in memory, writes a shard on demand, and limits the disk space."""
 
 import shutil
 from pathlib import Path
@@ -30,14 +30,15 @@ class RecordingFull(Exception):
 class RecordingWriter:
     """Owner of a recording's folder: creates the recording, or continues an existing one.
 
-    A shard counts once the index lists it; both files are written whole and then renamed, so a kill loses at most the
-    sequences since the last `flush`.
+    A shard belongs to the recording once the index lists it. Shard and index are each written under a temporary name
+    and then renamed, so a kill loses at most the sequences since the last `flush`.
 
     Args:
         max_bytes: most bytes of all shards together.
 
     Raises:
-        RecordingError: the folder holds a recording of another verifier or of other settings; names the difference.
+        RecordingError: the folder holds a recording of another verifier or of other settings; the message names the
+            difference.
     """
 
     def __init__(self, folder: Path, spec: RecordingSpec, max_bytes: int) -> None:
@@ -56,24 +57,24 @@ class RecordingWriter:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in complete shards."""
+        """Number of sequences in complete shards."""
         return self.index.num_sequences
 
     @property
     def num_pending(self) -> int:
-        """Sequences that are not in a shard yet."""
+        """Number of added sequences that are not in a shard yet."""
         return len(self._records)
 
     @property
     def num_pending_bytes(self) -> int:
-        """Bytes of the tensors of pending sequences."""
+        """Bytes of the tensors of the sequences that are not in a shard yet."""
         return self._pending_tokens * self.index.spec.bytes_per_token
 
     def check_room(self, num_tokens: int, num_sequences: int, used_bytes: int | None = None) -> None:
-        """Raises RecordingFull if a shard of so many tokens and sequences would not fit.
+        """Raises RecordingFull if a shard with these numbers of tokens and sequences would not fit.
 
         Args:
-            used_bytes: bytes that count against `max_bytes` already; default: this recording's shards.
+            used_bytes: bytes that already count against `max_bytes`; default: the bytes of this recording's shards.
         """
         used = self.index.num_bytes if used_bytes is None else used_bytes
         needed = num_tokens * self.index.spec.bytes_per_token + num_sequences * 12 + HEADER_BYTES
@@ -89,8 +90,8 @@ class RecordingWriter:
         """Adds a sequence to the next shard.
 
         Raises:
-            ValueError: the sequence has no tokens, or its tensors have other shapes or dtypes than the recording; names
-                the tensor.
+            ValueError: the sequence has no tokens, or a tensor's shape or dtype differs from the recording's; the
+                message names the tensor.
         """
         for name, (shape, dtype) in _layout(self.index.spec, len(record.token_ids)).items():
             tensor = getattr(record, name)
@@ -103,7 +104,7 @@ class RecordingWriter:
         self._pending_tokens += len(record.token_ids)
 
     def flush(self, used_bytes: int | None = None) -> None:
-        """Writes the added sequences as one shard and lists it in the index; `used_bytes` as in `check_room`.
+        """Writes the added sequences as one shard and lists the shard in the index; for `used_bytes` see `check_room`.
 
         Raises:
             RecordingFull: the shard does not fit; its sequences are dropped.
@@ -137,7 +138,7 @@ class RecordingWriter:
         write_index(self.folder, self.index)
 
     def _remove_unlisted(self) -> None:
-        """Removes files that a kill left between writing a shard and writing the index."""
+        """Removes files left by a process that was killed after writing a shard and before writing the index."""
         listed = {shard.file for shard in self.index.shards}
         for path in (*self.folder.glob("shard-*.safetensors"), *self.folder.glob(f"*{TEMPORARY_SUFFIX}")):
             if path.name not in listed:
@@ -168,7 +169,7 @@ def _layout(spec: RecordingSpec, num_tokens: int) -> dict[str, tuple[tuple[int, 
 def _check_same(folder: Path, there: RecordingSpec, wanted: RecordingSpec) -> None:
     """Raises RecordingError for the first difference between two specs."""
     old, new = there.model_dump(mode="json"), wanted.model_dump(mode="json")
-    # The verifier's name is not compared: a copy of its folder is the same verifier.
+    # The verifier's name is not compared, because a copy of the verifier's folder has another name.
     pairs = [(name, old[name], new[name]) for name in new if name not in ("settings", "verifier")]
     names = sorted(old["settings"].keys() | new["settings"].keys())
     pairs += [(name, old["settings"].get(name), new["settings"].get(name)) for name in names]

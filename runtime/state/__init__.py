@@ -1,1 +1,1 @@
-"""Recurrent and convolution states of layers that have them instead of, or beside, keys and values."""
+"""Recurrent and convolution states of layers that have such states instead of, or in addition to, keys and values."""

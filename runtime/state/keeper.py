@@ -1,14 +1,16 @@
 """Manages the recurrent states of an engine's sequences: the pool row of each slot, and states saved for prefixes.
 
-A state cannot be rolled back, so it only advances by tokens that are decided. Prompt chunks advance states in their own
-pass. A tree is verified from the state before its root, which stays unchanged, and the mixers' inputs for its nodes are
-kept. Once the accepted path is known, the states advance along it on the device, in the graph that chooses the tokens,
-so that the next round can be launched before the host has this round's result.
+A state cannot be rolled back, so a state advances only by decided tokens. Prompt chunks advance states in their own
+pass. A tree is verified from the state before its root; that state stays unchanged, and the mixers' inputs for the
+tree's nodes are kept. Once the accepted path is known, the states advance along it on the device, in the graph that
+chooses the tokens, so that the next round can be launched before the host has this round's result.
 
-States at some lengths are saved for other requests. The pool rows for them are assigned ahead, for every length that a
-round may reach, and stored in per-slot columns; blocks that are released before they are full return their rows.
+States at some lengths are saved for other requests. The pool rows for such states are assigned before the round, for
+every length that the round may reach, and stored in per-slot columns. If a block is released before it is full, its row
+becomes free again.
 
-A drafter's replay needs earlier states. It starts at the zero state or at a saved state, in its own row.
+In a replay, the verifier runs context again for a drafter that lacks it. A replay starts from the zero state or from a
+saved state, in a row of its own.
 """
 
 from collections.abc import Iterator
@@ -30,7 +32,9 @@ from wingbeat.runtime.state.pool import StatePool
 from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, KeptRows, Piece, RoundStates
 
 _ROUNDS_AHEAD = 3
-"""Rounds whose tokens may be unknown to the host when rows are assigned: two in flight, and the next one."""
+"""Number of rounds whose tokens the host may not know when rows are assigned: two rounds in flight, and the next
+round.
+"""
 
 
 class _Replay(NamedTuple):
@@ -38,9 +42,9 @@ class _Replay(NamedTuple):
 
     seq: Sequence
     length: int
-    """Number of tokens that its state covers."""
+    """Number of tokens that the replay's state covers."""
     row: int
-    """Index among the rows of saved states."""
+    """Index of the state's row among the rows of saved states."""
 
 
 class StateKeeper(KeepingFeature):
@@ -48,7 +52,8 @@ class StateKeeper(KeepingFeature):
 
     Args:
         mixers: mixers of the model's layers, on their device.
-        block_manager: its `beside` is the `SavedStates`, which tracks the saved rows.
+        block_manager: the block manager, whose attribute `beside` is the `SavedStates` object that tracks the saved
+            rows.
     """
 
     kind = RoundStates
@@ -76,15 +81,16 @@ class StateKeeper(KeepingFeature):
         self._on_host = False
         ends = 1 + _ROUNDS_AHEAD * self._longest // self.saved.interval
         self._targets = torch.full((self._first_saved, ends), self._spare, device=device)
-        """int64 [num_slots + 1, n]: pool rows for states at the interval ends that a slot may reach, used
-        cyclically."""
+        """int64 [num_slots + 1, n]: pool rows for the states at the interval ends that each slot may reach; the n
+        columns are used cyclically.
+        """
         self._reserved: dict[int, tuple[int, int]] = {}
-        """By saved row: its index in `_targets`."""
+        """By saved row, the index in `_targets` where it is stored."""
         self._reach = [0] * config.max_num_seqs
-        """By slot: lengths up to this one have rows assigned."""
+        """By slot, the length up to which rows are assigned."""
 
     def admit(self, seq: Sequence) -> None:
-        """Sets a slot's state to that of the sequence's cached tokens."""
+        """Sets the state of a sequence's slot to the state after the sequence's cached tokens."""
         slot, length = seq.slot, seq.num_computed
         if length:
             block_hash = self.block_manager.block_hash(seq.blocks[length // self.config.block_size - 1])
@@ -94,7 +100,7 @@ class StateKeeper(KeepingFeature):
         self._reach[slot] = length
 
     def leave(self, slot: int) -> None:
-        """Ends the slot's replay."""
+        """Ends the replay of a slot whose sequence leaves."""
         self._end_replay(slot)
 
     def kept(self, block_id: int) -> dict[str, Tensor]:
@@ -116,7 +122,7 @@ class StateKeeper(KeepingFeature):
     def replay_start(self, seq: Sequence, wanted: int) -> int | None:
         """Returns a position at or before `wanted` from which a replay can start.
 
-        None without a free row for its state.
+        Returns None if no row is free for the replay's state.
         """
         replay = self._replays.get(seq.slot)
         if replay is not None:
@@ -143,7 +149,7 @@ class StateKeeper(KeepingFeature):
         self._kept.capacity = num_rows
 
     def prepare(self, plan: SchedulerOutput) -> None:
-        """Assigns rows to the states that decodes may have to save, and frees the rows of completed replays."""
+        """Assigns pool rows to states that this round's decodes may save, and frees the rows of completed replays."""
         for slot in [slot for slot, replay in self._replays.items() if replay.seq.draft.complete]:
             self._end_replay(slot)
         for seq in plan.decodes:
@@ -188,7 +194,7 @@ class StateKeeper(KeepingFeature):
             mixer.advance(self.pool, self._kept, own, path)
 
     def _saves(self, accepted: AcceptedPaths) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields `AcceptedStates.saves`, one per interval end that a path may pass."""
+        """Yields `AcceptedStates.saves`: one entry for each interval end that a path may pass."""
         interval, before = self.saved.interval, accepted.positions
         targets = self._targets[accepted.slots]
         for end in range(1 + (accepted.nodes.shape[1] - 1) // interval):
@@ -196,12 +202,13 @@ class StateKeeper(KeepingFeature):
             num_tokens = number * interval - before
             row = targets.gather(1, (number % targets.shape[1])[:, None])[:, 0]
             rows = torch.where(num_tokens <= accepted.num_tokens, row, self._spare)
-            # On the host, reading the tensor needs no wait, and interval ends are rare.
+            # On the host, reading the tensor needs no wait, and few rounds pass an interval end, so most rounds yield
+            # nothing.
             if not self._on_host or bool((rows != self._spare).any()):
                 yield num_tokens.clamp(max=accepted.nodes.shape[1]), rows
 
     def _pieces(self, chunk: Chunk, row: int) -> list[Piece]:
-        """Splits a chunk's rows, which begin at `row`, where states are saved."""
+        """Splits a chunk's rows, the first of which is `row`, at the lengths at which states are saved."""
         seq, position, end = chunk.seq, chunk.start, chunk.start + chunk.length
         if chunk.replay:
             replay = self._replays[seq.slot]
@@ -220,14 +227,14 @@ class StateKeeper(KeepingFeature):
         return pieces
 
     def _next_end(self, seq: Sequence, position: int, end: int) -> int | None:
-        """Returns the first prompt length after `position`, at most `end`, whose state is saved."""
+        """Returns the first prompt length after `position`, up to `end`, whose state is saved; None if none is."""
         regular, mark = self.saved.next_end(position, end), self.marks.get(seq.request.request_id, 0)
         if self.saved.enabled and position < mark <= end:
             return mark if regular is None else min(mark, regular)
         return regular
 
     def _saved_row(self, seq: Sequence, length: int) -> int | None:
-        """Returns the saved row for the state after a sequence's first `length` tokens; cancels other writes to it."""
+        """Returns the row to save the state after a sequence's first `length` tokens; cancels other writes to it."""
         row = self.saved.take(seq.blocks[length // self.config.block_size - 1])
         if (place := self._reserved.pop(row, None)) is not None:
             current = self._targets[place]

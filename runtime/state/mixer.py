@@ -1,7 +1,7 @@
-"""Runs a transformers mixer over the rows of a round, splitting them by sequence around transformers' own code.
+"""Runs a transformers mixer over the rows of a round: splits the rows by sequence and calls transformers' own code.
 
-The mixer's forward is transformers' own. Its outer linear layers multiply all rows at once; only the inner part, which
-mixes a sequence's tokens, runs per sequence.
+The forward is transformers' own. The mixer's outer linear layers multiply all rows at once; only the inner part, which
+mixes the tokens of a sequence, runs per sequence.
 """
 
 import inspect
@@ -19,11 +19,11 @@ from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, Ke
 _SCAN, _STEP = "mamba_selective_scan", "mamba_selective_state_update"
 _DELTA_RULE = "torch_chunk_gated_delta_rule"
 CACHE_ARGUMENTS = ("cache_params", "past_key_values")
-"""Parameter names by which mixers' forwards receive their cache."""
+"""Parameter names of the cache in the forwards of mixers."""
 
 
 class Mixer:
-    """Replaces a mixer module's forward during rounds (while `states` is set); otherwise transformers' forward runs.
+    """Replaces a mixer module's forward during rounds, when `states` is set; at other times transformers' forward runs.
 
     Args:
         state: shapes of the mixer's state.
@@ -34,12 +34,14 @@ class Mixer:
     def __init__(self, module: nn.Module, state: LayerState, entries: list[nn.Linear], exit: nn.Linear | None) -> None:
         self.module, self.state = module, state
         self.states: RoundStates | None = None
-        """States of the running pass; stored here because some decoder layers do not forward keyword arguments."""
+        """States of the running pass; they are stored here because some decoder layers do not pass keyword arguments
+        on.
+        """
         self._given: list[Tensor] | None = None
         self._view: StateView | None = None
         edges = {*entries, exit}
         self.inner_linears = {m for m in module.modules() if isinstance(m, nn.Linear) and m not in edges}
-        """Linear layers that process one sequence's tokens after another's."""
+        """Linear layers that process the tokens of one sequence after those of another."""
         self._entries = [self._stand_in(linear, index) for index, linear in enumerate(entries)]
         self._exit = None if exit is None else self._stand_in(exit, None)
         arguments = inspect.signature(type(module).forward).parameters
@@ -55,7 +57,7 @@ class Mixer:
         return self._mix(hidden_states, self.states)
 
     def _mix(self, hidden_states: Tensor, states: RoundStates) -> Tensor | tuple[Tensor, ...]:
-        """Runs a round's rows [1, num_tokens, hidden_size], and advances the states of prompt chunks."""
+        """Runs the mixer over a round's rows [1, num_tokens, hidden_size]; advances the states of prompt chunks."""
         layer, pool, decodes = self.state.layer, states.pool, states.decodes
         rows = [hidden_states[0], *(entry(hidden_states)[0] for entry in self._entries)]
         parts: list[list[Tensor]] = []
@@ -75,13 +77,13 @@ class Mixer:
         return results[0][None] if len(results) == 1 else tuple(part[None] for part in results)
 
     def _over_trees(self, padded: list[Tensor], decodes: DecodeStates, states: RoundStates) -> list[Tensor]:
-        """Runs the mixer over trees [num_reqs, num_nodes, ...]: the path to each node is run separately."""
+        """Runs the mixer over trees [num_reqs, num_nodes, ...]; the path to each node is run as a separate sequence."""
         states.kept.put(self, padded)
         view = states.pool.gather(self.state.layer, decodes.slots)
         return [decodes.nodes_of(part) for part in self._run([decodes.paths_of(part) for part in padded], view)]
 
     def advance(self, pool: StatePool, kept: KeptRows, accepted: AcceptedStates, path: Path) -> None:
-        """Advances states along accepted paths, token by token, with shapes that depend only on the arguments' shapes.
+        """Advances states along accepted paths, token by token; all shapes depend only on the arguments' shapes.
 
         Args:
             path: the path of `accepted`.
@@ -96,7 +98,7 @@ class Mixer:
                 pool.store(layer, targets, view, num_tokens == step + 1)
 
     def _run(self, parts: list[Tensor], view: StateView) -> tuple[Tensor, ...]:
-        """Runs the mixer between its outer products; returns its outputs, usually one tensor.
+        """Runs the part of the mixer between its outer products; returns its outputs, usually one tensor.
 
         Args:
             parts: [num_seqs, length, ...]: the mixer's input, and the product of each entry.
@@ -113,7 +115,7 @@ class Mixer:
                 self.module.chunk_size = self._chunk_size
 
     def _sizes(self, inputs: Tensor) -> dict[str, int]:
-        """Limits the chunk size to the number of tokens on CPUs, where torch's code would pad to whole chunks."""
+        """On CPUs, limits the chunk size to the number of tokens, because torch's code would pad to whole chunks."""
         if inputs.device.type != "cpu":
             return {}
         if isinstance(self._chunk_size, int):
@@ -121,14 +123,14 @@ class Mixer:
         return {"chunk_size": min(64, inputs.shape[1])} if _DELTA_RULE in self._names else {}
 
     def _stand_in(self, linear: nn.Linear, index: int | None) -> Callable[[Tensor], Tensor]:
-        """Makes a linear layer pass its precomputed product through while the mixer runs.
+        """Replaces a linear layer's forward, so that it returns its precomputed product while the mixer runs.
 
-        Returns its original function.
+        Returns the layer's original forward.
         """
         own = linear.__dict__.get("forward")
 
         def original(inputs: Tensor) -> Tensor:
-            # The class is looked up at call time: adapters replace it later.
+            # The class is looked up at each call, because adapters replace the class later.
             return type(linear).forward(linear, inputs) if own is None else own(inputs)
 
         def forward(inputs: Tensor) -> Tensor:
@@ -140,11 +142,11 @@ class Mixer:
         return original
 
     def _with_initial_state(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Returns a forward whose scan starts from the stored state; transformers' Mamba-1 scan starts at zero."""
+        """Returns a forward whose scan starts from the stored state; transformers' Mamba-1 scan starts from zero."""
         return copied(self.module, forward, {_SCAN: self._scan})
 
     def _scan(self, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **kwargs: Any) -> Any:
-        """Runs Mamba-1 token by token, as transformers decodes; tensors are [num_seqs, channels, length]."""
+        """Runs Mamba-1 token by token, like transformers' decoding; tensors are [num_seqs, channels, length]."""
         names = inspect.unwrap(type(self.module).forward).__globals__
         if self._view is None:
             return names[_SCAN](hidden_states, dt, A, B, C, **kwargs)
@@ -168,7 +170,7 @@ class Mixer:
 
 
 def copied(module: nn.Module, forward: Callable[..., Tensor], names: dict[str, Callable]) -> Callable[..., Tensor]:
-    """Returns transformers' forward with some global functions replaced; unchanged if it uses none of them."""
+    """Returns transformers' forward with some global functions replaced; unchanged if it uses none of these."""
     plain = inspect.unwrap(type(module).forward)
     if not names.keys() & set(plain.__code__.co_names):
         return forward
@@ -180,5 +182,5 @@ def copied(module: nn.Module, forward: Callable[..., Tensor], names: dict[str, C
 
 
 def states_of(mixers: tuple[Mixer, ...]) -> list[LayerState]:
-    """Returns the state shapes by layer; several mixers of a layer share its state."""
+    """Returns the state shapes by layer; if a layer has several mixers, they share its state."""
     return list({mixer.state.layer: mixer.state for mixer in mixers}.values())

@@ -37,7 +37,7 @@ class RememberedStates:
 
 
 def remembered_states(layers: list[object]) -> RememberedStates | None:
-    """Returns the states in the layers of a cache that a pass has filled; None if no layer has any."""
+    """Returns the states in the layers of a cache that a pass has filled; None if no layer has a state."""
     states = [
         LayerState(index, tuple(_parts(layer)))
         for index, layer in enumerate(layers)
@@ -58,7 +58,7 @@ def _parts(layer: LinearAttentionCacheLayerMixin) -> list[StatePart]:
 
 @torch.inference_mode()
 def install_mixers(model: PreTrainedModel, states: list[LayerState], attention: str) -> tuple[Mixer, ...]:
-    """Adapts a model's mixers to rounds; the model is otherwise in its final form.
+    """Adapts a model's mixers to rounds; all other changes to the model must be made before.
 
     Args:
         attention: name of the model's attention function, which is restored afterwards.
@@ -74,7 +74,7 @@ def install_mixers(model: PreTrainedModel, states: list[LayerState], attention: 
             "transformers' cache"
         )
     edges = _edges(model, [module for state in states for module in modules[state.layer]], attention)
-    # Several mixers of a layer share the layer's state; each writes its own parts.
+    # Several mixers of a layer share the layer's state; each mixer writes other parts of it.
     return tuple(
         (TreeMixer if TreeMixer.fits(module, state) else Mixer)(module, state, *edges[module])
         for state in states
@@ -97,7 +97,7 @@ def _mixer_modules(model: nn.Module) -> dict[int, list[nn.Module]]:
 def _edges(
     model: PreTrainedModel, mixers: list[nn.Module], attention: str
 ) -> dict[nn.Module, tuple[list[nn.Linear], nn.Linear | None]]:
-    """Finds, by mixer, the linear layers that multiply its unmodified input, and the one whose result it returns."""
+    """By mixer, the linear layers that multiply its unmodified input, and the linear layer whose result it returns."""
     inputs: dict[nn.Module, Tensor] = {}
     outputs: dict[nn.Module, object] = {}
 

@@ -1,4 +1,4 @@
-"""The `ModelPart` of models with recurrent states, which also settles the number of saved states."""
+"""The `ModelPart` of models with recurrent states; also determines the number of saved states."""
 
 from dataclasses import replace
 
@@ -16,14 +16,14 @@ from wingbeat.runtime.state.settings import REFUSED, STATES
 from wingbeat.runtime.verifier.layers.model_part import ModelPart
 
 SHARE_OF_SAVED = 0.25
-"""Largest share of the memory for KV and saved states that saved states take by default."""
+"""Maximum share of the memory for KV and saved states that saved states get by default."""
 
 
 class ModelStates(ModelPart):
     """The mixers of a model's layers.
 
     Args:
-        mixers: on their device; a layer may have several.
+        mixers: the mixers, on their device; a layer may have several.
     """
 
     name = "states"
@@ -49,7 +49,7 @@ class ModelStates(ModelPart):
         return row_bytes(self.states)
 
     def budget(self, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
-        """See `ModelPart.budget`; settles `num_saved_states`.
+        """See `ModelPart.budget`; also determines `num_saved_states`.
 
         Args:
             budget: bytes for KV and states; used if `num_kv_blocks` is not given.
@@ -74,9 +74,9 @@ class ModelStates(ModelPart):
 
 
 def most_saved(config: EngineConfig, num_blocks: int | None) -> int:
-    """Number of states worth saving: one per interval of the blocks, or of four times what all slots hold."""
+    """Number of states worth saving: one per interval of the blocks, or of four times the tokens of all slots."""
     if not config.enable_prefix_caching:
-        return 1  # for a drafter's replay
+        return 1  # a drafter's replay needs one row
     per_seq = -(-config.max_model_len // config.state_interval)
     most = 1 + 4 * config.max_num_seqs * per_seq
     held = most if num_blocks is None else num_blocks * config.block_size // config.state_interval

@@ -1,4 +1,4 @@
-"""Pool of the states of a model's mixers, one row per sequence, and a mixer's view of some rows.
+"""Pool of the states of a model's mixers, with one row per sequence, and a mixer's view of some rows.
 
 A mixer is the part of a decoder layer that keeps a state of fixed size for a sequence: gated delta nets, Mamba-1 and
 Mamba-2, short convolutions.
@@ -18,9 +18,9 @@ class StatePart(NamedTuple):
     recurrent: bool
     """True for a recurrent state, False for the past inputs of a convolution."""
     index: int
-    """Index among the mixer's states of this kind, in transformers' numbering."""
+    """Index of the tensor among the mixer's states of this kind, in transformers' numbering."""
     shape: tuple[int, ...]
-    """Shape for one sequence."""
+    """Shape of the tensor for one sequence."""
     dtype: torch.dtype
 
 
@@ -32,50 +32,51 @@ class LayerState(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes for one sequence."""
+        """Size of one sequence's state in bytes."""
         return sum(math.prod(part.shape) * part.dtype.itemsize for part in self.parts)
 
 
 class StateView:
     """States of a few sequences in the form of a mixer's cache, which the mixer reads and updates.
 
-    Implements the methods of `transformers.Cache` that mixers call; a zero state represents no tokens.
+    Implements the methods of `transformers.Cache` that mixers call. A state of zeros is the state before the first
+    token.
     """
 
     def __init__(self, parts: dict[tuple[bool, int], Tensor]) -> None:
         self.parts = parts
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """Returns [num_seqs, channels, kernel_size], which the caller may modify."""
+        """Returns the past inputs [num_seqs, channels, kernel_size], which the caller may modify."""
         return self.parts.get((False, state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """Returns [num_seqs, ...], which the caller may modify."""
+        """Returns the states [num_seqs, ...], which the caller may modify."""
         return self.parts.get((True, state_idx))
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object) -> Tensor:
-        """Appends inputs [num_seqs, channels, length]; returns the previous inputs followed by these."""
+        """Appends inputs [num_seqs, channels, length]; returns the previous inputs followed by the new inputs."""
         before = self.parts[False, state_idx]
         inputs = torch.cat([before, conv_states], dim=-1)
         self.parts[False, state_idx] = inputs[..., -before.shape[-1] :]
         return inputs
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """Stores the state after the tokens."""
+        """Stores the state after the pass's tokens."""
         self.parts[True, state_idx] = recurrent_states
         return recurrent_states
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Whether states before the latest are recorded: never."""
+        """Whether states before the latest are recorded; always False."""
         return False
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Whether there are states: always."""
+        """Whether there are states; always True."""
         return True
 
 
 class StatePool:
-    """A row of every layer's state per sequence, at addresses that never change; all rows are initially zero.
+    """The states of all layers, with one row per sequence; addresses never change, and all rows are initially zero.
 
     Parts of equal shape are stored together: `stacks` maps a part to [num_layers, num_rows, ...].
     """
@@ -96,18 +97,18 @@ class StatePool:
                 self._layers[layer][part.recurrent, part.index] = own
 
     def parts(self, layer: int) -> dict[tuple[bool, int], Tensor]:
-        """Returns one layer's state: [num_rows, ...] by (is recurrent, index)."""
+        """Returns one layer's states: tensors [num_rows, ...] by (whether it is recurrent, index)."""
         return self._layers[layer]
 
     def gather(self, layer: int, rows: Tensor) -> StateView:
-        """Returns copies of rows int64 [num_seqs]."""
+        """Returns copies of the states in rows int64 [num_seqs]."""
         return StateView({key: part.index_select(0, rows) for key, part in self._layers[layer].items()})
 
     def store(self, layer: int, rows: Tensor, view: StateView, live: Tensor | None = None) -> None:
         """Stores a view's states into rows int64 [num_seqs].
 
         Args:
-            live: bool [num_seqs]: rows that are written; None writes all.
+            live: bool [num_seqs]: rows that are written; None writes all rows.
         """
         for key, part in self._layers[layer].items():
             new = view.parts[key].to(part.dtype)
@@ -121,7 +122,7 @@ class StatePool:
             stack[:, target].copy_(stack[:, source])
 
     def clear(self, row: int) -> None:
-        """Sets a row to the state of no tokens."""
+        """Sets a row to the state before the first token."""
         for stack in self.stacks.values():
             stack[:, row].zero_()
 

@@ -1,4 +1,4 @@
-"""Assignment of a round's rows to sequences' states, built once per round for all mixers."""
+"""Assignment of a round's rows to the states of sequences, built once per round for all mixers."""
 
 from collections.abc import Hashable
 from functools import cached_property
@@ -15,7 +15,8 @@ from wingbeat.runtime.state.pool import StatePool
 class KeptRows:
     """Mixer inputs of a round's decodes, kept until the accepted paths are known.
 
-    Rounds of at most `capacity` rows keep them at fixed addresses, where a captured token choice finds them.
+    The inputs of rounds with at most `capacity` rows have fixed addresses, because a captured graph of the token choice
+    reads them there.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class KeptRows:
         self._rooms: dict[Hashable, list[Tensor]] = {}
 
     def put(self, mixer: Hashable, parts: list[Tensor]) -> None:
-        """Keeps tensors of [num_reqs, num_nodes, ...]."""
+        """Stores a mixer's inputs, tensors of [num_reqs, num_nodes, ...]."""
         num_rows = parts[0].shape[0] * parts[0].shape[1]
         if num_rows > self.capacity:
             self._latest[mixer] = parts
@@ -35,7 +36,7 @@ class KeptRows:
             room[:num_rows].copy_(part.flatten(0, 1))
 
     def take(self, mixer: Hashable, num_reqs: int, num_nodes: int) -> list[Tensor]:
-        """Returns the tensors that the latest pass over these decodes kept: [num_reqs, num_nodes, ...] each."""
+        """Returns the tensors [num_reqs, num_nodes, ...] that the latest pass over these decodes stored."""
         num_rows = num_reqs * num_nodes
         if num_rows > self.capacity:
             return self._latest[mixer]
@@ -48,8 +49,8 @@ class DecodeStates:
     All shapes depend only on the arguments' shapes.
 
     Args:
-        longest: most nodes of a path.
-        window: most past inputs that a convolution reads.
+        longest: maximum number of nodes of a path.
+        window: maximum number of past inputs that a convolution reads.
         chains: whether each tree is a single path, with nodes in path order.
     """
 
@@ -60,7 +61,7 @@ class DecodeStates:
 
     @property
     def slots(self) -> Tensor:
-        """int64 [num_seqs]: slot whose state each sequence of `paths_of` starts from."""
+        """int64 [num_seqs]: for each sequence of `paths_of`, the slot whose state it starts from."""
         slots = self.decodes.slots
         return slots if self._is_path else slots.repeat_interleave(self._paths.shape[1])
 
@@ -73,7 +74,7 @@ class DecodeStates:
 
     @cached_property
     def _paths(self) -> Tensor:
-        """int64 [num_reqs, num_nodes, longest]: path of each node from the root, then the node itself repeated."""
+        """int64 [num_reqs, num_nodes, longest]: path from the root to each node, padded by repeating the node."""
         tree = self.decodes.tree
         up = tree.parents.clamp(min=0)
         above = [torch.arange(up.shape[1], device=up.device).expand_as(up)]
@@ -83,7 +84,7 @@ class DecodeStates:
         return torch.stack(above, dim=2).gather(2, steps.clamp(0, self._longest - 1))
 
     def padded(self, rows: Tensor) -> Tensor:
-        """Pads rows of a batch that begins with the decodes, [num_rows or more, n] -> [num_reqs, num_nodes, n]."""
+        """Pads a batch's first rows, which are the decodes: [num_rows or more, n] -> [num_reqs, num_nodes, n]."""
         return self.decodes.padded(rows)
 
     def paths_of(self, padded: Tensor) -> Tensor:
@@ -105,19 +106,20 @@ class AcceptedStates(NamedTuple):
     """Nodes along which the states of a round's decodes advance."""
 
     slots: Tensor
-    """int64 [num_reqs]"""
+    """int64 [num_reqs]: slots of the decodes."""
     num_nodes: int
-    """Width of the trees."""
+    """Number of nodes of each tree, padding included."""
     nodes: Tensor
-    """int64 [num_reqs, longest]: root and accepted nodes, with the last one repeated."""
+    """int64 [num_reqs, longest]: root and accepted nodes; shorter paths repeat the last node."""
     num_tokens: Tensor
-    """int64 [num_reqs]: number of accepted tokens among them."""
+    """int64 [num_reqs]: number of accepted tokens among the nodes."""
     saves: tuple[tuple[Tensor, Tensor], ...]
-    """Copies to save on the way: number of accepted nodes before each copy, int64 [num_reqs], and its pool row, int64
-    [num_reqs] (the spare row if the path ends earlier)."""
+    """States to save on the way along the path, as pairs: the number of accepted nodes before the state is copied,
+    int64 [num_reqs], and the pool row of the copy, int64 [num_reqs] (the spare row if the path ends earlier).
+    """
 
     def path(self) -> Path:
-        """Returns the paths of the copies to save, followed by those of the states themselves."""
+        """Returns the paths of the copies to save, followed by the paths of the states themselves."""
         num_reqs, times = len(self.slots), 1 + len(self.saves)
         first = torch.arange(num_reqs, device=self.slots.device)[:, None] * self.num_nodes
         num_tokens, targets = zip(*self.saves, (self.num_tokens, self.slots), strict=True)
@@ -135,21 +137,21 @@ def _along(padded: Tensor, nodes: Tensor) -> Tensor:
 
 
 class Piece(NamedTuple):
-    """Rows of one prompt chunk up to a length at which a state is saved; they advance the state."""
+    """Rows of one prompt chunk up to a length at which a state is saved; the rows advance the state."""
 
     start: int
     length: int
     live: Tensor
     """int64 [1]: pool row of the state."""
     save: Tensor | None = None
-    """int64 [1]: pool row for a copy, if one is saved."""
+    """int64 [1]: pool row for a copy of the state; None if no copy is saved."""
 
 
 class RoundStates(NamedTuple):
-    """A round's rows by state, for its mixers."""
+    """A round's rows, grouped by the state that they advance, for its mixers."""
 
     pool: StatePool
     kept: KeptRows
     decodes: DecodeStates | None
     pieces: list[Piece]
-    """Pieces of prompt chunks, in the order of their rows, which follow the decodes' rows."""
+    """Pieces of prompt chunks in the order of their rows, which stand behind the decodes' rows."""

@@ -1,7 +1,7 @@
 """Bookkeeping of saved recurrent states by prefix; no tensors.
 
-A KV block is useful at the end of any prefix that contains it, but a state belongs to exactly one prefix. States are
-therefore saved at the ends of some blocks, under the blocks' hashes, and are dropped with their block.
+A KV block is useful for every prefix that contains it, but a state belongs to exactly one prefix. States are therefore
+saved at the ends of some blocks, under the hashes of these blocks, and a state is dropped together with its block.
 """
 
 from collections import Counter, OrderedDict
@@ -11,12 +11,12 @@ class SavedStates:
     """Rows that hold states: free, pending (of a live block that is not hashed yet), cached, or lent.
 
     Args:
-        num_rows: most states at once; the least recently used cached state makes room.
+        num_rows: maximum number of states; beyond that, the least recently used cached state is evicted.
         interval: tokens between prefixes whose states are saved; a multiple of the block size.
         enabled: False saves no states; rows can still be lent.
 
     Raises:
-        ValueError: there is no row, or the interval is no multiple of the block size.
+        ValueError: num_rows is 0, or the interval is not a multiple of the block size.
     """
 
     def __init__(self, num_rows: int, interval: int, block_size: int, enabled: bool = True) -> None:
@@ -31,34 +31,34 @@ class SavedStates:
         self._pending: dict[int, int] = {}
         self._cached: OrderedDict[bytes, int] = OrderedDict()
         self._pins: Counter[bytes] = Counter()
-        """By hash, number of pinned prefixes that end there."""
+        """By block hash, the number of pinned prefixes that end at the block."""
         self._num_lent = 0
 
     @property
     def num_cached(self) -> int:
-        """Number of prefixes whose states can be found."""
+        """Number of prefixes whose states are saved and can be found."""
         return len(self._cached)
 
     @property
     def num_pinned(self) -> int:
-        """Number of states that are not evicted."""
+        """Number of states that are pinned and cannot be evicted."""
         return len(self._pins)
 
     @property
     def most_pinned(self) -> int:
-        """Most states that may be pinned: the other half is left to running sequences and drafters' replays."""
+        """Maximum number of pinned states; the other half of the rows is for running sequences and for replays."""
         return self.num_rows // 2
 
     def next_end(self, position: int, end: int) -> int | None:
-        """Returns the first prefix length after `position`, at most `end`, whose state is saved."""
+        """Returns the first prefix length after `position`, up to `end`, whose state is saved; None if none is."""
         following = (position // self.interval + 1) * self.interval
         return following if self.enabled and following <= end else None
 
     def take(self, block_id: int) -> int | None:
         """Returns a row for the state at the end of a live block; None if all rows are lent or pinned.
 
-        If nothing else makes room, the oldest pending state does: usually that of an earlier block of the same prompt.
-        Rows must be written in the order in which they are taken.
+        If no row is free and no cached state can be evicted, the oldest pending state is dropped, usually the state of
+        an earlier block of the same prompt. Rows must be written in the order in which they are taken.
         """
         row = self._pending.pop(block_id, None)
         if row is None:
@@ -70,7 +70,7 @@ class SavedStates:
         return row
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
-        """Makes the pending state of a full, computed block findable under its hash."""
+        """Makes the pending state of a block findable under the block's hash; the block is full and computed."""
         row = self._pending.pop(block_id, None)
         if row is None:
             return
@@ -86,7 +86,7 @@ class SavedStates:
             self._free.append(row)
 
     def dropped(self, block_hash: bytes) -> None:
-        """Drops the state of a prefix that is no longer cached."""
+        """Drops the state of a prefix whose block is no longer cached."""
         row = self._cached.pop(block_hash, None)
         if row is not None:
             self._free.append(row)
@@ -118,13 +118,13 @@ class SavedStates:
         self._pins -= Counter([block_hash])
 
     def lend(self) -> int | None:
-        """Lends a row for a caller's own use; None if all are in use."""
+        """Lends a row to a caller, such as a drafter's replay; returns None if all rows are in use."""
         row = self._take()
         self._num_lent += row is not None
         return row
 
     def give_back(self, row: int) -> None:
-        """Returns a lent row."""
+        """Takes a lent row back."""
         self._num_lent -= 1
         self._free.append(row)
 
@@ -134,10 +134,10 @@ class SavedStates:
             self._free.append(self._cached.pop(block_hash))
 
     def mismatch(self, cached: dict[bytes, int]) -> str | None:
-        """Returns the first inconsistency; None if there is none.
+        """Returns a description of the first inconsistency; None if there is none.
 
         Args:
-            cached: block id by hash, from the blocks' own cache.
+            cached: block ids by hash, from the cache of KV blocks.
         """
         if len(self._free) + len(self._pending) + len(self._cached) + self._num_lent != self.num_rows:
             return (

@@ -1,7 +1,7 @@
 """Mixers whose recurrences run over whole trees: all nodes at once, starting from one unchanged state.
 
-The mixer's forward is transformers' own, with its convolution and recurrence functions replaced by those of
-`wingbeat.kernels.state`, which follow a tree's ancestors instead of the preceding tokens.
+The mixer's forward is transformers' own. Its convolution and recurrence functions are replaced by functions of
+`wingbeat.kernels.state`, in which a node follows its ancestors in the tree instead of the tokens before it.
 """
 
 import inspect
@@ -26,11 +26,11 @@ from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, Ke
 
 _CONVOLUTION = "causal_conv1d_fn"
 _EPSILON = 1e-6
-"""Added to the sum of squares when queries and keys are L2-normalised."""
+"""Value added to the sum of squares when queries and keys are L2-normalised."""
 
 
 class TreeView:
-    """A mixer's cache while it runs over trees: returns no states, and collects what the nodes add to states.
+    """A mixer's cache during a pass over trees: returns no states, and collects the nodes' contributions to the states.
 
     Args:
         states: the layer's state, as `StatePool.parts` returns it.
@@ -39,35 +39,35 @@ class TreeView:
     def __init__(self, states: dict[tuple[bool, int], Tensor], rows: TreeRows) -> None:
         self.states, self.rows = states, rows
         self.left: dict[tuple[bool, int], tuple[Tensor, ...]] = {}
-        """By part of the state: tensors [num_reqs, num_nodes, ...]."""
+        """Contributions of the nodes, by part of the state: tensors [num_reqs, num_nodes, ...]."""
         self._convolved = 0
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Returns None, as before the first token; `convolve` reads the past inputs itself."""
+        """Returns None, as before the first token, because `convolve` reads the past inputs itself."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Returns None, as before the first token."""
+        """Returns None, as before the first token, because the recurrence reads the state itself."""
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object) -> Tensor:
-        """Records which convolution comes next; returns the inputs [num_reqs, channels, num_nodes] unchanged."""
+        """Stores which convolution runs next; returns the inputs [num_reqs, channels, num_nodes] unchanged."""
         self._convolved = state_idx
         return conv_states
 
     def update_recurrent_state(self, recurrent_states: None, layer_idx: int, state_idx: int = 0) -> None:
-        """Does nothing: states advance only once tokens are decided."""
+        """Does nothing, because states advance only when tokens are decided."""
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Whether states before the latest are recorded: never."""
+        """Whether states before the latest are recorded; always False."""
         return False
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Whether there are states: always."""
+        """Whether there are states; always True."""
         return True
 
     def convolve(
         self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **kwargs: Any
     ) -> Tensor:
-        """Replaces `causal_conv1d_fn`."""
+        """Replaces transformers' `causal_conv1d_fn` in the mixer's forward."""
         part = False, self._convolved
         self.left[part] = (inputs.transpose(1, 2),)
         out = convolve(inputs, self.states[part], self.rows, weight, bias)
@@ -83,7 +83,7 @@ class TreeView:
         use_qk_l2norm_in_kernel: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Replaces `torch_chunk_gated_delta_rule`."""
+        """Replaces transformers' `torch_chunk_gated_delta_rule` in the mixer's forward."""
         epsilon = _EPSILON if use_qk_l2norm_in_kernel else None
         out, added = delta_rule(query, key, value, g, beta, self.states[True, 0], self.rows, epsilon)
         self.left[True, 0] = added
@@ -103,12 +103,12 @@ class TreeView:
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Replaces `mamba2_chunk_scan`."""
+        """Replaces transformers' `mamba2_chunk_scan` in the mixer's forward."""
         steps = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
         steps = (F.softplus(steps) if dt_softplus else steps).clamp(*dt_limit)
         out, added = selective_scan(hidden_states, steps, A, B, C, self.states[True, 0], self.rows)
         self.left[True, 0] = added
-        # Callers use view(), which needs a contiguous tensor.
+        # The output is made contiguous because the callers use view().
         return (out if D is None else out + D[:, None] * hidden_states.float()).contiguous(), None
 
 
@@ -126,7 +126,7 @@ _RECURRENCES = (
 
 
 class TreeMixer(Mixer):
-    """A mixer that processes whole trees instead of paths; arguments as of `Mixer`."""
+    """A mixer that processes whole trees instead of paths; for the arguments see `Mixer`."""
 
     def __init__(self, module: nn.Module, state: LayerState, entries: list[nn.Linear], exit: nn.Linear | None) -> None:
         forward = module.forward
@@ -143,7 +143,7 @@ class TreeMixer(Mixer):
 
     @staticmethod
     def fits(module: nn.Module, state: LayerState) -> bool:
-        """Whether every part of the state is read by a function that has a replacement over trees."""
+        """Whether the function that reads a part of the state has a replacement for trees, for every part."""
         names = inspect.unwrap(type(module).forward).__code__.co_names
         recurs = any(one.name in names for one in _RECURRENCES)
         return all(recurs if part.recurrent else _CONVOLUTION in names for part in state.parts)

@@ -1,11 +1,14 @@
-"""A counting suffix automaton: which tokens followed a context, and how often. Works on tokens, not requests.
+"""A counting suffix automaton: which tokens followed a context, and how often.
 
-Each state stands for contexts (substrings) that end at the same places of the text, so n tokens need at most 2 n states
-and appending a token costs amortised constant time. Several texts share one automaton, each extended at its own end
-(Blumer et al., The smallest automaton recognizing the subwords of a text, 1985; generalised to several texts).
+The automaton holds only tokens and counts, nothing about requests.
 
-Plain Python on purpose: appending a token is a handful of dependent dictionary look-ups, which tensors would only slow
-down.
+A state stands for all contexts (substrings) that end at the same places of the text, so n tokens need at most 2 n
+states, and appending a token takes amortised constant time. Several texts share one automaton; each text is extended at
+its own end (Blumer et al., The smallest automaton recognizing the subwords of a text, 1985; generalised to several
+texts).
+
+This is plain Python because appending a token is a few dictionary look-ups, each of which needs the result of the one
+before; tensors would only be slower.
 """
 
 from itertools import islice
@@ -13,10 +16,15 @@ from operator import itemgetter
 from typing import NamedTuple
 
 MAX_CONTEXT_TOKENS = 32
-"""Longest context in tokens that is counted and matched. Longer contexts predict hardly better, and counting a token
-takes at most this many steps, however repetitive the text."""
+"""Maximum length in tokens of contexts that are counted and matched.
+
+Longer contexts hardly predict better, and the limit bounds the steps that counting a token takes, however repetitive
+the text is.
+"""
 MAX_FOLLOWERS = 64
-"""Maximum number of followers of a context that are considered: the first ones seen, which include those that recur."""
+"""Maximum number of followers of a context that are considered, in order of their first occurrence; frequent
+followers usually occur early.
+"""
 
 _ROOT = 0
 
@@ -36,9 +44,9 @@ class Follower(NamedTuple):
     probability: float
     """Estimated probability; the probabilities of all followers sum to less than 1."""
     share: float
-    """Share of the context's followed occurrences in which this token followed."""
+    """Share of the context's occurrences (those with a follower) in which this token followed."""
     cursor: Cursor
-    """Position of the context extended by this token."""
+    """Position of the context with this token appended."""
 
 
 class Text(NamedTuple):
@@ -49,17 +57,18 @@ class Text(NamedTuple):
 
 
 class SuffixAutomaton:
-    """Contexts of several texts, with counts."""
+    """The contexts of several texts, with the number of their occurrences."""
 
     def __init__(self) -> None:
         self._next: list[dict[int, int]] = [{}]
         self._link: list[int] = [-1]
-        """By state: the state of the longest suffix that ends in more places (suffix link)."""
+        """By state, its suffix link: the state of the longest suffix that ends in more places."""
         self._length: list[int] = [0]
-        """By state: number of tokens of its longest context."""
+        """By state, the number of tokens of its longest context."""
         self._count: list[int] = [0]
-        """By state: number of places where its contexts end; counted for contexts of up to MAX_CONTEXT_TOKENS
-        tokens."""
+        """By state, the number of places where its contexts end; only contexts of up to MAX_CONTEXT_TOKENS tokens
+        are counted.
+        """
         self.num_tokens = 0
 
     def extend(self, text: Text, token_id: int) -> Text:
@@ -74,7 +83,7 @@ class SuffixAutomaton:
         return Text(last, cursor)
 
     def advance(self, cursor: Cursor, token_id: int) -> Cursor:
-        """The longest suffix of (context, token) that occurs in some text."""
+        """Cursor at the longest suffix of (context, token) that occurs in some text."""
         state, length = self._normal(cursor)
         while token_id not in self._next[state]:
             state = self._link[state]
@@ -84,7 +93,7 @@ class SuffixAutomaton:
         return self._step(Cursor(state, length), token_id)
 
     def longest_followed(self, cursor: Cursor) -> Cursor:
-        """The longest suffix of the context that has followers; the empty context if there is none."""
+        """Cursor at the longest suffix of the context that has followers; the empty context if none has any."""
         state, length = self._normal(cursor)
         while not self._next[state] and state > _ROOT:
             state = self._link[state]
@@ -94,8 +103,8 @@ class SuffixAutomaton:
     def continuations(self, cursor: Cursor, most: int) -> list[Follower]:
         """The likeliest tokens after the longest suffix of a context that has followers.
 
-        A shorter suffix contributes only if there are fewer than `most` followers; its probabilities are scaled by the
-        mass that the longer ones leave.
+        Shorter suffixes contribute only if the longer ones have fewer than `most` followers; the probabilities from a
+        shorter suffix are scaled by the probability that the longer suffixes leave over.
         """
         found: dict[int, Follower] = {}
         left = 1.0
@@ -115,22 +124,23 @@ class SuffixAutomaton:
         return self.followers(self.longest_followed(cursor), most)
 
     def followers(self, cursor: Cursor, most: int) -> list[Follower]:
-        """The likeliest tokens after a context, likeliest first, ties by latest first occurrence.
+        """The likeliest tokens after a context, likeliest first; among equal counts, the token that first occurred
+        latest.
 
-        None for an empty context.
+        The list is empty for an empty context.
 
-        The estimate is PPM's method C with an escape that shrinks with context length: a context of `length` tokens
-        with n followed occurrences and d distinct followers reserves d / length for unseen tokens, so that P(token) =
-        its count / (n + d / length).
+        Probabilities are estimated by PPM's method C, with a share for unseen tokens that shrinks with the context's
+        length. In a context of `length` tokens with n followed occurrences and d distinct followers, unseen tokens
+        count as d / length occurrences, so that P(token) = count of the token / (n + d / length).
         """
-        # The context extended by a follower must still be short enough to be counted.
+        # The context with a follower appended must still be short enough to be counted.
         state, length = self._normal(Cursor(cursor.state, min(cursor.length, MAX_CONTEXT_TOKENS - 1)))
         following, count = self._next[state], self._count
         if not following or not length:
             return []
         counted = [(count[to], token_id, to) for token_id, to in islice(following.items(), MAX_FOLLOWERS)]
         if len(counted) > 1:
-            # The sort is stable: among equal counts, the follower inserted last comes first.
+            # The sort is stable, so among equal counts the follower that was inserted last comes first.
             counted.reverse()
             counted.sort(key=itemgetter(0), reverse=True)
         total = sum(entry[0] for entry in counted)
@@ -143,7 +153,7 @@ class SuffixAutomaton:
         ]
 
     def likeliest(self, cursor: Cursor) -> Follower | None:
-        """The first of `longest_followers`, without building the list; None if there is none."""
+        """The first entry of `longest_followers`, found without building the list; None if the list is empty."""
         link, lengths, count, next_of = self._link, self._length, self._count, self._next
         state, length = self._normal(cursor)
         following = next_of[state]
@@ -169,7 +179,7 @@ class SuffixAutomaton:
         return Follower(token_id, probability, best / total, self._capped(to, length + 1))
 
     def _append(self, last: int, token_id: int) -> int:
-        """Extends a whole text by a token; returns its new state."""
+        """Appends a token to a text, without counting; returns the text's new state."""
         following, link, length = self._next, self._link, self._length
         known = following[last].get(token_id)
         if known is not None:  # another text already continues with this token
@@ -185,7 +195,7 @@ class SuffixAutomaton:
         return new
 
     def _split(self, state: int, token_id: int, known: int) -> int:
-        """Splits off the contexts of `known` that are no longer than (`state`, token) into a state of their own."""
+        """Makes a new state for the contexts of `known` that are no longer than (`state`, token)."""
         following, link = self._next, self._link
         clone = self._new_state(dict(following[known]), link[known], self._length[state] + 1, self._count[known])
         link[known] = clone
@@ -202,7 +212,7 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
     def _step(self, cursor: Cursor, token_id: int) -> Cursor:
-        """Position of (context, token), which must occur in some text, truncated to the counted length."""
+        """Cursor at (context, token), which must occur in some text, shortened to the counted length."""
         state, length = self._normal(cursor)
         return self._capped(self._next[state][token_id], length + 1)
 
@@ -210,7 +220,7 @@ class SuffixAutomaton:
         return self._normal(Cursor(state, min(length, MAX_CONTEXT_TOKENS)))
 
     def _normal(self, cursor: Cursor) -> Cursor:
-        """The state that currently holds a context: splits and truncation move it along suffix links."""
+        """Cursor with the state that holds the context now; splits and shortening move a context along suffix links."""
         state, length = cursor
         link = self._link
         while state > _ROOT and self._length[link[state]] >= length:

@@ -1,4 +1,4 @@
-"""The drafter `suffix`: continues contexts that occurred before, from suffix automata over the texts of requests.
+"""The drafter `suffix`: continues contexts that occurred before, with suffix automata over the texts of requests.
 
 Needs no model and no hidden states; `suffix_texts` holds the texts and grows the drafts.
 """
@@ -23,8 +23,8 @@ class SuffixDrafter(Drafter):
     Args:
         speculation: shape of the trees.
         max_shared_tokens: see `SuffixTexts`.
-        max_tokens_per_pass: maximum tokens added per pass: a long prompt is spread over several passes, during which
-            its request gets no drafts, so that other requests need not wait.
+        max_tokens_per_pass: maximum number of tokens added per pass. A longer prompt is added over several passes, so
+            that other requests need not wait for it; until then its request gets no drafts.
         limits: further limits.
     """
 
@@ -41,15 +41,15 @@ class SuffixDrafter(Drafter):
         self._texts = SuffixTexts(speculation, max_shared_tokens, limits)
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """Needs no room: requests are stored by slot on demand; see `Drafter.resize`."""
+        """Does nothing: no memory is reserved, because texts are stored by slot as they come; see `Drafter.resize`."""
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
-        """Run one pass; see `Drafter.draft`."""
+        """Adds new tokens, then drafts; see `Drafter.draft`."""
         self.commit(batch)
         return self._propose(batch) if batch.proposal_slots.numel() else None
 
     def commit(self, batch: DraftBatch) -> None:
-        """Add the new tokens of decoding sequences and of those that request a tree."""
+        """Add the new tokens of the sequences that decode and of the sequences that request a tree."""
         lens, epochs = batch.committed_lens.tolist(), batch.epochs.tolist()
         budget = self.max_tokens_per_pass
         for slot in dict.fromkeys(batch.proposal_slots.tolist() + batch.decode_slots.tolist()):
@@ -63,7 +63,7 @@ class SuffixDrafter(Drafter):
                 self._texts.take_in(request, history[request.num_known : until].tolist())
 
     def propose(self, batch: DraftBatch) -> TokenTree:
-        """The likeliest continuations of the longest known context; bare roots if there is none."""
+        """Trees with the likeliest continuations of each longest known context; bare roots if no context is known."""
         self.commit(batch)
         return self._propose(batch)
 
@@ -82,7 +82,7 @@ class SuffixDrafter(Drafter):
 
 
 class _Trees(NamedTuple):
-    """Columns of a `TokenTree`, row by row."""
+    """Columns of a `TokenTree`, filled row by row."""
 
     token_ids: list[list[int]]
     parents: list[list[int]]
@@ -109,10 +109,10 @@ class _Trees(NamedTuple):
 
 
 def _begins(request: KnownText, history: Tensor, length: int) -> bool:
-    """Whether the known tokens may be the start of a history.
+    """Whether the known tokens can be the beginning of a token history.
 
-    Another verifier, with its own epochs, may use the slot now. Only the last known token is compared; an error only
-    costs speed.
+    The check is needed because another verifier, with epochs of its own, may use the slot now. Only the last known
+    token is compared; a wrong result costs speed, but does not change answers.
     """
     known = request.num_known
     return known <= length and (not known or history[known - 1].item() == request.last_token_id)

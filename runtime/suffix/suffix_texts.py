@@ -1,7 +1,7 @@
-"""Texts of requests in suffix automata, and drafts that continue them; independent of tensors and verifiers.
+"""Texts of requests in suffix automata, and drafts that continue these texts; uses neither tensors nor verifiers.
 
-Source: Oliaro et al., SuffixDecoding (2024): the longest context that occurred before is continued, best-first by how
-often each token followed, to a depth that grows with the context's length.
+Source: Oliaro et al., SuffixDecoding (2024): the longest context that occurred before is continued with the tokens that
+followed it most often, likeliest path first, to a depth that grows with the context's length.
 """
 
 import heapq
@@ -15,14 +15,15 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.suffix.suffix_automaton import Cursor, SuffixAutomaton, Text
 
 LEVELS_PER_TOKEN = 4.0
-"""Levels drafted per token of the matched context: the paper's alpha, which it varies from 1 to 4."""
+"""Number of levels drafted per token of the matched context; called alpha in the paper, which tries 1 to 4."""
 MIN_PROBABILITY = 0.01
 """Minimum estimated path probability of a drafted node."""
 TAIL_TOKENS = 8
-"""Tokens preceding an output (or a part of it) that are added to the shared texts with it, so that its beginning can be
-matched."""
+"""Number of tokens before an output (or before a part of it) that are added to the shared texts together with the
+output, so that the output's beginning can be matched.
+"""
 MAX_SHARED_TOKENS = 1 << 17
-"""Tokens of finished and running outputs to remember; some 500 bytes each."""
+"""Number of tokens of outputs, running or finished, that are remembered; a token takes about 500 bytes."""
 _LEAST_SCORE = log(MIN_PROBABILITY)
 _START, _NOWHERE = Text(), Cursor()
 
@@ -31,18 +32,18 @@ class SuffixLimits(NamedTuple):
     """Limits of matching, memory and drafts; None means the drafter's default."""
 
     max_tree_depth: int | None = None
-    """Maximum total of context tokens and drafted tokens."""
+    """Maximum sum of context tokens and drafted tokens."""
     max_cached_requests: int | None = None
     """Number of requests whose outputs are remembered; 0 means none."""
     max_spec_factor: float | None = None
-    """Drafted levels per token of the context."""
+    """Number of drafted levels per token of the context."""
     min_token_prob: float | None = None
-    """Minimum share of a context's occurrences that a draft's tokens followed."""
+    """Minimum share of a context's occurrences in which the drafted tokens followed."""
 
     def levels(self, context_length: int) -> int:
         """Maximum levels of a draft after a context of this length.
 
-        A suffix of the context also matches and may allow more.
+        Every suffix of the context also matches, and a shorter context may allow more levels.
         """
         factor = LEVELS_PER_TOKEN if self.max_spec_factor is None else self.max_spec_factor
         if self.max_tree_depth is None:
@@ -56,7 +57,7 @@ def _levels(context_length: int, factor: float) -> int:
 
 
 class _Match(NamedTuple):
-    """Position at which a draft starts."""
+    """Automaton and cursor from which a draft continues."""
 
     automaton: SuffixAutomaton
     cursor: Cursor
@@ -64,7 +65,7 @@ class _Match(NamedTuple):
 
 @dataclass
 class KnownText:
-    """The known part of a sequence's text."""
+    """The part of a sequence's text that the automata contain so far."""
 
     epoch: int
     shared_from: int
@@ -76,18 +77,18 @@ class KnownText:
     tail: deque[int] = field(default_factory=lambda: deque(maxlen=TAIL_TOKENS))
     """The latest known tokens."""
     generation: int = -1
-    """Generation of the shared texts that `shared` and `older` refer to."""
+    """Generation of the shared texts to which `shared` and `older` refer."""
     shared: Text = _START
     older: Cursor = _NOWHERE
     counted_in: int = -1
-    """Generation whose younger automaton counts this request."""
+    """Generation of the shared texts whose younger automaton counts this request."""
 
 
 class _SharedTexts:
-    """Outputs of all requests, including running ones; the oldest are dropped.
+    """Outputs of all requests, running or finished; the oldest outputs are dropped.
 
-    An automaton cannot forget. Tokens are added to the younger of two automata; a full younger automaton replaces the
-    older.
+    An automaton cannot delete tokens. There are therefore two automata; tokens are added to the younger one, and when
+    it is full, it replaces the older one.
     """
 
     def __init__(self, max_tokens: int, max_requests: int | None) -> None:
@@ -97,7 +98,7 @@ class _SharedTexts:
         self.generation = self.num_requests = 0
 
     def extend(self, request: KnownText, token_id: int) -> None:
-        """Append a token to a request's output."""
+        """Append a token of a request's output to the shared texts."""
         if not self.max_tokens:
             return
         is_new, most = request.counted_in != self.generation, self._max_requests
@@ -111,7 +112,7 @@ class _SharedTexts:
         self._append(request, token_id)
 
     def places(self, request: KnownText) -> list[_Match]:
-        """Positions in both automata at which a request's text ends."""
+        """Cursors at the end of a request's text, in the two shared automata."""
         if not self.max_tokens:
             return []
         self._join(request)
@@ -130,13 +131,14 @@ class _SharedTexts:
 
 
 class SuffixTexts:
-    """Texts of requests: one automaton per request, and shared ones for all outputs.
+    """Texts of requests: one automaton per request for its whole text, and shared automata for all outputs.
 
-    A Python loop over nodes: each step is a few dictionary look-ups that depend on the previous one.
+    Drafts are grown by a Python loop, because each node is a few dictionary look-ups that need the previous node's
+    result.
 
     Args:
         speculation: shape of the trees.
-        max_shared_tokens: see `MAX_SHARED_TOKENS`; 0 drafts each request from its own text only.
+        max_shared_tokens: see `MAX_SHARED_TOKENS`; 0 means that each request is drafted for from its own text only.
         limits: further limits.
     """
 
@@ -162,7 +164,7 @@ class SuffixTexts:
         request.last_token_id = token_ids[-1]
 
     def _match(self, request: KnownText) -> _Match | None:
-        """The longest context with followers; among equals, the request's own automaton wins."""
+        """The longest context that has followers; if two are equally long, the request's own automaton is used."""
         places = [_Match(request.own, request.text.cursor), *self._shared.places(request)]
         followed = [_Match(place.automaton, place.automaton.longest_followed(place.cursor)) for place in places]
         best = max(followed, key=_context_length)
@@ -171,7 +173,7 @@ class SuffixTexts:
     def grow(self, request: KnownText, levels: int) -> list["TextNode"]:
         """Nodes below the last token of a known text, likeliest path first, so that parents precede children.
 
-        Empty if no context is known.
+        The list is empty if no context is known.
         """
         match = self._match(request)
         if match is None:
@@ -184,7 +186,7 @@ class SuffixTexts:
         heap: list[tuple[float, int, TextNode]] = []
         nodes: list[TextNode] = []
         num_seen, parent, depth, score, share = 0, 0, 0, 0.0, 1.0
-        # All nodes depend on the first token, so shorter contexts contribute there.
+        # All deeper nodes depend on the first token, so the first token may also come from shorter contexts.
         followers = automaton.continuations(match.cursor, top_k) if depth_limit else []
         while True:
             for follower in followers:
@@ -208,14 +210,14 @@ class TextNode(NamedTuple):
     parent: int
     depth: int
     score: float
-    """Estimated log-probability of the path."""
+    """Estimated log-probability of the path from the root to the node."""
     share: float
-    """Product of the shares of the path's tokens."""
+    """Product of the shares of the path's tokens; see `Follower.share`."""
     cursor: Cursor
 
 
 def _chain(match: _Match, depth: int, least_share: float | None) -> list[TextNode]:
-    """Nodes of a chain; the case top_k 1 of `SuffixTexts.grow`."""
+    """Nodes of a chain: does what `SuffixTexts.grow` does if top_k is 1."""
     nodes: list[TextNode] = []
     score, share, follower = 0.0, 1.0, match.automaton.likeliest(match.cursor)
     while follower is not None and len(nodes) < depth:

@@ -13,7 +13,7 @@ add_nodes_on_host = "wingbeat.runtime.suffix_beside.text_trees:add_nodes_on_host
 
 
 def text_drafts(config: "EngineConfig", speculation: "Speculation") -> Any:
-    """The builder of text trees; None if they are not enabled."""
+    """The object that builds text trees; None if text trees are not enabled."""
     if not config.suffix_beside:
         return None
     from wingbeat.runtime.suffix_beside.suffix_beside import SuffixBeside

@@ -6,8 +6,9 @@ if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
 
 ENGINE_SETTINGS = {"suffix_beside": (bool, False)}
-"""Whether a tree that continues earlier text may replace the drafter's tree if more accepted tokens are expected of
-it."""
+"""Whether a tree that continues earlier text may replace the drafter's tree if it is expected to have more accepted
+tokens.
+"""
 
 
 def check_limits(config: "EngineConfig") -> None:

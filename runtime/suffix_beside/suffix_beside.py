@@ -1,9 +1,9 @@
-"""Suffix automata in the engine's process beside a drafter: per sequence and round, the better tree is used.
+"""Suffix automata in the engine's process beside a drafter: each round uses, for each sequence, the better tree.
 
-A tree that continues earlier text costs no draft. Its expected accepted tokens are the sum of its nodes' path
-probabilities, estimated from counts and corrected by the acceptance of earlier text trees. For the drafter's tree the
-sequence's own average is used, since the tree does not exist yet when the choice is made. Either way the output equals
-that of plain decoding.
+A tree that continues earlier text (a text tree) needs no drafter. Its expected number of accepted tokens is the sum of
+its nodes' path probabilities, which are estimated from counts and corrected by the acceptance of earlier text trees.
+The drafter's tree does not exist yet when the choice is made, so its acceptance is estimated by the average of the
+sequence's earlier drafter trees. With either tree, the output equals that of plain decoding.
 """
 
 from bisect import bisect_left
@@ -22,21 +22,25 @@ from wingbeat.runtime.speculation.policy import HOLD, PROBE_ROUNDS, RAREST_PROBE
 from wingbeat.runtime.suffix.suffix_texts import KnownText, SuffixTexts, TextNode
 
 MAX_TOKENS_PER_ROUND = 1024
-"""Maximum tokens added per round: a long prompt is spread over several rounds, in which its sequence gets no text
-tree."""
+"""Maximum number of tokens added per round.
+
+A longer prompt is added over several rounds, in which its sequence gets no text tree.
+"""
 LOOK_ROUNDS = 2 * HOLD
-"""Rounds with text trees between two checks of whether they pay off."""
+"""Number of rounds with text trees between two checks of whether these rounds were faster."""
 FIRST_ROUNDS = 6 * HOLD
-"""First rounds of an engine that always use the drafter, to measure its cost and acceptance."""
+"""Number of rounds after an engine's start in which the drafter is always used, so that its cost and acceptance are
+measured.
+"""
 NEWEST, NEWEST_OF_ALL = 1 / 8, 1 / 64
-"""Weight of the latest draft in the average of its sequence, and in the average of all sequences."""
+"""Weight of the latest drafter tree in the average of its sequence, and in the average of all sequences."""
 RETURNS = 1 / 32
-"""Share by which the average of a sequence without drafts moves back to the average of all, per round."""
+"""Share by which, per round without a drafter tree, a sequence's average moves back to the average of all sequences."""
 _EDGES = EDGES.tolist()
 
 
 class Made(NamedTuple):
-    """A text tree and its expected acceptance."""
+    """A text tree and the expected number of its accepted tokens."""
 
     seq: Sequence
     nodes: list[TextNode]
@@ -53,7 +57,8 @@ class _Drafted:
 
 
 class SuffixBeside(TextDrafts):
-    """Builds text trees with `SuffixTexts` and uses them where they are expected to be better than the drafter's.
+    """Builds text trees with `SuffixTexts`, and uses a text tree if it is expected to be better than the drafter's
+    tree.
 
     Args:
         shape: shape of all trees.
@@ -66,13 +71,17 @@ class SuffixBeside(TextDrafts):
         self._known: dict[int, KnownText] = {}
         self._drafted: dict[int, _Drafted] = {}
         self._average = self._levels / 3
-        """Accepted tokens per drafter tree over all sequences; the initial value assumes a mediocre drafter."""
+        """Mean number of accepted tokens per drafter tree, over all sequences; the initial value assumes a mediocre
+        drafter.
+        """
         self._num_drafts, self._first_left = 0, FIRST_ROUNDS
         self._until_probe = self._probe_left = 0
-        """Rounds with text trees only until the next probe, and remaining rounds of the current probe."""
+        """Number of rounds with text trees alone until the next probe of the drafter, and remaining rounds of the
+        current probe.
+        """
         self._probe_every = HOLD
         self._num_rounds = self._paused = 0
-        """Rounds with text trees so far, and remaining rounds of a pause."""
+        """Number of rounds with text trees so far, and remaining rounds of a pause of text trees."""
         self._pause = LOOK_ROUNDS
         self._launched: deque[list[tuple[Sequence, bool]]] = deque()
         """For each round in flight, its decodes and whether a drafter tree was requested."""
@@ -93,7 +102,8 @@ class SuffixBeside(TextDrafts):
         slower = self._speculation.slow_down(flight.plan.decodes or seqs, len(seqs))
         drafted = [self._of(tree.seq).average if slower and tree.seq.draft.complete else 0.0 for tree in trees]
         by_text = [tree.expected > brings for tree, brings in zip(trees, drafted, strict=True)]
-        # Text trees for all sequences save the draft; for some, the draft's cost is still paid.
+        # If all sequences use text trees, the round needs no draft. If only some sequences use them, the draft still
+        # costs as much as without text trees.
         alone = sum(1.0 + tree.expected for tree in trees)
         mixed = sum(1.0 + max(tree.expected, brings) for tree, brings in zip(trees, drafted, strict=True))
         asks = not any(by_text) or (slower is not None and not all(by_text) and alone * slower < mixed)
@@ -106,7 +116,7 @@ class SuffixBeside(TextDrafts):
         return asks
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Record which decodes have drafter trees."""
+        """Record for which decodes a drafter tree was requested."""
         asked = flight.plan.with_trees()
         self._launched.append(list(zip(flight.plan.decodes, asked, strict=True)))
 
@@ -129,7 +139,7 @@ class SuffixBeside(TextDrafts):
         self._launched.clear()
 
     def _pause_unless_it_pays(self) -> None:
-        """Pause text trees for some rounds if rounds with them were slow; each pause is longer than the one before."""
+        """Pause text trees for some rounds if rounds with text trees were slow; each pause is longer than the last."""
         self._num_rounds += 1
         if self._num_rounds % LOOK_ROUNDS == 0:
             if self._speculation.text_pays:
@@ -138,7 +148,7 @@ class SuffixBeside(TextDrafts):
                 self._paused, self._pause = self._pause, min(2 * self._pause, RAREST_PROBE)
 
     def _probes(self, *, is_chosen: bool) -> bool:
-        """Whether to use the drafter although text was chosen: an unused drafter's acceptance cannot be measured."""
+        """Whether to use the drafter although text was chosen, because only trees in use can be measured."""
         if not is_chosen:
             self._probe_left = 0
         elif self._probe_left:
@@ -153,7 +163,7 @@ class SuffixBeside(TextDrafts):
         return False
 
     def _trees(self, seqs: list[Sequence], flight: RoundInFlight) -> list[Made]:
-        """A tree for each sequence; without nodes if no known text continues the sequence's."""
+        """A text tree for each sequence; the tree has no nodes if no known text continues the sequence."""
         budget, new, table = MAX_TOKENS_PER_ROUND, flight.tokens_by_slot(), self._speculation.text_table()
         made, price = [], self._speculation.node_price(flight.plan.decodes or seqs)
         for seq in seqs:
@@ -185,7 +195,7 @@ class SuffixBeside(TextDrafts):
 
 
 def _expected(nodes: list[TextNode], table: Any, price: float = 0.0) -> float:
-    """Expected accepted tokens of a tree, over the nodes worth verifying.
+    """Expected number of accepted tokens of a tree, counting only the nodes worth verifying.
 
     Args:
         nodes: nodes of the tree.

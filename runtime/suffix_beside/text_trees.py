@@ -36,13 +36,13 @@ def add_nodes(
 
 
 def _made(plan: SchedulerOutput) -> dict[int, list[TextNode]]:
-    """Nodes of text trees by decode row, for decodes with KV blocks for them."""
+    """Nodes of text trees by decode row, for decodes that have KV blocks for the nodes."""
     rows = zip(plan.decodes, plan.with_texts(), strict=True)
     return {row: seq.draft.text_tree for row, (seq, is_made) in enumerate(rows) if is_made}
 
 
 def _with_text(num_reqs: int, trees: TokenTree | None, made: dict[int, list[TextNode]], width: int) -> TokenTree:
-    """Trees on the host; bare roots for rows with neither kind of tree."""
+    """Trees on the host; a row with neither a drafter tree nor a text tree gets a bare root."""
     token_ids, parents, depths = np.zeros((3, num_reqs, width), np.int64)
     scores, num_valid = np.zeros((num_reqs, width), np.float32), np.ones(num_reqs, np.int64)
     parents[:, 0] = -1

@@ -1,4 +1,4 @@
-"""Ranks other than 0: run the forward passes announced by rank 0, without scheduler, requests and drafter."""
+"""Ranks other than 0: run the forward passes that rank 0 announces; they have no scheduler, requests or drafter."""
 
 from functools import cached_property
 from pathlib import Path
@@ -32,11 +32,11 @@ def follow(
     """Loads a rank's part of a model and runs rank 0's passes until rank 0 ends.
 
     Args:
-        limits: limits of rank 0's engine.
-        graph_device: captures this rank's part of rounds; None uses CUDA.
+        limits: config of rank 0's engine.
+        graph_device: captures this rank's part of rounds as graphs; None means CUDA graphs.
 
     Raises:
-        ValueError: as `load_shard`; or an adapter's files have changed since rank 0 read them.
+        ValueError: as for `load_shard`; or an adapter's files have changed since rank 0 read them.
         BackendLost: rank 0 or another rank is gone.
     """
     ranks = Ranks(group, rank, device)
@@ -47,7 +47,7 @@ def follow(
 
 
 class Follower:
-    """Part of the model and of the KV cache that one rank holds, and the loop that runs rank 0's messages on them."""
+    """A rank's part of the model and of the KV cache, and the loop that executes rank 0's messages."""
 
     def __init__(self, loaded: LoadedModel, ranks: Ranks, graph_device: GraphDevice | None = None) -> None:
         self._loaded = loaded
@@ -58,7 +58,7 @@ class Follower:
         self._cache: KVCache | None = None
 
     def follow(self) -> None:
-        """Carries out rank 0's messages until rank 0 ends; raises as `follow`."""
+        """Executes rank 0's messages until rank 0 ends; raises like `follow`."""
         try:
             while True:
                 form, numbers = self._ranks.hear()
@@ -66,11 +66,11 @@ class Follower:
                     return
                 self.run(unpack(form, numbers))
         finally:
-            self._forget_graphs()  # before the process group that their collectives use is closed
+            self._forget_graphs()  # must happen before the process group is closed, which the graphs' collectives use
 
     @torch.inference_mode()
     def run(self, message: RoundMessage) -> None:
-        """Carries out one message."""
+        """Executes one message."""
         for from_slots, to_slots in message.moves:
             self._cache.move(from_slots, to_slots)
         columns: dict[type, Any] = {}
@@ -90,17 +90,17 @@ class Follower:
     def _write(self, name: str, value: Tensor | None) -> None:
         if value is None:
             self._weights.finish()
-        elif name in self._weights:  # biases added only once exist on rank 0 alone
+        elif name in self._weights:  # a bias that is added only once exists on rank 0 alone
             self._weights.write(name, value)
 
     @cached_property
     def _weights(self) -> Any:
-        """Parts of the weights that this rank holds; created when rank 0 writes weights."""
+        """This rank's parts of the weights; created when rank 0 writes weights."""
         return first("served_weights", self._loaded)
 
     @cached_property
     def _graphs(self) -> FollowingGraphs:
-        """Graphs of this rank's parts of rounds; created when rank 0 captures."""
+        """Graphs of this rank's parts of rounds; created when rank 0 captures a round."""
         device = self._graph_device or CudaGraphDevice(self._loaded.device)
         return FollowingGraphs(self._ranks, device, self.run)
 

@@ -1,9 +1,9 @@
-"""Captured rounds over several ranks: each rank has a graph of its own part, and all are replayed together.
+"""Captured rounds over several ranks: each rank has a graph of its own part, and all ranks replay together.
 
-Collectives are inside the graphs, and so are the inputs of a pass: rank 0's graph computes the rows and broadcasts
-their tensors, and the other ranks' graphs begin with receiving them. The number and sizes of these tensors are recorded
-in the warm-up, which sends messages as eager passes do. Outside of graphs rank 0 announces each step (`GraphOrder`), so
-that all ranks warm up, capture and replay in the same order.
+The graphs contain the collectives and also the transfer of a pass's inputs: rank 0's graph computes the rows and
+broadcasts their tensors, and each other rank's graph begins by receiving these tensors. The warm-up sends the same
+messages eagerly and records the number and sizes of the tensors. Outside the graphs, rank 0 announces each step
+(`GraphOrder`), so that all ranks warm up, capture and replay in the same order.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,11 @@ class LedGraph(NamedTuple):
 
     graph: Any
     number: int | None
-    """Number of the other ranks' graphs; None if they take no part."""
+    """Number of the corresponding graphs on the other ranks; None if the other ranks take no part."""
 
 
 class LeadingGraphs:
-    """`GraphDevice` of rank 0, which captures on all ranks.
+    """`GraphDevice` of rank 0, which makes all ranks capture.
 
     Args:
         inner: captures rank 0's part.
@@ -56,10 +56,11 @@ class LeadingGraphs:
         return self._inner.warm_up(run)
 
     def capture(self, function: Callable[[], ResultT], pool: Any) -> tuple[LedGraph, ResultT]:
-        """See `GraphDevice.capture`; captures the function warmed up last.
+        """See `GraphDevice.capture`; `function` must be the function that was warmed up last.
 
         Raises:
-            RuntimeError: a rank cannot capture it; the message names the rank. OutOfMemoryError if memory is the cause.
+            RuntimeError: a rank cannot capture the function; the message names the rank. The class is OutOfMemoryError
+                if memory is the cause.
             BackendLost: another rank is gone.
         """
         if not self._script:
@@ -70,7 +71,7 @@ class LeadingGraphs:
         try:
             with self._telling.captured(self._script):
                 graph, result = self._inner.capture(function, pool)
-        except Exception as error:  # cannot be the loss of a rank: nothing is sent during a capture
+        except Exception as error:  # Nothing is sent during a capture, so the cause cannot be the loss of a rank.
             own = first_cause(error)
         problem = self._telling.ranks.agree(own)
         if problem is not None:
@@ -78,7 +79,7 @@ class LeadingGraphs:
         return LedGraph(graph, self._number), result
 
     def replay(self, graph: LedGraph) -> None:
-        """See `GraphDevice.replay`, on all ranks.
+        """Replays a graph on all ranks; see `GraphDevice.replay`.
 
         Raises:
             BackendLost: another rank is gone.
@@ -96,7 +97,7 @@ class FollowingGraphs:
     """Graphs of a rank other than 0.
 
     Args:
-        run: carries out a message.
+        run: function that executes a message.
     """
 
     def __init__(self, ranks: Ranks, device: GraphDevice, run: Callable[[RoundMessage], None]) -> None:
@@ -106,7 +107,7 @@ class FollowingGraphs:
         self._graphs: dict[int, Any] = {}
 
     def obey(self, order: GraphOrder) -> None:
-        """Carries out a step together with rank 0.
+        """Executes a step at the same time as rank 0.
 
         Raises:
             BackendLost: rank 0 or another rank is gone.
@@ -120,11 +121,11 @@ class FollowingGraphs:
                 self._device.replay(self._graphs[order.number])
 
     def forget(self) -> None:
-        """Releases all graphs, because the KV pool they use is gone."""
+        """Releases all graphs, because the KV pool that they use is released."""
         self._graphs.clear()
 
     def _run_once(self) -> None:
-        """Carries out messages up to the end of one warm-up run of rank 0."""
+        """Executes messages until one warm-up run of rank 0 ends."""
         self._script = []
         while True:
             form, numbers = self._ranks.hear()

@@ -1,4 +1,4 @@
-"""Rank group of one verifier, and the features that tensor parallelism excludes; does not import torch."""
+"""Rank group of one verifier, and features that tensor parallelism does not support; does not import torch."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -34,5 +34,5 @@ class RankGroup(NamedTuple):
     """Processes over which one verifier is spread."""
 
     store: Path
-    """File by which the processes find each other; must not exist at start."""
+    """File through which the processes find each other; must not exist at the start."""
     size: int

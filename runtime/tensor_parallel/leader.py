@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 class Leader(Backend):
-    """Announces every forward pass to the other ranks, whoever calls it: the engine's rounds, a trial, a measurement.
+    """Announces every forward pass of the model to the other ranks, whether a round, the load-time trial or a
+    measurement runs it.
 
     Args:
         loaded: this rank's part of the model; its `forward` is replaced.
@@ -42,10 +43,10 @@ class Leader(Backend):
     def parts(
         self, loaded: LoadedModel, config: EngineConfig, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]
     ) -> tuple[VerifierModel, KVCache]:
-        """Model and KV cache, as for every backend.
+        """Builds model and KV cache, as every backend does.
 
         Raises:
-            ValueError: the drafter reads keys and values, of which each rank has only some heads.
+            ValueError: the drafter reads keys and values, but each rank has only some of the KV heads.
         """
         if kv_layers:
             reads = f"the drafter reads keys and values of layers {list(kv_layers)}"
@@ -54,7 +55,7 @@ class Leader(Backend):
         return VerifierModel(loaded, tap_layers), cache
 
     def graph_device(self, device: GraphDevice) -> GraphDevice:
-        """Graph device that captures rounds on all ranks."""
+        """Returns a graph device that captures rounds on all ranks."""
         return LeadingGraphs(self.telling, device)
 
     def close(self) -> None:
@@ -63,7 +64,7 @@ class Leader(Backend):
         self.ranks.close()
 
     def _forward(self, **inputs: Any) -> Any:
-        """The model's forward on all ranks; raises as `Telling.a_pass`."""
+        """Runs the model's forward on all ranks; raises like `Telling.a_pass`."""
         with self.telling.a_pass(**inputs):
             return self._run(**inputs)
 
@@ -76,10 +77,10 @@ class FollowedCache(KVCache):
         self._telling = telling
 
     def own_pools(self) -> None:
-        """None, because the other ranks must be told of every move."""
+        """Returns None, because every move must be announced to the other ranks."""
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """`KVCache.move` on all ranks."""
+        """Runs `KVCache.move` on all ranks."""
         super().move(from_slots, to_slots)
         self._telling.moved(from_slots, to_slots)
 
@@ -93,11 +94,11 @@ class Led(NamedTuple):
 
 
 def lead(group: RankGroup, path: Path, dtype: torch.dtype, device: torch.device, limits: EngineConfig) -> Led:
-    """Loads rank 0's part of a model; the other ranks load theirs at the same time and follow from then on.
+    """Loads rank 0's part of a model; the other ranks load theirs at the same time, and then execute rank 0's messages.
 
     Raises:
-        ValueError: the limits need a feature that excludes tensor parallelism, or as `load_shard`; one line that names
-            the setting to change.
+        ValueError: the limits need a feature that cannot be combined with tensor parallelism, or as for `load_shard`;
+            the message is one line that names the setting to change.
         BackendLost: another rank failed.
     """
     refuse(limits.asked() | {RANKS: f"tensor_parallel_size is {group.size}"}, REFUSED)

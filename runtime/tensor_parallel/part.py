@@ -12,7 +12,7 @@ refusals = "wingbeat.runtime.tensor_parallel.group:REFUSED"
 
 
 def open_backend(settings: "PairSettings", device: "torch.device") -> "Led | None":
-    """Loads rank 0's part of a verifier spread over processes; None if the settings name no ranks."""
+    """Loads rank 0's part of a verifier spread over processes; returns None if the settings name no ranks."""
     if settings.spread is None:
         return None
     from wingbeat.runtime.tensor_parallel.leader import lead

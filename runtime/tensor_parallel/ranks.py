@@ -13,23 +13,27 @@ from wingbeat.runtime.tensor_parallel.group import RankGroup
 from wingbeat.runtime.verifier_errors import BackendLost
 
 JOIN_S = 600.0
-"""Seconds to wait until all ranks have joined; each is a process that starts on its own."""
+"""Seconds to wait until all ranks have joined; every rank is a process that starts by itself."""
 COLLECTIVE_S = 60.0
-"""Seconds to wait within a pass for a rank that is alive; the death of a rank is detected at once."""
+"""Seconds to wait within a pass for a rank that is alive but does not answer; the death of a rank is detected at
+once.
+"""
 IDLE = timedelta(days=365)
-"""Longest time between two messages of rank 0, which may be idle; its death ends the wait."""
+"""Maximum time between two messages of rank 0, which may be idle; if rank 0 dies, the wait ends at once."""
 FRAME_BYTES = 16 << 10
-"""Fixed size of a message's first part; longer messages have a second part."""
+"""Fixed size of a message's first part; a longer message has a second part."""
 _LENGTHS_BYTES = 16
 _PROBLEM_BYTES = 512
-"""Bytes of a rank's error line."""
+"""Maximum number of bytes of a rank's error line."""
 
 
 class Ranks:
-    """Membership of this process in the group. All ranks are on one node and communicate over the loopback interface.
+    """Membership of this process in the group of ranks.
+
+    All ranks are on one node and communicate over the loopback interface.
 
     Args:
-        rank: number of this rank; 0 leads.
+        rank: number of this rank; rank 0 leads.
 
     Raises:
         BackendLost: the other ranks do not join.
@@ -59,7 +63,7 @@ class Ranks:
         return self.rank == 0
 
     def wait_for_all(self) -> None:
-        """Waits until every rank calls this, without a time limit."""
+        """Waits until every rank has called this method, without a time limit."""
         with self.with_others():
             dist.barrier(group=self._messages)
 
@@ -78,13 +82,13 @@ class Ranks:
         return torch.cat(parts, dim=-1)
 
     def share(self, numbers: Tensor) -> Tensor:
-        """Broadcasts rank 0's bytes, uint8 [n], in place; the only message within a graph."""
+        """Broadcasts rank 0's bytes, uint8 [n], in place; the only kind of message that graphs contain."""
         with self.with_others():
             dist.broadcast(numbers, 0)
         return numbers
 
     def agree(self, problem: str | None) -> str | None:
-        """Exchanges problems of a common attempt; returns that of the lowest rank that has one, in one line.
+        """Exchanges the ranks' problems with a common attempt; returns the problem of the lowest rank that has one.
 
         Args:
             problem: this rank's problem; None if it has none.
@@ -100,10 +104,11 @@ class Ranks:
         return next((f"rank {rank}: {line}" for rank, line in enumerate(lines) if line), None)
 
     def tell(self, form: bytes, numbers: Tensor) -> None:
-        """On rank 0: sends a message to the other ranks; an empty form ends them.
+        """On rank 0: sends a message to the other ranks; a message with an empty form ends the other ranks.
 
         Args:
-            numbers: uint8 [n] on this rank's device; the host does not wait for a GPU that computes them.
+            numbers: uint8 [n] on this rank's device; if a GPU is still computing these bytes, the host does not wait
+                for the GPU.
         """
         lengths = torch.tensor([len(form), len(numbers)])
         told = torch.frombuffer(bytearray(lengths.numpy().tobytes() + form), dtype=torch.uint8)
@@ -118,7 +123,7 @@ class Ranks:
                 dist.broadcast(numbers, 0)
 
     def hear(self) -> tuple[bytes, Tensor]:
-        """On other ranks: waits for rank 0's next message."""
+        """On the other ranks: waits for rank 0's next message."""
         body, on_gpu = torch.empty(FRAME_BYTES, dtype=torch.uint8), self.device.type == "cuda"
         with self.with_others():
             dist.broadcast(body, 0, group=self._messages)
@@ -129,7 +134,7 @@ class Ranks:
                 rest = torch.empty(end - FRAME_BYTES, dtype=torch.uint8)
                 dist.broadcast(rest, 0, group=self._messages)
                 body = torch.cat([body, rest])
-            numbers = body[begin:end].clone()  # aligned as tensors require
+            numbers = body[begin:end].clone()  # a copy is aligned, as tensors require
             if on_gpu and num_numbers:
                 numbers = torch.empty(num_numbers, dtype=torch.uint8, device=self.device)
                 dist.broadcast(numbers, 0)
@@ -138,7 +143,7 @@ class Ranks:
     def _send(self, part: Tensor) -> None:
         """Broadcasts a part of a message.
 
-        The time limit catches a rank that is alive but stopped before it received.
+        The time limit detects a rank that is alive but has stopped before it received the part.
         """
         dist.broadcast(part, 0, group=self._messages, async_op=True).wait(timedelta(seconds=COLLECTIVE_S))
 
@@ -148,7 +153,7 @@ class Ranks:
 
     @contextmanager
     def with_others(self) -> Iterator[None]:
-        """Context manager that turns RuntimeError into BackendLost: a failure within is the loss of another rank."""
+        """Context manager that turns RuntimeError, which collectives raise if a rank is lost, into BackendLost."""
         try:
             yield
         except RuntimeError as error:

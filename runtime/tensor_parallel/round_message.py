@@ -10,11 +10,14 @@ from torch import Tensor
 from wingbeat.runtime.round.rows import Rows, Segment
 
 _ALIGNED = 16
-"""Alignment of each tensor among the packed bytes."""
+"""Alignment in bytes of each tensor in the packed bytes."""
 
 
 class PoolShape(NamedTuple):
-    """KV pool of a pass. A rank has one pool at a time and allocates another when the number changes."""
+    """KV pool of a pass.
+
+    A rank has one pool at a time; if the pool's number changes, the rank allocates another pool.
+    """
 
     number: int
     num_blocks: int
@@ -22,34 +25,35 @@ class PoolShape(NamedTuple):
 
 
 class GraphOrder(NamedTuple):
-    """Step of a graph, carried out by every rank on its own graph."""
+    """Step of a graph; every rank executes the step on its own graph."""
 
     step: Literal["warm up", "run ended", "capture", "replay"]
-    """After `warm up`, the messages up to each `run ended` are the content of the graph, and are carried out as they
-    arrive."""
+    """After `warm up`, the messages up to each `run ended` are the content of the graph; the ranks also execute them
+    as they arrive.
+    """
     number: int
-    """Number of the graph, for one stage of rank 0 at one bucket."""
+    """Number of the graph; each stage of rank 0 has a graph for each bucket."""
 
 
 class RoundMessage(NamedTuple):
-    """Message with a forward pass, with moves alone, with a step of a graph, or with a weight."""
+    """Message with a forward pass, with moves only, with a step of a graph, or with a weight."""
 
     pool: PoolShape | None
     moves: tuple[tuple[Tensor, Tensor], ...]
-    """Pool slots from which and to which KV has moved since the previous message."""
+    """Pairs of pool slots from which and to which KV was moved since the previous message."""
     parts: tuple[tuple[str, Any], ...] = ()
-    """Messages of the model's parts about the pass, by name: see `ModelPart.tell`."""
+    """Messages of the model's parts about the pass, by name of the part; see `ModelPart.tell`."""
     observed: Tensor | None = None
     """int64 [num_seqs, length]: token ids of a pass over whole sequences without a KV cache."""
     rows: Rows | None = None
-    """Rows of the pass, without caches, columns and context managers of features."""
+    """Rows of the pass, without the features' caches, columns and context managers."""
     order: GraphOrder | None = None
     written: tuple[str, Tensor | None] | None = None
-    """Name and value of a whole weight, of which each rank writes its part; an empty name after the last weight."""
+    """Name and value of a whole weight, of which each rank writes its part; an empty name follows the last weight."""
 
 
 class _Place(NamedTuple):
-    """Location of a tensor among the packed bytes."""
+    """Location of a tensor in the packed bytes."""
 
     offset: int
     dtype: str
@@ -57,11 +61,11 @@ class _Place(NamedTuple):
 
 
 _KNOWN = {(kind.__module__, kind.__qualname__): kind for kind in (RoundMessage, PoolShape, GraphOrder, Rows, Segment)}
-"""Classes that a message may contain beside numbers, tuples and dicts."""
+"""Classes that a message may contain in addition to numbers, tuples and dicts."""
 
 
 class _Packer(pickle.Pickler):
-    """Pickles everything but tensors, whose bytes it collects in one buffer."""
+    """Pickles everything except tensors, and collects the tensors' bytes in one buffer."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -100,7 +104,7 @@ def pack(message: RoundMessage) -> tuple[bytes, Tensor]:
     """Splits a message into its pickled form and the bytes of its tensors.
 
     Returns:
-        The form, and uint8 [n] on the tensors' device; on the host if there are none.
+        The pickled form, and the bytes uint8 [n] on the tensors' device, or on the host if there are no tensors.
     """
     file = io.BytesIO()
     packer = _Packer(file)

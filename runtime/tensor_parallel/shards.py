@@ -1,7 +1,9 @@
-"""Loads a rank's part of a model: transformers' plan defines how weights are divided and where ranks add up.
+"""Loads a rank's part of a model; transformers' plan defines how weights are divided and where the ranks' outputs are
+summed.
 
-transformers reads the parts from the checkpoint as distributed tensors. For inference these become plain tensors, so
-that layers run as in a whole model, and the plan's sums become hooks (Megatron-LM, arXiv 1909.08053).
+transformers reads the parts from the checkpoint as distributed tensors. For inference the distributed tensors are
+replaced by plain tensors, so that layers run as in a whole model, and the plan's sums become hooks (Megatron-LM, arXiv
+1909.08053).
 """
 
 from collections.abc import Callable
@@ -28,10 +30,10 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
 def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfig) -> LoadedModel:
-    """`load_model` on every rank at once; each pass of the load-time trial runs on all ranks.
+    """Runs `load_model` on all ranks at the same time; each pass of the load-time trial runs on all ranks.
 
     Args:
-        limits: limits of rank 0's engine, as far as parts of the runtime read them.
+        limits: config of rank 0's engine; only the fields that runtime parts read matter.
 
     Raises:
         ModelCheckpointError, UnsupportedModelError: as `load_model`.
@@ -55,16 +57,16 @@ def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfi
 
 
 class Shards:
-    """A rank's parts of the weights; the ranks' parts, concatenated, are the whole weight."""
+    """A rank's parts of the weights; if the ranks' parts are concatenated, the result is the whole weight."""
 
     tell: Callable[[str, Tensor | None], None] | None = None
-    """On rank 0: has the other ranks write their parts."""
+    """On rank 0: function that makes the other ranks write their parts of a weight."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._places: dict[str, tuple[tuple[int, ...], int]] = {}
         self.problem: str | None = None
-        """Reason for which weights cannot be written; None if they can."""
+        """Reason why weights cannot be written; None if they can be written."""
 
     def add(self, name: str, weight: DTensor, rule: str | None) -> None:
         """Records how a weight is divided."""
@@ -75,23 +77,23 @@ class Shards:
                 self._places[name] = tuple(weight.shape), place.dim
 
     def shape(self, name: str, own: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the whole weight."""
+        """Shape of a whole weight; `own` is the shape of this rank's part, returned if the weight is not divided."""
         return self._places[name][0] if name in self._places else own
 
     def part(self, name: str, value: Tensor) -> Tensor:
-        """Part of a whole weight that this rank holds."""
+        """This rank's part of a whole weight."""
         if name not in self._places:
             return value
         return value.chunk(self._ranks.size, self._places[name][1])[self._ranks.rank]
 
 
 def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> Shards:
-    """Replaces distributed tensors by this rank's parts and the plan's collectives by hooks; returns the division.
+    """Replaces distributed tensors by this rank's parts, and the plan's collectives by hooks; returns the parts.
 
     Raises:
         UnsupportedModelError: the model's plan has an unknown rule.
     """
-    # By the id of the distributed tensor, which is unique as long as the tensor is held here.
+    # Keys are ids of distributed tensors; an id is unique as long as the tensor is referenced here.
     plain: dict[int, tuple[DTensor, nn.Parameter]] = {}
     shards = Shards(ranks)
     for name, module in model.named_modules():
@@ -99,36 +101,36 @@ def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> Shards:
         for key, weight in module.named_parameters(recurse=False):
             if isinstance(weight, DTensor):
                 shards.add(f"{name}.{key}", weight, rule)
-                if id(weight) not in plain:  # tied weights stay tied
+                if id(weight) not in plain:  # tied weights share one parameter again
                     plain[id(weight)] = weight, nn.Parameter(weight.to_local(), requires_grad=False)
                 module._parameters[key] = plain[id(weight)][1]
         if rule is None:
             continue
         if rule not in _RULES:
             raise UnsupportedModelError(f"{name} is divided by the rule {rule!r}, which is not supported")
-        vars(module).pop("forward", None)  # transformers' wrapper around the class's forward
+        vars(module).pop("forward", None)  # removes transformers' wrapper around the class's forward
         _RULES[rule](module, ranks)
     return shards
 
 
 def _as_it_is(module: nn.Module, ranks: Ranks) -> None:
-    """Rule without a collective: the module's output is this rank's part already."""
+    """Rule without a collective: the module's output already is this rank's part."""
 
 
 def _summed(module: nn.Module, ranks: Ranks) -> None:
-    """Rule whose outputs are added up over the ranks."""
+    """Rule for modules whose outputs are summed over the ranks."""
     if ranks.rank and getattr(module, "bias", None) is not None:
-        module.bias = None  # the bias must be added once
+        module.bias = None  # only rank 0 adds the bias, so that the sum contains it once
     module.register_forward_hook(lambda module, args, output: ranks.sum(output))
 
 
 def _gathered(module: nn.Module, ranks: Ranks) -> None:
-    """Rule whose outputs are concatenated over the ranks."""
+    """Rule for modules whose outputs are concatenated over the ranks."""
     module.register_forward_hook(lambda module, args, output: ranks.gather(output))
 
 
 def _words(embedding: nn.Embedding, ranks: Ranks) -> None:
-    """Rule for embeddings: each rank has some of the vocabulary, and contributes 0 for other tokens."""
+    """Rule for embeddings: each rank holds a part of the vocabulary, and contributes 0 for other tokens."""
     count = len(embedding.weight)
     embedding.padding_idx = None
     absent: list[Tensor] = []
@@ -159,4 +161,4 @@ _RULES: dict[str, Callable[[nn.Module, Ranks], None]] = {
 }
 """Rules by their names in transformers."""
 _SIDE_BY_SIDE = {"colwise", "rowwise", "colwise_gather_output", "colwise_rep", "embedding_rowwise"}
-"""Rules by which the ranks' parts, concatenated, are the whole weight."""
+"""Rules with which the whole weight is the concatenation of the ranks' parts."""

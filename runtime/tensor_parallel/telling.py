@@ -15,14 +15,15 @@ from wingbeat.runtime.verifier_errors import BackendLost
 
 
 class Told(NamedTuple):
-    """Message in a graph: its form is fixed, its bytes change with each replay."""
+    """Message in a graph: the form is fixed; the bytes change with each replay."""
 
     form: bytes
     num_bytes: int
 
 
 class Telling:
-    """Sends messages in the order of the work they announce; in a capture it broadcasts their tensors within the graph.
+    """Sends messages in the order of the work that they announce; during a capture, broadcasts their tensors in the
+    graph.
 
     Args:
         parts: parts of the model, by name.
@@ -32,18 +33,18 @@ class Telling:
         self.ranks = ranks
         self._parts = parts
         self._keys: Callable[[], Tensor | None] = lambda: None
-        """Weak reference to the keys of the pool's first layer."""
+        """Weak reference to the keys of the first layer in the KV pool."""
         self._pool: PoolShape | None = None
         self._moves: list[tuple[Tensor, Tensor]] = []
         self._in_step = True
         self._learnt: list[Told] | None = None
-        """Messages recorded for a capture, during a run of its warm-up; None otherwise."""
+        """Messages recorded for a capture during its warm-up run; None at other times."""
         self._captured: Iterator[Told] | None = None
-        """Messages that a capture has still to send; None otherwise."""
+        """Messages that the running capture has still to send; None outside a capture."""
 
     @contextmanager
     def a_pass(self, input_ids: Tensor, **inputs: Any) -> Iterator[None]:
-        """Context manager around a pass of the model on rank 0; announces the pass to the other ranks.
+        """Context manager around a pass of the model on rank 0, which announces the pass to the other ranks.
 
         Raises:
             BackendLost: a rank is gone, or an earlier pass failed and left the ranks in different states.
@@ -56,14 +57,14 @@ class Telling:
             self._use(rows.caches)
             rows = rows._replace(caches=[], packed=None, columns=NO_COLUMNS, around=(), chunk_rows=None, into=None)
             message = self._message(told)._replace(rows=rows)
-        # A capture executes nothing on any rank.
+        # No step is entered during a capture, because a capture executes nothing on any rank.
         with self.in_step() if self._captured is None else nullcontext():
             self._say(message)
             yield
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Context manager around work that all ranks do together; after an exception within, all later work is refused.
+        """Context manager around work that all ranks do together; if the work raises, all later work is refused.
 
         Raises:
             BackendLost: earlier work raised.
@@ -75,23 +76,23 @@ class Telling:
         self._in_step = True
 
     def moved(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """Has the other ranks move KV likewise: within the graph, or before their next pass."""
+        """Makes the other ranks move KV in the same way: within the graph, or before their next pass."""
         self._moves.append((from_slots, to_slots))
         if self._learnt is not None or self._captured is not None:
             self._say(self._message())
 
     def order(self, step: str, number: int) -> None:
-        """Has the other ranks carry out a step of a graph."""
+        """Makes the other ranks execute a step of a graph."""
         told = tuple((name, part.tell(None)) for name, part in self._parts.items())
         self._say(self._message(told)._replace(order=GraphOrder(step, number)))
 
     def write(self, name: str, value: Tensor | None) -> None:
-        """Has the other ranks write their parts of a weight; see `RoundMessage.written`."""
+        """Makes the other ranks write their parts of a weight; see `RoundMessage.written`."""
         self._say(self._message()._replace(written=(name, value)))
 
     @contextmanager
     def learnt(self) -> Iterator[list[Told]]:
-        """Context manager that records the messages sent within it, into the yielded list."""
+        """Context manager that appends the messages sent inside it to the yielded list."""
         self._learnt = []
         try:
             yield self._learnt
@@ -100,7 +101,7 @@ class Telling:
 
     @contextmanager
     def captured(self, script: list[Told]) -> Iterator[None]:
-        """Context manager around a capture, which must send the messages of `script` and no others."""
+        """Context manager around a capture, which must send exactly the messages of `script`."""
         self._captured = iter(script)
         try:
             yield

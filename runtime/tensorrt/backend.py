@@ -77,7 +77,7 @@ class TensorRTBackend(Backend):
     Args:
         directory: the engine directory.
         session: session of the graph `eagle_base`.
-        graph_device: captures verification and plain decoding.
+        graph_device: captures CUDA graphs of verification and of plain decoding; None runs them eagerly.
         fixed: tensors at fixed addresses for the graph's optional inputs.
     """
 
@@ -136,7 +136,7 @@ def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.
     Raises:
         EngineDirectoryError: a file is missing or differs from the recorded one.
         EngineLoadError: no installed library can run the engine on this device.
-        ValueError: a limit exceeds the engine's.
+        ValueError: a requested limit exceeds the engine's.
     """
     directory = EngineDirectory(folder)
     directory.check_files(BASE)
@@ -159,12 +159,13 @@ def load_engine(
 
 
 def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
-    """Requested limits adjusted to an engine on linear KV, with pages beside the rows for prefix caching.
+    """Adjusts the requested limits to an engine with linear KV; only prefix caching adds pages beside the KV rows.
 
     Without prefix caching each sequence has a single block as long as an engine row.
 
     Raises:
-        ValueError: a limit exceeds the engine's, or a setting is not supported; names both.
+        ValueError: a requested limit exceeds the engine's, or a setting is not supported; the message names the limit
+            or the setting.
     """
     limits = engine.limits
     if config.lower_max_model_len:

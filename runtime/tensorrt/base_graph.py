@@ -1,7 +1,7 @@
 """The verifier as an exportable graph: transformers' modeling code over linear KV, one cache row per sequence.
 
-Every stage is the same graph at other shapes. Input row j of a sequence is stored at position start + j of its cache
-row; masks decide which keys it sees.
+Prefill, verify and plain decoding use this graph, at different shapes. Keys and values of a sequence's input row j are
+stored at position start + j of the sequence's cache row; a mask selects the keys that the input row sees.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,15 +32,15 @@ _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_n
 
 
 class _GraphPass(NamedTuple):
-    """Inputs of the attention function besides q, k and v."""
+    """Inputs of the attention function in addition to q, k and v."""
 
     ops: GraphOps
     start: Tensor
     masks: dict[int, Tensor]
-    """bool [batch, 1, rows, capacity] by sliding window in tokens; key 0 means no window."""
+    """Masks by sliding window in tokens, bool [batch, 1, rows, capacity]; key 0 is the mask without a window."""
     caches: list[tuple[Tensor, Tensor]]
     written: dict[int, tuple[Tensor, Tensor]]
-    """By layer, the caches including this pass's keys and values."""
+    """Key and value cache by layer, after this pass's keys and values were written."""
 
 
 class BaseGraph(nn.Module):
@@ -54,7 +54,8 @@ class BaseGraph(nn.Module):
         visual: vision encoder of a model that takes images.
 
     Raises:
-        UnsupportedModelError: the model has a feature that this backend does not support; one line that names it.
+        UnsupportedModelError: the model has a feature that this backend does not support; the message is one line that
+            names the feature.
     """
 
     def __init__(
@@ -98,8 +99,8 @@ class BaseGraph(nn.Module):
             attention_pos_id: int64 [batch, rows], logical positions; or [batch, 3, rows], RoPE positions on three axes.
             kvcache_start_index: int64 [batch], cache position of the first row of each sequence.
             last_token_ids: int64 [batch, selected], rows whose logits are computed.
-            others: one mask for each of `windows`; for models that take images, a mask of rows with image embeddings,
-                bool [batch, rows], and the inputs of `shown_names`; inputs of a part, in the order of
+            others: in this order: one mask for each of `windows`; for models that take images, a mask of rows with
+                image embeddings, bool [batch, rows], and the inputs of `shown_names`; inputs of a part, in the order of
                 `TracedInputs.enter`; key and value cache of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
@@ -128,7 +129,8 @@ class BaseGraph(nn.Module):
 
     def arguments(self, inputs: list) -> tuple:
         """Groups a flat list with one entry per graph input, in order, into the arguments of `forward`."""
-        # A single list for all others: torch does not name free dimensions if one of several lists is empty.
+        # All other inputs form a single list, because torch leaves free dimensions unnamed if one of several lists is
+        # empty.
         return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:]
 
     def release(self) -> None:
@@ -152,7 +154,8 @@ def check_exportable(loaded: LoadedModel) -> None:
     """Refuse models that the graphs would compute wrongly.
 
     Raises:
-        UnsupportedModelError: one line that names the feature.
+        UnsupportedModelError: the model has a feature that graphs do not support; the message is one line that names
+            it.
     """
     if loaded.keeps_states:
         raise UnsupportedModelError(
@@ -203,7 +206,7 @@ def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
     """In this context the model uses `graph_attention` and the graph's RoPE operator."""
     ropes = [rope for module in loaded.model.modules() if (rope := _rope_of(module)) is not None]
     originals = [rope.original for rope in ropes]
-    # These layers multiply by a view of their weights, which would be exported as a copy.
+    # `PackableLinear` layers multiply by a view of their weights, and an export would store this view as a copy.
     linears = {module: type(module) for module in loaded.model.modules() if isinstance(module, PackableLinear)}
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -212,8 +215,8 @@ def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
     try:
         loaded.model.set_attn_implementation(GRAPH_ATTENTION_NAME)
         for rope in ropes:
-            # `Rope` wraps only functions verified to rotate halves; it calls `original` while torch compiles or
-            # exports.
+            # Replacing `original` suffices: `Rope` calls it while torch compiles or exports, and wraps only functions
+            # that were verified to rotate by halves.
             rope.original = rotate
         for linear in linears:
             linear.unpack()

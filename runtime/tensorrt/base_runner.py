@@ -23,13 +23,13 @@ class BasePass(NamedTuple):
     starts: list[int]
     """Cache position of the first input row of each sequence."""
     token_ids: Tensor
-    """int64 [num_seqs, num_rows]"""
+    """Tokens of the rows, int64 [num_seqs, num_rows]."""
     positions: Tensor
     """int64 [num_seqs, num_rows], logical positions; or [num_seqs, 3, num_rows], RoPE positions on three axes."""
     selected: Tensor
     """int64 [num_seqs, num_selected]: rows whose logits are computed."""
     masks: dict[int, Tensor]
-    """bool [num_seqs, num_rows, capacity] by sliding window in tokens: the keys that each row sees."""
+    """By sliding window in tokens, a mask of the keys that each row sees: bool [num_seqs, num_rows, capacity]."""
     more: Mapping[str, Tensor] = MappingProxyType({})
     """Inputs of a runtime part, see `MoreInputs.of_pass`."""
     shown: tuple[Tensor, ...] = ()
@@ -41,9 +41,9 @@ class BaseOutput(NamedTuple):
     """Outputs of a pass."""
 
     logits: Tensor
-    """[num_seqs, num_selected, vocab_size]"""
+    """Logits of the selected rows, [num_seqs, num_selected, vocab_size]."""
     hidden: Tensor | None
-    """[num_seqs, num_rows, taps_size]; None if the graph has no taps."""
+    """Taps of all rows, [num_seqs, num_rows, taps_size]; None if the graph has no taps."""
 
 
 class BaseRunner:
@@ -83,7 +83,7 @@ class BaseRunner:
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device, fixed)
 
     def capture(self, num_nodes: int | None) -> bool:
-        """Capture plain decoding and verification of trees of `num_nodes` nodes; False if a stage has to run eagerly.
+        """Capture plain decoding, and verification of trees of `num_nodes` nodes; False if a stage must run eagerly.
 
         Args:
             num_nodes: None if there are no trees.
@@ -97,7 +97,7 @@ class BaseRunner:
         """The stage whose shapes hold passes of this many rows per sequence.
 
         Raises:
-            WrongInputError: num_rows exceeds every stage.
+            WrongInputError: num_rows exceeds the shapes of every stage.
         """
         limits = self.config.limits
         if num_rows == 1:
@@ -109,11 +109,11 @@ class BaseRunner:
         raise WrongInputError(f"a pass of {num_rows} tokens a sequence: max_input_len is {limits.max_input_len}")
 
     def run(self, batch: BasePass) -> BaseOutput:
-        """Run one pass; keys and values of its rows are stored from each sequence's start on.
+        """Run one pass; stores the keys and values of its rows at consecutive positions from each sequence's start on.
 
         Raises:
-            WrongInputError: inputs differ in batch size, or are too large; names the tensor.
-            CapacityExceededError: a sequence has no room.
+            WrongInputError: inputs differ in batch size, or are too large; the message names the tensor.
+            CapacityExceededError: a sequence's KV row is too short for the pass.
         """
         masks = {mask_name(window): batch.masks[window] for window in self.config.windows}
         parts = {name: getattr(batch, name) for name in ("starts", "token_ids", "positions", "selected")}
@@ -131,7 +131,7 @@ class BaseRunner:
         return BaseOutput(outputs["logits"], outputs.get("hidden_states"))
 
     def _nothing_shown(self, token_ids: Tensor) -> tuple[Tensor, ...]:
-        """Image inputs of a text pass: zeros that nobody writes."""
+        """Image inputs of a pass without images: zeros of a shared buffer, which must not be written."""
         size, most = self.config.hidden_size, token_ids.numel() * self.config.hidden_size
         if most > self._zeros.numel():
             self._zeros = self._zeros.new_zeros(most)

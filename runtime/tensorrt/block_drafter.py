@@ -1,4 +1,4 @@
-"""Drafts with the engine of a one-pass head: the trees of `OnePassDrafter`, one engine pass each."""
+"""Drafter that runs the engine of a one-pass head: it builds the same trees as `OnePassDrafter`, one block per tree."""
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ class BlockDrafter(EngineDrafter):
         config: config of the graph.
         walker: the head, with weights for its walk only (`load_walker`).
         speculation: shape of the trees.
-        graph_device: captures blocks and accepts; None runs them eagerly.
+        graph_device: captures the block and accept stages; None runs them eagerly.
 
     Raises:
         ValueError: the trees are deeper than the block.

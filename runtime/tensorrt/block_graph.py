@@ -1,7 +1,7 @@
 """A one-pass head as an exportable graph; the same graph commits positions and runs the slots of a block.
 
-A committed position has taps and the token id COMMITTED; its keys and values are computed from the taps alone. A slot
-has its token id, or vocab_size if it is masked.
+An input row is a committed position or a slot of a block. A committed position has taps and the token id COMMITTED; its
+keys and values are computed from the taps alone. A slot has its token's id, or vocab_size if the slot is masked.
 """
 
 import torch
@@ -13,7 +13,7 @@ from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 
 COMMITTED = -1
-"""Token id of committed positions."""
+"""Value of `input_ids` at committed positions."""
 NUM_PLAIN_INPUTS = 5
 """Number of inputs before the masks."""
 

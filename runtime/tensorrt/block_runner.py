@@ -12,10 +12,10 @@ from wingbeat.runtime.tensorrt.session import EngineStage
 
 
 class BlockRunner(DraftRunner):
-    """Runs the engine of a one-pass head; a position is stored where `DraftRunner` stores its pair."""
+    """Runs the engine of a one-pass head; position p is stored where `DraftRunner` stores pair p."""
 
     def capture(self, tree_size: int, top_k: int, max_path: int) -> bool:
-        """Capture accepts of padded paths, and blocks; False if a stage has to run eagerly."""
+        """Capture the accept stage for padded paths, and the block stage; returns False if one has to run eagerly."""
         block = self.config.block
         done = [self.stages.capture(EngineStage.ACCEPT, max_path, 1)]
         done.append(self.stages.capture(EngineStage.PROPOSAL, block.size, block.num_drafted))
@@ -36,7 +36,7 @@ class BlockRunner(DraftRunner):
             Logits [num_seqs, num_drafted, draft_vocab_size] and hidden states of the slots that predict a token.
 
         Raises:
-            WrongInputError: a sequence's context was not committed; names the value.
+            WrongInputError: a sequence's context was not committed; the message names the value.
         """
         self._check_context(kv_rows, starts)
         block, device = self.config.block, self._device

@@ -55,11 +55,11 @@ class BuildPlan(NamedTuple):
     dtype: torch.dtype
     limits: Limits
     opset: int = 24
-    """See `GraphOps`."""
+    """ONNX opset; see `GraphOps`."""
 
 
 def num_steps(plan: BuildPlan, builds_engines: bool) -> int:
-    """Number of steps that a build reports: loading, and export and build of each graph."""
+    """Number of steps that a build reports: loading, and for each graph its export and the build of its engine."""
     takes_images = bool(hooks("visual_of")) and "vision_config" in read_fields(plan.model / "config.json")
     num_graphs = 1 + (plan.drafter is not None) + takes_images
     return 1 + num_graphs * (2 if builds_engines else 1)
@@ -109,7 +109,7 @@ def build_engines(
     compute_capabilities: tuple[str, ...] = (),
     progress: Progress = logger.info,
 ) -> layout.EngineDirectory:
-    """Build the engines of a directory's ONNX files into the directory.
+    """Build an engine from each ONNX file of a directory, into the same directory.
 
     Raises:
         BuildError: the builder cannot build a graph.
@@ -250,7 +250,9 @@ def _common(plan: BuildPlan, name: str, checkpoint: Path) -> dict[str, Any]:
 
 
 def _digests(folder: Path, name: str) -> dict[str, str]:
-    """Digests of a graph's files and of the files used with it: the vision encoder's, or the map of draft ids."""
+    """Digests of a graph's files and of the files used with it: the vision encoder's, or the drafter's map of draft
+    ids.
+    """
     others = [layout.DRAFT_TO_TARGET] if name == layout.DRAFT else layout.graph_files(folder, layout.VISUAL)
     names = sorted([*layout.graph_files(folder, name), *others])
     return {one: layout.file_digest(folder / one) for one in names}

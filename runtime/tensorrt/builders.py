@@ -23,14 +23,14 @@ _RTX_LIBRARIES = ("libtensorrt_rtx.so.1", "libtensorrt_onnxparser_rtx.so.1")
 
 
 class BuildError(ValueError):
-    """An engine cannot be built; one line that says what is missing or what the builder answered."""
+    """An engine cannot be built; the message is one line with what is missing or what the builder reported."""
 
 
 class EngineBuilder(NamedTuple):
     """An installed builder."""
 
     name: str
-    """A member of BUILDERS."""
+    """Name of the builder, one of BUILDERS."""
     module: ModuleType
     version: str
 
@@ -52,7 +52,7 @@ class EngineBuilder(NamedTuple):
             timing_cache: file that is read if it exists, and written.
 
         Raises:
-            BuildError: the parser or builder fails; names the file, the node or the capability.
+            BuildError: the parser or builder fails; the message names the file, the node or the capability.
         """
         trt, messages = self.module, _Messages(self.module)
         builder = trt.Builder(messages.logger)
@@ -115,7 +115,7 @@ def find_builder(name: str = "auto") -> EngineBuilder:
         name: "auto" or one of BUILDERS.
 
     Raises:
-        BuildError: no such builder is installed; one line that says what to install.
+        BuildError: no such builder is installed; the message is one line with what to install.
     """
     finders = {"tensorrt": _tensorrt, "tensorrt-rtx": _tensorrt_rtx}
     for kind in BUILDERS if name == "auto" else (name,):
@@ -135,7 +135,7 @@ def _tensorrt() -> EngineBuilder | None:
     except (ImportError, OSError):
         logger.debug("tensorrt cannot be imported", exc_info=True)
         return None
-    # On some versions bindings without their libraries import as an empty module.
+    # In some versions the bindings import as an empty module if their libraries are missing.
     return EngineBuilder("tensorrt", module, module.__version__) if hasattr(module, "OnnxParser") else None
 
 
@@ -152,7 +152,7 @@ def _tensorrt_rtx() -> EngineBuilder | None:
     [folder] = libraries.submodule_search_locations
     try:
         for library in _RTX_LIBRARIES:
-            # The bindings look the libraries up by name and find loaded ones.
+            # The bindings look up the libraries by name; libraries that are loaded here are found.
             ctypes.CDLL(str(Path(folder) / library), ctypes.RTLD_GLOBAL)
         module = import_module("tensorrt_rtx_bindings.tensorrt_rtx")
     except (ImportError, OSError):

@@ -1,8 +1,8 @@
-"""An EAGLE head as an exportable graph: its layers over linear KV, the same for prefill, proposal and accept.
+"""An EAGLE head as an exportable graph over linear KV; prefill, proposal and accept use the same graph.
 
-Committed pairs have the verifier's hidden states and zeros for the head's own; drafted pairs the reverse. For a
-verifier that takes images, the graph has image embeddings and multi-axis RoPE positions as inputs if the head uses
-them.
+A committed pair has the verifier's hidden state, and zeros in place of the head's own hidden state; a drafted pair has
+the head's own, and zeros in place of the verifier's. If the verifier takes images and the head uses them, the graph
+also has image embeddings and multi-axis RoPE positions as inputs.
 """
 
 import torch
@@ -91,7 +91,8 @@ class DraftGraph(nn.Module):
 
             return attend
 
-        # Selected, not summed: fc may have a bias, which a sum would add to the head's own hidden states.
+        # The features are selected by kind of pair, not summed: `fc` may have a bias, which a sum would add to the
+        # head's own hidden states.
         drafted = hidden_states_from_draft.abs().amax(dim=-1, keepdim=True) > 0
         features = torch.where(drafted, head.feedback(hidden_states_from_draft), head.fuse(hidden_states_input))
         attends = [layer(*pair) for pair in zip(caches[::2], caches[1::2], strict=True)]
@@ -107,5 +108,6 @@ class DraftGraph(nn.Module):
 
     def arguments(self, inputs: list) -> tuple:
         """Groups a flat list with one entry per graph input, in order, into the arguments of `forward`."""
-        # A single list for all others: torch does not name free dimensions if one of several lists is empty.
+        # All other inputs form a single list, because torch leaves free dimensions unnamed if one of several lists is
+        # empty.
         return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:]

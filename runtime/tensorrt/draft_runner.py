@@ -1,7 +1,8 @@
 """Runs the draft engine's three stages: prefill and accept commit KV, proposal does not.
 
 Pair j of a sequence is (the verifier's hidden state at position j, token j + 1), stored at position j. A committed pair
-has the verifier's hidden state and zeros for the head's own; a drafted pair the reverse.
+has the verifier's hidden state, and zeros in place of the head's own hidden state; a drafted pair has the head's own,
+and zeros in place of the verifier's.
 """
 
 from typing import NamedTuple
@@ -22,9 +23,9 @@ class DraftOutput(NamedTuple):
     """Outputs of a stage."""
 
     logits: Tensor
-    """[num_seqs, draft_vocab_size]; for a proposal [num_seqs, top_k, draft_vocab_size]"""
+    """Logits [num_seqs, draft_vocab_size]; for a proposal [num_seqs, top_k, draft_vocab_size]."""
     hidden: Tensor
-    """[num_seqs, hidden_size]; for a proposal [num_seqs, top_k, hidden_size]"""
+    """Hidden states [num_seqs, hidden_size]; for a proposal [num_seqs, top_k, hidden_size]."""
 
 
 class KnownPairs(NamedTuple):
@@ -39,7 +40,7 @@ class KnownPairs(NamedTuple):
     token_ids: Tensor
     """int64 [num_seqs, num_padded]: tokens, each one position after its hidden state."""
     base_hidden: Tensor
-    """[num_seqs, num_padded, base_model_hidden_size]"""
+    """Hidden states from the verifier, [num_seqs, num_padded, base_model_hidden_size]."""
     rotated: Tensor | None = None
     """int64 [num_seqs, num_padded], or [num_seqs, 3, num_padded] by axis: RoPE positions; None means the pairs'
     positions."""
@@ -62,13 +63,13 @@ class DraftedTree(NamedTuple):
     starts: list[int]
     """Number of committed pairs of each sequence."""
     token_ids: Tensor
-    """int64 [num_seqs, num_padded]"""
+    """Tokens of the nodes, int64 [num_seqs, num_padded]."""
     draft_hidden: Tensor
     """[num_seqs, num_padded, draft_model_hidden_size]: hidden state of each node's parent."""
     depths: Tensor
-    """int64 [num_padded], 0 for children of the root."""
+    """Depths of the nodes, int64 [num_padded]; 0 for children of the root."""
     visible: Tensor
-    """bool [num_seqs, num_padded, num_padded]: nodes that each node sees, including itself."""
+    """bool [num_seqs, num_padded, num_padded]: which nodes each node sees, itself included."""
     deltas: Tensor | None = None
     """int64 [num_seqs]: see `Roots.position_deltas`."""
 
@@ -110,7 +111,8 @@ class DraftRunner:
         self._zeros = torch.zeros(0, dtype=config.torch_dtype, device=self._device)
 
     def capture(self, tree_size: int, top_k: int, max_path: int) -> bool:
-        """Capture accepts of padded paths and proposals of padded trees; False if a stage has to run eagerly.
+        """Capture the accept stage for padded paths, and proposals of padded trees; returns False if one has to run
+        eagerly.
 
         Args:
             tree_size: number of drafted nodes; 0 if there are no proposals, because accept's output suffices to draft.
@@ -141,7 +143,8 @@ class DraftRunner:
             Logits and hidden state of each sequence's last pair.
 
         Raises:
-            WrongInputError, CapacityExceededError: as for `accept`, or the prompt is longer than the engine takes.
+            WrongInputError, CapacityExceededError: as for `accept`, or the chunk is longer than the engine's
+                max_input_len.
         """
         length, most = pairs.token_ids.shape[1], self.config.limits.max_input_len
         if length > most:
@@ -155,9 +158,9 @@ class DraftRunner:
             Logits and hidden state of each sequence's last accepted token.
 
         Raises:
-            WrongInputError: inputs differ in batch size, or the positions before them were not committed; names the
-                value.
-            CapacityExceededError: a sequence has no room.
+            WrongInputError: inputs differ in batch size, or the positions before them were not committed; the message
+                names the value.
+            CapacityExceededError: a sequence's KV row is too short for the pairs.
         """
         return self._commit(EngineStage.ACCEPT, pairs)
 
@@ -172,7 +175,8 @@ class DraftRunner:
             Logits and hidden states of the selected nodes.
 
         Raises:
-            WrongInputError: the tree is too large, or a sequence's context was not committed; names the value.
+            WrongInputError: the tree is too large, or a sequence's context was not committed; the message names the
+                value.
         """
         num_nodes, most = tree.token_ids.shape[1], self.config.limits.max_draft_tree_size
         if num_nodes > most:
@@ -181,7 +185,7 @@ class DraftRunner:
         starts = upload(tree.starts, self._device)[:, None]
         mask = (self._keys < starts).unsqueeze(1).repeat(1, num_nodes, 1)
         columns = (starts + self._keys[:num_nodes])[:, None].expand_as(tree.visible)
-        # Columns beyond the capacity are clamped; the stage's room check reports them.
+        # Columns beyond the capacity are clamped here; `StageRunner.run` reports the overflow afterwards.
         mask.scatter_(2, columns.clamp_max(self.kv.capacity - 1), tree.visible)
         positions = starts + tree.depths
         inputs = {
@@ -238,7 +242,7 @@ class DraftRunner:
         return dict(zip((SHOWN, EMBEDDINGS), shown, strict=True))
 
     def _no_hidden(self, token_ids: Tensor, size: int) -> Tensor:
-        """Zeros [num_seqs, num_padded, size], which nobody writes."""
+        """Zeros [num_seqs, num_padded, size] of a shared buffer, which must not be written."""
         shape = (*token_ids.shape, size)
         needed = token_ids.numel() * size
         if needed > self._zeros.numel():

@@ -1,6 +1,6 @@
 """The configs of an engine directory: base_config.json and draft_config.json, validated field by field.
 
-Field names are TensorRT Edge-LLM's where it has the field.
+A field that TensorRT Edge-LLM also has is named as there.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
 class EngineDirectoryError(ValueError):
-    """An engine directory cannot be used; one line that names the file and the field."""
+    """An engine directory cannot be used; the message is one line that names the file and the field."""
 
 
 class GraphConfig(BaseModel):
@@ -49,7 +49,7 @@ class GraphConfig(BaseModel):
     builder: str | None = None
     """Library that built the .engine file; None if there is only the ONNX file."""
     compute_capabilities: tuple[str, ...] = ()
-    """Compute capabilities of the GPUs that the .engine file is for."""
+    """Compute capabilities of the GPUs that can run the .engine file."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -93,7 +93,7 @@ class EngineVisual(BaseModel):
     num_axes: int = Field(0, ge=0, le=3)
     """Number of RoPE axes: 3 if image rows and columns have their own positions, else 0."""
     num_deep: int = Field(0, ge=0)
-    """Number of first layers whose outputs get image features added (DeepStack)."""
+    """Number of layers, counted from the first, to whose outputs image features are added (DeepStack)."""
     num_tokens: int = Field(0, ge=0)
     """Number of tokens of an image without a grid."""
     merge: int = Field(0, ge=0)
@@ -112,9 +112,11 @@ class DraftMedia(NamedTuple):
     """Image inputs of a draft head's graph; by default none."""
 
     num_axes: int = 0
-    """Number of RoPE axes of the head's pairs: 3 if the head uses image rows and columns, else 0."""
+    """Number of RoPE axes of the head's pairs: 3 if the head uses rows and columns of images, else 0."""
     width: int = 0
-    """Width of the image embeddings that the head reads instead of token embeddings; 0 if it reads none."""
+    """Width of the image embeddings that the head reads in place of token embeddings; 0 if it reads no image
+    embeddings.
+    """
 
 
 PartConfig = create_model(
@@ -138,7 +140,7 @@ class BaseEngineConfig(PartConfig):
     has_draft_model: bool
     is_vlm: bool = False
     visual: EngineVisual | None = None
-    """Set if `is_vlm`."""
+    """The vision encoder; must be set if `is_vlm` is true, and only then."""
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:
@@ -157,7 +159,7 @@ class BaseEngineConfig(PartConfig):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Distinct sliding windows of the layers in tokens; 0 means none."""
+        """Distinct sliding windows of the layers in tokens; 0 stands for layers without a window."""
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers}))
 
     @property
@@ -172,7 +174,7 @@ class EngineBlock(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     slots: str
-    """Position that a slot predicts, by name of a `Slots` member."""
+    """Name of the `Slots` member that defines which position a slot predicts."""
     size: int = Field(ge=2)
     """Number of slots, including the last committed token's."""
     first_slot: int = Field(ge=0)
@@ -238,7 +240,8 @@ def read_engine_config(file: Path, kind: type[ConfigT]) -> ConfigT:
     """Read a config of an engine directory.
 
     Raises:
-        EngineDirectoryError: the file is missing, or a field is missing, unknown or invalid; names file and field.
+        EngineDirectoryError: the file is missing, or a field is missing, unknown or invalid; the message names file and
+            field.
     """
     try:
         return kind(**read_json(file))

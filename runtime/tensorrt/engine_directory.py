@@ -46,7 +46,8 @@ class EngineDirectory:
     """An existing engine directory.
 
     Raises:
-        EngineDirectoryError: the folder is not an engine directory, or a config is invalid; names file and field.
+        EngineDirectoryError: the folder is not an engine directory, or a config is invalid; the message names file and
+            field.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +74,8 @@ class EngineDirectory:
         return file
 
     def open_session(self, name: str, device: torch.device) -> EngineSession:
-        """Open BASE, DRAFT or VISUAL: on a GPU the engine, with the library that built it; on a CPU the ONNX file.
+        """Open the graph BASE, DRAFT or VISUAL: on a GPU the engine, with the library that built it; on a CPU the ONNX
+        file.
 
         Raises:
             EngineDirectoryError: the file is missing.
@@ -99,7 +101,7 @@ class EngineDirectory:
         return TensorRTSession(file, library, stages, device)
 
     def check_model(self, model: Path) -> None:
-        """Compare a checkpoint with the exported one; a folder without weights is accepted.
+        """Check that a checkpoint is the exported one; a folder without weights is accepted.
 
         Raises:
             EngineDirectoryError: the checkpoint differs.

@@ -1,4 +1,7 @@
-"""Drafts with the draft engine: the trees of `EagleDrafter`; each level is one proposal of the whole tree so far."""
+"""Drafter that runs the draft engine: it builds the same trees as `EagleDrafter`.
+
+For each level, the proposal stage runs the whole tree drafted so far.
+"""
 
 import torch
 from torch import Tensor
@@ -19,7 +22,8 @@ from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 
 
 class EngineDrafter(Drafter):
-    """The draft engine and its linear KV; each slot has a KV row, with pages under the verifier's block ids.
+    """The draft engine and its linear KV: each slot has a KV row, and pages beside the rows have the verifier's block
+    ids.
 
     Args:
         session: session of the graph `eagle_draft`.
@@ -29,7 +33,7 @@ class EngineDrafter(Drafter):
         graph_device: captures proposal and accept; None runs them eagerly.
 
     Raises:
-        ValueError: the trees are larger than the engine's.
+        ValueError: the trees are larger than the engine's max_draft_tree_size.
     """
 
     runner_kind = DraftRunner
@@ -94,12 +98,13 @@ class EngineDrafter(Drafter):
         if not batch.decode_slots.numel():
             return
         kv_rows, slots = self._rows(batch.decode_slots.tolist())
-        # A single synchronisation for all three columns.
+        # The three columns are stacked, so that reading them synchronises with the device only once.
         columns = (batch.decode_positions, batch.decode_num_tokens, batch.epochs[slots])
         starts, counts, epochs = torch.stack(columns).tolist()
         for index, (row, start, epoch) in enumerate(zip(kv_rows, starts, epochs, strict=True)):
             if self._epochs.get(row) != epoch or self.runner.committed[row] < start:
-                # The verifier does not report cached prefixes: the drafter's KV of such a prefix is in its pages.
+                # The drafter does not receive the tokens of a cached prefix, so the KV row lacks them: `begin` fills
+                # the row from the drafter's pages.
                 self.runner.begin(row, start, batch.block_tables[slots[index : index + 1]])
                 self._epochs[row] = epoch
         ids, taps = batch.decode_token_ids.contiguous(), batch.decode_taps.to(self.dtype).contiguous()
@@ -150,7 +155,7 @@ class EngineDrafter(Drafter):
 
         Returns:
             `DraftBatch.chunk_rotations`, or None if RoPE positions equal positions; and `KnownPairs.shown` without its
-            first dimension
+            first dimension.
         """
         media, rotated = batch.chunk_inputs, None
         if media is not None or batch.position_deltas is not None:
@@ -173,7 +178,7 @@ class EngineDrafter(Drafter):
     def _keep_pages(
         self, batch: DraftBatch, slots: Tensor, starts: Tensor, steps: Tensor, counted: Tensor | None = None
     ) -> None:
-        """Copies committed positions (each start + `steps`, where counted) to the pages of their blocks."""
+        """Copies committed positions (each start + `steps`) to the pages of their blocks; `counted` masks padding."""
         kv = self.runner.kv
         if kv.pages:
             positions = starts[:, None] + steps
@@ -195,7 +200,7 @@ class EngineDrafter(Drafter):
 
 
 class _GrowingTree:
-    """The trees of one growth, padded to the full size: each proposal runs the whole tree."""
+    """The trees that one call of `propose` grows, padded to the full size; each proposal runs the whole tree."""
 
     def __init__(
         self,
@@ -207,7 +212,7 @@ class _GrowingTree:
     ) -> None:
         num_seqs, size, device = len(kv_rows), drafter.tree_size, drafter.device
         self._runner, self._hidden = drafter.runner, hidden
-        # Padding nodes see themselves: a row that sees nothing would give NaN.
+        # Padding nodes see themselves, because a row that sees no key would give NaN.
         own = torch.eye(size, dtype=torch.bool, device=device)
         self._tree = DraftedTree(
             kv_rows,
@@ -220,7 +225,7 @@ class _GrowingTree:
         )
 
     def expand(self, level: Level) -> Tensor:
-        """Logits that follow each node of a level."""
+        """Logits of the token after each node of a level."""
         tree, width = self._tree, level.token_ids.shape[1]
         now, so_far = slice((level.depth - 1) * width, level.depth * width), level.depth * width
         parents = self._hidden if level.visible is None else of_parents(self._hidden, level)

@@ -17,13 +17,14 @@ from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 
 
 class KvRows(NamedTuple):
-    """Owners of a batch's rows in the linear KV."""
+    """KV rows to which the rows of a batch belong."""
 
     slots: Tensor
-    """int64 [num_rows]: slot of each row."""
+    """int64 [num_rows]: slot of each row of the batch."""
     fresh: frozenset[int] = frozenset()
-    """Slots whose KV rows were not written for their current sequences: cached prefixes must be copied in from
-    pages."""
+    """Slots whose KV rows do not hold their current sequences yet, so that cached prefixes must be copied in from
+    pages.
+    """
 
 
 class LinearRows(Feature):
@@ -96,7 +97,7 @@ class EngineModel:
         for picked, output in outputs:
             if picked.into:
                 logits[picked.into] = output.logits.flatten(0, 1)[picked.rows]
-        # Segments are concatenated in order.
+        # The segments have the order of the batch's rows, so their outputs can be concatenated.
         taps = [output.hidden.flatten(0, 1) for _, output in outputs] if self.taps_size else None
         return ModelOutput(logits, None if taps is None else torch.cat(taps))
 
@@ -112,7 +113,7 @@ class EngineModel:
         else:
             # The first row of a chunk or a tree is stored at its own position.
             numbers = torch.stack((owners.slots[rows].view(shape)[:, 0] + FIRST_ROW, positions[:, 0]))
-        kv_rows, starts = numbers.tolist()  # a single synchronisation
+        kv_rows, starts = numbers.tolist()  # the only synchronisation with the device
         if owners is not None:
             self.cache.place(numbers[0], segment.block_tables, numbers[1], shape[1])
             for index, row in enumerate(kv_rows):
@@ -153,7 +154,7 @@ class EngineModel:
         """See `VerifierModel.remove_taps`; an engine has no hooks."""
 
     def _nobodys(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """KV rows with starts, and positions, of a measured pass without sequences; written behind all kept KV."""
+        """KV rows with starts, and positions, of a measured pass without sequences, which writes behind all kept KV."""
         num_reqs, num_query = positions.shape[0], positions.shape[-1]
         most = self.runner.config.max_position_embeddings
         rows = torch.arange(FIRST_ROW, FIRST_ROW + num_reqs, device=positions.device)
@@ -176,11 +177,11 @@ class _Picked(NamedTuple):
     """Rows of a segment whose logits are computed."""
 
     selected: Tensor
-    """int64 [num_reqs, n]"""
+    """Indices of the rows within each request, int64 [num_reqs, n]."""
     rows: list[int]
     """Indices into the flattened output of the pass."""
     into: list[int]
-    """Rows of the batch's logits to write."""
+    """Indices of the rows of the batch's logits to which the outputs are written."""
 
 
 def _picked(segment: Segment, wanted: list[int] | None) -> _Picked:
@@ -188,7 +189,7 @@ def _picked(segment: Segment, wanted: list[int] | None) -> _Picked:
     device = segment.block_tables.device
     count = num_reqs * num_query
     if wanted is None or num_reqs > 1 or wanted[start : start + count] == list(range(start, start + count)):
-        # Every row of a tree is wanted, and trees come before all chunks.
+        # Logits are wanted for every row of a tree, and trees come before all chunks.
         selected = torch.arange(num_query, device=device).expand(num_reqs, -1).contiguous()
         return _Picked(selected, list(range(count)), list(range(start, start + count)))
     found = [(row - start, index) for index, row in enumerate(wanted) if start <= row < start + count]

@@ -119,7 +119,7 @@ def export_draft(
 
 
 def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:
-    """Inputs for tracing a graph; torch would treat sizes of 1 as constants."""
+    """Inputs for tracing a graph; free dimensions exceed 1, because torch treats a size of 1 as a constant."""
     sizes = {BATCH: 2, ROWS: min(5, limits.max_input_len), SELECTED: 3, TOKENS: 6}
     return [
         torch.zeros([sizes.get(dim, dim) for dim in spec.shape], dtype=spec.dtype) for spec in shapes.inputs.values()
@@ -127,7 +127,7 @@ def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:
 
 
 def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim | None]]:
-    """Free dimensions of each input by index; fixed ones are None, because torch drops an input with an empty entry."""
+    """Dimensions of each input; a fixed dimension is None, because torch drops an input whose entry is empty."""
     most = max(limits.max_input_len, limits.max_verify_tree_size, limits.max_draft_tree_size, 8)
     dims = {
         BATCH: Dim(BATCH, min=1, max=max(limits.max_batch_size, 2)),
@@ -169,7 +169,7 @@ def export_module(
     names = {"input_names": list(shapes.inputs), "output_names": list(shapes.outputs)}
     options: dict[str, Any] = {"opset_version": opset, "dynamo": True, "verbose": False}
     try:
-        # With gradients enabled nothing takes the CPU's own kernels, which a graph cannot contain.
+        # Gradients are enabled because the model then avoids the project's CPU kernels, which a graph cannot contain.
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(module, args, dynamic_shapes=dims, **names, **options)
@@ -184,10 +184,10 @@ def export_module(
 
 
 def _name_weights(graph: Any) -> None:
-    """Gives weights their names in the checkpoint, so that tools find them there.
+    """Renames the graph's weights to their names in the checkpoint, so that tools find them.
 
-    The weight of a linear layer is stored transposed, [in, out], and has lost its name; the name is derived from its
-    module's.
+    The export stores the weight of a linear layer transposed, [in, out], and without its name; the name is therefore
+    derived from the module's name.
     """
     names: dict[str, str] = {}
     for node in graph:

@@ -85,7 +85,7 @@ class GraphOps:
         return (weights @ value[:, :, None]).flatten(1, 2)
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotary embedding by halves: [batch, heads, rows, dim] by cos and sin [batch, rows, dim]."""
+        """Rotary embedding by halves of heads [batch, heads, rows, dim], with cos and sin [batch, rows, dim]."""
         half = heads.shape[-1] // 2
         if self.native_rope:
             inputs = (heads, cos[..., :half], sin[..., :half])

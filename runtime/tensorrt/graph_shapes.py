@@ -1,6 +1,6 @@
 """Shapes of the graphs: tensors with named free dimensions, and the sizes of these dimensions for each stage.
 
-Independent of how a graph is made and run.
+The shapes do not depend on how a graph is made and run.
 """
 
 from collections.abc import Mapping, Sequence

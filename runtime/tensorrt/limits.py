@@ -14,19 +14,19 @@ class Limits(PartLimits):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_batch_size: int = Field(16, ge=1)
-    """Sequences per pass."""
+    """Maximum number of sequences per pass."""
     max_input_len: int = Field(512, ge=1)
-    """Prompt tokens per pass and sequence."""
+    """Maximum number of prompt tokens per pass and sequence."""
     max_kv_cache_capacity: int = Field(2048, ge=1)
-    """Tokens of the longest sequence."""
+    """Maximum number of tokens of a sequence."""
     max_verify_tree_size: int = Field(64, ge=1)
-    """Tree nodes that the verifier checks per sequence and round, including the root."""
+    """Maximum number of tree nodes, including the root, that the verifier checks per sequence and round."""
     max_draft_tree_size: int = Field(64, ge=1)
-    """Tree nodes that the drafter expands per sequence."""
+    """Maximum number of tree nodes that the drafter expands per sequence."""
     max_image_tokens: int = Field(1024, ge=1)
-    """Tokens of an image, for images with grids."""
+    """Maximum number of tokens of an image, for models whose images have grids."""
 
     @property
     def capacity(self) -> int:
-        """Positions of a sequence's KV row: its tokens, and the nodes of a tree behind them."""
+        """Number of positions of a sequence's KV row: its tokens, and the nodes of a tree behind them."""
         return self.max_kv_cache_capacity + max(self.max_verify_tree_size, self.max_draft_tree_size)

@@ -1,8 +1,8 @@
 """Linear KV: each sequence has one row of every cache, as long as the longest sequence plus a tree.
 
 An engine reads and writes rows only. Optional pages beside the rows hold the same data under block ids: each pass's
-output is copied to its pages, and a new row is filled from pages that others wrote. Blocks can therefore be shared,
-cached and saved as without an engine.
+output is copied to its pages, and a new row is filled from pages that other sequences' passes wrote. Blocks can
+therefore be shared, cached and saved as they are without an engine.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class LinearKV:
         layers: attention shapes of the layers.
         num_rows: number of sequences plus 1.
         capacity: positions of a row.
-        dtype, device: of the caches.
+        dtype, device: dtype and device of the caches.
         pages: shape of the pages.
     """
 
@@ -60,7 +60,7 @@ class LinearKV:
                 # Pages store a head's positions contiguously, like rows; the view has the axes of a KV pool.
                 shape = (pages.num_blocks, heads, pages.block_size, -1)
                 self.pages.append(tuple(part[in_rows:].view(shape).transpose(1, 2) for part in both))
-            # The kernel that moves rows sees each head of each position as a block of its own.
+            # For the kernel that moves rows, each head of each position is a separate block.
             vectors.setdefault(heads, []).append(tuple(part[:, None, None] for part in both))
         self._vectors = [(heads, views, pool_table(views)) for heads, views in vectors.items()]
         self._steps = torch.arange(capacity, device=device)
@@ -140,10 +140,11 @@ class RowCache(KVCache):
         self.block_bytes = block_bytes
         self.layers = linear.pages or linear.layers
         self._home = torch.zeros(blocks.num_blocks, dtype=torch.int64, device=linear.layers[0][0].device)
-        """By block, place of its first position in its sequence's row: row * capacity + position."""
+        """For each block, the place of its first position in its sequence's row: row * capacity + position."""
 
     def place(self, rows: Tensor, block_tables: Tensor, starts: Tensor, num_positions: int) -> None:
-        """Record the places of the blocks that a pass writes: only these are compacted, and they are never shared.
+        """Record the places of the blocks that a pass writes; only such blocks are compacted, and they are never
+        shared.
 
         Args:
             rows, starts: int64 [n]: row of each sequence, and its first position that is written.
@@ -157,7 +158,7 @@ class RowCache(KVCache):
         self._home[0] = 0
 
     def own_pools(self) -> None:
-        """Returns None: a sequence's positions are stored in its row, by head."""
+        """Returns None: a sequence's positions are stored in its row, head by head, not in a pool of blocks."""
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Compact accepted paths in rows and pages; see `KVCache.move`."""

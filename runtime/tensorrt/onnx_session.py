@@ -1,4 +1,4 @@
-"""Runs an exported ONNX graph with ONNX Runtime on a CPU: slow, and exact."""
+"""Runs an exported ONNX graph with ONNX Runtime on a CPU, which is slow but exact."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +39,8 @@ class OnnxSession:
         options.intra_op_num_threads, options.log_severity_level = threads, _ERRORS_ONLY
         try:
             self._session = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the exception classes are named only in the compiled module
+        # any exception, because only the compiled module has names for the exception classes
+        except Exception as error:
             raise EngineLoadError(f"{file}: ONNX Runtime {runtime.__version__} refuses it: {_line(error)}") from error
         self.inputs = {part.name: _spec(part) for part in self._session.get_inputs()}
         self.outputs = {part.name: _spec(part) for part in self._session.get_outputs()}
@@ -53,7 +54,7 @@ class OnnxSession:
             for name in names:
                 tensor = tensors[name]
                 bind(name, "cpu", 0, _ONNX_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
-        # The tensors are kept alive: the binding holds only their addresses.
+        # The tensors are kept alive because the binding holds only their addresses.
         self._bound[stage] = binding, tensors
 
     def keep_bound(self, stage: EngineStage) -> None:

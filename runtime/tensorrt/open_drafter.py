@@ -24,7 +24,7 @@ def open_drafter(
     """The draft engine that replaces a head; None for kinds of drafters that torch runs.
 
     Raises:
-        EngineDirectoryError: the directory has no draft engine, or that of another head.
+        EngineDirectoryError: the directory has no draft engine, or the draft engine of another head.
         EngineLoadError: no installed library can run it on this device.
     """
     if kind_of(head, model) not in ("eagle", "one_pass"):
@@ -50,7 +50,7 @@ def open_drafter(
 
 
 def open_walker(directory: EngineDirectory, head: str | Path, device: torch.device) -> OnePassHead:
-    """The walk of a directory's one-pass head, loaded from the head's folder.
+    """The one-pass head of a directory with the weights of its walk only, loaded from the head's folder.
 
     Raises:
         CheckpointError: the folder cannot be read.

@@ -1,4 +1,4 @@
-"""Registers engine directories as replacement for a pair's weights; imports their code on use."""
+"""Registers engine directories, which replace the weights of a pair; imports their code on use."""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ def open_backend(
 
 
 def open_drafter(settings: "PairSettings", device: "torch.device") -> "Drafter | None":
-    """The drafter of an engine directory; None for kinds that torch runs."""
+    """The drafter of an engine directory; None for kinds of drafters that torch runs."""
     from wingbeat.runtime.tensorrt import open_drafter
 
     source, speculation = settings.drafter.source, settings.engine.speculation

@@ -1,4 +1,4 @@
-"""Measures the effect of a narrower dtype than a checkpoint's on a model's choices, on trial texts in transformers."""
+"""Measures how a dtype narrower than a checkpoint's changes the model's logits on trial texts, in transformers."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Rounding(NamedTuple):
     distance: float
     """Largest difference over all rows, relative to the spread of the row's logits."""
     num_other: int
-    """Number of rows with another best token."""
+    """Number of rows whose best token differs between the two dtypes."""
     num_rows: int
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """Interface that runs an exported graph: tensors bound by name, one context per stage, enqueued on a stream.
 
-Independent of trees and sequences.
+The interface does not depend on trees or sequences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,17 @@ class EngineStage(StrEnum):
     """Purpose of a pass; each stage is one optimization profile of its graph."""
 
     PREFILL = "prefill"
-    """Prompt tokens, in the verifier or the drafter."""
+    """Prompt tokens, in the verifier's or the drafter's graph."""
     VERIFY = "verify"
-    """Token trees."""
+    """Token trees in the verifier's graph."""
     PLAIN = "plain"
-    """A single token per sequence."""
+    """A single token per sequence in the verifier's graph."""
     PROPOSAL = "proposal"
-    """The tree drafted so far."""
+    """The tree drafted so far, in the drafter's graph."""
     ACCEPT = "accept"
-    """Accepted tokens with the verifier's hidden states."""
+    """Accepted tokens with the verifier's hidden states, in the drafter's graph."""
     ENCODE = "encode"
-    """An image."""
+    """An image in the vision encoder's graph."""
 
 
 BASE_STAGES = (EngineStage.PREFILL, EngineStage.VERIFY, EngineStage.PLAIN)
@@ -38,7 +38,7 @@ class EngineError(RuntimeError):
 
 
 class EngineLoadError(ValueError):
-    """An engine or its graph cannot be loaded here; one line that says what to change."""
+    """An engine or its graph cannot be loaded here; the message is one line with what to change."""
 
 
 class TensorSpec(NamedTuple):
@@ -46,10 +46,10 @@ class TensorSpec(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int | str, ...]
-    """Free dimensions are names, or -1 if the name is unknown."""
+    """Sizes of the dimensions; a free dimension is a name, or -1 if its name is unknown."""
 
     def takes(self, shape: Sequence[int | str]) -> bool:
-        """Whether a shape has as many dimensions and is equal in all that are fixed in both."""
+        """Whether `shape` has as many dimensions, and the same size in each dimension that is fixed in both shapes."""
         return len(shape) == len(self.shape) and all(
             _is_free(mine) or _is_free(other) or mine == other for mine, other in zip(self.shape, shape, strict=True)
         )
@@ -63,7 +63,7 @@ class EngineSession(Protocol):
     outputs: Mapping[str, TensorSpec]
 
     def bind(self, stage: EngineStage, tensors: Mapping[str, Tensor]) -> None:
-        """Read a stage's inputs from these tensors and write its outputs into them, from its next run on.
+        """Make the next runs of a stage read their inputs from these tensors and write their outputs into them.
 
         Args:
             stage: the stage.
@@ -86,15 +86,15 @@ class EngineSession(Protocol):
 
 
 class WrongInputError(ValueError):
-    """A tensor does not match the graph's input; the message names it."""
+    """A tensor does not match the graph's input; the message names the tensor."""
 
 
 def check_tensors(session: EngineSession, tensors: Mapping[str, Tensor]) -> None:
     """Compare tensors with a session's inputs and outputs.
 
     Raises:
-        WrongInputError: a tensor is missing, unknown, not contiguous, or has another dtype or shape; names tensor and
-            value.
+        WrongInputError: a tensor is missing, unknown, not contiguous, or has another dtype or shape; the message names
+            tensor and value.
     """
     known = {**session.inputs, **session.outputs}
     odd = sorted(tensors.keys() ^ known.keys())
@@ -113,7 +113,7 @@ def check_dtypes(tensors: Mapping[str, Tensor], specs: Mapping[str, TensorSpec])
     """Compare dtypes of tensors with a graph's specs.
 
     Raises:
-        WrongInputError: a dtype differs; names tensor and value.
+        WrongInputError: a dtype differs; the message names tensor and value.
     """
     for name, tensor in tensors.items():
         if tensor.dtype != specs[name].dtype:
@@ -124,7 +124,7 @@ def check_batch(num_seqs: int, parts: Mapping[str, Sequence | Tensor]) -> None:
     """Compare the first dimension of a pass's inputs with its number of sequences.
 
     Raises:
-        WrongInputError: an input has another batch size; names it.
+        WrongInputError: an input has another batch size; the message names the input.
     """
     for name, part in parts.items():
         if len(part) != num_seqs:
@@ -135,7 +135,8 @@ def check_graph(session: EngineSession, inputs: Mapping[str, TensorSpec], output
     """Compare a loaded graph with its config.
 
     Raises:
-        EngineLoadError: a tensor is missing, unknown, or has another dtype or shape; names tensor and value.
+        EngineLoadError: a tensor is missing, unknown, or has another dtype or shape; the message names tensor and
+            value.
     """
     for found, expected in ((session.inputs, inputs), (session.outputs, outputs)):
         odd = sorted(found.keys() ^ expected.keys())

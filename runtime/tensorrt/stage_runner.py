@@ -1,6 +1,6 @@
 """Runs passes of one graph over rows of linear KV: padded to a contiguous range of rows, captured on request.
 
-Rows of a range without a sequence of the pass write behind the maximum length, where no sequence keeps anything.
+Rows of the range that belong to no sequence of the pass write behind the maximum length, where no sequence keeps KV.
 """
 
 import logging
@@ -35,7 +35,7 @@ class RowRange(NamedTuple):
     rows: list[int]
     """Rows with a sequence of the pass, ascending."""
     indices: list[int]
-    """Index in the pass of each of these sequences."""
+    """For each of these rows, the index of its sequence in the pass."""
 
     def is_pass(self, num_seqs: int) -> bool:
         """Whether the range consists of all sequences of a pass, in order, and nothing else."""
@@ -86,11 +86,11 @@ class StageRunner:
 
     @property
     def captured(self) -> list[EngineStage]:
-        """Stages that are replayed."""
+        """Stages that run as replays of a captured graph."""
         return sorted({stage for stage, _ in self._captured})
 
     def capture(self, stage: EngineStage, num_rows: int, num_selected: int) -> bool:
-        """Capture a stage with `num_rows` rows per sequence for every batch bucket; False if it has to run eagerly."""
+        """Capture a stage for all batch buckets, `num_rows` rows per sequence; False means that it runs eagerly."""
         if self._device is None:
             return False
         pool = self._device.new_pool()
@@ -103,7 +103,7 @@ class StageRunner:
                 self._device.warm_up(lambda: self.session.enqueue(stage))
                 graph, _ = self._device.capture(lambda: self.session.enqueue(stage), pool)
                 self.session.keep_bound(stage)
-            except Exception as error:  # libraries raise various classes; the stage then runs eagerly
+            except Exception as error:  # libraries raise various classes; after any exception the stage runs eagerly
                 self.failed[stage] = f"{type(error).__name__}: {error}"
                 logger.warning("stage %s is not captured and runs eagerly: %s", stage, self.failed[stage])
                 return False
@@ -126,8 +126,8 @@ class StageRunner:
             Outputs [num_seqs, ...] by name, without the caches.
 
         Raises:
-            CapacityExceededError: a sequence has no room for its rows; names them.
-            WrongInputError: an input has another dtype or shape than the graph's; names it.
+            CapacityExceededError: a sequence has no room for its rows; the message names the rows.
+            WrongInputError: an input has another dtype or shape than the graph's; the message names the input.
         """
         sizes = {ROWS: inputs["input_ids"].shape[1], SELECTED: inputs["last_token_ids"].shape[1]}
         self._check_room(rows, starts, sizes[ROWS])
@@ -157,7 +157,7 @@ class StageRunner:
     def _enqueue(
         self, stage: EngineStage, part: RowRange, inputs: dict[str, Tensor], sizes: dict[str, int]
     ) -> dict[str, Tensor]:
-        """Outputs of every row of a range."""
+        """Runs the engine over a range; returns the outputs of every row of the range."""
         results = self._empty_outputs(sizes | {BATCH: part.end - part.begin})
         self.session.bind(stage, inputs | results | self._bound(part.begin, part.end))
         self.session.enqueue(stage)
@@ -166,8 +166,9 @@ class StageRunner:
     def _replay(
         self, captured: _Captured, inputs: dict[str, Tensor], places: Tensor, indices: Tensor
     ) -> dict[str, Tensor]:
-        """Outputs of every captured row, valid until the next replay."""
-        # Values of earlier rounds in the other rows are harmless, except for their storage position.
+        """Replays a captured graph; returns the outputs of every captured row, valid until the next replay."""
+        # The other rows hold values of earlier rounds. Only their storage position could do harm, so it is set behind
+        # all kept KV.
         captured.tensors[START].fill_(self.kv.capacity - inputs["input_ids"].shape[1])
         _fill(captured.tensors, inputs, places, indices)
         self._device.replay(captured.graph)

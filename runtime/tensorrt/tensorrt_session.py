@@ -21,11 +21,11 @@ class TensorRTSession:
         device: GPU to run on.
 
     Raises:
-        EngineLoadError: there is no CUDA device, or the engine is not for this one.
+        EngineLoadError: there is no CUDA device, or the engine was not built for its GPU.
     """
 
     def __init__(self, file: Path, library: EngineBuilder, stages: Sequence[EngineStage], device: torch.device) -> None:
-        # Without a device, deserializing would abort the process.
+        # Without a CUDA device, deserializing would abort the process.
         if device.type != "cuda" or not torch.cuda.is_available():
             raise EngineLoadError(
                 f"{file}: an engine needs a CUDA device, but the device is {device}; use --device cpu"

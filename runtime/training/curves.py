@@ -18,8 +18,9 @@ class Curves:
 
     Args:
         config: settings of the run.
-        first_step: step at which this process starts; TensorBoard drops later events that a killed run left.
-        enabled: False writes nothing; set for all processes but the first.
+        first_step: step at which this process starts; TensorBoard drops events of this and later steps that a killed
+            run left.
+        enabled: False writes nothing; it is False in all processes of a run but the first.
     """
 
     def __init__(self, config: TrainDrafterConfig, first_step: int, *, enabled: bool) -> None:
@@ -85,7 +86,7 @@ def _draw_acceptance(axis: Any, validations: list[tuple[int, HeadAcceptance]]) -
 
 
 def _smoothed(losses: tuple[float, ...]) -> list[float]:
-    """Exponential mean of the losses with a horizon of about a twentieth of the run."""
+    """Exponential moving average of the losses, with a horizon of about a twentieth of the run."""
     rate = 1 / max(1.0, _SMOOTHED_SHARE * len(losses))
     smooth: list[float] = []
     for loss in losses:

@@ -24,8 +24,9 @@ from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint, we
 def train_drafter(config: TrainDrafterConfig, channel_factory: ChannelFactory | None = None) -> None:
     """Train a head and write config.json, model.safetensors and metrics.json.
 
-    Weights of the verifier are omitted from the file: the embedding, and for EAGLE-1 the output matrix. A killed run
-    continues from its last checkpoint with the same losses. Under torchrun the processes share every batch.
+    The written file omits the verifier's weights: the embedding and, for EAGLE-1, the output matrix. A killed run that
+    is started again continues from its last checkpoint, with the losses that the uninterrupted run would have. Under
+    torchrun each batch is split over the processes.
 
     Args:
         config: settings of the run.
@@ -97,7 +98,7 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
 
 
 def _coverage(source: Source, head: TrainedHead) -> float:
-    """Share of the tokens in the verifier's text that the head can draft."""
+    """Share of the tokens that the head can draft, in the text that heads are measured on."""
     counts = source.judged_token_counts()
     return round(float(counts[head.draft_token_ids.cpu()].sum() / counts.sum().clamp_min(1)), 4)
 

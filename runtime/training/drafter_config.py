@@ -31,11 +31,11 @@ _OWN_SETTINGS: dict[str, frozenset[str]] = {
     "intermediate_size": (UNROLLED | ONE_PASS) - {"mtp"},
     "layout": _EAGLE,
 }
-"""Maps a setting to the families that have it; other families refuse it."""
+"""Maps a setting to the families that have the setting; other families raise an error if it is set."""
 
 
 def _torch_sees_cuda() -> bool:
-    import torch  # imported here because it takes seconds, which `--help` must not wait for
+    import torch  # imported here because the import takes seconds, for which `--help` should not wait
 
     return torch.cuda.is_available()
 
@@ -217,13 +217,14 @@ class TrainDrafterConfig(Settings):
         return self
 
     def resume_settings(self) -> dict[str, Any]:
-        """The settings that a run must share with the checkpoint it continues; all others may change."""
+        """The settings in which a resumed run must equal the run that wrote the checkpoint; all others may change."""
         return self.model_dump(mode="json", exclude=set(self.free_on_resume))
 
     def learning_rate_scale(self, step: int) -> float:
         """Learning rate at a step as a share of the peak: warm-up, constant, linear decay.
 
-        The constant part does not depend on `steps`, so a run stopped there may be resumed with another length.
+        During the constant phase the rate does not depend on `steps`, so a run that stops there may be resumed with
+        other `steps`.
         """
         warmup = min(1.0, (step + 1) / (self.warmup_steps + 1))
         decay_steps = max(1.0, self.decay_fraction * self.steps)

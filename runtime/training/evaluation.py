@@ -10,7 +10,9 @@ from wingbeat.runtime.recordings.format import Record
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 
 Matches = Callable[[Tensor, Tensor, int], Tensor]
-"""Function (texts int64 [batch, length], taps, chain length) -> whether drafts are right; see `Family.matches`."""
+"""Function (texts int64 [batch, length], taps, chain length) -> bool for each draft: whether it is right; see
+`Family.matches`.
+"""
 
 
 class HeadAcceptance(NamedTuple):
@@ -19,12 +21,12 @@ class HeadAcceptance(NamedTuple):
     length: float
     """Tokens per round: accepted tokens plus the bonus token."""
     by_depth: list[float]
-    """By depth, share of drafts that are right, given that all previous drafts of the chain were right."""
+    """For each depth, the share of right drafts among the drafts whose predecessors in the chain were all right."""
     num_rounds: int
 
     @classmethod
     def of_counts(cls, accepted: Sequence[float], drafted: Sequence[float], num_rounds: int) -> "HeadAcceptance":
-        """Build from counts by depth of right drafts, and of drafts whose predecessors were all right."""
+        """Build from counts by depth: right drafts, and drafts of which all predecessors are right."""
         by_depth = [round(right / max(1, tried), 3) for right, tried in zip(accepted, drafted, strict=True)]
         return cls(round(1 + sum(accepted) / max(1, num_rounds), 3), by_depth, num_rounds)
 
@@ -48,7 +50,8 @@ class ChainCount:
         """
         committed = begin
         while committed < end:
-            # The round after committed token c uses the chain at index c - 1, whose features are known.
+            # After token c was committed, the next round's chain is at index c - 1, the last index whose features are
+            # known.
             count = int(hits[committed - 1].long().cumprod(0).sum())
             self._accepted[:count] += 1
             self._drafted[: count + 1] += 1
@@ -65,7 +68,7 @@ class ChainCount:
 def recorded_acceptance(matches: Matches, records: Iterable[Record], num_steps: int) -> HeadAcceptance:
     """Count rounds of greedy chains over recorded answers, without a verifier.
 
-    Exact for greedy answers; in a sampled answer a draft counts as right if it equals the sample.
+    The count is exact for greedy answers; in a sampled answer a draft counts as right if it equals the sampled token.
     """
     count = ChainCount(num_steps)
     for record in records:
@@ -76,7 +79,7 @@ def recorded_acceptance(matches: Matches, records: Iterable[Record], num_steps: 
 
 
 def first_learnt(record: Record) -> int:
-    """Index of the first token of a record to be learnt; the record's length if there is none."""
+    """Index of the first token of a record that is to be learnt; the record's length if there is no such token."""
     learnt = record.loss_mask.nonzero()
     return int(learnt[0]) if len(learnt) else len(record.token_ids)
 
@@ -92,8 +95,8 @@ def greedy_acceptance(
 ) -> HeadAcceptance:
     """Simulate rounds of greedy chains of `num_steps` over `num_tokens` new tokens per prompt.
 
-    Exact for greedy decoding, up to rounding that depends on batch shapes: a draft counts only while all previous
-    drafts equal the verifier's tokens, and the head has then read those same tokens.
+    Up to rounding that depends on batch shapes, the result is exact for greedy decoding: a draft counts only if all
+    previous drafts of its chain equal the verifier's tokens, and these are the tokens that the head has read.
 
     Args:
         matches: see `Matches`.
@@ -104,7 +107,7 @@ def greedy_acceptance(
     """
     start = prompts.shape[1]
     greedy = torch.zeros(len(prompts))
-    # Extra text, with which the chains of the last tokens are compared.
+    # The text is longer than the counted tokens, so that the chains of the last counted tokens can be compared with it.
     text = verifier.continue_text(prompts, start + num_tokens + num_steps + 1, greedy)
     hits = matches(text, verifier.observe(text).taps, num_steps).cpu()
     count = ChainCount(num_steps)

@@ -15,8 +15,9 @@ from wingbeat.runtime.training.parallel import Part
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 TrainedHead = Any
-"""A `DraftHead`, or a head of an optional part's family: a module with `taps_size`, `tap_layers` and
-`draft_token_ids`."""
+"""A `DraftHead`, or the head of a family in an optional part: a module with `taps_size`, `tap_layers` and
+`draft_token_ids`.
+"""
 
 _CHAIN = 5
 
@@ -37,7 +38,7 @@ class Family(ABC):
             return config.tap_layers
         if config.recordings is None:
             return default_tap_layers(target.num_layers)
-        # A recording may also hold the final norm's output, for other families.
+        # A recording may also contain the final norm's output, which only other families need.
         recorded = RecordingReader(config.recordings).spec.tap_layers
         taps = tuple(layer for layer in recorded if layer < target.num_layers)
         if not taps:
@@ -59,7 +60,8 @@ class Family(ABC):
             token_weights: [vocab_size], weight of each token in the choice of the draft vocabulary.
 
         Raises:
-            ValueError: `config.initial_head` is of another family or shape, or the verifier's layer does not fit.
+            ValueError: `config.initial_head` is of another family or shape, or the verifier's layer cannot be used in
+                the head.
         """
 
     @abstractmethod
@@ -76,7 +78,8 @@ class Family(ABC):
 
     @abstractmethod
     def matches(self, head: TrainedHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
-        """Whether the greedy draft of each step equals the text's token, given that all previous drafts do.
+        """Whether the greedy draft of each step equals the text's token, after a prefix that also consists of the
+        text's tokens.
 
         Args:
             head: the head.

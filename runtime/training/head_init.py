@@ -1,4 +1,4 @@
-"""Initial weights of a head: copied from the verifier as far as they fit, since copied weights need not be learnt."""
+"""Initial weights of a head: copied from the verifier where shapes match, because copied weights need not be learnt."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ def initial_eagle3_head(
 ) -> EagleHead:
     """An EAGLE-3 head in the verifier's shape that drafts the most frequent tokens.
 
-    The embedding and the rows of the output matrix are the verifier's. Features start as the verifier's highest tap.
-    The layer starts as the verifier's last layer if the tensors have Llama's names and equal shapes.
+    Embedding and output matrix start with the verifier's rows, and features start as the verifier's highest tap. The
+    decoder layer starts as the verifier's last layer if that layer's tensors have Llama's names and the same shapes.
 
     Args:
         weights: weights of the verifier.
@@ -33,7 +33,7 @@ def initial_eagle3_head(
         token_weights: [vocab_size], weight of each token in the choice of the draft vocabulary.
         draft_vocab_size: size of the draft vocabulary.
         intermediate_size: width of the head's MLP; None means the verifier's.
-        seed: seed of all other weights.
+        seed: seed of the weights that are not copied.
         fc_norm, norm_output: conventions of EAGLE-3.1.
     """
     torch.manual_seed(seed)
@@ -52,7 +52,8 @@ def start_eagle3(head: EagleHead, weights: VerifierWeights, token_weights: Tenso
         head.embed_tokens.weight.copy_(weights.embedding)
         head.lm_head.weight.copy_(weights.lm_head.cpu()[head.draft_token_ids])
         head.fc.weight.zero_()[:, -hidden:].fill_diagonal_(1.0)
-        # Attention reads cat[embedding, features]; the verifier's projections go to the second half.
+        # Attention reads cat[embedding, features]; the verifier's projections are copied to the columns of the
+        # features.
         _copy_decoder(head, weights, head.qkv_proj.weight[:, hidden:])
         copy_tensors(head.hidden_norm.weight, weights, ["input_layernorm.weight"])
         copy_tensors(head.norm.weight, weights, ["final_norm.weight"])
@@ -67,7 +68,7 @@ def frequent_tokens(token_weights: Tensor, size: int) -> Tensor:
 def initial_eagle1_head(weights: VerifierWeights, *, intermediate_size: int | None, seed: int) -> Eagle1Head:
     """An EAGLE-1 head in the verifier's shape over its whole vocabulary; embedding and output matrix are not trained.
 
-    The layer's input starts as the feature alone; the layer starts as in `initial_eagle3_head`.
+    `fc` starts by passing on the feature alone; the decoder layer starts as in `initial_eagle3_head`.
     """
     torch.manual_seed(seed)
     shapes = head_shapes(weights, (weights.config.num_hidden_layers,), intermediate_size)
@@ -116,7 +117,7 @@ def copy_layer(layer: nn.Module, weights: VerifierWeights) -> None:
 
 
 def copy_tensors(part: Tensor, weights: VerifierWeights, names: list[str]) -> None:
-    """Fill `part` with the verifier's tensors, concatenated, if all of them exist and the shape matches."""
+    """Fill `part` with the verifier's tensors, concatenated, unless a tensor is missing or the shape differs."""
     layer = weights.last_layer
     if all(name in layer and layer[name].is_floating_point() for name in names):
         source = torch.cat([layer[name] for name in names])

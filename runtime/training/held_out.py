@@ -30,9 +30,9 @@ class HeldOut(NamedTuple):
 
     prompts: list[list[int]]
     new_tokens: int
-    """Tokens to generate after each prompt."""
+    """Number of tokens to generate after each prompt."""
     measure: Callable[[TrainedHead, Matches], HeadAcceptance]
-    """Measures acceptance of a head without an engine."""
+    """Function that measures the acceptance of a head without an engine."""
 
 
 def served_dtype(device: torch.device) -> torch.dtype:
@@ -45,7 +45,7 @@ def held_out_records(
 ) -> HeldOut | None:
     """Recorded answers with their prompts; None if there are none.
 
-    The prompt of a record without one is its first half.
+    If a record has no prompt, its first half is used as the prompt.
     """
     prompts = [record.token_ids[: first_learnt(record) or len(record.token_ids) // 2].tolist() for record in records]
     new_tokens = _new_tokens(target, max(map(len, prompts), default=0), chain)

@@ -1,6 +1,6 @@
 """The optimizer loop of a training run: schedule, accumulation, processes, progress, and crash-safe checkpoints.
 
-Independent of what is trained, which a `Task` describes.
+A `Task` describes what is trained; the loop does not depend on it.
 """
 
 import json
@@ -41,20 +41,21 @@ class Task:
     """Describes what a run trains."""
 
     model: nn.Module
-    """Holds the weights that are trained and saved."""
+    """Module with the weights that are trained and saved."""
     loss: nn.Module
-    """Holds `model`; maps `Inputs.tensors` to the part's mean loss."""
+    """Module that contains `model` and maps `Inputs.tensors` to the mean loss of a part of a batch."""
     inputs: Callable[[int, Part], Inputs]
     """Function (step, part) -> inputs; must be pure, so that a resumed run sees the same inputs."""
     export: Callable[[], None]
-    """Writes the weights in the format that users load; called with every checkpoint and at the end."""
+    """Function that writes the weights in the format that users load; called with every checkpoint and at the end."""
     validate: Callable[[], HeadAcceptance] | None = None
-    """Measures acceptance with the current weights."""
+    """Function that measures acceptance with the current weights."""
     accepted: Callable[[], list[Tensor]] = list
-    """By step of the last pass's chains, the mean verifier probability of the head's likeliest draft; empty if
-    unknown."""
+    """For each step of the last pass's chains, the mean probability that the verifier gives the head's likeliest
+    draft; empty if unknown.
+    """
     validation_interval_steps: int = 0
-    """Steps between measurements; 0 measures only at the end."""
+    """Number of steps between measurements; 0 measures only at the end."""
 
 
 class History(NamedTuple):
@@ -67,7 +68,7 @@ class History(NamedTuple):
 
 
 def precision(config: TrainDrafterConfig) -> torch.dtype:
-    """The dtype of matrix products."""
+    """The dtype in which matrix products are computed."""
     return fast_dtype(torch.device(config.device)) if config.precision == "auto" else getattr(torch, config.precision)
 
 
@@ -89,11 +90,11 @@ def prepare(config: TrainDrafterConfig) -> None:
 def optimize(config: TrainDrafterConfig, ranks: Ranks, task: Task) -> History:
     """Run the remaining steps of `config.steps`, with checkpoints and measurements at intervals.
 
-    The state file is removed at the end. Every process returns the same losses; the first process writes the files.
+    The state file is deleted after the last step. Every process returns the same losses; only the first writes files.
 
     Raises:
         FloatingPointError: the loss is not finite.
-        ValueError: the checkpoint to resume was made with other settings, or the batch does not split.
+        ValueError: the checkpoint to resume was made with other settings, or the batch does not split into equal parts.
     """
     optimizers = build_optimizers(task.model, config.learning_rate)
     state = TrainingState(task.model, optimizers)
@@ -161,20 +162,21 @@ class _Run:
                     self._checkpoint()
                     saved_at = time.monotonic()
         if self.ranks.is_first:
-            # Saved before measuring, so that a run killed during the measurement need not train again.
+            # The checkpoint is written before the measurement, so that a run killed during the measurement need not
+            # train again.
             self._checkpoint()
             self._validate()
             self.curves.draw(state)
 
     def _step(self, step: int, rate: float) -> tuple[int, float]:
-        """An optimizer step -> number of tokens over all processes, and their mean loss."""
+        """Runs an optimizer step; returns the number of tokens and their mean loss, both over all processes."""
         rounds = self.config.accumulation_steps
         num_tokens, total = 0, torch.zeros((), device=self.ranks.device)
         times = self.times
         for index in range(rounds):
             with times.part("data"):
                 inputs = self.task.inputs(step, self.ranks.part(index, rounds))
-            # Gradients are exchanged once, with the last part.
+            # Processes exchange gradients once per step, with the last part.
             with self._exchange_on(index == rounds - 1):
                 with times.part("forward pass"), autocast(self.config):
                     loss = self.loss(*inputs.tensors) / rounds
@@ -196,7 +198,7 @@ class _Run:
         return num_tokens * self.ranks.world_size, loss
 
     def _passes_apart(self, step: int) -> None:
-        """Repeats a step's forward and backward passes and drops the gradients."""
+        """Runs a step's forward and backward passes again and drops the gradients; used to count operations."""
         for index in range(self.config.accumulation_steps):
             inputs = self.task.inputs(step, self.ranks.part(index, self.config.accumulation_steps))
             with autocast(self.config):
@@ -206,7 +208,7 @@ class _Run:
             optimizer.zero_grad(set_to_none=True)
 
     def _note(self, loss: float, speed: float) -> str:
-        """Figures of a step for display."""
+        """Text with a step's figures, for display."""
         accepted = "".join(f" {float(share):.2f}" for share in self.task.accepted())
         return f"loss {loss:.3f}" + (f"  accepted{accepted}" if accepted else "") + f"  {speed:,.0f} tok/s"
 
@@ -228,7 +230,7 @@ class _Run:
 
     def _validate(self) -> None:
         step, done = self.state.step, self.state.validations
-        # A run resumed at its last measured step already has the result.
+        # If the resumed run stopped right after measuring this step, the result is already in its state.
         if self.task.validate is not None and not (done and done[-1][0] == step):
             done.append((step, self.task.validate()))
             self.curves.acceptance(*done[-1])

@@ -11,9 +11,9 @@ from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.unroll import unroll
 
 _LOGITS_AT_ONCE = {"cpu": 2**20}
-"""Logits that a cross-entropy processes at once, by device type; on CPUs sized to fit the cache."""
+"""Number of logits that a cross-entropy processes at once, by device type; on CPUs they fit the cache."""
 _MOST_LOGITS_AT_ONCE = 2**26
-"""Logits processed at once on other devices: 256 MiB in float32."""
+"""Number of logits processed at once on other devices: 256 MiB in float32."""
 
 
 class DenseTarget(NamedTuple):
@@ -29,16 +29,18 @@ class TopTarget(NamedTuple):
     token_ids: Tensor
     """int64 [batch, length, top_k]; row i predicts token i + 1."""
     probabilities: Tensor
-    """float32 [batch, length, top_k], from the full softmax: the rest of the mass is unknown."""
+    """float32 [batch, length, top_k], from the full softmax; how the remaining probability is distributed is
+    unknown.
+    """
 
 
 class Wanted(NamedTuple):
     """The draftable part of the verifier's distributions, in draft ids."""
 
     probabilities: Tensor
-    """[batch, length, K]"""
+    """Probabilities of the draftable tokens, [batch, length, K]."""
     mass: Tensor
-    """[batch, length]: sum of the probabilities."""
+    """[batch, length]: sum of the probabilities at each position."""
     draft_ids: Tensor | None
     """int64 [batch, length, K]: draft id of each probability; None if K is the whole draft vocabulary."""
 
@@ -54,11 +56,12 @@ class Wanted(NamedTuple):
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Cross-entropy of a head's logits [batch, length, draft_vocab_size] -> [batch, length]."""
         mine = logits if self.draft_ids is None else logits.gather(-1, self.draft_ids)
-        # -sum(p * log_softmax(x)), with one pass less over the vocabulary.
+        # Equals -sum(p * log_softmax(x)), with one pass less over the vocabulary.
         return self.mass * logits.logsumexp(-1) - (self.probabilities * mine).sum(-1)
 
     def totals(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the rows of a head's logits [rows, draft_vocab_size]; this object must have one leading dimension.
+        """Sums over the rows of a head's logits [rows, draft_vocab_size]; the fields of this object must be [rows,
+        ...].
 
         Returns:
             The sum of cross-entropies, and the sum of the likeliest drafts' probabilities, which has no gradient.
@@ -85,8 +88,8 @@ class Wanted(NamedTuple):
 class _Totals(Function):
     """`Wanted.totals` with the gradient computed in the forward pass.
 
-    The logits are the largest tensor of a step. They are read once, a few rows at a time so that the rows fit a CPU's
-    cache, and the gradient is saved instead of them.
+    The logits are the largest tensor of a step. They are read only once, in groups of rows that fit a CPU's cache, and
+    their gradient is saved in their place.
     """
 
     @staticmethod
@@ -124,8 +127,8 @@ class _Totals(Function):
 class DraftedIds(nn.Module):
     """Maps a verifier's distributions to the tokens that a head can draft.
 
-    Probabilities are not renormalised, neither over the draft vocabulary nor over the tokens that a recording keeps: a
-    position whose likely tokens cannot be drafted, or are unknown, counts for less.
+    Probabilities are renormalised neither over the draft vocabulary nor over the tokens that a recording keeps. A
+    position therefore has less weight in the loss if its likely tokens cannot be drafted or were not recorded.
 
     Args:
         draft_token_ids: int64 [draft_vocab_size], target id of each draft id.
@@ -156,17 +159,17 @@ class DraftedIds(nn.Module):
 class DraftLoss(nn.Module):
     """Mean loss of all chains of a batch; `forward` is one unrolled pass.
 
-    Cross-entropy to the verifier's distribution, with decreasing weights for later steps.
+    The loss of a step is the cross-entropy to the verifier's distribution; later steps have smaller weights.
 
     Args:
         head: the head.
         num_steps: length of the chains.
         step_decay: weight of step j is `step_decay ** j`, divided by the sum of the weights.
-        feature_weight: weight of the smooth-L1 distance between the chain's hidden states and the verifier's, for which
-            the taps must be those states (EAGLE-1, arXiv 2401.15077, section 4.1: 10 relative to 1 for cross-entropy);
-            0 disables it.
-        follows_some: whether chains without a token to learn are skipped; False passes whole batches to the head, which
-            some heads require.
+        feature_weight: weight of the smooth-L1 distance between the chain's hidden states and the verifier's; the taps
+            must then be the verifier's last hidden states. EAGLE-1 (arXiv 2401.15077, section 4.1) weights the distance
+            10 and the cross-entropy 1; 0 disables the distance.
+        follows_some: whether chains without a token to learn are skipped; some heads require False, which passes whole
+            batches to the head.
     """
 
     def __init__(
@@ -184,19 +187,19 @@ class DraftLoss(nn.Module):
         self.feature_weight = feature_weight
         self.follows_some = follows_some
         self.accepted: list[Tensor] = []
-        """By step of the last pass's chains, the mean verifier probability of the likeliest draft."""
+        """For each step of the last pass's chains, the mean probability that the verifier gives the likeliest draft."""
         self.wanted = DraftedIds(head.draft_token_ids, head.get_submodule("embed_tokens").weight.shape[0])
 
     def forward(
         self, token_ids: Tensor, taps: Tensor, target: DenseTarget | TopTarget, loss_mask: Tensor | None = None
     ) -> Tensor:
-        """The loss of int64 tokens [batch, length] with taps [batch, length, taps_size] -> scalar.
+        """The loss, a scalar, of int64 tokens [batch, length] with taps [batch, length, taps_size].
 
         Args:
             token_ids, taps: the sequences.
             target: the verifier's distributions.
-            loss_mask: bool [batch, length], False for tokens not to be learnt. Their predictions count as loss 0, so
-                that the mean over a batch's parts is the mean over the batch.
+            loss_mask: bool [batch, length], False for tokens not to be learnt. Predictions of such tokens count with
+                loss 0, so that the mean over the parts of a batch equals the mean over the batch.
         """
         wanted = self.wanted(target)
         width = token_ids.shape[1] - self.num_steps - 1
@@ -206,7 +209,7 @@ class DraftLoss(nn.Module):
         accepted = []
         total = torch.zeros((), device=token_ids.device)
         for step in unroll(self.head, token_ids, taps, self.num_steps, chains=chains):
-            # The verifier's row i predicts token i + 1, so the shift is the offset minus one.
+            # The verifier's row i predicts token i + 1, so its rows are shifted by the offset minus one.
             rows = slice(step.offset - 1, step.offset - 1 + width)
             learnt = loss_mask[:, step.offset : step.offset + width]
             hidden = step.hidden[learnt if chains is None else learnt.flatten()[chains]]
@@ -222,6 +225,6 @@ class DraftLoss(nn.Module):
         return total / sum(self.step_decay**step for step in range(self.num_steps))
 
     def _with_something_to_learn(self, loss_mask: Tensor, width: int) -> Tensor | None:
-        """The chains with at least one token to learn -> int64 [chains]; None if all or none have one."""
+        """int64 [chains]: the chains with at least one token to learn; None if all chains or none have such a token."""
         learnt = loss_mask.unfold(1, width, 1)[:, 2 : 2 + self.num_steps].any(1)
         return None if learnt.all() or not learnt.any() else learnt.flatten().nonzero()[:, 0]

@@ -15,15 +15,15 @@ _NO_LAYERS = ("embed", "lm_head", "markov_w", "confidence", "codebook", "key_nor
 norms."""
 _MOMENTUM = 0.95
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic iteration, chosen for its slope at 0."""
+"""Coefficients of the quintic iteration, chosen for a large slope at 0."""
 _ITERATIONS = 5
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
     """The dtype of matrix products on a device: bfloat16 if the hardware supports it, else float32.
 
-    Decided by hardware features, not by timing: a resumed run must continue bit for bit, and a second timing could
-    decide otherwise.
+    The choice depends on hardware features, not on timing, because a resumed run must continue bit for bit, and a
+    second timing could have another result.
     """
     return torch.bfloat16 if device.type != "cpu" or has_bfloat16_units() else torch.float32
 
@@ -43,11 +43,11 @@ def build_optimizers(model: nn.Module, learning_rate: float) -> list[torch.optim
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalised steps, scaled to the RMS of AdamW's so that both share one learning rate.
+    """Momentum with orthogonalised steps, scaled to the RMS of AdamW's steps, so that both use the same learning rate.
 
-    torch's own Muon always computes in bfloat16, which takes 30 times as long as float32 on a CPU without bfloat16
-    units. Source: K. Jordan, "Muon: an optimizer for hidden layers" (2024); the scale is from Moonlight (arXiv
-    2502.16982).
+    This class exists because torch's own Muon always computes in bfloat16, which on a CPU without bfloat16 units takes
+    30 times as long as float32. Source: K. Jordan, "Muon: an optimizer for hidden layers" (2024); the scale is from
+    Moonlight (arXiv 2502.16982).
 
     Args:
         parameters: matrices.

@@ -1,6 +1,6 @@
 """Runs one training run over several processes: the rank of this process, and its rows of a batch.
 
-Uses torchrun's environment variables and torch.distributed; independent of models.
+Uses torchrun's environment variables and torch.distributed; does not depend on models.
 """
 
 import os
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# The first process generates text and measures acceptance while the others wait at the next collective.
+# While the first process generates text and measures acceptance, the other processes wait at the next collective.
 _PATIENCE = timedelta(hours=12)
 
 
@@ -27,7 +27,8 @@ class Part(NamedTuple):
         """Row numbers of the part in a batch.
 
         Raises:
-            ValueError: the batch does not split into equal parts; their mean would not be the batch's.
+            ValueError: the batch does not split into equal parts, so the mean of the parts' means would not be the mean
+                of the batch.
         """
         if batch_size % self.count:
             raise ValueError(
@@ -55,7 +56,7 @@ class Ranks(NamedTuple):
         return Part(round_index * self.world_size + self.rank, num_rounds * self.world_size)
 
     def mean(self, value: Tensor) -> Tensor:
-        """Mean of a scalar over the processes."""
+        """Mean of a scalar over all processes."""
         if self.world_size > 1:
             dist.all_reduce(value)
             value = value / self.world_size

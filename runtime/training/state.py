@@ -36,7 +36,7 @@ class TrainingState:
         return logged
 
     def save(self, path: Path, config: TrainDrafterConfig, own: dict[str, Any] | None = None) -> None:
-        """Write the state to `path` atomically; `own` is additional state of the caller."""
+        """Write the state to `path` atomically; `own` is state that the caller adds."""
         state = {
             "settings": config.resume_settings(),
             "model": self._model.state_dict(),

@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 logger = logging.getLogger(__name__)
 _WARM_UP, _JUDGED = 2, 6
-"""Number of first steps that are ignored, and of the following steps that are measured."""
+"""Number of first steps that are ignored, and number of steps after them that are measured."""
 _MOST = 2.0
-"""Ratio of a step's time to that of its matrix products, above which the warning is logged."""
+"""Ratio of a step's time to the time of its matrix products above which the warning is logged."""
 
 
 class StepTimes:
@@ -20,7 +20,7 @@ class StepTimes:
 
     Args:
         dtype: dtype of the matrix products.
-        device: accelerators run asynchronously, so that host time is meaningless: they are not measured.
+        device: device of the run; only a CPU is measured, because accelerators run asynchronously to the host's clock.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class StepTimes:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - before
 
     def end_step(self, passes: Callable[[], object]) -> None:
-        """Count a step; after the measured steps, compare their time with that of their matrix products.
+        """Count a step; after the last measured step, compare the steps' time with the time of their matrix products.
 
         Args:
             passes: runs forward and backward pass of a step, whose operations are counted. The run's own passes are not
@@ -65,7 +65,7 @@ class StepTimes:
 
 
 def flops_per_second(dtype: torch.dtype) -> float:
-    """Speed of a matrix product of a head's size on this CPU, best of three."""
+    """Speed in FLOP/s of a matrix product as large as a head's on this CPU, the best of three runs."""
     left, right = torch.ones(512, 576, dtype=dtype), torch.ones(576, 4096, dtype=dtype)
     seconds = []
     for _ in range(3):

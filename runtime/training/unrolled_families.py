@@ -18,7 +18,7 @@ from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 
 class UnrolledFamily(Family):
-    """A head whose chains are unrolled in training as in drafting."""
+    """A head whose chains are unrolled in training in the same way as in drafting."""
 
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
         """See `Family.loss`."""
@@ -30,14 +30,14 @@ class UnrolledFamily(Family):
 
 
 class EagleFamily(UnrolledFamily):
-    """EAGLE heads, whose family is recognised from their files."""
+    """EAGLE heads; the files of a head determine whether it is EAGLE-1 or EAGLE-3."""
 
     trains_output = True
     """Whether the output matrix belongs to the head and is trained."""
 
     def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
         """See `Family.load`."""
-        # Trained weights must not be shared with a running verifier.
+        # No weights are lent, because trained weights must not be shared with a running verifier.
         return load_eagle_head(folder, replace(target, lender=None))
 
     def free(self, head: TrainedHead) -> TrainedHead:

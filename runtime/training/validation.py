@@ -1,4 +1,4 @@
-"""Measures acceptance of a head in training with the engine that serves it: verifier, head and channel as deployed."""
+"""Measures the acceptance of a head in training with the serving engine: verifier, head and channel run as deployed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Weights of a verifier that a new head starts from, taken from a loaded model or from its files."""
+"""Weights of a verifier from which a new head starts, taken from a loaded model or read from its files."""
 
 from typing import NamedTuple
 
@@ -17,9 +17,9 @@ class VerifierWeights(NamedTuple):
     config: PretrainedConfig
     """Config of the text model."""
     embedding: Tensor
-    """[vocab_size, hidden_size]"""
+    """Embedding [vocab_size, hidden_size]."""
     lm_head: Tensor
-    """[vocab_size, hidden_size]"""
+    """Output matrix [vocab_size, hidden_size]."""
     last_layer: dict[str, Tensor]
     """Tensors of the last layer by name within the layer, and the final norm as `final_norm.weight`."""
 

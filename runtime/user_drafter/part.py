@@ -1,4 +1,4 @@
-"""Registers drafter classes of users, given by import path."""
+"""Registers the drafter classes of users, which are given by their import paths."""
 
 import importlib.util
 
@@ -14,7 +14,7 @@ drafter_kinds = (
 
 
 def find_problem(path: str) -> str | None:
-    """Reports whether the class's package is missing on this machine; imports nothing."""
+    """Returns the problem if the class's package is missing on this machine, else None; imports nothing."""
     package = path.partition(".")[0]
     if importlib.util.find_spec(package) is None:
         return f"there is no module {package}; is its folder on PYTHONPATH?"

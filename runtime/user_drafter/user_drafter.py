@@ -1,4 +1,4 @@
-"""Loads a user's drafter class from its import path; each mistake has its own error."""
+"""Loads a user's drafter class from its import path; each kind of mistake has its own error message."""
 
 import importlib
 import inspect
@@ -11,13 +11,13 @@ from wingbeat.runtime.heads.target import TargetDescription
 
 
 class UserDrafterError(ValueError):
-    """A user's drafter cannot be used; one line that says what to change."""
+    """A user's drafter cannot be used; the message is one line with what to change."""
 
 
 def load_user_drafter(
     path: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> Drafter:
-    """Create a drafter by `ClassName(target, speculation, options)` from the import path `module.path.ClassName`.
+    """Import the class `module.path.ClassName` and create a drafter by `ClassName(target, speculation, options)`.
 
     Raises:
         UserDrafterError: the path has no dot, the module or class does not exist, the class is not a `Drafter` or lacks

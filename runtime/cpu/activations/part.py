@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 EXACT, INT8 = "exact", "int8"
 engine_settings = {"cpu_activations": (str, EXACT)}
-"""Option for the inputs of linear layers with packed weights on CPUs: exact, or rounded to int8."""
+"""Option for the inputs of linear layers with packed weights on CPUs: exact inputs, or inputs rounded to int8."""
 
 
 def check_limits(config: "EngineConfig") -> None:
-    """Raises ValueError for an unknown value of cpu_activations."""
+    """Raises ValueError if the value of cpu_activations is unknown."""
     if config.cpu_activations not in (EXACT, INT8):
         raise ValueError(f"cpu_activations is {config.cpu_activations!r}: must be {EXACT!r} or {INT8!r}")
 
@@ -23,7 +23,7 @@ def check_limits(config: "EngineConfig") -> None:
 def open_backend(settings: "PairSettings", device: "torch.device") -> None:
     """Raises ValueError if int8 activations are requested for another device or for a compiled engine.
 
-    Opens no backend.
+    Never opens a backend.
     """
     if settings.engine.cpu_activations == INT8 and (settings.engine_dir is not None or device.type != "cpu"):
         what = f"device is {device.type}" if settings.engine_dir is None else "engine_dir is given"
@@ -31,7 +31,7 @@ def open_backend(settings: "PairSettings", device: "torch.device") -> None:
 
 
 def extend_model(loaded: "LoadedModel", config: "EngineConfig") -> None:
-    """Rounds the activations of a loaded model, which was tested with exact activations."""
+    """Rounds a loaded model's activations from now on; the load test before ran with exact activations."""
     if config.cpu_activations == INT8:
         from wingbeat.runtime.cpu.activations.rounded import RoundedActivations
 

@@ -1,1 +1,1 @@
-"""Draft head passes, each of which is one C++ call."""
+"""Passes of draft heads on CPUs; each pass is one C++ call."""

@@ -1,8 +1,8 @@
-"""Drafting passes on the CPU by C++ kernels: decided pairs are committed, then trees are grown.
+"""Drafting passes on the CPU by C++ kernels: first the decided pairs are committed, then the trees are grown.
 
-The result is the drafter's own; for a small head, torch operations would take several times as long. With a single
-verifier, a round is one call on the buffers of its channel. Between two rounds the verifier evicts the caches, so that
-Python operations take several times longer than they do in a loop.
+The trees are the same as with torch operations, which would take several times as long for a small head. With a single
+verifier, a round is one C++ call on the buffers of the verifier's channel. One call matters because the verifier's work
+between two rounds evicts the CPU caches, so that Python operations take several times longer than in a loop.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ _LEAST_ANGLES = 2048
 
 
 def draft_passes(drafter: HeadDrafter) -> HeadPasses | None:
-    """Returns CPU passes for a drafter; None without kernels, or if they do not support its head or tree shape."""
+    """Returns CPU passes for a drafter; None if there are no kernels for its head or the shape of its trees."""
     kernels, growth = cpu_kernels(), drafter.growth
     fits = growth.top_k <= len(drafter.head.draft_token_ids)
     fits &= drafter.speculation.draft_tree is None or growth.top_k == 1
@@ -52,25 +52,26 @@ def draft_passes(drafter: HeadDrafter) -> HeadPasses | None:
 
 
 class KernelPasses(HeadPasses):
-    """CPU passes of one drafter.
+    """Passes of one drafter on the CPU.
 
     Args:
-        kernel_head: addresses of its head's packed weights.
+        kernel_head: addresses of the packed weights of the drafter's head.
     """
 
     def __init__(self, kernels: CpuKernels, drafter: HeadDrafter, kernel_head: AnyKernelHead) -> None:
         self.kernels, self._drafter = kernels, drafter
         self._pool, speculation = drafter.pool, drafter.speculation
         self.num_threads: int | None = None
-        """Threads that share a pass; None uses torch's number."""
+        """Number of threads that share a pass; None means torch's number."""
         self._least_levels = drafter.growth.depths[0]
         self._top_k, self._num_nodes = speculation.draft_top_k, speculation.num_nodes
         self._max_path = speculation.max_path
         self._edges = torch.from_numpy(bin_edges())
         self._angles: tuple[Tensor, ...] = ()
         self._channels: dict[int, tuple[Channel | None, object]] = {}
-        """By address of an outcome's header: addresses of its and the reply's buffers, and the objects that own the
-        buffers."""
+        """For each outcome, by the address of its header: the addresses of the outcome's and the reply's buffers,
+        and the objects that own these buffers.
+        """
         self._kernel_head = kernel_head
         self.resized()
 
@@ -106,7 +107,7 @@ class KernelPasses(HeadPasses):
         return True
 
     def _channel(self, end: DrafterEnd, outcome: Outcome) -> Channel | None:
-        """Returns addresses of one buffer parity; None unless all buffers are in host memory with float32 taps."""
+        """Returns the buffers' addresses for one parity; None unless all are in host memory, with float32 taps."""
         spec, reply = end.spec, end.reply
         tensors = [*outcome, *reply, end.token_ids]
         if spec.taps_dtype != torch.float32 or not all(t.device.type == "cpu" and t.is_contiguous() for t in tensors):
@@ -199,7 +200,7 @@ class KernelPasses(HeadPasses):
     def nobodys(self, num_threads: int) -> list[Callable[[], TokenTree]]:
         """Passes of `ROWS` sequences with full trees, for timing.
 
-        They use the spare slot after all others, and block 0.
+        The passes use the spare slot behind all other slots, and block 0, so that no request's state changes.
         """
         pool, self.num_threads = self._pool, num_threads
         by_slot = torch.zeros(pool.num_slots + 1, dtype=torch.int64)

@@ -17,7 +17,7 @@ def kernel_head(head: Any) -> KernelHead | None:
 
 
 def read_eagle(head: EagleHead) -> KernelHead | None:
-    """Reads an EAGLE-3 head, of any class that computes as EAGLE-3."""
+    """Reads an EAGLE-3 head, or a head of another class with EAGLE-3's mathematics."""
     made = KernelHead.from_layers(head, head.behind)
     if made is None:
         return None

@@ -18,7 +18,7 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class AnyKernelHead(Protocol):
-    """Addresses of a head's weights, by which the kernels draft."""
+    """Addresses of a head's weights, which the kernels read to draft."""
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head | BlockHead:
         """Returns the head's struct with the addresses of these keys and values, one pair per layer."""
@@ -26,18 +26,18 @@ class AnyKernelHead(Protocol):
 
 
 class KernelHead(NamedTuple):
-    """Addresses of a head's weights, and the objects that own the memory."""
+    """Addresses of a head's weights, and the objects that own the memory of these weights."""
 
     head: Head
     behind: list[Layer]
-    """Layers after the first."""
+    """Decoder layers after the first."""
     held: list[object]
 
     @classmethod
     def from_layers(cls, head: DecoderHead, behind: Iterable[nn.Module] = ()) -> "KernelHead | None":
         """Reads layers, embedding and output head of a draft head, and packs its weights.
 
-        Fields that only the head's family has are left for the caller to add.
+        The caller must add the fields that only the head's family has.
 
         Args:
             behind: layers after the first.
@@ -66,11 +66,11 @@ class KernelHead(NamedTuple):
         return cls(made, layers[1:], held)
 
     def norm(self, norm: nn.RMSNorm) -> Norm:
-        """Reads a norm of the head."""
+        """Reads one of the head's norms into a struct."""
         return Norm(_wide(norm, self.held), norm.eps)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head:
-        """Returns a head that reads and writes these keys and values."""
+        """Returns the head's struct with the addresses of these keys and values, one pair per layer."""
         made, behind = Head.from_buffer_copy(self.head), (Layer * len(self.behind))(*self.behind)
         for layer, cache in zip([made.layer, *behind], caches, strict=True):
             layer.key_cache, layer.value_cache = (tensor.data_ptr() for tensor in cache)
@@ -85,11 +85,12 @@ def embedding_of(weight: Tensor) -> Embedding:
 
 
 def _layer_of(head: DecoderHead, held: list[object], behind: nn.Module | None = None) -> Layer | None:
-    """Reads a layer and packs its weights; None unless they are frozen, on the CPU and of `KERNEL_DTYPES`.
+    """Reads a layer and packs its weights; None unless the weights are frozen, on the CPU and of `KERNEL_DTYPES`.
 
     Args:
         held: receives the objects that own the layer's memory, besides the head's parameters.
-        behind: a later layer of the same shapes, which has its own input norm; None reads the head's first layer.
+        behind: a later layer to read, which has the same shapes and its own input norm; None reads the head's first
+            layer.
     """
     config, size, kernels = head.config, head.config.intermediate_size, cpu_kernels()
     heads, num_kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim

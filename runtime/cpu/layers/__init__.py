@@ -1,1 +1,1 @@
-"""Decoder layers, linear layers and whole verifiers on C++ kernels, with int8 weights and deterministic mode."""
+"""Decoder layers, linear layers and whole verifiers on C++ kernels; also int8 weights and deterministic mode."""

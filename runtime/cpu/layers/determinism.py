@@ -1,7 +1,8 @@
-"""Deterministic mode on CPUs: a row has the same bits whatever shares its pass.
+"""Deterministic mode on CPUs: a row's result is bit-identical whatever other rows share its pass.
 
 Every product, norm and attention that affects a row must run on the C++ kernels, whose order of summation depends
-neither on other rows nor on a tree's shape. A model with any other module in that path is refused by name.
+neither on other rows nor on a tree's shape. A model that computes rows with any other module is refused; the error
+names the module.
 """
 
 from torch import nn
@@ -18,10 +19,10 @@ __all__ = ["check", "check_limits", "make", "pack_segments"]
 
 
 def check(model: PreTrainedModel) -> None:
-    """Refuses a dtype without deterministic kernels.
+    """Refuses a dtype or a machine without deterministic kernels.
 
     Raises:
-        UnsupportedModelError: without the model's name.
+        UnsupportedModelError: the message does not contain the model's name.
     """
     dtype = next(model.parameters()).dtype
     if dtype not in KINDS:
@@ -31,18 +32,18 @@ def check(model: PreTrainedModel) -> None:
 
 
 def check_limits(config: EngineConfig) -> None:
-    """Accepts all limits."""
+    """Accepts all limits: deterministic mode on CPUs restricts none of them."""
 
 
 def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     """Checks that every layer runs on the kernels, then makes the output head return float32.
 
     Args:
-        layers: the decoder's layers, swapped if possible (`wingbeat.runtime.verifier.layers.fused.fuse` logs why a
-            layer is not).
+        layers: the decoder's layers, swapped for kernels where possible; `wingbeat.runtime.verifier.layers.fused.fuse`
+            logs why a layer was not swapped.
 
     Raises:
-        UnsupportedModelError: without the model's name.
+        UnsupportedModelError: the message does not contain the model's name.
     """
     for layer in layers:
         if not isinstance(layer, CpuLayer):

@@ -1,4 +1,4 @@
-"""Weights of eight and fewer bits on CPUs, whose passes of few rows are bound by reading weights.
+"""Weights of eight and fewer bits on CPUs, where reading the weights limits the speed of passes with few rows.
 
 For int8, weights are rounded in the model that transformers loaded, before it is tested, so that the tested and the
 served model are the same. Activations and sums stay in the model's dtype; embeddings, norms and modules that are no
@@ -23,17 +23,19 @@ logger = logging.getLogger(__name__)
 def round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     """Rounds the weights of the decoder's linear layers and of the output head to int8.
 
-    A tied output head no longer shares its weight with the embedding afterwards.
+    A tied output head gets its own copy of the weight, so that the embedding is not rounded.
 
     Raises:
-        UnsupportedModelError: without the model's name; there are no kernels, or the model has no linear layers.
+        UnsupportedModelError: there are no kernels, or the model has no linear layers; the message does not contain the
+            model's name.
     """
     if next(model.parameters()).device.type != "cpu" or cpu_kernels() is None:
         raise UnsupportedModelError("there are no kernels for such weights: a CPU and a C++ compiler are needed")
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if type(head) is nn.Linear and head.weight is embedding.weight:
         head.weight = nn.Parameter(head.weight.clone(), requires_grad=False)
-    # Experts stored in one tensor, and layers of other classes, have their own code that reads the weights.
+    # Only plain linear layers are rounded: experts stored in one tensor, and layers of other classes, read their
+    # weights with code of their own.
     linears = {module for module in (*layers.modules(), head) if type(module) is nn.Linear}
     if not linears:
         raise UnsupportedModelError("it has no linear layers to round")
@@ -45,7 +47,7 @@ def round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
 
 
 def pack_rounded(model: PreTrainedModel) -> None:
-    """Packs rounded layers that are not packed yet, such as those of layers that run transformers' code."""
+    """Packs rounded layers that are not packed yet, such as those in decoder layers that run transformers' code."""
     for module in model.modules():
         if getattr(module, "eight_bits", False):
             pack_linear(module, cpu_kernels())

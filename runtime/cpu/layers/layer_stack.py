@@ -21,7 +21,7 @@ GEMMA_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"gemma2": "Gemma2", "gemma3": "Gemma3"}.items()
 )
-"""Layers that also norm the outputs of attention and MLP, and whose norms multiply by 1 + weight."""
+"""Layers that also normalise the outputs of attention and MLP, and whose norms multiply by 1 + weight."""
 LLAMA_NORMS = {"input": "input_layernorm", "output": "post_attention_layernorm"}
 GEMMA_NORMS = {
     "input": "input_layernorm",
@@ -29,11 +29,11 @@ GEMMA_NORMS = {
     "output": "pre_feedforward_layernorm",
     "left": "post_feedforward_layernorm",
 }
-"""Module names of a layer's norms, by the names of the kernels' fields."""
+"""Names of a layer's norm modules, by the names of the kernels' fields."""
 GATES = {"SiLU": 0, "SiLUActivation": 0, "GELUTanh": 1}
-"""Activation functions of gates, by class name, as the kernels number them."""
+"""Numbers by which the kernels know the activation functions of gates, by class name."""
 MOST_AHEAD = 1 << 20
-"""Most elements that layers may compute ahead of their call."""
+"""Maximum number of elements in the outputs that layers may compute ahead of their call."""
 
 
 class _Ahead(NamedTuple):
@@ -53,9 +53,9 @@ class Additions(NamedTuple):
     """Additions of a runtime part (LoRA) to the products of layers."""
 
     fits: Callable[[Rows], bool]
-    """Whether the kernels can add to the products of these rows."""
+    """Function (rows) -> whether the kernels can add to the products of these rows."""
     of_rows: Callable[[Rows], Addition | None]
-    """Returns the addition for these rows; None if nothing is added."""
+    """Function (rows) -> the addition for these rows; None if nothing is added."""
 
 
 class LayerStack:
@@ -71,7 +71,9 @@ class LayerStack:
         self._layers: dict[int, Layer] = {}
         self._held: dict[int, list[object]] = {}
         self._kinds: dict[int, str | None] = {}
-        """Layer types of layers that may have their own rotary embedding (Gemma); None for others."""
+        """By layer index, the layer type of a layer that may have its own rotary embedding (Gemma); None for other
+        layers.
+        """
         self._attention: dict[int, LayerAttention] = {}
         self._added: dict[int, tuple[tuple[ctypes.Structure, ...], list[object]]] = {}
         self._at: tuple[Any, ctypes.Array] | None = None
@@ -81,14 +83,14 @@ class LayerStack:
         """Adds a layer in its current state and packs its weights.
 
         Raises:
-            ValueError: the weights are not plain weights on the CPU.
+            ValueError: a layer is not a plain frozen linear layer on the CPU.
         """
         attn, mlp = layer.self_attn, layer.mlp
         # The memory behind the pointers must live as long as the stack.
         held: list[object] = []
 
         projections = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        # Gate and up are multiplied together, so they must be stored in one dtype.
+        # Gate and up projections are multiplied together, so both must be stored in one dtype.
         gated = (mlp.gate_proj, mlp.up_proj)
         unpacked = [linear.weight for linear in gated if getattr(linear, "panels", None) is None]
         halved = all(map(fits_bfloat16, unpacked))
@@ -132,7 +134,7 @@ class LayerStack:
     def take_written(self, layer: nn.Module) -> None:
         """Reads a layer's weights again after they were written in place, which may have reallocated them."""
         index, gated = layer.self_attn.layer_idx, (layer.mlp.gate_proj, layer.mlp.up_proj)
-        if len({linear.panels.storage.dtype for linear in gated}) > 1:  # `add` requires one dtype for both
+        if len({linear.panels.storage.dtype for linear in gated}) > 1:  # `add` requires one dtype for gate and up
             for linear in gated:
                 linear.unpack()
                 linear.pack(self.kernels, held=linear.weight.dtype)
@@ -144,7 +146,7 @@ class LayerStack:
         """Registers `additions` for a layer's products: q, k and v; the output; gate and up; down.
 
         Args:
-            products: the struct that `Add` receives, for each product.
+            products: for each product, the struct that `Add` receives.
             held: objects that own the memory of these structs.
         """
         layer = self._layers[index]
@@ -157,7 +159,7 @@ class LayerStack:
         return rows.packed is not None and (self.additions is None or self.additions.fits(rows))
 
     def remove(self, index: int) -> None:
-        """Removes a layer."""
+        """Removes a layer from the stack."""
         for held in (self._layers, self._kinds, self._held, self._attention, self._added):
             held.pop(index, None)
         self._at = None
@@ -182,7 +184,7 @@ class LayerStack:
     def run_on(
         self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows
     ) -> list[Tensor]:
-        """Returns the outputs of the layer and of the layers after it that run in the same call; see `run`."""
+        """Returns the outputs of the layer, and of the following layers that run in the same call; see `run`."""
         array = self._array(rows.caches)
         count, most = 1, MOST_AHEAD // hidden.numel()
         while index + count in self._layers and count < most and self._kinds[index] == self._kinds[index + count]:
@@ -204,7 +206,7 @@ class LayerStack:
 
     def _array(self, caches: Any) -> ctypes.Array:
         """Returns the layer structs with the addresses of a KV pool; the array of the latest pool is cached."""
-        # Read the attribute once: engines in several threads may share a model, each with its own pool.
+        # Returns the layer structs with the addresses of a KV pool; keeps the array of the latest pool.
         at = self._at
         if at is None or at[0] is not caches:
             array = (Layer * (1 + max(self._layers)))()
@@ -219,7 +221,10 @@ class LayerStack:
 
 
 class CpuLayer(SwappedLayer):
-    """Forward put before a layer's own class. Weights, parameter names and submodules stay."""
+    """A forward method put before that of a layer's own class.
+
+    Weights, parameter names and submodules stay as they are.
+    """
 
     _stack: LayerStack | None
 
@@ -233,7 +238,7 @@ class CpuLayer(SwappedLayer):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Runs the layer in its stack; runs transformers' code for foreign batches."""
+        """Runs the layer in its stack, or transformers' code if the batch is not Wingbeat's."""
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         stack = None if torch.compiler.is_compiling() else self.__dict__.get("_stack")
         if stack is None or rows is None or not stack.fits(rows):
@@ -249,7 +254,7 @@ class CpuLayer(SwappedLayer):
         return stack.run(self.self_attn.layer_idx, hidden_states, position_embeddings, rows)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CpuLayer":
-        # The weights may move to another device or change dtype.
+        # `fn` may move the weights to another device or change their dtype, so the layer leaves the stack.
         self.leave_stack()
         return super()._apply(fn, recurse)
 
@@ -273,7 +278,7 @@ class CpuLayer(SwappedLayer):
                 module.unpack()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copied layer has its own weights.
+        # The stack is left out, because a copied layer has weights of its own.
         return {name: value for name, value in self.__dict__.items() if name != "_stack"}
 
 
@@ -292,7 +297,7 @@ def _norms(layer: nn.Module, held: list[object]) -> dict[str, Any]:
         weight, eps = norm_of(module)
         held.append(weight.data.float())
         fields[f"{name}_norm"] = held[-1].data_ptr()
-        if name != "key":  # the kernels use the query's epsilon for both
+        if name != "key":  # the kernels use the query norm's epsilon for both norms
             fields[f"{name}_eps"] = eps
     return fields
 

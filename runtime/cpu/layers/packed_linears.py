@@ -1,4 +1,4 @@
-"""Linear layers on CPUs whose weights are stored as kernels read them: input-major, or packed into panels."""
+"""Linear layers on CPUs whose weights are stored in an order that kernels read fast: input-major, or in panels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +16,15 @@ from wingbeat.runtime.verifier.layers.linears import PackableLinear
 
 
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
-    """Stores float32 weights on the CPU input-major, as [out, in] with strides (1, out); returns the number of linears.
+    """Stores float32 weights on the CPU input-major: [out, in] with strides (1, out); returns the number of layers.
 
-    With these strides the product of eight rows (a chain to verify) takes half the time of PyTorch's layout, and one
-    row takes no longer. Shapes, names and values stay; tied embeddings share the new layout. Other dtypes and devices
-    have kernels for the usual layout and are not changed.
+    With these strides the product of eight rows (a chain to verify) takes half the time that PyTorch's layout takes,
+    and the product of one row takes no longer. Shapes, names and values stay; tied embeddings share the new layout.
+    Weights of other dtypes or on other devices are not changed, because their kernels are fast with the usual layout.
 
     Args:
-        deterministic: re-lay weights of every dtype, to be multiplied by the C++ kernels regardless of speed.
+        deterministic: also change weights of other dtypes, because the C++ kernels then multiply by all weights,
+            regardless of speed.
     """
     num_laid = 0
     for linear in module.modules():
@@ -43,7 +44,7 @@ def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
 
 
 class InputMajorLinear(PackableLinear):
-    """A frozen linear layer with input-major or packed weights; falls back to its base class.
+    """A frozen linear layer with input-major or packed weights; uses the base class's forward where no kernel fits.
 
     With C++ kernels, a row's product does not depend on the other rows.
     """
@@ -51,7 +52,7 @@ class InputMajorLinear(PackableLinear):
     deterministic = False
     """Whether to use the C++ kernels for any dtype and size, so that a row never depends on other rows."""
     eight_bits = False
-    """Whether the weight's values fit eight bits (`wingbeat.kernels.cpu.eight_bits`), and are packed so."""
+    """Whether the weight's values fit eight bits (`wingbeat.kernels.cpu.eight_bits`) and are packed as int8."""
     _laid: tuple[Tensor, Tensor, bool] | None = None
     """The weight, its transposed view [in, out], and whether the C++ kernels may multiply by it."""
     panels: Panels | GroupPanels | None = None
@@ -63,7 +64,8 @@ class InputMajorLinear(PackableLinear):
             return self._multiply(input)
         if self.bias is not None:
             return super().forward(input)
-        weight, laid = self._parameters["weight"], self._laid  # attribute access to a parameter is slow
+        # not `self.weight`, because attribute access to a parameter is slow
+        weight, laid = self._parameters["weight"], self._laid
         if laid is None or laid[0] is not weight:
             laid = self.lay()
         _, laid_weight, ours = laid
@@ -90,7 +92,7 @@ class InputMajorLinear(PackableLinear):
         return self._laid
 
     def pack(self, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None) -> None:
-        """Replaces the weight by panels, as `Panels.pack` builds them.
+        """Replaces the weight by panels, built by `Panels.pack`.
 
         `weight` then reads as NaN; use `dense_weight` for the values.
         """
@@ -146,7 +148,8 @@ class InputMajorLinear(PackableLinear):
             self.panels = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Exclude the view, which would be copied as separate weights, and the panels, which hold addresses.
+        # The view is left out because it would be copied as separate weights, and the panels because they hold
+        # addresses.
         state = {name: value for name, value in self.__dict__.items() if name not in ("_laid", "panels")}
         if self.panels is not None:
             weight = nn.Parameter(self.panels.dense(), requires_grad=False)
@@ -197,5 +200,5 @@ def matrices_of(linear: nn.Module) -> list[Matrix]:
 
 
 def draft_matrices(linear: nn.Module) -> list[Matrix]:
-    """`matrices_of` a draft head, whose rows may be rounded to bfloat16 like its weights: no text depends on them."""
+    """`matrices_of` for a draft head, whose activations may be rounded to bfloat16: no answer depends on them."""
     return [rounded(matrix) for matrix in matrices_of(linear)]

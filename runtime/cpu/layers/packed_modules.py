@@ -24,7 +24,7 @@ class PackedLinear(InputMajorLinear):
     """A linear layer loaded in packed form, which stays packed until it leaves the CPU or float32."""
 
     def unpack(self) -> None:
-        """Does nothing: the packed form is the only one."""
+        """Does nothing, because the packed form is the only form in which the weights exist."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         if _leaves(fn):
@@ -34,18 +34,18 @@ class PackedLinear(InputMajorLinear):
 
 
 class Held(Packable, ABC):
-    """A module with some parameters packed, until it leaves the CPU or float32."""
+    """A module that keeps some parameters packed until the module leaves the CPU or float32."""
 
     panels: Any = None
-    """The packed parameters; None if there are none."""
+    """The packed parameters; None if no parameter is packed."""
 
     @abstractmethod
     def dense_parameters(self) -> dict[str, Tensor]:
-        """Returns the packed parameters as numbers, by name; empty if none is packed."""
+        """Returns the packed parameters as floats, by name; empty if no parameter is packed."""
         ...
 
     def unpack(self) -> None:
-        """Stores the packed parameters as numbers again."""
+        """Stores the packed parameters as floats again."""
         self._parameters |= _parameters(self.dense_parameters())
         self.panels = None
 
@@ -61,7 +61,7 @@ class Held(Packable, ABC):
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Panels hold addresses and cannot be copied.
+        # The panels are left out, because they hold addresses and cannot be copied.
         state = {name: value for name, value in self.__dict__.items() if name != "panels"}
         return state | {"_parameters": self._parameters | _parameters(self.dense_parameters())}
 
@@ -95,10 +95,10 @@ class PackedRows(Held, nn.Embedding):
 
 
 class ExpertPanels(NamedTuple):
-    """Packed weights of experts, by expert."""
+    """Packed weights of a layer's experts; each tuple has one entry per expert."""
 
     gated: tuple[tuple[GroupPanels, ...], ...]
-    """Panels of gate and up, separate or joined."""
+    """Panels of gate and up, as two tuples, or as one tuple if they are joined."""
     downs: tuple[GroupPanels, ...]
 
     @property
@@ -107,15 +107,15 @@ class ExpertPanels(NamedTuple):
         return chain(*self.gated, self.downs)
 
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size of all panels in bytes."""
         return sum(one.nbytes() for one in self.all)
 
 
 class PackedExperts(Held):
     """transformers' experts with each expert's weights packed.
 
-    An expert multiplies only the rows routed to it. A row's sum over experts has a fixed order, independent of other
-    rows.
+    An expert multiplies only the rows that are routed to the expert. A row's sum over experts has a fixed order that
+    does not depend on other rows.
     """
 
     panels: ExpertPanels | None = None
@@ -155,7 +155,7 @@ def _experts_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _leaves(fn: Callable[[Tensor], Tensor]) -> bool:
-    """Whether `fn`, applied to a module's tensors, keeps float32 on the CPU unchanged."""
+    """Whether `fn`, if applied to the module's tensors, leaves float32 tensors on the CPU."""
     found = fn(torch.empty(0))
     return found.device.type == "cpu" and found.dtype == torch.float32
 
@@ -166,7 +166,7 @@ def pack_weight(
     """See `runtime.parts`.
 
     Args:
-        bias: [columns]
+        bias: float [columns]: bias of the layer; None if the layer has none.
     """
     kernels, may_be = _kernels_of(place), type(module) is nn.Linear or isinstance(module, nn.Embedding)
     if kernels is None or not may_be or not can_pack(weight):

@@ -1,7 +1,7 @@
 """Runs a Llama-like model on CPUs without its per-layer loop, if all its layers are in one stack.
 
-transformers' overhead around each module exceeds the time of small layers, and building its outputs takes a tenth of a
-millisecond, whatever the model's size.
+This saves transformers' overhead: around each module it exceeds the time of a small layer, and building the model's
+output objects takes a tenth of a millisecond, whatever the model's size.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ KNOWN_DECODERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}Model"
     for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
 )
-"""Decoders whose code embeds tokens, passes each layer's output to the next layer, and norms the last output."""
+"""Decoders whose code embeds tokens, passes each layer's output to the next layer, and normalises the last output."""
 
 
 class KeptRotations:
@@ -33,11 +33,11 @@ class KeptRotations:
         self._table: tuple[Tensor, Tensor] | None = None
 
     def take(self, module: nn.Module, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns two tensors [1, num_rows, rotated size] for positions [1, num_rows], bit-equal to the module's."""
+        """Returns cosines and sines [1, num_rows, size] of positions [1, num_rows], bit-equal to the module's."""
         end = int(positions.max()) + 1
         if module.rope_type not in _STEADY_ROPES or end > _MOST_ROTATIONS:
             return module(hidden, position_ids=positions)
-        # Read the attribute once: an engine in another thread may share the model.
+        # The attribute is read only once, because an engine in another thread may share the model and replace it.
         table = self._table
         if table is None or table[0].dtype != hidden.dtype or len(table[0]) < end:
             every = torch.arange(1 << (end - 1).bit_length(), device=positions.device)
@@ -47,7 +47,10 @@ class KeptRotations:
 
 
 class StackedDecoder(nn.Module):
-    """Forward put before a known decoder's own class. Weights, parameter names and submodules stay."""
+    """A forward method put before that of a known decoder's class.
+
+    Weights, parameter names and submodules stay as they are.
+    """
 
     _rotations: KeptRotations
 
@@ -61,7 +64,7 @@ class StackedDecoder(nn.Module):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Runs all layers in one step; runs transformers' code for foreign batches, and if layers have hooks."""
+        """Runs all layers in one step; runs transformers' code if a layer has hooks or the batch is not Wingbeat's."""
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         if rows is None or not self.is_one_step(rows):
             return super().forward(
@@ -77,12 +80,12 @@ class StackedDecoder(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=self.run(hidden, position_ids, rows))
 
     def is_one_step(self, rows: Rows) -> bool:
-        """Whether these rows and the layers allow the loop to run as one step."""
+        """Whether these rows and the state of the layers allow all layers to run as one step."""
         layers = self.layers._modules.values()
         return rows.packed is not None and all(map(_is_plain, layers)) and next(iter(layers)).stack.fits(rows)
 
     def run(self, hidden: Tensor, position_ids: Tensor, rows: Rows) -> Tensor:
-        """Returns the output head's input for embeddings [1, num_tokens, hidden_size]."""
+        """Runs all layers on embeddings [1, num_tokens, hidden_size]; returns the input of the output head."""
         rotations = self._rotations.take(self.rotary_emb, hidden, position_ids)
         left: list[Tensor] = []
         for index, layer in enumerate(self.layers._modules.values()):
@@ -97,11 +100,11 @@ class Logits(NamedTuple):
     """Output of a `StackedCausalLM`."""
 
     logits: Tensor
-    """[1, num_rows, vocab_size]"""
+    """Logits [1, num_rows, vocab_size]."""
 
 
 class StackedCausalLM(nn.Module):
-    """Forward put before the class of a known causal LM around a `StackedDecoder`."""
+    """A forward method put before that of a known causal LM's class, around a `StackedDecoder`."""
 
     def forward(
         self,
@@ -115,7 +118,7 @@ class StackedCausalLM(nn.Module):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> Any:
-        """Goes from tokens to logits directly; runs transformers' code for other arguments, and with decoder hooks."""
+        """Goes from tokens to logits directly; other arguments or decoder hooks make transformers' code run."""
         decoder, rows = self.model, kwargs.get(ROWS_KEYWORD)
         plain = rows is not None and len(kwargs) == 1 and inputs_embeds is None and _is_plain_decoder(decoder)
         if not plain or not decoder.is_one_step(rows):
@@ -145,25 +148,25 @@ def _only_taps(hooks: Mapping[int, Any]) -> bool:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is in its stack, has an unchanged forward, and only tap hooks on its inputs."""
+    """Whether a layer is in its stack with an unchanged forward, and has no hooks other than taps of its input."""
     changed = "forward" in layer.__dict__ or layer._forward_hooks
     return "_stack" in layer.__dict__ and not changed and _only_taps(layer._forward_pre_hooks)
 
 
 def _is_plain_decoder(decoder: nn.Module) -> bool:
-    """Whether a decoder has an unchanged forward, and only tap hooks on its output."""
+    """Whether a decoder has an unchanged forward, and no hooks other than taps of its output."""
     changed = "forward" in decoder.__dict__ or decoder._forward_pre_hooks
     return not changed and _only_taps(decoder._forward_hooks)
 
 
 def join_model(model: nn.Module, layers: nn.ModuleList) -> None:
-    """Puts the one-step forwards before a known decoder and causal LM, if all layers are in one stack."""
+    """Puts the one-step forwards before those of a known decoder and causal LM, if one stack has all layers."""
     decoder = next((module for module in model.modules() if layers in list(module.children())), None)
     joined = all(isinstance(layer, CpuLayer) and layer.stack is not None for layer in layers)
     if not joined or _name(decoder) not in KNOWN_DECODERS or len(layers) != decoder.config.num_hidden_layers:
         return
     is_known = _name(model).endswith("ForCausalLM") and _name(model).replace("ForCausalLM", "Model") == _name(decoder)
-    # Other packages may have replaced a class's forward.
+    # A class whose forward another package has replaced is left alone.
     if type(decoder).forward.__module__ == type(decoder).__module__:
         _put_before(decoder, StackedDecoder)
         decoder.__dict__["_rotations"] = KeptRotations()
@@ -177,7 +180,7 @@ def _name(module: nn.Module | None) -> str:
 
 def _put_before(module: nn.Module, first: type[nn.Module]) -> None:
     kind = type(module)
-    # transformers reads the source file of a model's class, and keeps records under class names.
+    # The new class has the old names, because transformers finds a class's source file and records by them.
     module.__class__ = type(
         kind.__name__, (first, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     )

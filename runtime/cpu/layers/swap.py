@@ -1,4 +1,4 @@
-"""Swaps a loaded verifier's layers, norms and output head for C++ kernels."""
+"""Replaces a loaded verifier's layers, norms and output head by versions that run on C++ kernels."""
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from wingbeat.runtime.verifier.layers.fused import KNOWN_LAYERS, LayerOps, Swap
 
 
 class StackSwap(Swap):
-    """Swaps layers into one `LayerStack`."""
+    """Swaps a model's layers into one `LayerStack`."""
 
     ops = LayerOps(add_rms_norm=norm_rows)
     known = KNOWN_LAYERS | GEMMA_LAYERS
@@ -36,7 +36,7 @@ class StackSwap(Swap):
 
 
 def swap_layers(parameter: Tensor, deterministic: bool) -> StackSwap | None:
-    """Returns the swap for layers of this parameter's device and dtype; None if layers are left unchanged.
+    """Returns the swap for layers of this parameter's device and dtype; None if such layers stay as they are.
 
     Args:
         deterministic: swap layers of any dtype.
@@ -55,9 +55,9 @@ def finish_layers(model: nn.Module, layers: nn.ModuleList) -> None:
 
 
 def _pack_output(model: nn.Module) -> None:
-    """Packs an output head; a tied embedding keeps a table of its own."""
+    """Packs an output head; a tied embedding then keeps its own copy of the table."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = getattr(embedding, "weight", None) is head.weight and not isinstance(embedding, PackedRows)
     if pack_linear(head, cpu_kernels()) and tied:
-        # Make a token's row contiguous again: the tied weight was stored input-major.
+        # The tied weight was stored input-major; in the copy a token's row is contiguous again.
         embedding.weight.data = embedding.weight.data.contiguous()

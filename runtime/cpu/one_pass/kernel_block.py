@@ -1,4 +1,4 @@
-"""A DFlash-like head in the form that CPU kernels read: from taps to the scores of each slot's tokens."""
+"""A DFlash-based head in the form that CPU kernels read: from taps to the scores of each slot's tokens."""
 
 import ctypes
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from wingbeat.runtime.one_pass.walks import CandidateSelector, MarkovHead
 
 
 class KernelBlock(NamedTuple):
-    """Addresses of a head's weights, and the objects that own the memory."""
+    """Addresses of a head's weights, and the objects that own the memory of these weights."""
 
     head: BlockHead
     layers: ctypes.Array
@@ -35,7 +35,7 @@ class KernelBlock(NamedTuple):
         return _Reader(head).block(head.markov, head.selector)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> BlockHead:
-        """Returns a head that reads and writes these keys and values; this object must outlive it."""
+        """Returns the head's struct with the addresses of these keys and values; this object must outlive it."""
         made, layers = BlockHead.from_buffer_copy(self.head), type(self.layers).from_buffer_copy(self.layers)
         for layer, cache in zip(layers, caches, strict=True):
             layer.key_cache, layer.value_cache = (tensor.data_ptr() for tensor in cache)
@@ -45,7 +45,7 @@ class KernelBlock(NamedTuple):
 
 
 def _pack(head: Backbone, kernels: CpuKernels) -> bool:
-    """Packs every linear layer, split into the parts that products read together; returns whether all are packed."""
+    """Packs every linear layer, split into parts that are multiplied together; returns whether all are packed."""
     sizes = {head.kv_proj: (head.kv_size,) * head.config.num_layers}
     for layer in head.layers:
         sizes[layer.gate_up_proj] = (head.config.intermediate_size,) * 2

@@ -1,1 +1,1 @@
-"""The CPU's round: C++ checks, prunes, lays out and accepts trees, without padding."""
+"""The CPU's round: C++ code checks, prunes, lays out and accepts trees, without padding."""

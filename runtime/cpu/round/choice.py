@@ -1,4 +1,4 @@
-"""Token choice and path acceptance on CPUs, each one C++ call, with the same tokens as torch's."""
+"""Token choice and path acceptance on CPUs: each is one C++ call and gives the same tokens as torch's operations."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class NativeChooser(TokenChooser):
-    """Samples with C++; greedy rows with processed logits use the base class."""
+    """Samples with C++; greedy rows whose logits have processors use the base class."""
 
     def __init__(self, choice: NativeChoice, slots: SlotState, max_depth: int) -> None:
         super().__init__(slots, 0, max_depth)
@@ -28,7 +28,8 @@ class NativeChooser(TokenChooser):
     def choose(self, seqs: list[Sequence], decodes: PackedDecodes, logits: Tensor) -> Tensor:
         """See `TokenChooser.choose`.
 
-        Returns the logits if all rows are greedy, since acceptance reads only the paths.
+        If all rows are greedy, returns the logits instead of tokens: `NativeAcceptance` takes the argmax only along the
+        paths.
         """
         if logits.dtype == torch.float32 and is_greedy([seq.request.params for seq in seqs]):
             return logits
@@ -50,7 +51,7 @@ class NativeChooser(TokenChooser):
 
 
 class NativeAcceptance(PathAcceptance):
-    """Walks trees in C++, which also compacts keys and values if they are in this process's pools."""
+    """Walks trees in C++, and also compacts keys and values there if they are in this process's pools."""
 
     def __init__(
         self, kernels: CpuKernels, slots: SlotState, cache: KVCache, builder: BatchBuilder, config: EngineConfig
@@ -58,7 +59,7 @@ class NativeAcceptance(PathAcceptance):
         super().__init__(slots, cache, builder, config)
         pools = cache.own_pools()
         self._moves = not pools
-        """Whether the cache moves keys and values itself."""
+        """Whether the cache, instead of the C++ call, moves keys and values."""
         compacted = Compacted(pools, slots.block_tables) if pools else None
         self._paths = kernels.tree_acceptance(slots.committed_lens, slots.last_token_ids, compacted)
 

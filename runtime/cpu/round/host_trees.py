@@ -1,4 +1,4 @@
-"""Draft trees on the host: unchecked or checked, and the nodes chosen for verification."""
+"""Draft trees on the host, before and after their check, and the nodes chosen for verification."""
 
 from torch import Tensor
 
@@ -9,7 +9,9 @@ from wingbeat.runtime.round.slots import DecodeRows
 
 
 class HostTrees:
-    """Trees of one round's decodes. A single C++ call checks them, chooses the nodes to verify and lays these out.
+    """Trees of one round's decodes.
+
+    A single C++ call checks the trees, chooses the nodes to verify and lays the nodes out.
 
     Args:
         wanted: bool [num_decodes]: whether a tree was requested; None if the trees are already checked.
@@ -22,18 +24,18 @@ class HostTrees:
 
     @classmethod
     def of_checked(cls, intake: DraftIntake, slots: Tensor, trees: TokenTree) -> "HostTrees":
-        """Wraps trees by decode that need no check."""
+        """Wraps trees that need no check, one per decode."""
         return cls(intake, slots, None, Sent(tuple(field.contiguous() for field in trees), None, None))
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of each received tree, including the root."""
+        """Number of nodes of each received tree, including the root."""
         return self._sent.trees[0].shape[1]
 
     def checked(self) -> TokenTree | None:
-        """Returns a tree per decode, padded to the widest, with a bare root for a rejected tree.
+        """Returns one tree per decode, padded to the widest; the tree of a rejected draft is a bare root.
 
-        None if all are rejected.
+        Returns None if all drafts are rejected.
         """
         if self._checked is None:
             found = self._intake.check(self._slots, self._wanted, self._sent)
@@ -41,7 +43,7 @@ class HostTrees:
         return self._checked[0]
 
     def take(self, by: NodeChoice | None = None) -> TakenTrees | None:
-        """Chooses the nodes to verify; None if all trees are rejected.
+        """Chooses the nodes to verify; returns None if all trees are rejected.
 
         Args:
             by: how to choose nodes; None verifies all accepted trees completely.
@@ -50,7 +52,7 @@ class HostTrees:
         return self._taken[0]
 
     def verified(self) -> VerifiedTrees | None:
-        """Returns the chosen nodes, or all if `take` was not called; None if only bare roots are verified."""
+        """Returns the chosen nodes, or all nodes if `take` was not called; None if only bare roots are verified."""
         taken = self.take() if self._taken is None else self._taken[0]
         if taken is None or taken.is_bare:
             return None
@@ -65,12 +67,12 @@ class HostInbox:
     def __init__(self, intake: DraftIntake) -> None:
         self._intake = intake
         self._sent: dict[int, tuple[TreeReply, Sent]] = {}
-        """By id of the reply; a channel has two replies, used in turn."""
+        """Replies and their wrapped tensors, by id of the reply; a channel has two replies, used in turn."""
 
     def collect(self, reply: TreeReply, rows: DecodeRows) -> HostTrees:
         """Returns a drafter's reply as unchecked trees."""
         if id(reply) not in self._sent:
-            if len(self._sent) == 2:  # the channel has recreated its replies
+            if len(self._sent) == 2:  # a third reply means that the channel has recreated its replies
                 self._sent.clear()
             trees = (reply.token_ids, reply.parents, reply.depths, reply.scores, reply.num_valid)
             self._sent[id(reply)] = reply, Sent(trees, reply.epochs, reply.committed_lens)

@@ -1,4 +1,4 @@
-"""Rows of a CPU's round: trees of unequal sizes are concatenated without padding, as C++ laid them out."""
+"""Rows of a CPU's round: trees of unequal sizes, which C++ has concatenated without padding."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class Packing(NamedTuple):
-    """Mapping between padded trees and concatenated rows, which keep the trees' order."""
+    """Mapping between padded trees and concatenated rows; the rows have the order of the trees."""
 
     rows: Tensor
-    """int64 [num_reqs, num_nodes]: row of each node; any valid row for padding."""
+    """int64 [num_reqs, num_nodes]: row of each node; for a padding node any valid row."""
     nodes: Tensor
-    """int64 [num_rows]: flat index among the padded nodes, for each row."""
+    """int64 [num_rows]: for each row, the node's flat index among the padded nodes."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class PackedDecodes(Decodes):
     """Decodes in the layout that C++ has produced."""
 
     packing: Packing | None
-    """None if no tree is padded."""
+    """Mapping from padded trees to rows; None if no tree is padded."""
     flat: tuple[Tensor, Tensor, Tensor]
     """Tokens, positions and slot mapping, in the layout of `packed`."""
     segment: Segment
@@ -40,7 +40,7 @@ class PackedDecodes(Decodes):
         """Builds decodes from trees that are laid out.
 
         Args:
-            bare: whether they are roots alone.
+            bare: whether each tree is a root alone.
         """
         token_ids, (nodes, *flat), packing, starts = taken.trees[0], taken.flat, None, None
         if len(nodes) < token_ids.numel():
@@ -79,7 +79,7 @@ class PackedBuilder(BatchBuilder):
     """Builds forward passes over concatenated trees.
 
     Args:
-        intake: C++ tree intake over the same slots.
+        intake: the C++ object that takes in trees, over the same slots.
     """
 
     def __init__(

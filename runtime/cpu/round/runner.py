@@ -28,7 +28,7 @@ def host_round(kv_dtype: torch.dtype) -> RoundKind | None:
 
 
 class HostRunner(ModelRunner):
-    """Runs rounds whose trees are in host memory, so that reading them needs no wait."""
+    """Runs rounds whose draft trees are in host memory, so that the host can read them without waiting for a device."""
 
     rows_can_be_alike = True
     inbox: HostInbox

@@ -20,19 +20,19 @@ class _Seen(NamedTuple):
     """Properties of a round's trees, recorded at launch."""
 
     context: float
-    """Mean tokens per sequence."""
+    """Mean number of tokens per sequence."""
     num_drafting: int = 0
     """Number of sequences with a tree from the drafter."""
     levels: int = 0
-    """Levels of the drafter's trees."""
+    """Number of levels of the drafter's trees."""
     num_context_tokens: int = 0
-    """Context tokens that the drafter processed before drafting."""
+    """Number of context tokens that the drafter processed before drafting."""
     evidence: np.ndarray | None = None
-    """As `RoundResult.evidence`."""
+    """The round's `RoundResult.evidence`, if it is recorded."""
 
 
 class HostSpeculation(AdaptiveSpeculation):
-    """Chooses the nodes that pay across all trees of a round, and learns the costs of rounds."""
+    """Chooses the nodes whose verification pays, across all trees of a round, and learns the costs of rounds."""
 
     fixed_widths = False
 
@@ -41,7 +41,7 @@ class HostSpeculation(AdaptiveSpeculation):
         self._by = torch.from_numpy(self.acceptance.table), torch.from_numpy(EDGES)
         self._num_context_tokens = 0
         self._asks = False
-        """Whether the next round's draft was requested beside this round."""
+        """Whether this round also requested the draft of the next round."""
 
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
@@ -64,11 +64,13 @@ class HostSpeculation(AdaptiveSpeculation):
     def prune(self, trees: HostTrees | None, decodes: list[Sequence], drafted: HostTrees | None) -> HostTrees | None:
         """See `Speculation.prune`; None if no node pays."""
         self._asks = False
-        # If a grammar has added nodes, the drafter's own trees were checked already.
+        # `drafted` is `trees` unless a grammar has added nodes; in that case the drafter's own trees were checked
+        # already.
         own = None if drafted is None or drafted is trees else drafted.checked()
         came = drafted is not None and (drafted is trees or own is not None)
         if not came and self._plan.reason == Reason.PROBE_PLAIN:
-            # A plain probe applies to one round only: without a drafter, no plan would replace it.
+            # A probe with plain decoding lasts one round. The plan is reset here because without a drafter no other
+            # plan replaces it.
             trees, self._plan = None, NOT_ASKED
         seen = _Seen(mean_context(decodes), num_context_tokens=self._num_context_tokens)
         taken = None if trees is None else trees.take(self._choice(trees, decodes, seen.context))
@@ -121,5 +123,5 @@ class HostSpeculation(AdaptiveSpeculation):
 
 
 def _useful_depth(seq: Sequence) -> int:
-    """Levels of a tree that can be emitted before the request is complete; its last token is the bonus token."""
+    """Number of a tree's levels that the request can still emit; its last token is the bonus token."""
     return max(seq.request.params.max_tokens - (seq.min_len - seq.num_prompt_tokens) - 1, 0)

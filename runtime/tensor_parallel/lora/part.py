@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def extend_shard(loaded: "LoadedModel", ranks: "Ranks", config: "EngineConfig") -> None:
-    """Allocates a rank's part of the adapters for its part of a model."""
+    """Allocates a rank's part of the adapters, for the rank's part of a model."""
     if config.max_loras:
         from wingbeat.runtime.tensor_parallel.lora.rank_adapters import RankAdapters
 

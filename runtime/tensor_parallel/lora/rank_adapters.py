@@ -1,7 +1,7 @@
 """LoRA adapters of a divided model: each rank holds the parts of an adapter that match its part of the layer.
 
-For a layer divided by outputs these are rows of B, for a layer divided by inputs columns of A. Sums and gathers behind
-the layer then include the adapters.
+For a layer divided by outputs, a rank holds rows of B; for a layer divided by inputs, columns of A. The ranks' outputs,
+which are summed or gathered after the layer, then include the adapters.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,15 @@ from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 Change = tuple[int, tuple[str, str, str] | None]
-"""Adapter id, and the `Variant` now loaded for it; None if it was cleared."""
+"""Adapter id, and the `Variant` that was loaded for the id; None if the id was cleared."""
 Told = tuple[tuple[Change, ...], tuple[Tensor, bool] | None]
-"""Changes before a pass; adapter ids of its rows and whether the host may read them, None if no row has an adapter."""
+"""Changes before a pass; then the adapter ids of the pass's rows and whether the host may read them, or None if no
+row has an adapter.
+"""
 
 
 class RankAdapters(ModelAdapters):
-    """A rank's part of all adapters, loaded on every rank at once; rank 0 decides which are loaded.
+    """A rank's part of all adapters; every rank loads at the same time, and rank 0 decides which adapters are loaded.
 
     Args:
         loaded: this rank's part of the model.
@@ -45,7 +47,7 @@ class RankAdapters(ModelAdapters):
         """See `AdapterPlaces.put`; receives the whole adapter and keeps this rank's part."""
         place = self._places[path]
         inputs, outputs = place.stack.a.shape[1], place.stack.parts[place.part]
-        # Dimensions that are not divided begin at 0 on every rank.
+        # A dimension that is not divided begins at 0 on every rank.
         first_in, first_out = (
             self._rank * mine if mine < whole else 0
             for mine, whole in zip((inputs, outputs), self.linears[path], strict=True)
@@ -60,13 +62,13 @@ class RankAdapters(ModelAdapters):
         self._changes.append((adapter_id, None))
 
     def tell(self, rows: Rows | None) -> Told:
-        """On rank 0: changes to apply before the other ranks' next pass, and the adapter ids of its rows."""
+        """On rank 0: returns the changes before the other ranks' next pass, and the adapter ids of its rows."""
         changes, self._changes = tuple(self._changes), []
         adapted = None if rows is None else rows.columns.get(AdapterRows)
         return changes, None if adapted is None else (adapted.ids, adapted.runs is not None)
 
     def hear(self, told: Told) -> Mapping[type, Any]:
-        """On other ranks: applies rank 0's changes.
+        """On the other ranks: applies rank 0's changes.
 
         Raises:
             AdapterError: an adapter's files have changed since rank 0 read them.
@@ -82,11 +84,12 @@ class RankAdapters(ModelAdapters):
 
     def _load(self, adapter: Variant, adapter_id: int) -> None:
         super()._load(adapter, adapter_id)
-        # Absolute, because the other ranks read the files themselves and may have another working directory.
+        # The path is made absolute, because the other ranks read the files themselves and may have another working
+        # directory.
         path = str(Path(adapter.path).absolute())
         self._changes.append((adapter_id, tuple(adapter._replace(path=path))))
 
     def _stack(self, linears: list[nn.Linear]) -> StackedAdapters:
-        # The layer's in_features and out_features still describe the whole layer, so sizes come from the weights.
+        # Sizes come from the weights, because the layer's in_features and out_features still describe the whole layer.
         weight, parts = linears[0].weight, tuple(len(linear.weight) for linear in linears)
         return StackedAdapters.empty(self.max_loras, self.max_rank, weight.shape[1], parts, weight.dtype, weight.device)

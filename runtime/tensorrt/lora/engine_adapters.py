@@ -26,7 +26,7 @@ from wingbeat.runtime.tensorrt.session import TensorSpec
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 IDS = "lora_ids"
-"""Name of the input int64 [batch] with the place of each sequence's adapter; 0 means none."""
+"""Name of the input with the number of each sequence's adapter, int64 [batch]; 0 means no adapter."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class GraphAdapters(MoreInputs):
     """The linear layers of a graph that accept adapters, and the number and rank of adapters."""
 
     linears: Mapping[str, LinearShape]
-    """Shapes by module path in the model."""
+    """Shapes of the linear layers, by module path in the model."""
     max_loras: int
     max_rank: int
 
     @classmethod
     def of_model(cls, loaded: LoadedModel, limits: Limits) -> "GraphAdapters":
-        """The linear layers of a verifier that accept adapters, the same as in torch.
+        """The linear layers of a verifier that accept adapters: the same layers as when torch runs the verifier.
 
         Raises:
             ValueError: the model has no such layers.
@@ -97,9 +97,9 @@ class EngineAdapters(AdapterPlaces):
     """Adapter matrices that a graph reads, at fixed addresses.
 
     Args:
-        room: adapters that the graph can hold.
-        max_loras, max_rank: adapters that are served, at most those of `room`.
-        dtype, device: of the matrices.
+        room: number and rank of the adapters that the graph can hold.
+        max_loras, max_rank: number and maximum rank of the served adapters, within those of `room`.
+        dtype, device: dtype and device of the matrices.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ graph_fields = "wingbeat.runtime.tensorrt.lora.engine_linear:FIELDS"
 
 
 def beyond_graph(config: "EngineConfig", limits: "Limits") -> Iterator[tuple[str, int, str, int]]:
-    """Numbers and ranks of adapters, to compare with the engine's limits."""
+    """Requested numbers and ranks of adapters, each with the engine's limit for comparison."""
     yield "max_loras", config.max_loras, "max_loras", limits.max_loras
     yield "max_lora_rank", config.max_lora_rank if config.max_loras else 1, "max_lora_rank", limits.max_lora_rank
 

@@ -30,7 +30,7 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 PIXELS = "pixel_values"
 _SEGMENTED = "wingbeat_flash_graph"
-"""Name under which transformers' encoders pass whole images to an attention function instead of single windows."""
+"""Name of the attention function to which transformers' encoders pass whole images instead of single windows."""
 _PLAIN = "eager"
 
 
@@ -56,7 +56,7 @@ def visual_of(loaded: LoadedModel) -> EngineVisual | None:
 
 
 def visual_shapes(visual: EngineVisual, hidden_size: int, dtype: torch.dtype) -> GraphShapes:
-    """Shapes of the encoder's graph; `TOKENS` is free for images with grids."""
+    """Shapes of the encoder's graph; the dimension `TOKENS` is free if images have grids."""
     if not visual.merge:
         output = TensorSpec(dtype, (visual.num_tokens, hidden_size))
         return GraphShapes({PIXELS: TensorSpec(dtype, (1, *visual.pixels))}, {"embeddings": output})
@@ -73,7 +73,7 @@ def visual_shapes(visual: EngineVisual, hidden_size: int, dtype: torch.dtype) ->
 
 
 def visual_inputs(visual: EngineVisual, arrays: Mapping[str, Tensor], dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    """Graph inputs of an image by pass: one pass, or one for each crop.
+    """Graph inputs of an image, as one entry per pass: a single pass, or one pass for each crop.
 
     Args:
         visual: config of the encoder.

@@ -1,7 +1,8 @@
 """An MTP module in training: one decoder layer of the verifier's class, used at every depth.
 
 The mathematics is that of `wingbeat.runtime.mtp.mtp_modules.MtpModule`, run over whole chains as
-`wingbeat.runtime.heads.unroll` requires. The module is written in DeepSeek's layout beside the verifier's files.
+`wingbeat.runtime.heads.unroll` requires. The module's file has DeepSeek's layout and is written beside the verifier's
+files.
 """
 
 import copy
@@ -29,8 +30,8 @@ _NAMES = {"norm.weight": "shared_head.norm.weight"}
 class MtpHead(DraftHead):
     """An MTP module as a draft head over the whole vocabulary; features are the verifier's last hidden states.
 
-    Initial weights: the layer is the verifier's last layer, and the input projection passes the normalised hidden state
-    only.
+    At the start of training the layer is a copy of the verifier's last layer, and the input projection passes on only
+    the normalised hidden state.
 
     Raises:
         ValueError: the verifier's last layer lacks tensors of its class, for example if experts are stored one by one.
@@ -39,7 +40,7 @@ class MtpHead(DraftHead):
     def __init__(self, weights: VerifierWeights, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        # The config selects the attention function: a copy is changed, the verifier's stays as it is.
+        # The config selects the attention function, so the copy is changed and the verifier's config is not.
         config = copy.deepcopy(weights.config)
         with torch.device("meta"):
             model = build_model(config)
@@ -61,7 +62,7 @@ class MtpHead(DraftHead):
             self.lm_head.weight.copy_(weights.lm_head)
             self._start(weights)
         self.lm_head.weight.requires_grad_(False)
-        # The module refers to the same parameters under its own names.
+        # The module uses the same parameters under names of its own.
         self.module.embedding, self.module.head = self.embed_tokens.weight, self.lm_head.weight
         self.train()
 
@@ -82,13 +83,13 @@ class MtpHead(DraftHead):
         return taps
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        """Rotary factors [1, batch * N, rotary_dim] of tokens, one position above features at int64 [batch, N]."""
+        """Rotary factors [1, batch * N, rotary_dim]; a token is one position after its feature at int64 [batch, N]."""
         return self._rotary(self.embed_tokens.weight, position_ids.flatten()[None] + 1)
 
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """Tokens int64 [batch, N] and features [batch, N, H] -> normalised states [batch, N, H].
+        """Maps tokens int64 [batch, N] and features [batch, N, H] to normalised states [batch, N, H].
 
         Raises:
             ValueError: `rows` is given; training needs every row.
@@ -159,7 +160,7 @@ AttentionInterface.register(_CHAINS, _chain_attention)
 
 
 def save_mtp_module(head: MtpHead, verifier: Path, path: Path) -> None:
-    """Write a folder with the verifier's files, linked or copied, and the module's.
+    """Write a folder with the verifier's files, linked or copied, and the file of the module.
 
     `config.json` states one module (`num_nextn_predict_layers`), as in DeepSeek-V3.
     """
@@ -185,5 +186,5 @@ def _link(source: Path, link: Path) -> None:
     link.unlink(missing_ok=True)
     try:
         link.hardlink_to(source.resolve())
-    except OSError:  # another file system, or a file system without hard links
+    except OSError:  # the target is on another file system, or the file system has no hard links
         shutil.copyfile(source, link)

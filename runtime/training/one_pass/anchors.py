@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 def draw_anchors(seed: int, step: int, rows: range, learnt: Tensor, num_drafted: int, num_anchors: int) -> Tensor:
-    """Start positions of blocks, ascending -> int64 [len(rows), min(num_anchors, number of candidates)].
+    """Draws start positions of blocks, ascending -> int64 [len(rows), min(num_anchors, number of candidates)].
 
-    Each row of a batch has its own random stream, so that parts of a batch draw the same positions as the batch.
-    Positions before tokens that are not to be learnt are drawn only if there are no others.
+    Each row of a batch has its own random stream, so that parts of a batch draw the same positions as the batch. A
+    position before a token that is not to be learnt is drawn only if there are too few other positions.
 
     Args:
         seed, step: select the random streams.

@@ -1,4 +1,4 @@
-"""Training losses of one-pass heads: the verifier's distribution at every slot, given the text before it."""
+"""Training losses of one-pass heads: each slot learns the verifier's distribution, given the text before the slot."""
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from wingbeat.runtime.training.losses import DenseTarget, DraftedIds, TopTarget,
 class BlockLoss(nn.Module):
     """Mean loss of all blocks of a batch, for heads whose slots are independent.
 
-    Cross-entropy to the verifier's distribution, with weight `step_decay ** slot`.
+    The loss of a slot is the cross-entropy to the verifier's distribution, with weight `step_decay ** slot`.
     """
 
     def __init__(self, head: OnePassHead | ParallelEagleHead, step_decay: float) -> None:
@@ -30,7 +30,7 @@ class BlockLoss(nn.Module):
         loss_mask: Tensor | None,
         anchors: Tensor,
     ) -> Tensor:
-        """The loss of int64 tokens [batch, length] with taps [batch, length, taps_size] -> scalar.
+        """The loss, a scalar, of int64 tokens [batch, length] with taps [batch, length, taps_size].
 
         Args:
             token_ids, taps: the sequences.
@@ -45,7 +45,8 @@ class BlockLoss(nn.Module):
         total = torch.zeros((), device=hidden.device)
         for depth in range(self.head.config.num_drafted):
             rows = anchors + depth
-            # The walk is fed with the text's own tokens: a draft counts only if all previous drafts equal the text.
+            # The walk reads the text's tokens instead of its own drafts, because a draft counts only if all previous
+            # drafts equal the text.
             following = walk.step(depth, token_ids.gather(1, rows).flatten()[:, None], none)
             loss = self.of_slot(following, slots[depth], wanted.at(rows), token_ids.gather(1, rows + 1))
             if loss_mask is not None:
@@ -66,7 +67,8 @@ class BlockLoss(nn.Module):
 
 
 class MarkovLoss(BlockLoss):
-    """DSpark's loss: of the corrected logits, and of the confidence that the best token is the next one.
+    """DSpark's loss: cross-entropy of the corrected logits, and loss of the confidence that the best token is the
+    text's.
 
     Source: arXiv 2607.05147.
 
@@ -93,7 +95,7 @@ class MarkovLoss(BlockLoss):
 
 
 class LatticeLoss(BlockLoss):
-    """DFlash2's loss: of the slots' own logits, and of the candidates' scores given the previous token."""
+    """DFlash2's loss: of the slots' own logits, and of the candidates' scores, which depend on the previous token."""
 
     def of_slot(self, following: Continuations, logits: Tensor, wanted: Wanted, next_ids: Tensor) -> Tensor:
         """See `BlockLoss.of_slot`."""
@@ -104,9 +106,10 @@ class LatticeLoss(BlockLoss):
 
 
 class ParallelLoss(BlockLoss):
-    """P-EAGLE's loss: each pair predicts the next token, and masked slots after anchors the tokens after it.
+    """P-EAGLE's loss: each pair predicts the next token, and the masked slots after an anchor predict the tokens after
+    that.
 
-    Cross-entropy to the verifier's distribution, with weight `step_decay ** depth`.
+    The loss of a prediction is the cross-entropy to the verifier's distribution, with weight `step_decay ** depth`.
 
     Args:
         head: the head.

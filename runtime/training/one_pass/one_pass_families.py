@@ -38,7 +38,7 @@ class BlockFamily(Family):
     kind: OnePassFamily
 
     def shapes(self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights) -> dict[str, Any]:
-        """Config fields of the head that follow the verifier, with the user's overrides."""
+        """Config fields of the head: the verifier's shapes, with the user's overrides."""
         shapes = head_shapes(weights, self.tap_layers(config, target), config.intermediate_size)
         shapes["num_key_value_heads"] = config.num_key_value_heads or shapes["num_attention_heads"]
         return shapes | {"draft_vocab_size": min(config.draft_vocab_size, weights.vocab_size)}
@@ -68,7 +68,7 @@ class BlockFamily(Family):
     def continued(
         self, config: TrainDrafterConfig, target: TargetDescription, shape: OnePassConfig | EagleHeadConfig
     ) -> TrainedHead:
-        """The head of `config.initial_head`, which must have this family and shape."""
+        """The head of `config.initial_head`; raises ValueError unless it has this family and shape."""
         name = f"initial_head={str(config.initial_head)!r}"
         if read_one_pass_checkpoint(config.initial_head).family is not self.kind:
             raise ValueError(f"{name} is not of family={config.family!r}")
@@ -135,18 +135,18 @@ class DFlashFamily(BlockFamily):
         )
 
     def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict[str, Any]:
-        """Fields of `OnePassConfig` that the family adds to DFlash's."""
+        """Fields of `OnePassConfig` that this family sets in addition to DFlash's."""
         return {}
 
 
 class JetSpecFamily(DFlashFamily):
-    """JetSpec: DFlash's body with slots that see only slots to their left."""
+    """JetSpec: the layers of DFlash, with slots that see only slots to their left."""
 
     kind = OnePassFamily.JETSPEC
 
 
 class DSparkFamily(DFlashFamily):
-    """DSpark: DFlash's body with a correction by the previous token, and a confidence head."""
+    """DSpark: the layers of DFlash, with logits corrected by the previous token, and a confidence head."""
 
     kind = OnePassFamily.DSPARK
     slots = Slots.SHIFT
@@ -162,7 +162,7 @@ class DSparkFamily(DFlashFamily):
 
 
 class DFlash2Family(DFlashFamily):
-    """DFlash2: DFlash's body with convolutions over the slots, and scores of pairs of candidates."""
+    """DFlash2: the layers of DFlash with convolutions over the slots, and scores of pairs of candidates."""
 
     kind = OnePassFamily.DFLASH2
 

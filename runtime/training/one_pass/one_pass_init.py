@@ -1,4 +1,4 @@
-"""Initial weights of a one-pass head: copied from the verifier as far as they fit."""
+"""Initial weights of a one-pass head: copied from the verifier where shapes match."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from wingbeat.runtime.training.head_init import copy_layer, copy_tensors, freque
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 _GROUPS = 16
-"""Maximum number of channels that share a kernel of DFlash2's convolutions."""
+"""Maximum number of channels that share one kernel in DFlash2's convolutions."""
 
 
 def mask_token(token_weights: Tensor) -> int:
@@ -20,7 +20,7 @@ def mask_token(token_weights: Tensor) -> int:
 
 
 def lattice_shape(hidden_size: int, draft_vocab_size: int, rank: int) -> LatticeConfig:
-    """DFlash2's part of the config for a head of this width."""
+    """DFlash2's part of the config, for a head with this hidden size."""
     group_size = next(size for size in range(_GROUPS, 0, -1) if hidden_size % size == 0)
     return LatticeConfig(group_size=group_size, rank=rank, top_k=min(16, draft_vocab_size))
 
@@ -28,9 +28,10 @@ def lattice_shape(hidden_size: int, draft_vocab_size: int, rank: int) -> Lattice
 def initial_one_pass_head(
     weights: VerifierWeights, config: OnePassConfig, token_weights: Tensor, seed: int
 ) -> OnePassHead:
-    """A DFlash-based head whose context vectors start as the verifier's highest tap, and corrections as zero.
+    """A DFlash-based head whose context vectors start as the verifier's highest tap, and whose corrections start at
+    zero.
 
-    The embedding is not trained, nor the output matrix of a head that drafts the whole vocabulary.
+    The embedding is not trained; the output matrix is not trained either if the head drafts the whole vocabulary.
     """
     torch.manual_seed(seed)
     head = OnePassHead(config)
@@ -87,7 +88,7 @@ def initial_parallel_head(
     mask_token_id: int,
     seed: int,
 ) -> ParallelEagleHead:
-    """A P-EAGLE head: the first layer starts as in EAGLE-3, later layers as the verifier's last one."""
+    """A P-EAGLE head: its first layer starts as in EAGLE-3, and its later layers start as the verifier's last layer."""
     torch.manual_seed(seed)
     head = ParallelEagleHead(config, mask_token_id)
     start_eagle3(head, weights, token_weights)

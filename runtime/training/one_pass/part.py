@@ -9,7 +9,7 @@ trained_families = {
     "dflash2": "wingbeat.runtime.training.one_pass.one_pass_families:DFlash2Family",
     "p-eagle": "wingbeat.runtime.training.one_pass.one_pass_families:ParallelEagleFamily",
 }
-"""DFlash, its derivatives, and P-EAGLE."""
+"""Training families by name: DFlash, its derivatives, and P-EAGLE."""
 
 
 def family_of_head(folder: Path) -> str | None:
