@@ -148,6 +148,10 @@ FEATURES = {
         ("deployments/api/tokens", "tests/deployments/api/endpoints/test_token_routes.py"),
         words=("/tokenize", "/detokenize", "/tokenizer_info"),
     ),
+    "token_generation": Feature(
+        ("deployments/api/token_generation", "tests/deployments/api/test_token_generation.py"),
+        words=("/inference/v1/generate", "/v1/chat/completions/render"),
+    ),
     "handles": Feature(("deployments/api/handles", "tests/deployments/api/test_by_handle.py")),
     "description": Feature(
         (

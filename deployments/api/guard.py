@@ -30,7 +30,7 @@ CLIENT_CLOSED_REQUEST = 499
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 _OPERATORS = frozenset({"/reset_prefix_cache"}).union(*hooks("operator_paths"))
 """Paths for operators, which only an operator key opens."""
-_KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
+_KEYED = ("/v1", "/inference/v1", "/tokenize", "/detokenize", "/tokenizer_info")
 """Prefixes of paths that compute, or return what a caller without a key should not see."""
 _WITHOUT_BODY = ("/ping", "/reset_prefix_cache")
 """Paths whose POST triggers an action; a body, which some clients send, is ignored."""
