@@ -92,7 +92,10 @@ FEATURES = {
         words=("inspect",),
     ),
     "offline": Feature(
-        ("deployments/offline", "docs/offline.md", "tests/deployments/offline", "tests/e2e/test_offline_document.py"),
+        (
+            *("deployments/offline", "docs/offline.md", "tests/deployments/offline"),
+            *("tests/e2e/test_offline_document.py", "tests/e2e/test_ray_data_losses.py"),
+        ),
         needs=("local",),
     ),
     "memory_check": Feature(
@@ -185,6 +188,7 @@ FEATURES = {
             *("deployments/rollouts", "runtime/rollouts", "docs/rollouts.md", "examples/rollouts.py"),
             *("tests/deployments/rollouts", "tests/runtime/rollouts", "tests/e2e/test_rollouts.py"),
             *("tests/gpu_of_numbers/rollout_cases.py", "tests/runtime/tensor_parallel/test_rank_weights.py"),
+            "tests/e2e/test_ray_data_losses.py",
         ),
         words=("rollouts", "rollouts_journal", "weight_transfer_config", "/pause", "/update_weights"),
     ),
