@@ -20,7 +20,9 @@ def generate(pool: FakePool, sampling: dict | None = None, status: int = 200, **
 
 def test_token_ids_become_token_ids():
     pool = FakePool("hello")
-    got = generate(pool, {"max_tokens": 3, "temperature": 0.0, "stop": None}, request_id="r")
+    got = generate(
+        pool, {"max_tokens": 3, "temperature": 0.0, "stop": None}, request_id="r", speculation={"enabled": False}
+    )
     (choice,) = got["choices"]
     assert (choice["token_ids"], choice["finish_reason"], choice["logprobs"]) == (
         TOKENIZER.encode("hel"),
@@ -31,7 +33,7 @@ def test_token_ids_become_token_ids():
     assert got["usage"]["prompt_tokens"] == len(PROMPT)
     (request,) = pool.requests
     assert list(request.prompt_token_ids) == PROMPT
-    assert (request.params.max_tokens, request.params.temperature) == (3, 0.0)
+    assert (request.params.max_tokens, request.params.temperature, request.params.speculation) == (3, 0.0, False)
 
 
 def test_without_a_limit_the_answer_may_fill_the_context():
