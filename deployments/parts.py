@@ -97,10 +97,10 @@ from wingbeat.kernels.parts import hooks_of, merged_of
 
 PARTS = (
     *("memory_check", "local", "bench", "inspection", "doctor", "tensorrt", "training", "recordings", "learning"),
-    *("grammars", "ranks", "embeddings", "api.tokens", "api.description", "api.foreign", "api.handles", "api.parsed"),
-    *("api.responses_api", "api.messages_api", "page", "spans", "round_traces", "prefixes", "rollouts", "weights"),
-    *("two_nodes", "gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media"),
-    *("named_models", "gpu_shares", "ray_metrics", "cpu_activations", "suffix_beside"),
+    *("grammars", "ranks", "embeddings", "api.tokens", "api.token_generation", "api.description", "api.foreign"),
+    *("api.handles", "api.parsed", "api.responses_api", "api.messages_api", "page", "spans", "round_traces"),
+    *("prefixes", "rollouts", "weights", "two_nodes", "gpu_memory", "shared_drafters", "vllm_words", "several_models"),
+    *("one_pass", "lora", "media", "named_models", "gpu_shares", "ray_metrics", "cpu_activations", "suffix_beside"),
 )
 """Folders of the installed parts, in the order in which their hooks are called."""
 

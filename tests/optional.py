@@ -93,7 +93,10 @@ FEATURES = {
         words=("inspect",),
     ),
     "offline": Feature(
-        ("deployments/offline", "docs/offline.md", "tests/deployments/offline", "tests/e2e/test_offline_document.py"),
+        (
+            *("deployments/offline", "docs/offline.md", "tests/deployments/offline"),
+            *("tests/e2e/test_offline_document.py", "tests/e2e/test_ray_data_losses.py"),
+        ),
         needs=("local",),
     ),
     "memory_check": Feature(
@@ -149,6 +152,10 @@ FEATURES = {
         ("deployments/api/tokens", "tests/deployments/api/endpoints/test_token_routes.py"),
         words=("/tokenize", "/detokenize", "/tokenizer_info"),
     ),
+    "token_generation": Feature(
+        ("deployments/api/token_generation", "tests/deployments/api/test_token_generation.py"),
+        words=("/inference/v1/generate", "/v1/chat/completions/render"),
+    ),
     "handles": Feature(("deployments/api/handles", "tests/deployments/api/test_by_handle.py")),
     "description": Feature(
         (
@@ -183,6 +190,7 @@ FEATURES = {
             *("tests/deployments/rollouts", "tests/runtime/rollouts", "tests/e2e/test_rollouts.py"),
             *("tests/gpu_of_numbers/rollout_cases.py", "tests/runtime/tensor_parallel/test_rank_weights.py"),
             *("benchmarks/moved_verifier.py", "benchmarks/results/moved_verifier*"),
+            "tests/e2e/test_ray_data_losses.py",
         ),
         words=("rollouts", "rollouts_journal", "weight_transfer_config", "/pause", "/update_weights"),
     ),

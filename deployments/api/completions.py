@@ -22,7 +22,6 @@ from wingbeat.deployments.api.answers.generation import (
 from wingbeat.deployments.api.answers.merging import first_choices_first, merged
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import (
-    DEFAULT_MAX_TOKENS,
     CompletionBody,
     GenerationBody,
     SpeculationOptions,
@@ -101,7 +100,7 @@ class CompletionService:
         """
         self.check_model(body.model)
         self._check_choices(len(body.prompt), body.num_choices)
-        return self._plan(body, await self.prompts.of_completion(body), "cmpl", DEFAULT_MAX_TOKENS)
+        return self._plan(body, await self.prompts.of_completion(body), "cmpl", body.default_max_tokens)
 
     async def plan_chat(self, body: ChatBody) -> Generation:
         """Applies the chat template, tokenizes and fixes every choice's parameters.

@@ -30,7 +30,7 @@ CLIENT_CLOSED_REQUEST = 499
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 _OPERATORS = frozenset({"/reset_prefix_cache"}).union(*hooks("operator_paths"))
 """Paths for operators; see `Access.check_operator`."""
-_KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
+_KEYED = ("/v1", "/inference/v1", "/tokenize", "/detokenize", "/tokenizer_info")
 """Prefixes of paths that need an API key, because they compute, or return data that a caller without a key should not
 see.
 """

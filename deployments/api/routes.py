@@ -70,13 +70,13 @@ def create_app(
     async def completions(request: Request) -> Response:
         body = await read_body(CompletionBody, request)
         generation = await (service := models.choose(body.model)).plan_completion(body)
-        return await _answer(request, service, generation, CompletionShape(), bool(body.stream))
+        return await generated_answer(request, service, generation, CompletionShape(), bool(body.stream))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(ChatBody, request)
         generation = await (service := models.choose(body.model)).plan_chat(body)
-        return await _answer(request, service, generation, chat_shape(generation), bool(body.stream))
+        return await generated_answer(request, service, generation, chat_shape(generation), bool(body.stream))
 
     for add_more in more_routes:
         add_more(app)
@@ -88,9 +88,10 @@ def create_app(
     return app
 
 
-async def _answer(
+async def generated_answer(
     request: Request, service: CompletionService, generation: Generation, shape: ResponseShape, stream: bool
 ) -> Response:
+    """Runs a generation; returns its answer in this shape, whole or as a stream."""
     deltas = service.run(generation)
     room = service.sizes.held(generation.answer_bytes)
     if stream:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
 from wingbeat.deployments.rollouts.fleet_rollouts import Conflict, FleetRollouts, Refused
+from wingbeat.deployments.rollouts.skyrl_methods import as_verb
 from wingbeat.deployments.rollouts.wire import PauseMode
 
 Answer = dict[str, Any]
@@ -199,7 +200,8 @@ async def weight_checker(fleet: FleetRollouts, action: str, baseline: dict[str, 
 async def collective_rpc(
     fleet: FleetRollouts, method: str, args: list[Any], kwargs: dict[str, Any], timeout: float | None = None
 ) -> Answer:
-    """Run another verb by its name; a name that is not a verb is refused."""
+    """Run another verb by its name, or by that of SkyRL's method; a name that is neither is refused."""
+    method, kwargs = as_verb(method, kwargs)
     if method not in VERBS or method == "collective_rpc":
         raise Refused(f"method is {method!r}: must be one of {', '.join(sorted(VERBS.keys() - {'collective_rpc'}))}")
     chosen = VERBS[method]

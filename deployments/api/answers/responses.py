@@ -26,6 +26,8 @@ class ResponseShape(Protocol):
 
     object_name: str
     chunk_object_name: str
+    id_name: str
+    """Name of the field with the response's id."""
     logprobs_body: LogprobsBody
     prompt_at_top: bool
     """Whether fields about the prompt stand beside the choices (for endpoints with one prompt) and not in each choice.
@@ -47,6 +49,7 @@ class CompletionShape:
     """Form of `/v1/completions`."""
 
     object_name = chunk_object_name = "text_completion"
+    id_name = "id"
     logprobs_body = staticmethod(completion_logprobs)
     prompt_at_top = False
 
@@ -66,6 +69,7 @@ class ChatShape:
 
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
+    id_name = "id"
     logprobs_body = staticmethod(chat_logprobs)
     prompt_at_top = True
 
@@ -175,7 +179,7 @@ async def whole_response(
         choice.update({} if shape.prompt_at_top else of_prompt)
         choice["stop_reason"] = last[choice["index"]].stop_reason
     return {
-        **_header(generation, shape.object_name),
+        **_header(generation, shape, shape.object_name),
         "system_fingerprint": generation.fingerprint(weights),
         "choices": choices,
         "usage": totals.usage(),
@@ -202,7 +206,7 @@ async def event_stream(
         Exception: any error of `deltas` before the first event, so that the error can become an HTTP status. A later
             error is sent as an event.
     """
-    header = _header(generation, shape.chunk_object_name)
+    header = _header(generation, shape, shape.chunk_object_name)
     if generation.include_usage:
         header["usage"] = None
     totals, rounds, details = Totals(generation), HeldRounds(), _details(generation, shape)
@@ -269,9 +273,9 @@ def _carrier(choices: list[dict[str, Any]]) -> int:
     return next(with_text, len(choices) - 1)
 
 
-def _header(generation: Generation, object_name: str) -> dict[str, Any]:
+def _header(generation: Generation, shape: ResponseShape, object_name: str) -> dict[str, Any]:
     return {
-        "id": generation.response_id,
+        shape.id_name: generation.response_id,
         "object": object_name,
         "created": generation.created,
         "model": generation.model,

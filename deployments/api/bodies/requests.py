@@ -138,6 +138,8 @@ class GenerationBody(MoreFields, RequestBody):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
+    default_max_tokens: ClassVar[int | None] = DEFAULT_MAX_TOKENS
+    """Limit of tokens for requests without one; None: what fits in the context."""
     unserved: ClassVar[Mapping[str, Unserved]] = {**of_parts("/v1/completions"), **COMPLETION}
 
     prompt: list[str] | list[list[int]]

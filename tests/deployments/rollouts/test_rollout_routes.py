@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from safetensors.torch import save_file
 
 from tests.deployments.http_world import FakePool, call
-from tests.deployments.rollouts.held_engine import NEW, Held
+from tests.deployments.rollouts.held_engine import NEW, NUM_TOKENS, PROMPTS, Held
 from tests.runtime.models import random_model
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.fleet.every_engine import EveryEngine
@@ -86,6 +86,52 @@ def test_a_step_as_vllm_s_own_client_takes_it(fleet: Fleet, file: str, by_old):
     first, second = fleet.texts()
     assert first == second != by_old
     assert len(set(fleet.weights.values())) == 1
+
+
+def test_a_step_as_skyrl_s_client_takes_it(fleet: Fleet, file: str, by_old):
+    """Queries without a body, a body on a GET, and the methods of its worker extension; answers have a length."""
+
+    def rpc(method: str, **kwargs: Any) -> dict:
+        answer = ask(fleet, "/collective_rpc", {"method": method, **({"kwargs": kwargs} if kwargs else {})})
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["results"]) == 2
+        return answer.json()["results"][0]
+
+    sizes = ask(fleet, "/get_world_size", {}, method="GET")
+    assert (sizes.json(), int(sizes.headers["content-length"])) == ({"world_size": 2}, len(sizes.content))
+    assert ask(fleet, "/pause?mode=keep&clear_cache=false").json() == {"status": "paused"}
+    assert rpc("skyrl_sleep_for_weight_sync", offload_kv=True) == {"status": "sleeping"}
+    assert rpc("skyrl_wake_for_weight_sync", tags=["weights"]) == {"status": "awake"}
+    assert rpc("skyrl_start_weight_update", is_checkpoint_format=True) == {"message": "Weight update started"}
+    assert rpc("update_weights_nccl", update_info={"files": [file]}) == {"message": "Weights updated"}
+    assert rpc("skyrl_finish_weight_update")["num_tensors"] == len(NEW)
+    assert rpc("skyrl_wake_for_weight_sync", tags=["kv_cache"]) == {"status": "awake"}
+    assert ask(fleet, "/resume", b"").json() == {"status": "resumed"}
+    by_new, _ = fleet.texts()
+    assert by_new != by_old
+    assert ask(fleet, "/sleep?level=1").json() == {"status": "sleeping"}
+    assert ask(fleet, "/wake_up?tags=weights&tags=kv_cache").json() == {"status": "awake"}
+    assert ask(fleet, "/is_sleeping", method="GET").json() == {"is_sleeping": False}
+    assert fleet.texts() == [by_new] * 2
+
+
+def test_requests_kept_over_skyrl_s_sleep_end_by_the_new_weights(fleet: Fleet, file: str):
+    for held in fleet.held.values():
+        held.add("kept")
+        held.run(3)
+    ask(fleet, "/pause?mode=keep&clear_cache=false")
+    for method, kwargs in (
+        ("skyrl_sleep_for_weight_sync", {"offload_kv": False}),
+        ("skyrl_wake_for_weight_sync", {"tags": ["weights"]}),
+        ("skyrl_start_weight_update", {"is_checkpoint_format": True}),
+        ("update_weights_nccl", {"update_info": {"files": [file]}}),
+        ("skyrl_finish_weight_update", {}),
+        ("skyrl_wake_for_weight_sync", {"tags": ["kv_cache"]}),
+    ):
+        assert ask(fleet, "/collective_rpc", {"method": method, "kwargs": kwargs}).status_code == 200
+    ask(fleet, "/resume")
+    for held in fleet.held.values():
+        assert [len(one) for one in held.run().texts("kept")] == [NUM_TOKENS] * len(PROMPTS)
 
 
 def test_checksums_tell_which_tensors_differ(fleet: Fleet):
@@ -196,6 +242,7 @@ WRONG: dict[str, tuple[str, str, dict | bytes | None, int, str | None]] = {
     "no baseline": ("POST", "/weight_checker", {"action": "compare"}, 400, "baseline"),
     "no method": ("POST", "/collective_rpc", {}, 400, "method"),
     "a method of itself": ("POST", "/collective_rpc", {"method": "collective_rpc"}, 400, "method"),
+    "CUDA handles as pickles": ("POST", "/collective_rpc", {"method": "update_weights_ipc"}, 400, "method"),
     "too many arguments": ("POST", "/collective_rpc", {"method": "resume", "args": [1]}, 400, "args"),
 }
 """Method, path, body; status and field of the answer."""

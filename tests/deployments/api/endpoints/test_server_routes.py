@@ -29,8 +29,9 @@ def test_ping_tells_by_its_status_whether_an_engine_is_up(method):
 def test_the_prefix_cache_is_reset_by_a_post_without_a_body():
     pool = FakePool()
     assert call(pool, "/reset_prefix_cache").json() == {"success": True, "engines": 1}
+    assert call(pool, "/reset_prefix_cache", {"reset_running_requests": True}).json() == {"success": True, "engines": 1}
     assert call(pool, "/reset_prefix_cache", method="GET").status_code == 405
-    assert pool.cache_engine.num_resets == 1
+    assert pool.cache_engine.num_resets == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Endpoints of vLLM that take token ids and return token ids."""
