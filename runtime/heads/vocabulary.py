@@ -1,9 +1,11 @@
-"""Checks that a draft model and its verifier share a vocabulary: drafts are token ids."""
+"""Checks that a draft model and its verifier share a vocabulary, since drafts are token ids, and its exceptions."""
 
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -13,6 +15,17 @@ _NUM_NAMED = 3
 
 class VocabularyError(ValueError):
     """Two checkpoints number their tokens differently; the message names the differing tokens."""
+
+
+class SharedTokens(NamedTuple):
+    """Tokens that a verifier and a draft model of another vocabulary share; tensors of int64."""
+
+    draft_ids: Tensor
+    """[target_vocab_size]: draft token id that represents each target token id in a context."""
+    columns: Tensor
+    """[num_shared]: draft token ids that may be drafted."""
+    target_ids: Tensor
+    """[num_shared]: their target token ids, ascending."""
 
 
 def check_same_vocabulary(draft: Path, draft_vocab_size: int, target: Path, target_vocab_size: int) -> None:

@@ -45,6 +45,7 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 SHAPES = {"chain": CHAIN, "tree": TREE}
 WHOLE_DRAFTS = {
     "a model of 16 layers": ("draft-model", 16),
+    "a model of another vocabulary": ("foreign-vocabulary", 16),
     "two MTP modules": ("mtp", 1),
     "an assistant of four layers": ("shared_keys", 4),
 }
