@@ -1,4 +1,4 @@
-# Wingbeat and the Ray it was tested with, for `docker run` and for KubeRay (examples/kubernetes).
+# Image of Wingbeat with the Ray version it was tested with, for `docker run` and KubeRay (examples/kubernetes).
 #   docker build -t wingbeat:cpu .
 #   docker build -t wingbeat:cuda --build-arg VARIANT=cuda .
 #   docker run --shm-size 4g --stop-timeout 60 -p 127.0.0.1:8000:8000 wingbeat:cpu
@@ -11,14 +11,14 @@ COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:${PYTHON_VERSION}-slim-bookworm
-# cpu: torch without CUDA. cuda: PyPI's torch, which brings CUDA's libraries; the driver comes from the node.
+# cpu: torch without CUDA. cuda: PyPI's torch, which includes CUDA's libraries; the node provides the driver.
 ARG VARIANT=cpu
-# All nodes of a cluster, and rayVersion of a RayService, must have this one.
+# Must equal the Ray version of all nodes of a cluster, and rayVersion of a RayService.
 ARG RAY_VERSION=2.60.0
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 
-# g++ compiles the CPU kernels for the processor that a replica starts on; Triton's launchers need a C compiler.
-# KubeRay's probes and the health check call wget.
+# g++ compiles the CPU kernels for the processor that a replica runs on; Triton's launchers need a C compiler.
+# KubeRay's probes and the health check run wget.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ wget \
     && rm -rf /var/lib/apt/lists/*
@@ -33,12 +33,12 @@ RUN case "${VARIANT}" in \
     && pip install --no-cache-dir "$@" "ray[serve]==${RAY_VERSION}" /tmp/build/wheels/*.whl \
     && rm -rf /tmp/build
 
-# A number, so that Kubernetes can tell that it is not root.
+# Numeric, because Kubernetes' runAsNonRoot cannot check a user name.
 RUN useradd --uid 1000 --create-home --shell /bin/bash wingbeat
 USER 1000
 WORKDIR /home/wingbeat
 
-# What `wingbeat serve` sets for a Ray of its own, for a Ray that something else starts here.
+# Environment that `wingbeat serve` sets for its own Ray, for cases in which something else starts Ray here.
 ENV RAY_worker_niceness=0 \
     RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S=0.5 \
     RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S=30 \
@@ -51,7 +51,7 @@ ENV RAY_worker_niceness=0 \
 
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-# A start loads, compiles and measures before anything is answered. Kubernetes has probes of its own.
+# A start loads, compiles and measures before the first answer. Kubernetes uses its own probes instead.
 HEALTHCHECK --start-period=300s --interval=10s --timeout=5s --retries=3 \
     CMD ["wget", "--tries=1", "--quiet", "--output-document=/dev/null", "http://127.0.0.1:8000/health"]
 

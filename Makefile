@@ -1,16 +1,16 @@
-# `make serve` and `make test` install what they need into .venv; the second run finds it there.
+# Targets install their dependencies into .venv on first use. `make help` lists the targets.
 VENV := .venv
 PYTHON ?= python3
-# A Python that somebody names has to be the one that made .venv.
+# An explicitly given PYTHON must have the version that created .venv; otherwise .venv is recreated.
 GIVEN_PYTHON := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 PORT ?= 8000
-# Of `make serve`: a name of `wingbeat fetch`, a folder or a file; demo is the pair in examples/demo_pair.
+# Model of `make serve`: a name known to `wingbeat fetch`, a folder or a file; demo is the pair in examples/demo_pair.
 MODEL ?= smollm2
-# Processes that run tests without Ray. Those on Ray's one cluster have one more; they mostly wait.
+# Processes for tests without Ray. Tests with Ray share one cluster and run in one more process, which mostly waits.
 WORKERS ?= 2
 PYTEST := $(VENV)/bin/python -m pytest
 SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=2 with-ray without-ray
-# The packages of serving, and these with what tests and benchmarks need.
+# Stamp files: packages for serving are installed; packages for tests and benchmarks are installed, too.
 SERVING := $(VENV)/serving
 STAMP := $(VENV)/installed
 SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples src docs)
@@ -19,22 +19,25 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: serve test test-all test-models test-versions test-without with-ray without-ray chaos soak lint docs clean anew
 .DELETE_ON_ERROR:
+.DEFAULT_GOAL := serve
 
-# The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end. Where there is no
-# network for the model, the demo pair takes its place.
-serve: $(SERVING)
+help: ## List the public targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+# The same application as `serve run wingbeat.deployments.app:build`, on any port and with an orderly shutdown. If the
+# default model cannot be fetched, the demo pair is served instead.
+serve: $(SERVING) ## Serve MODEL (smollm2, demo, a folder or a file) on PORT (8000); the default target
 	@set -- $(filter-out demo,$(MODEL)); \
 	if [ "$$*" = smollm2 ] && ! $(VENV)/bin/wingbeat fetch smollm2 >/dev/null; then \
 		echo 'The demo pair is served in its place.' >&2; set --; \
 	fi; \
 	exec $(VENV)/bin/wingbeat serve "$$@" --port $(PORT)
 
-# A small case of every feature.
-test: $(STAMP)
+test: $(STAMP) ## Run a small test case of every feature
 	$(MAKE) $(SIDE_BY_SIDE) TIER='not slow and not soak and not gpu'
 
-# What `make test` runs, then what takes a while and, of every table, the rows in which two values meet.
-test-all: test
+# The slow tests include all pairs of values of every parametrized table.
+test-all: test ## Run `make test`, then the slow tests
 	$(MAKE) $(SIDE_BY_SIDE) TIER='slow and not soak and not gpu and not chaos'
 
 with-ray:
@@ -43,31 +46,32 @@ with-ray:
 without-ray:
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '($(TIER)) and not ray'
 
-# Two published models, fetched by pip (350 MB) and kept in ~/.cache/wingbeat-test-models or $WINGBEAT_TEST_MODELS: served
-# in every dtype, and held against transformers. Half an hour, most of it where a CPU has no units for half precision.
-test-models: $(STAMP)
+# Serves two published models in every dtype and compares them with transformers. The models are fetched by pip (350 MB)
+# and kept in ~/.cache/wingbeat-test-models or $WINGBEAT_TEST_MODELS. Takes half an hour, mostly for half precision on
+# CPUs without units for it.
+test-models: $(STAMP) ## Test two published models in every dtype (30 minutes, fetches 350 MB)
 	$(VENV)/bin/pip install --quiet 'gguf>=0.17' 'sentencepiece>=0.2'
 	$(VENV)/bin/python -m tests.models.published
 	$(PYTEST) -m '' --timeout=3600 tests/models
 
-# The wheel alone, without extras, with the lowest and with the newest version of every library that pyproject.toml
-# allows (torch's is fixed where there is no GPU): ten minutes, and pip's index has to be within reach.
-test-versions: $(STAMP)
+# Tests the wheel without extras, with the lowest and with the newest version of every library that pyproject.toml allows
+# (torch's version is fixed on machines without a GPU). Needs pip's index.
+test-versions: $(STAMP) ## Test the wheel with the lowest and newest library versions (10 minutes)
 	$(VENV)/bin/python -m tests.versions.environments build/versions
 
-# A copy of the tree without each optional feature, and without all at once: what is left passes `make test` and serves.
-test-without: $(STAMP)
+# Copies the tree without each optional feature, and without all of them; each copy must pass `make test` and serve.
+test-without: $(STAMP) ## Test the tree without its optional features
 	$(VENV)/bin/python -m tests.without --each --all
 
-# Whatever an application consists of is killed, stopped and cut off under load: half an hour.
-chaos: $(STAMP)
+# Kills, stops and disconnects every process of an application under load.
+chaos: $(STAMP) ## Test failures of every process under load (30 minutes)
 	$(PYTEST) tests/chaos -m chaos
 
-# 20,000 hostile requests to the whole application, whole grids, and the benchmarks that serve.
-soak: $(STAMP)
+# Sends 20,000 hostile requests to an application, runs the complete parameter grids, and the benchmarks that serve.
+soak: $(STAMP) ## Run the soak tests (about an hour)
 	$(PYTEST) -m soak
 
-lint: $(STAMP)
+lint: $(STAMP) ## Check format, style, types and import layers
 	$(VENV)/bin/ruff check $(SOURCES)
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/basedpyright
@@ -81,7 +85,7 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# With an environment that cannot be used as it is, its stamps count for nothing.
+# An unusable environment invalidates its stamps.
 ifneq ($(shell .ci/install check '$(GIVEN_PYTHON)' $(VENV) && echo usable),usable)
 $(SERVING) $(STAMP): anew
 endif

@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/acceptance.py [--model DIR --drafter DIR] [--other NAME=DIR] [--json FILE]
 
-64 prompts from held-out Python files, 128 tokens each, greedy and sampled at temperature 1 from one seed, in process,
-batches of 16. All heads and shapes must return the same tokens: that is checked as well.
+Runs in process, in batches of 16: 64 prompts from held-out Python files, 128 tokens each, greedy and sampled at
+temperature 1 with one seed. The report counts the prompts for which all heads and shapes return the same tokens; they
+must all agree.
 """
 
 import argparse
@@ -34,7 +35,7 @@ BATCH = 16
 
 
 class Shape(NamedTuple):
-    """A shape of draft."""
+    """Draft shape, with its name in the tables."""
 
     name: str
     speculation: SpeculationConfig
@@ -48,7 +49,7 @@ SHAPES = (
 
 
 class Run(NamedTuple):
-    """One head with one shape of draft at one temperature."""
+    """Generation by one head with one draft shape at one temperature."""
 
     head: str
     shape: Shape
@@ -56,7 +57,7 @@ class Run(NamedTuple):
     done: Generation
 
     def figures(self) -> dict[str, Any]:
-        """For programs."""
+        """Measurements for the JSON file."""
         shape = self.shape.speculation
         return {
             "draft_steps": shape.draft_steps,
@@ -67,7 +68,7 @@ class Run(NamedTuple):
 
 
 def measure(pair: Pair, heads: dict[str, str | Path], prompts: list[Prompt], max_tokens: int) -> list[Run]:
-    """Continue every prompt with every head, shape and temperature."""
+    """Generates from every prompt with every head, shape and temperature."""
     token_ids = [prompt.token_ids for prompt in prompts]
     runs = []
     for name, head in heads.items():
@@ -80,7 +81,7 @@ def measure(pair: Pair, heads: dict[str, str | Path], prompts: list[Prompt], max
 
 
 def table(runs: list[Run], title: str) -> Table:
-    """One row per head and shape; columns for as many positions as the deepest draft has."""
+    """Table with one row per head and shape; its columns cover the positions of the deepest draft."""
     rates = [run.done.metrics.acceptance_rate_per_pos() for run in runs]
     depth = max(map(len, rates))
     columns = ("head, draft", "nodes per round", "acceptance length", *(f"position {at + 1}" for at in range(depth)))
@@ -103,7 +104,7 @@ def _nodes(metrics: SpeculationMetrics) -> float:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure all heads and shapes."""
+    """Measures all heads and shapes."""
     pair = chosen_pair(args)
     heads = chosen_drafters(args, pair)
     num_prompts, max_tokens = (4, 16) if args.quick else (args.prompts, args.max_tokens)
@@ -125,7 +126,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def main() -> None:
-    """Measure, print and write the figures."""
+    """Measures, prints and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     add_other_drafters(parser)

@@ -1,12 +1,12 @@
-"""Every causal LM of transformers as the verifier: served with transformers' own text, or refused with a reason.
+"""Serves every causal LM of transformers as the verifier: text equal to transformers' own, or refused with a reason.
 
     .venv/bin/python benchmarks/architectures.py [--only llama,mistral] [--in-process]
 
-Each model type is built small with random weights (`tiny_models.py`), prepared as a checkpoint would be, and writes
-greedy text through the engine beside `generate()`: plainly, and with drafted trees of right and wrong tokens, several
-prompts of different lengths at once, longer than every window. Outcomes: `equal`; `refused`, with the reason; `WRONG`;
-`traceback`; `cannot be built`. A model type has a process of its own, which may die or hang alone. With `--only`, the
-other rows of the results stay as they were.
+Each model type is built small with random weights (`tiny_models.py`), prepared as a checkpoint would be, and generates
+greedy text through the engine, to be compared with `generate()`: plainly, and with drafted trees of right and wrong
+tokens; several prompts of different lengths at once, longer than every window. Outcomes: `equal`; `refused`, with the
+reason; `WRONG`; `traceback`; `cannot be built`. Each model type runs in a process of its own, so that a crash or hang
+affects that type alone. With `--only`, the results of other types are kept.
 """
 
 import argparse
@@ -47,7 +47,7 @@ _BEGIN, _END = "<!-- begin: benchmarks/architectures.py -->", "<!-- end -->"
 
 
 class Outcome(NamedTuple):
-    """What became of one model type."""
+    """Result for one model type."""
 
     model_type: str
     architecture: str
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 
 
 def try_architecture(model_type: str) -> Outcome:
-    """Build, prepare, and compare texts, in this process."""
+    """Builds and prepares a model, and compares its texts with `generate()`, in this process."""
     try:
         model = tiny_model(model_type)
     except Exception as error:
@@ -128,12 +128,12 @@ def _line(error: BaseException) -> str:
 
 
 def _tell(model_type: str, connection: Connection) -> None:
-    """What a child does."""
+    """Entry point of a child process: sends the outcome of one model type."""
     connection.send(try_architecture(model_type))
 
 
 def in_children(kinds: list[str]) -> Iterator[Outcome]:
-    """Outcomes as they come; a type's process is a fork of this one, for whose imports nobody waits twice."""
+    """Yields outcomes as they arrive. Children are forked, so that imports are done once."""
     context = multiprocessing.get_context("fork")
     waiting, running = list(reversed(kinds)), {}
     while waiting or running:
@@ -187,11 +187,11 @@ def _write_document(outcomes: list[Outcome]) -> None:
 
 
 def main() -> None:
-    """Try what was asked for, tell, and write it down."""
+    """Tests the selected model types, prints the outcomes and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help="model types, with commas between them; all of them otherwise")
-    parser.add_argument("--in-process", action="store_true", help="all in this process, one after the other")
-    parser.add_argument("--output", default=str(RESULTS / "architectures.json"), help="file of the results")
+    parser.add_argument("--only", help="comma-separated model types; default: all")
+    parser.add_argument("--in-process", action="store_true", help="run all types in this process, one by one")
+    parser.add_argument("--output", default=str(RESULTS / "architectures.json"), help="JSON file for the results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

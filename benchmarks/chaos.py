@@ -1,9 +1,9 @@
-"""Two replicas under a steady load, whose drafters and engines are killed, and they themselves: what clients notice.
+"""Two replicas under steady load whose drafters, engines and replicas are killed: failures that clients notice.
 
     .venv/bin/python benchmarks/chaos.py [--drafter-kills 200] [--engine-kills 20] [--verifier-kills 20]
 
-`longest_silence_s` is how long a stream was silent when the drafter of its engine, which ran 64 of them, was killed or
-stopped. Exits with 1 where a request failed, a text differs from the undisturbed one, KV blocks do not add up, or a
+`longest_silence_s` is the longest pause of a stream when the drafter of its engine, which ran 64 streams, was killed or
+stopped. Exits with 1 if a request failed, a text differs from the undisturbed one, KV blocks do not add up, or a
 channel's file is left over.
 """
 
@@ -35,9 +35,9 @@ from wingbeat.runtime.tokenizer import Tokenizer
 MODEL_NAME = "benchmark"
 NUM_REPLICAS = 2
 CONCURRENCY = 16
-"""More choices at once than both engines run: some always wait."""
+"""Choices in flight: more than both engines can run, so that some always wait."""
 LIMITS = {"max_model_len": 1024, "max_num_seqs": 4, "max_num_batched_tokens": 256, "num_kv_blocks": 400}
-"""Few enough blocks that cached prefixes are evicted, so that prompts are computed again all the time."""
+"""Engine limits. Few enough KV blocks that cached prefixes are evicted, so that prompts are recomputed all the time."""
 NUM_PROMPTS = 24
 NUM_CONTROLS = 50
 SERIES_COLUMNS = ("pause_s", "noticed_s", "attached_s", "full_s")
@@ -45,7 +45,7 @@ MUST_BE_EMPTY = ("failures", "differences", "errors")
 
 
 class Plan(NamedTuple):
-    """How an application is to be disturbed."""
+    """Parameters of the disturbance of an application."""
 
     num_replicas: int
     budget_s: float
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
 @dataclass
 class Run:
-    """One application, disturbed."""
+    """Results of one disturbed application."""
 
     load: SteadyLoad
     undisturbed_acceptance: float = 0.0
@@ -66,19 +66,19 @@ class Run:
     errors: list[str] = field(default_factory=list)
     killing_s: float = 0.0
     engines: frozenset[str] = frozenset()
-    """All that ever answered."""
+    """Ids of all engines that ever answered."""
 
     def of_kind(self, kind: str) -> list[Recovery]:
-        """What came of the kills of a kind."""
+        """Returns the recoveries from the kills of one kind."""
         return [one for kill, one in zip(self.kills, self.recoveries, strict=True) if kill.kind == kind]
 
     @property
     def longest_silence_s(self) -> float | None:
-        """Behind a kill, of the stream under way that waited longest for its next piece; None without one."""
+        """Longest pause of a stream in flight after a kill, in seconds; None if no stream was in flight at any kill."""
         return max((one.pause_s for one in self.recoveries if one.pause_s is not None), default=None)
 
     def figures(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """Measurements for the JSON file."""
         pairs = zip(self.kills, self.recoveries, strict=True)
         return {
             "num_requests": self.comparison.num_requests,
@@ -95,7 +95,7 @@ class Run:
 
 
 def request_bodies(prompts: list[Prompt], tokens: int) -> list[dict[str, Any]]:
-    """Short and long ones."""
+    """Request bodies with short and with long prompts."""
     texts = [prompt.text for prompt in prompts]
     texts += ["".join(texts[first : first + 4]) for first in range(0, len(texts) - 3, 4)]
     return mixed_bodies(texts, tokens, MODEL_NAME)
@@ -104,10 +104,10 @@ def request_bodies(prompts: list[Prompt], tokens: int) -> list[dict[str, Any]]:
 async def known_answers(
     app: App, bodies: list[dict[str, Any]], watch: EngineWatch, run: Run, concurrency: int
 ) -> dict[int, Answer]:
-    """Send everything twice, undisturbed; notes acceptance and the pauses that streams have anyway.
+    """Sends every body twice, undisturbed; records acceptance and the streams' normal pauses.
 
     Raises:
-        SystemExit: a request failed, or was answered in two ways: its answer says nothing of a failure.
+        SystemExit: a request failed, or its two answers differ, so that the answer cannot reveal a failure later.
     """
     load = SteadyLoad(app.url, bodies, concurrency)
     started = time.perf_counter()
@@ -130,7 +130,7 @@ async def known_answers(
 
 
 async def disturb(app: App, bodies: list[dict[str, Any]], kinds: list[str], plan: Plan) -> Run:
-    """Learn the answers, kill, and hold every answer against the one it should be."""
+    """Records the undisturbed answers, kills processes, and compares all later answers with the recorded ones."""
     watch, load = EngineWatch(app.name), SteadyLoad(app.url, bodies, plan.concurrency)
     run = Run(load)
     async with asyncio.TaskGroup() as tasks:
@@ -161,7 +161,7 @@ async def disturb(app: App, bodies: list[dict[str, Any]], kinds: list[str], plan
 
 
 def disturbed(config: AppConfig, bodies: list[dict[str, Any]], kinds: list[str], plan: Plan) -> Run:
-    """Start an application, disturb it and shut it down."""
+    """Starts an application, disturbs it and shuts it down."""
     with wingbeat_apps({"app": config}) as apps:
         run = asyncio.run(disturb(apps["app"], bodies, kinds, plan))
     names = {path.name.removeprefix(PREFIX).split(".")[0] for path in SHM_DIR.glob(f"{PREFIX}*")}
@@ -170,7 +170,7 @@ def disturbed(config: AppConfig, bodies: list[dict[str, Any]], kinds: list[str],
 
 
 def seconds(values: Sequence[float | None]) -> str:
-    """Median, 95th percentile and maximum of what was seen."""
+    """Formats median, 95th percentile and maximum of the known values, in seconds."""
     seen = sorted(value for value in values if value is not None)
     if not seen:
         return "-"
@@ -179,7 +179,7 @@ def seconds(values: Sequence[float | None]) -> str:
 
 
 def cost_table(run: Run) -> Table:
-    """What a failure of each kind costs."""
+    """Table of the consequences of each kind of failure."""
     rows = [("none", f"{len(run.undisturbed_pauses_s)}", seconds(run.undisturbed_pauses_s), "-", "-", "-", "-")]
     for kind in KINDS:
         done = run.of_kind(kind)
@@ -195,7 +195,7 @@ def cost_table(run: Run) -> Table:
 
 
 def series_table(run: Run) -> Table:
-    """One drafter after the other, with the supervisor's own pauses."""
+    """Table of successive failures of one drafter, with the supervisor's restart delays."""
     rows = [
         (f"{index + 1}", *(seconds([getattr(one, name)]).split(" ")[0] for name in SERIES_COLUMNS))
         for index, one in enumerate(run.recoveries)
@@ -205,7 +205,7 @@ def series_table(run: Run) -> Table:
 
 
 def beside_table(found: dict[str, Run]) -> Table:
-    """What it takes each of some drafters to come back, by name."""
+    """Table that compares the recovery of several drafters, by name."""
     rows = []
     for name, one in found.items():
         done = one.of_kind(KILLED)
@@ -218,7 +218,7 @@ def beside_table(found: dict[str, Run]) -> Table:
 
 
 def crowd_table(run: Run, num_streams: int) -> Table:
-    """Silence of streams that share one engine, behind the end of its drafter."""
+    """Table of pauses of streams that share an engine whose drafter fails."""
     rows = [("none", f"{len(run.undisturbed_pauses_s)}", seconds(run.undisturbed_pauses_s), "-", "-")]
     for kind in (KILLED, HUNG):
         done = run.of_kind(kind)
@@ -230,7 +230,7 @@ def crowd_table(run: Run, num_streams: int) -> Table:
 
 
 def crowd(args: argparse.Namespace, bodies: list[dict[str, Any]], settings: dict[str, Any]) -> Run:
-    """As many streams as an engine runs, all of whose requests draft, with its drafters killed and stopped."""
+    """Runs as many streams as one engine can, all drafting, and kills and stops the engine's drafters."""
     number = args.streams
     limits = {"max_num_seqs": number, "num_kv_blocks": number * LIMITS["num_kv_blocks"] // LIMITS["max_num_seqs"]}
     streamed = [body | {"stream": True, "n": 1} for body in bodies]
@@ -241,7 +241,7 @@ def crowd(args: argparse.Namespace, bodies: list[dict[str, Any]], settings: dict
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Disturb an application of two replicas, and one of a single replica by a series."""
+    """Disturbs an application of two replicas, and then one of a single replica by a series of failures."""
     pair = chosen_pair(args)
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, 4 if args.quick else NUM_PROMPTS)
     bodies = request_bodies(prompts, args.max_tokens)
@@ -284,30 +284,44 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def met_facts(run: Run) -> str:
-    """What the kills met, in words."""
+    """Describes the requests in flight at the kills."""
     counts = met(run.kills, run.load)
     return ", ".join(f"{counts[name] / max(1, len(run.kills)):.1f} in {name}" for name in sorted(counts))
 
 
 def failed(figures: dict[str, Any]) -> list[str]:
-    """Everything of a report that must not be."""
+    """Collects all failures, differences and errors of a report."""
     return [one for run in figures.values() for name in MUST_BE_EMPTY for one in run[name]]
 
 
 def main() -> None:
-    """Kill, print and write the figures."""
+    """Kills processes, prints and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
-    parser.add_argument("--drafter-kills", type=int, help="200 by default; a fifth of them hang in place of dying")
-    parser.add_argument("--engine-kills", type=int, help="20 by default; their replicas live on")
-    parser.add_argument("--verifier-kills", type=int, help="20 by default; of replicas, with their engines")
-    parser.add_argument("--series", type=int, help="kills of one drafter after the other with pauses; 6 by default")
-    parser.add_argument("--beside", type=Path, help="another drafter's folder, whose processes are killed afterwards")
-    parser.add_argument("--streams", type=int, default=64, help="of one engine whose drafters are killed and stopped")
-    parser.add_argument("--stream-kills", type=int, help="so many of each beneath these streams; 8 by default")
-    parser.add_argument("--budget-s", type=float, default=1500.0, help="no kill begins later")
-    parser.add_argument("--max-tokens", type=int, help="of a choice, on average; 160 by default")
-    parser.add_argument("--seed", type=int, default=7, help="of the kills' order and times")
+    parser.add_argument(
+        "--drafter-kills",
+        type=int,
+        help="drafters to kill (default: 200); a fifth of them are stopped instead of killed",
+    )
+    parser.add_argument(
+        "--engine-kills", type=int, help="engine processes to kill, whose replicas stay alive (default: 20)"
+    )
+    parser.add_argument("--verifier-kills", type=int, help="replicas to kill, with their engines (default: 20)")
+    parser.add_argument(
+        "--series", type=int, help="successive kills of one engine's drafters, with restart delays (default: 6)"
+    )
+    parser.add_argument(
+        "--beside", type=Path, help="folder of another drafter to measure afterwards with the same kills"
+    )
+    parser.add_argument(
+        "--streams", type=int, default=64, help="concurrent streams of the engine whose drafters are killed and stopped"
+    )
+    parser.add_argument(
+        "--stream-kills", type=int, help="kills, and stops, of that engine's drafters (default: 8 of each)"
+    )
+    parser.add_argument("--budget-s", type=float, default=1500.0, help="seconds after which no further kill begins")
+    parser.add_argument("--max-tokens", type=int, help="average tokens per choice (default: 160)")
+    parser.add_argument("--seed", type=int, default=7, help="seed of the order and times of kills")
     args = parser.parse_args()
     defaults = {
         "drafter_kills": (200, 4),

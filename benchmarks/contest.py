@@ -1,4 +1,4 @@
-"""Several servers or engines that do the same work in turn, and the tables that compare them."""
+"""Contests between servers or engines that take turns with the same work, and the tables that compare them."""
 
 import argparse
 from collections.abc import Callable
@@ -11,36 +11,36 @@ from workload import Prompt
 
 
 class Outcome(NamedTuple):
-    """One turn of one contestant."""
+    """Result of one turn of one contestant."""
 
     tokens_per_s: float
     answers: list[Any]
-    """By prompt, in a form that can be compared within one table."""
+    """Answers by prompt; comparable within one table only."""
     ttft_ms: float = float("nan")
-    """Median over the prompts, where a client saw it."""
+    """Median time to first token over the prompts, in ms; NaN if not measured by a client."""
     tpot_ms: float = float("nan")
-    """Likewise."""
+    """Median time per output token over the prompts, in ms; NaN if not measured by a client."""
 
 
 @dataclass
 class Contestant:
-    """One way to generate, and its turns so far under each size of load."""
+    """A way to generate, with its turns so far by load."""
 
     name: str
     threads: str
     run: Callable[[list[Prompt], int, int], Outcome]
-    """(prompts, how many at once, tokens per prompt)"""
+    """(prompts, number of concurrent requests, tokens per prompt) -> Outcome."""
     turns: dict[int, list[Outcome]] = field(default_factory=dict)
 
     def tokens_per_s(self, size: int) -> float:
-        """Median over the turns."""
+        """Median tokens per second over the turns at one load."""
         return middle([turn.tokens_per_s for turn in self.turns[size]])
 
 
 def http_contestant(
     client: LoadClient, name: str, threads: str, url: str, body_of: Callable[[Prompt, int], dict[str, Any]]
 ) -> Contestant:
-    """Streams from a server, as many at once as asked."""
+    """Contestant that streams from a server, with the requested concurrency."""
 
     def run(prompts: list[Prompt], size: int, max_tokens: int) -> Outcome:
         block = client.run_block(url, [body_of(prompt, max_tokens) for prompt in prompts], size)
@@ -56,7 +56,10 @@ def http_contestant(
 
 
 def compete(contestants: list[Contestant], args: argparse.Namespace, prompts: list[Prompt]) -> None:
-    """Every size of load, every repeat, every contestant in turn; a first turn of each is not counted."""
+    """Runs every load, repeat and contestant in turn.
+
+    The first turn of each contestant is a warm-up and not counted.
+    """
     for size in args.sizes:
         chosen = prompts[: max(args.prompts, size)]
         for repeat in range(args.repeats + 1):
@@ -67,7 +70,7 @@ def compete(contestants: list[Contestant], args: argparse.Namespace, prompts: li
 
 
 def versus_table(contestants: list[Contestant], sizes: list[int], title: str, repeats: int) -> Table:
-    """One row per load and contestant; the first contestant is what the others are compared with."""
+    """Table with one row per load and contestant; ratios are relative to the first contestant."""
     rows = []
     base = contestants[0]
     for size in sizes:
@@ -90,7 +93,7 @@ def versus_table(contestants: list[Contestant], sizes: list[int], title: str, re
 
 
 def figures(contestants: list[Contestant]) -> list[dict[str, Any]]:
-    """For the JSON file."""
+    """Measurements for the JSON file."""
     return [
         {
             "name": one.name,

@@ -1,4 +1,4 @@
-"""Which cores a server's processes may use, and how many they do use."""
+"""Cores that a server's processes may use, and number of cores that they do use."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from workload import Prompt
 
 
 def tree(pid: int, without: list[int]) -> list[psutil.Process]:
-    """A process and all below it, but for those processes and all below them."""
+    """A process and all its descendants, except the processes `without` and their descendants."""
     left_out = set(without)
     found, waiting = [], [psutil.Process(pid)]
     while waiting:
@@ -24,7 +24,7 @@ def tree(pid: int, without: list[int]) -> list[psutil.Process]:
 
 
 def processor_seconds(processes: list[psutil.Process]) -> float:
-    """That they have used so far; of those that have ended, none."""
+    """Processor time used by the processes so far, in seconds; processes that have ended are skipped."""
     total = 0.0
     for process in processes:
         try:
@@ -36,7 +36,7 @@ def processor_seconds(processes: list[psutil.Process]) -> float:
 
 
 def allowed(processes: list[psutil.Process]) -> str:
-    """How many threads may run on which cores, such as "4 on 0, 12 on 0-1"."""
+    """Describes how many threads may run on which cores, such as "4 on 0, 12 on 0-1"."""
     counts: dict[tuple[int, ...], int] = {}
     for process in processes:
         try:
@@ -50,19 +50,19 @@ def allowed(processes: list[psutil.Process]) -> str:
 
 
 class Meter:
-    """Cores that a contestant's processes use while it runs.
+    """Measures the cores that a contestant's processes use during its turns.
 
     Args:
-        processes: of its server, as they now are.
+        processes: returns the present processes of the contestant's server.
     """
 
     def __init__(self, processes: Callable[[], list[psutil.Process]]) -> None:
         self._processes = processes
         self.used: list[float] = []
-        """Processor seconds per second of each turn."""
+        """Processor seconds per second, by turn."""
 
     def over(self, contestant: Contestant) -> Contestant:
-        """The same contestant, metered."""
+        """Returns a contestant that also records its processor use here."""
 
         def run(prompts: list[Prompt], size: int, max_tokens: int) -> Outcome:
             processes = self._processes()
@@ -75,12 +75,12 @@ class Meter:
         return replace(contestant, run=run)
 
     def row(self, name: str) -> tuple[str, str, str]:
-        """Of a table."""
+        """Row of the table of cores."""
         return name, f"{middle(self.used):.2f}", allowed(self._processes())
 
 
 def core_table(meters: dict[str, Meter]) -> Table:
-    """By contestant; while its servers still run."""
+    """Table of the cores used by each contestant; its servers must still be running."""
     rows = [meter.row(name) for name, meter in meters.items()]
     note = f"Medians over all turns, of {len(os.sched_getaffinity(0))} cores; the client's own time is not in them."
     return Table("Cores", ("", "used", "threads that may run on which"), rows, note)

@@ -1,7 +1,7 @@
-"""Engines on the CPU with and without its own kernels, in this process: tokens per second, pair by pair.
+"""Engines on the CPU with and without Wingbeat's own kernels, in this process: tokens per second.
 
-Two models: the demo pair, plainly and speculating, and a random one of eight layers, which has no drafter worth it and
-drafts by n-grams. The engines take turns; texts must be equal.
+Two models: the demo pair, plain and speculating, and a random model of eight layers, which has no useful drafter and
+drafts by n-grams. The engines take turns; their texts must be equal.
 """
 
 import argparse
@@ -29,7 +29,7 @@ KERNELS = {"with": True, "without": False}
 
 @contextmanager
 def kernels(way: str) -> Iterator[None]:
-    """The CPU's kernels on or off."""
+    """Enables or disables the CPU kernels."""
     before = use_kernels(KERNELS[way])
     try:
         yield
@@ -38,7 +38,7 @@ def kernels(way: str) -> Iterator[None]:
 
 
 def random_pair(folder: Path) -> Pair:
-    """Eight layers of width 256 with random weights."""
+    """Creates a model of eight layers of width 256 with random weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=4096,
@@ -59,7 +59,7 @@ def rates(engines: dict[str, LLM], prompts: list[list[int]], max_tokens: int, sp
     """Tokens per second of each engine, by repeat.
 
     Raises:
-        RuntimeError: the engines give different texts.
+        RuntimeError: the engines' texts differ.
     """
     params, found = greedy(max_tokens, speculating), {way: [] for way in engines}
     for number in range(1 + repeats):
@@ -76,7 +76,7 @@ def rates(engines: dict[str, LLM], prompts: list[list[int]], max_tokens: int, sp
 
 
 def prompts_of(llm: LLM) -> list[list[int]]:
-    """Held-out text where there is a tokenizer, else random tokens."""
+    """Prompts of held-out text if the model has a tokenizer, else of random tokens."""
     count = max(BATCHES)
     if llm.tokenizer is None:
         return torch.randint(4096, (count, PROMPT_TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
@@ -85,7 +85,7 @@ def prompts_of(llm: LLM) -> list[list[int]]:
 
 
 def measure(name: str, pair: Pair, threads: int, repeats: int, max_tokens: int) -> tuple[list[tuple], list[dict]]:
-    """Rows of the table, and figures."""
+    """Measures one model; returns table rows and figures."""
     engines = {}
     for way in KERNELS:
         with kernels(way):
@@ -104,11 +104,13 @@ def measure(name: str, pair: Pair, threads: int, repeats: int, max_tokens: int) 
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parses options and runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=1, help="of both engines; 0 tries how many pay, each its own")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="threads of both engines; 0 lets each engine choose by measurement"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="a few short requests: shows that it runs, measures nothing"
     )

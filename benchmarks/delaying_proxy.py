@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that holds back every byte for a while, as a longer way would."""
+"""TCP proxy on loopback that delays every byte, to simulate a longer network path."""
 
 import contextlib
 import socket
@@ -10,7 +10,7 @@ CHUNK_BYTES = 2**20
 
 
 class DelayingProxy:
-    """Forwards what comes to `port`.
+    """Forwards connections from `port` to a target port.
 
     Args:
         target: port on 127.0.0.1 to forward to.
@@ -18,14 +18,14 @@ class DelayingProxy:
 
     def __init__(self, target: int) -> None:
         self.delay_s = 0.0
-        """One way; may change at any time."""
+        """Delay in seconds, one way; may be changed at any time."""
         self._target = target
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Take no further connection."""
+        """Stops accepting connections."""
         self._server.close()
 
     def _accept(self) -> None:

@@ -1,4 +1,7 @@
-"""Text of domains that the demo pair was not trained for, made on this machine, and Python, which it was trained on."""
+"""Texts by domain: new domains, on which the demo pair was not trained, and Python, its training domain.
+
+Texts are collected or generated on this machine.
+"""
 
 import hashlib
 import json
@@ -12,20 +15,20 @@ from typing import NamedTuple
 
 PROMPT_CHARS, MOST_CHARS = 240, 40_000
 HELD_OUT = 0.1
-"""Of a domain's files: whose text is never asked for but at a mark."""
+"""Share of a domain's files that is held out: used only for measurements, never for training traffic."""
 MODULES = ("json", "email", "http.client", "argparse", "logging", "asyncio", "unittest", "socket", "decimal", "csv")
 
 
 class Prompts(NamedTuple):
-    """Pieces of a domain's text that are to be completed."""
+    """Prompts of a domain: pieces of its texts."""
 
     served: list[str]
     held: list[str]
-    """Of other files."""
+    """Prompts from held-out files."""
 
 
 def files_of(root: Path, *patterns: str) -> Iterator[str]:
-    """Texts of files below a folder."""
+    """Yields the texts of files below a folder."""
     for pattern in patterns:
         for path in sorted(root.rglob(pattern)):
             if path.is_file():
@@ -33,14 +36,14 @@ def files_of(root: Path, *patterns: str) -> Iterator[str]:
 
 
 def html() -> Iterator[str]:
-    """Documentation of the standard library as pydoc writes it."""
+    """Yields the standard library's documentation as HTML, as pydoc writes it."""
     for name in MODULES:
         page = pydoc.HTMLDoc().document(pydoc.locate(name))
         yield from (page[begin : begin + 4000] for begin in range(0, min(len(page), 10 * MOST_CHARS), 4000))
 
 
 def json_logs() -> Iterator[str]:
-    """Lines of a service's log, drawn with a fixed seed."""
+    """Yields made-up JSON lines of a service's log, drawn with a fixed seed."""
     rng = random.Random(7)
     paths, levels = ("/v1/orders", "/v1/users/{}", "/health", "/v1/carts/{}/items"), ("INFO", "INFO", "INFO", "WARNING")
     for file in range(200):
@@ -56,13 +59,13 @@ def json_logs() -> Iterator[str]:
 
 
 def english() -> Iterator[str]:
-    """Licences and READMEs of the packages that are installed."""
+    """Yields licences and READMEs of the installed packages."""
     yield from files_of(Path(sys.prefix), "LICENSE*", "README*.md", "METADATA")
     yield from files_of(Path("/usr/share/doc"), "copyright")
 
 
 def python() -> Iterator[str]:
-    """What the demo pair was trained on."""
+    """Yields sources of the standard library, on which the demo pair was trained."""
     yield from files_of(Path(os.__file__).parent, "[a-m]*.py")
 
 
@@ -76,12 +79,12 @@ DOMAINS: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def is_held(text: str) -> bool:
-    """Whether a file is of those that nobody is asked to complete but at a mark."""
+    """Whether a file is held out, by a hash of its text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") < HELD_OUT * 2**32
 
 
 def prompts_of(domain: str) -> Prompts:
-    """Pieces of the texts of a domain, in an order drawn with a fixed seed."""
+    """Prompts from the texts of a domain, in an order drawn with a fixed seed."""
     found = Prompts([], [])
     for text in DOMAINS[domain]():
         pieces = [text[at : at + PROMPT_CHARS] for at in range(0, len(text) - PROMPT_CHARS, 3 * PROMPT_CHARS)]

@@ -1,10 +1,10 @@
-"""Every kind of drafter on one verifier: how much it gets right, and what that costs.
+"""Every kind of drafter on one verifier: acceptance, and cost of drafting.
 
     .venv/bin/python benchmarks/drafters.py [--model DIR --drafter DIR] [--other NAME=DIR] [--draft-model DIR]
 
-In process, one thread, chains of 5 (`--steps`), one request at a time. Three workloads: pieces of held-out files, the
-same requests a second time, as retries and agents send them, and the pieces sampled at temperature 1. Every repeat
-opens its engines anew, for a drafter that learns from outputs must not have seen them; the kinds take turns, and
+In process, one thread, chains of 5 (`--steps`), one request at a time. Three workloads: pieces of held-out files; the
+same requests a second time, as retries and agents send them; and the pieces sampled at temperature 1. Every repeat
+opens its engines anew, because a drafter that learns from outputs must not have seen them; the kinds take turns, and
 figures are medians over the repeats.
 """
 
@@ -37,25 +37,25 @@ from wingbeat.runtime.tokenizer import Tokenizer
 PLAIN = "none"
 HELD_OUT, SAMPLED, AGAIN = "held-out text", "held-out text, sampled", "the same requests again"
 WORKLOADS = ({HELD_OUT: 0.0, AGAIN: 0.0}, {SAMPLED: 1.0})
-"""Temperatures by workload; those of one group run on the same engines."""
+"""Temperature by workload; workloads of one group run on the same engines."""
 
 
 class Run(NamedTuple):
-    """One kind on one workload, once."""
+    """A run of a kind of drafter on a workload."""
 
     tokens_per_s: float
     draft_ms: float
-    """Wait for the drafter, per verified draft."""
+    """Time waited for the drafter per verified draft, in ms."""
     speculation: SpeculationMetrics
 
     @property
     def accepted_per_draft_ms(self) -> float:
-        """Drafted tokens that were right, by the milliseconds they were waited for."""
+        """Accepted draft tokens per millisecond waited for the drafter."""
         return (self.speculation.acceptance_length - 1) / self.draft_ms if self.draft_ms else 0.0
 
 
 def run_once(llm: LLM, prompts: list[Prompt], max_tokens: int, temperature: float) -> Run:
-    """Every prompt by itself."""
+    """Runs every prompt by itself."""
     waited_s = llm.engine.stats().phases.draft_wait_s
     done = generate(llm, [prompt.token_ids for prompt in prompts], sampled(max_tokens, temperature), batch_size=1)
     waited_s = llm.engine.stats().phases.draft_wait_s - waited_s
@@ -66,7 +66,7 @@ def run_once(llm: LLM, prompts: list[Prompt], max_tokens: int, temperature: floa
 def measure(
     model: Path, drafters: dict[str, str | Path], prompts: list[Prompt], steps: int, repeats: int, max_tokens: int
 ) -> dict[str, dict[str, list[Run]]]:
-    """Runs by workload and kind."""
+    """Measures all drafters; returns runs by workload and kind."""
     chain = SpeculationConfig(steps, 1, steps + 1)
     results: dict[str, dict[str, list[Run]]] = {workload: {} for group in WORKLOADS for workload in group}
     for group in WORKLOADS * repeats:
@@ -83,7 +83,7 @@ def measure(
 
 
 def table(workload: str, runs: dict[str, list[Run]]) -> Table:
-    """One row per kind."""
+    """Table with one row per kind of drafter."""
     plain = middle([run.tokens_per_s for run in runs[PLAIN]])
     rows = []
     for name, of_kind in runs.items():
@@ -108,7 +108,7 @@ def table(workload: str, runs: dict[str, list[Run]]) -> Table:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure all kinds."""
+    """Measures all kinds of drafters."""
     pair = chosen_pair(args)
     num_prompts, max_tokens, repeats = (2, 24, 1) if args.quick else (args.prompts, args.max_tokens, args.repeats)
     drafters: dict[str, str | Path] = {PLAIN: PLAIN, **chosen_drafters(args, pair)}
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def main() -> None:
-    """Measure, print and write the figures."""
+    """Measures, prints and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--draft-model", type=Path, help="folder of a small causal LM; the demo's with the demo pair")

@@ -1,10 +1,10 @@
-"""The same engine in process, in the engine's process without HTTP, and over HTTP: milliseconds per round.
+"""An engine in process, in an engine process without HTTP, and over HTTP: milliseconds per round.
 
     .venv/bin/python benchmarks/engine_process.py [--threads 1 2] [--ways process own http] [--out FILE]
 
-Blocks of plain and of speculative requests alternate between the ways, so that a drift of the machine meets all alike;
-figures are medians over the repeats. A round's time is that of a whole block by its rounds, so it holds whatever lies
-between two rounds. Full chains are drafted, so that rounds compare one by one.
+Blocks of plain and of speculative requests alternate between the three ways, so that a drift of the machine affects all
+alike; figures are medians over the repeats. The time of a round is that of a whole block divided by its rounds, so it
+includes the time between rounds. Full chains are drafted, so that rounds are comparable.
 """
 
 import argparse
@@ -32,7 +32,7 @@ WAYS = {IN_PROCESS: "in process", OWN: "in the engine's process", HTTP: "over HT
 
 
 class Block(NamedTuple):
-    """Requests that ran at once, from the first one's start to the last one's end."""
+    """A block of concurrent requests, from the first one's start to the last one's end."""
 
     way: str
     threads: int
@@ -41,29 +41,29 @@ class Block(NamedTuple):
     elapsed_s: float
     num_rounds: int
     inside_s: float
-    """Within the rounds."""
+    """Time within the engine's rounds, in seconds."""
     num_tokens: int
     thread_shares: list[dict[str, Any]]
 
     @property
     def key(self) -> tuple[bool, int]:
-        """What a block of another way is compared by."""
+        """Properties by which blocks of different ways are matched."""
         return self.speculation, self.concurrency
 
 
 class Way(NamedTuple):
-    """An engine that is ready."""
+    """An engine that is ready to run blocks."""
 
     name: str
     threads: int
     run: Callable[[list[Prompt], bool, int], int]
-    """Runs prompts at once, speculating or not, to so many tokens each; returns how many those are."""
+    """(prompts, whether to speculate, tokens per prompt) -> total number of tokens. Runs all prompts concurrently."""
     figures: Callable[[], dict[str, Any]]
-    """The engine's, and its process as `engine_pid`."""
+    """Returns the engine's statistics, with its process as `engine_pid`."""
 
 
 def measured(way: Way, prompts: list[Prompt], speculation: bool, max_tokens: int) -> Block:
-    """One block."""
+    """Runs and measures one block."""
     before = way.figures()
     watch = ThreadWatch(before["engine_pid"])
     started = time.perf_counter()
@@ -77,7 +77,7 @@ def measured(way: Way, prompts: list[Prompt], speculation: bool, max_tokens: int
 
 
 def app_config(pair: Pair, threads: int) -> AppConfig:
-    """The application whose engine is measured; every way has this engine."""
+    """Configuration of the application; every way uses an engine with this configuration."""
     return AppConfig(
         model=pair.model,
         drafter=str(pair.drafter),
@@ -91,7 +91,7 @@ def app_config(pair: Pair, threads: int) -> AppConfig:
 
 @contextlib.contextmanager
 def in_process(pair: Pair, threads: int) -> Iterator[Way]:
-    """Both models in this process, on one thread."""
+    """Engine with both models in this process, on one thread."""
     speculation = SpeculationConfig.default("cpu", adaptive=False)
     llm = open_llm(pair, max_num_seqs=AppConfig().most_num_seqs(), threads=threads, speculation=speculation)
 
@@ -106,7 +106,7 @@ def in_process(pair: Pair, threads: int) -> Iterator[Way]:
 
 @contextlib.contextmanager
 def in_own_process(pair: Pair, threads: int) -> Iterator[Way]:
-    """As a replica has it, without Ray and HTTP."""
+    """Engine in a process of its own, as in a replica, without Ray and HTTP."""
     with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
         context = process_engine(app_config(pair, threads))
         client = runner.run(context.__aenter__())
@@ -126,7 +126,7 @@ def in_own_process(pair: Pair, threads: int) -> Iterator[Way]:
 
 @contextlib.contextmanager
 def over_http(pair: Pair, threads: int) -> Iterator[Way]:
-    """The whole application, streamed to a client in this process."""
+    """The whole application, streaming to a client in this process."""
     with wingbeat_apps({"app": app_config(pair, threads)}) as apps, LoadClient() as client:
         app = apps["app"]
 
@@ -152,7 +152,7 @@ OPEN = {IN_PROCESS: in_process, OWN: in_own_process, HTTP: over_http}
 
 
 def measure(pair: Pair, threads: int, prompts: list[Prompt], args: argparse.Namespace) -> list[Block]:
-    """All ways side by side; a block of each kind is run first and not counted."""
+    """Runs all ways side by side; the first block of each kind is a warm-up and not counted."""
     blocks = []
     with contextlib.ExitStack() as stack:
         ways = [stack.enter_context(OPEN[name](pair, threads)) for name in args.ways]
@@ -166,12 +166,12 @@ def measure(pair: Pair, threads: int, prompts: list[Prompt], args: argparse.Name
 
 
 def round_ms(blocks: list[Block]) -> list[float]:
-    """Of each block."""
+    """Milliseconds per round of each block."""
     return [1e3 * block.elapsed_s / max(1, block.num_rounds) for block in blocks]
 
 
 def table(blocks: list[Block], threads: int) -> Table:
-    """One row per load; the percentages are of the first way."""
+    """Table with one row per load; percentages are relative to the first way."""
     mine = [block for block in blocks if block.threads == threads]
     ways = list(dict.fromkeys(block.way for block in mine))
     rows = []
@@ -190,7 +190,7 @@ def table(blocks: list[Block], threads: int) -> Table:
 
 
 def thread_table(blocks: list[Block]) -> Table:
-    """What each thread of the engine's process took of a core, in the last plain and speculating block of each way."""
+    """Table of each engine thread's share of a core, in the last plain and speculating block of each way."""
     last = {(block.threads, block.way, *block.key): block for block in blocks}
     rows = [
         (
@@ -204,7 +204,7 @@ def thread_table(blocks: list[Block]) -> Table:
 
 
 def main() -> None:
-    """Measure, print and write the figures."""
+    """Measures, prints and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--out", type=Path, dest="output", help="the same as --output")

@@ -1,4 +1,4 @@
-"""What became of an application's engines, by asking them again and again; and what that says about a failure."""
+"""Polls the engines of an application, and derives recovery times from the samples."""
 
 import asyncio
 import contextlib
@@ -14,21 +14,22 @@ from wingbeat.deployments.fleet.directory import DIRECTORY
 
 POLL_S = 0.1
 STALE_S = 3.0
-"""Figures older than this do not tell how an engine is."""
+"""Age in seconds above which an engine's figures are considered outdated."""
 ANSWER_S = 30.0
-"""For an engine's figures: an engine waits for a stuck drafter, and answers between rounds only."""
+"""Timeout in seconds for an engine's figures: an engine answers between rounds only, and may wait for a stuck
+drafter."""
 WINDOW_S = 1.0
-"""Over which acceptance is counted."""
+"""Window in seconds over which acceptance is computed."""
 FULL_SHARE = 0.9
-"""Of the undisturbed acceptance, from which on it counts as back: what a window's count strays by chance."""
+"""Share of the undisturbed acceptance that counts as recovered; the margin covers random variation within a window."""
 
 
 class Sample(NamedTuple):
-    """An engine's figures at one time."""
+    """Figures of an engine at one time."""
 
     at_s: float
     pid: int
-    """Of the replica."""
+    """Process id of the replica."""
     engine_pid: int
     drafter_pid: int
     incarnation: int
@@ -36,11 +37,11 @@ class Sample(NamedTuple):
     num_rounds: int
     num_running: int
     num_accepted_tokens: int
-    """Whether another drafter waits to take over."""
+    """Accepted draft tokens so far."""
 
 
 def sample_of(stats: dict[str, Any], at_s: float) -> Sample:
-    """From what a verifier's `stats` tells."""
+    """Builds a sample from the result of a verifier's `stats`."""
     return Sample(
         at_s,
         stats["pid"],
@@ -55,16 +56,16 @@ def sample_of(stats: dict[str, Any], at_s: float) -> Sample:
 
 
 class EngineWatch:
-    """Asks every live engine of an application ten times a second, from one event loop."""
+    """Polls every live engine of an application ten times a second, from one event loop."""
 
     def __init__(self, app_name: str) -> None:
         self.samples: dict[str, list[Sample]] = {}
-        """By engine, in the order of time."""
+        """Samples by engine id, in chronological order."""
         self._handle = serve.get_deployment_handle("Verifier", app_name=app_name)
         self._followers: dict[str, asyncio.Task] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Polls until cancelled."""
         await self._handle.stats.remote()  # the handle learns of the engines with its first call
         try:
             while True:
@@ -77,23 +78,23 @@ class EngineWatch:
             await asyncio.gather(*self._followers.values(), return_exceptions=True)
 
     def live(self) -> frozenset[str]:
-        """Engines that Serve says run."""
+        """Ids of the engines that Serve reports as running."""
         return DIRECTORY.engines(self._handle.deployment_id)
 
     def latest(self) -> dict[str, Sample]:
-        """The last figures of every engine that is live and has answered lately."""
+        """Latest sample of every live engine that has answered recently."""
         now = time.perf_counter()
         known = {engine_id: self.samples[engine_id][-1] for engine_id in self.live() & self.samples.keys()}
         return {engine_id: sample for engine_id, sample in known.items() if now - sample.at_s < STALE_S}
 
     async def check_integrity(self) -> None:
-        """Prove that the KV blocks of every live engine add up; raises where they do not."""
+        """Checks that the KV blocks of every live engine add up; raises if they do not."""
         for engine_id in self.live():
             await asyncio.wait_for(_awaited(self._handle.check_integrity.remote(engine_id=engine_id)), ANSWER_S)
 
     async def _follow(self, engine_id: str) -> None:
         while engine_id in self.live():
-            # An engine that dies answers by an error, and Serve takes it off the list a little later.
+            # An engine that dies answers with an error; Serve removes it from the list a little later.
             with contextlib.suppress(ray.exceptions.RayError, RayServeException, TimeoutError):
                 stats = await asyncio.wait_for(_awaited(self._handle.stats.remote(engine_id=engine_id)), ANSWER_S)
                 self.samples.setdefault(engine_id, []).append(sample_of(stats, time.perf_counter()))
@@ -105,27 +106,27 @@ async def _awaited(response: Any) -> Any:
 
 
 def acceptance(first: Sample, last: Sample, between: Sequence[Sample] = ()) -> float:
-    """Accepted tokens per round and running sequence from one look at an engine to another; 0 without a round."""
+    """Accepted tokens per round and running sequence between two samples of an engine; 0 without a round."""
     running = [sample.num_running for sample in (first, *between, last)]
     rows = (last.num_rounds - first.num_rounds) * sum(running) / len(running)
     return (last.num_accepted_tokens - first.num_accepted_tokens) / rows if rows else 0.0
 
 
 def first_at(samples: Sequence[Sample], after_s: float, holds: Callable[[Sample], bool]) -> float | None:
-    """Seconds from `after_s` to the first later sample for which something holds; None where there is none."""
+    """Seconds from `after_s` to the first later sample for which `holds` is true; None if there is none."""
     found = next((sample.at_s for sample in samples if sample.at_s >= after_s and holds(sample)), None)
     return None if found is None else found - after_s
 
 
 def full_acceptance_at(samples: Sequence[Sample], after_s: float, undisturbed: float) -> float | None:
-    """Seconds from `after_s` to the start of the first window whose acceptance is nearly the undisturbed one.
+    """Seconds from `after_s` to the start of the first window with nearly the undisturbed acceptance.
 
     Args:
-        samples: of one engine.
+        samples: samples of one engine.
         undisturbed: see `acceptance`.
 
     Returns:
-        None where no window reaches it.
+        None if no window reaches it.
     """
     later = [sample for sample in samples if sample.at_s >= after_s]
     for start, first in enumerate(later):

@@ -1,9 +1,9 @@
-"""Round trip of an empty round over each kind of channel, and what a waiting drafter costs.
+"""Round trip of an empty round over each kind of channel, and the cost of a waiting drafter.
 
     .venv/bin/python benchmarks/hop.py [--rounds 5000] [--think-us 0]
 
-The drafter of the shared-memory kind is a plain second process that answers at once. `--think-us` lets the verifier
-pause between rounds, as a forward pass would; the drafter then waits longer and naps.
+The drafter of the shared-memory channel is a second process that answers immediately. With `--think-us` the verifier
+pauses between rounds, as for a forward pass; the drafter then waits longer and sleeps in between.
 """
 
 import argparse
@@ -35,7 +35,7 @@ IDLE_S = 3.0
 
 
 def answer_rounds(name: str) -> None:
-    """The drafter's process; prints the share of a core it used while no round came for `IDLE_S`."""
+    """Entry point of the drafter process; prints the share of a core it used while no round came for `IDLE_S`."""
     end = ShmChannel.attach(name, incarnation=1)
     quiet_since, cpu_then = time.monotonic(), time.process_time()
     while not end.closed:
@@ -46,7 +46,10 @@ def answer_rounds(name: str) -> None:
 
 
 def round_trips_us(verifier: VerifierSide, rounds: int, think_us: float) -> list[float]:
-    """Microseconds from publishing an outcome to holding its reply, sorted; the first tenth is left out."""
+    """Sorted times in microseconds from publishing an outcome to receiving its reply.
+
+    The first tenth, a warm-up, is dropped.
+    """
     times = []
     for _ in range(rounds):
         until = time.perf_counter() + think_us / 1e6
@@ -61,7 +64,7 @@ def round_trips_us(verifier: VerifierSide, rounds: int, think_us: float) -> list
 
 
 def measure_in_process(rounds: int, think_us: float) -> list[float]:
-    """Round trips where the verifier's wait runs the drafter."""
+    """Round trips in process, where the verifier's wait runs the drafter."""
     channel = InProcessChannel(SPEC)
 
     def pump() -> None:
@@ -89,13 +92,13 @@ def measure_shm(rounds: int, think_us: float) -> tuple[list[float], float]:
 
 
 def print_row(kind: str, times: list[float]) -> None:
-    """One line of the table."""
+    """Prints one row of the table."""
     cells = [statistics.median(times), times[int(0.9 * len(times))], times[int(0.99 * len(times))], times[-1]]
     print(f"| {kind} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
 
 
 def main() -> None:
-    """Measure both kinds and print a table."""
+    """Measures both kinds and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5000)
     parser.add_argument("--think-us", type=float, default=0.0)

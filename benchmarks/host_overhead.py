@@ -1,8 +1,8 @@
-"""What a round costs the host: scheduling, the launch's bookkeeping and the update, over a device that takes no time.
+"""Host time per round: scheduling, bookkeeping of the launch and the update, with a device that takes no time.
 
-The model runner and the drafter are replaced by ones that answer at once: rounds of trees with three tokens accepted
-each. Everything else is the engine's own, in the fixed shapes of an accelerator. Its few tensor operations run on the
-CPU here; on an accelerator they are enqueued, at about the same price.
+Model runner and drafter are replaced by stubs that answer immediately: rounds of trees with three accepted tokens per
+sequence. Everything else is the engine's own code, in the fixed shapes of an accelerator. Its few tensor operations run
+on the CPU here; on an accelerator enqueuing them costs about the same.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 BATCHES = (1, 16, 64)
 NUM_ACCEPTED = 3
-"""Tokens per sequence and round, the bonus token included."""
+"""Tokens per sequence and round, including the bonus token."""
 VOCAB_SIZE = 32
 TOKEN_ID = 7
 PHASES = {
@@ -49,7 +49,7 @@ PHASES = {
 
 
 class InstantRunner:
-    """Accepts the same tokens for everyone, at once."""
+    """Stub of the model runner: accepts the same tokens for every sequence, immediately."""
 
     def __init__(self, max_path: int, taps_size: int) -> None:
         self.max_path, self.taps_size = max_path, taps_size
@@ -57,16 +57,16 @@ class InstantRunner:
         self._made: dict[tuple[int, int], tuple[AcceptedPaths, torch.Tensor]] = {}
 
     def prepare_trees(self) -> None:
-        """Nothing to capture."""
+        """Does nothing: there is nothing to capture."""
 
     def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: TreeInbox | None) -> TreeInbox | None:
-        """Nobody looks at them."""
+        """Accepts all trees unchecked."""
         return drafted
 
     def launch(
         self, plan: SchedulerOutput, rows: DecodeRows, trees: TreeInbox | None, num_nodes: int | None = None
     ) -> RoundInFlight:
-        """A round that is over when it begins."""
+        """Returns a round that has already finished."""
         num_sampled = sum(chunk.samples for chunk in plan.chunks)
         key = (len(plan.decodes), num_sampled)
         if key not in self._made:
@@ -90,7 +90,7 @@ class InstantRunner:
 
 
 class InstantDrafter:
-    """A verifier's end (`protocol.ends.VerifierEnd`) without anybody behind it: trees are there at once."""
+    """Stub of a verifier's end of a channel (`protocol.ends.VerifierEnd`): trees are ready immediately."""
 
     def __init__(self, spec: ChannelSpec) -> None:
         self.spec = spec
@@ -101,24 +101,24 @@ class InstantDrafter:
         self._round = 0
 
     def peer_alive(self) -> bool:
-        """Always."""
+        """Returns True always."""
         return True
 
     def acquire_outcome(self, timeout_s: float) -> Outcome:
-        """The same buffers every round."""
+        """Returns the same buffers every round."""
         return self._outcome
 
     def publish_outcome(self) -> int:
-        """Counts."""
+        """Returns the next round number."""
         self._round += 1
         return self._round
 
     def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply:
-        """No wait."""
+        """Returns the reply without waiting."""
         return self._reply
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resources are held."""
 
 
 def _zeros(layout: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, torch.Tensor]:
@@ -126,7 +126,7 @@ def _zeros(layout: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, 
 
 
 def new_engine(batch: int, overlap: bool, max_model_len: int) -> Engine:
-    """An engine over a model too small to matter, whose device and drafter take no time."""
+    """Creates an engine with a tiny model, whose device and drafter take no time."""
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE, num_hidden_layers=2, max_position_embeddings=max_model_len, eos_token_id=None, **shape
@@ -146,7 +146,7 @@ def new_engine(batch: int, overlap: bool, max_model_len: int) -> Engine:
 
 
 def measure(batch: int, overlap: bool, num_rounds: int) -> dict[str, list[float]]:
-    """Milliseconds by phase and round; the last key is their sum."""
+    """Milliseconds by phase and round; the last key holds their sum."""
     prompt_len = 32
     max_model_len = prompt_len + NUM_ACCEPTED * (num_rounds + 40)
     engine = new_engine(batch, overlap, max_model_len)
@@ -172,7 +172,7 @@ def measure(batch: int, overlap: bool, num_rounds: int) -> dict[str, list[float]
 
 
 def run(num_rounds: int, output: Path | None) -> None:
-    """Measure both loops at every batch size, print, and write the figures."""
+    """Measures both loops (with and without overlap) at every batch size, prints and writes the figures."""
     facts = machine_facts() | {
         "model": "none: a runner and a drafter that answer at once",
         "workload": f"{NUM_ACCEPTED} tokens per sequence and round, trees of 16 nodes, {num_rounds} rounds each",
@@ -205,10 +205,12 @@ def run(num_rounds: int, output: Path | None) -> None:
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parses options and runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--quick", action="store_true", help="a few rounds: shows that it runs, measures nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few rounds: checks that the script works, measures nothing"
+    )
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
     torch.set_num_threads(1)

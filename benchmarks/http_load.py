@@ -1,6 +1,7 @@
-"""A closed-loop load over HTTP: so many clients, each sending its next completion when the last one has ended.
+"""Closed-loop load over HTTP: each of N clients sends its next completion when its last one has ended.
 
-It speaks the OpenAI completions API with streaming, to any server of it. Runs in another process than the server.
+Uses the streaming OpenAI completions API, so that any such server can be measured. Runs in another process than the
+server.
 """
 
 import asyncio
@@ -16,25 +17,25 @@ TIMEOUT_S = 900.0
 
 
 class LoadError(RuntimeError):
-    """The server answered something other than a stream of tokens."""
+    """The server's answer was not a stream of tokens."""
 
 
 class Trace(NamedTuple):
-    """What a client saw of one request."""
+    """Measurements of one request by the client."""
 
     ttft_s: float
-    """From sending the request to its first text."""
+    """Seconds from sending the request to its first text."""
     latency_s: float
-    """From sending the request to its last text."""
+    """Seconds from sending the request to its last text."""
     num_tokens: int
     text: str
     num_cached_tokens: int
     speculation: dict[str, Any] | None
-    """The response extension `metrics.speculative_decoding`, where the server has one."""
+    """The response extension `metrics.speculative_decoding`; None if the server has none."""
 
     @property
     def tpot_s(self) -> float:
-        """Time per output token after the first."""
+        """Seconds per output token after the first."""
         return (self.latency_s - self.ttft_s) / max(1, self.num_tokens - 1)
 
 
@@ -43,26 +44,26 @@ class Block(NamedTuple):
 
     elapsed_s: float
     traces: list[Trace]
-    """In the order of the requests."""
+    """Traces in the order of the requests."""
 
     @property
     def num_tokens(self) -> int:
-        """Of all requests."""
+        """Number of output tokens of all requests."""
         return sum(trace.num_tokens for trace in self.traces)
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all requests together."""
+        """Output tokens per second of all requests together."""
         return self.num_tokens / self.elapsed_s
 
 
 class LoadClient:
-    """Holds connections to a server; use as a context manager."""
+    """HTTP client for load tests, to be used as a context manager."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
-        # No proxy of the environment, no limit on connections: the load decides how many there are. One that has been
-        # idle is not used again: vLLM closes such after 5 s, which is httpx's own limit too.
+        # Ignores proxies of the environment, and does not limit connections: the load decides how many there are. An
+        # idle connection is not reused: vLLM closes them after 5 s, which is httpx's own limit too.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S)
         self._http = httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, trust_env=False)
 
@@ -74,7 +75,7 @@ class LoadClient:
         self._runner.close()
 
     def model_name(self, url: str) -> str:
-        """What the server calls its first model. Raises SystemExit where none answers."""
+        """Returns the server's name for its first model. Raises SystemExit if no server answers."""
         try:
             response = self._runner.run(self._http.get(f"{url}/v1/models"))
         except httpx.ConnectError:
@@ -82,7 +83,7 @@ class LoadClient:
         return response.raise_for_status().json()["data"][0]["id"]
 
     def run_block(self, url: str, bodies: list[dict[str, Any]], concurrency: int) -> Block:
-        """Send every body to `url`/v1/completions as a stream, `concurrency` at a time.
+        """Streams a completion of every body from `url`/v1/completions, `concurrency` at a time.
 
         Raises:
             LoadError, httpx.HTTPError: a request failed; the others are cancelled.
@@ -126,7 +127,7 @@ class LoadClient:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    """The JSON of each server-sent event."""
+    """Yields the JSON of each server-sent event."""
     async for line in response.aiter_lines():
         data = line.removeprefix("data:").strip()
         if not line.startswith("data:") or data == "[DONE]":

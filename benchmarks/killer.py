@@ -1,4 +1,4 @@
-"""Kills drafters, engines and replicas of a working application, one after the other, and says what came of each."""
+"""Kills drafters, engines and replicas of a running application, one by one, and reports each recovery."""
 
 import asyncio
 import os
@@ -15,51 +15,51 @@ from steady_load import FLOWING_S, SteadyLoad
 KILLED, HUNG, ENGINE, VERIFIER = "drafter killed", "drafter hangs", "engine killed", "replica killed"
 KINDS = (KILLED, HUNG, ENGINE, VERIFIER)
 COSTLY = (ENGINE, VERIFIER)
-"""What they run goes on elsewhere."""
+"""Kinds of kill whose running requests must continue on another engine."""
 HANGING_SHARE = 0.2
-"""Of the drafters that are stopped in place of killed."""
+"""Share of the failing drafters that are stopped (SIGSTOP) instead of killed."""
 LONGEST_PAUSE_S = 0.5
-"""Before a kill: drawn evenly, so that kills meet every part of a round and of a request."""
+"""Maximum random delay before a kill in seconds, so that kills hit every phase of rounds and requests."""
 GIVE_UP_S = 300.0
-"""Without a victim: whatever was killed does not come back."""
+"""Seconds without a possible victim after which the application counts as not recovering."""
 FULL_CAP_S = 20.0
-"""How long a drafter's return to its acceptance is waited for."""
+"""Maximum seconds to wait for a drafter to reach its former acceptance."""
 
 
 class Kill(NamedTuple):
-    """One failure that was caused."""
+    """A failure that was caused."""
 
     kind: str
     engine_id: str
     at_s: float
     incarnation: int
-    """Of the drafter that was attached."""
+    """Incarnation of the drafter that was attached."""
     engine_pid: int
     known: frozenset[str]
-    """Engines that had answered before."""
+    """Ids of the engines that had answered before."""
 
 
 class Recovery(NamedTuple):
-    """Seconds from a kill; None where it was not seen."""
+    """Seconds from a kill to each event; None if the event was not observed."""
 
     pause_s: float | None
-    """Of the stream under way that waited longest for its next token."""
+    """Pause of the stream in flight that waited longest for its next token."""
     noticed_s: float | None
-    """Until the engine counts its drafter as lost."""
+    """Until the engine reports its drafter as lost."""
     engine_s: float | None
-    """Until the successor of an engine answers."""
+    """Until the engine's successor answers."""
     attached_s: float | None
     """Until a drafter is attached again."""
     full_s: float | None
-    """Until acceptance is at its undisturbed level."""
+    """Until acceptance is back at its undisturbed level."""
 
 
 class NoVictim(RuntimeError):
-    """The application did not come back to a state in which the next kill may be made."""
+    """The application did not reach a state in which the next kill is possible."""
 
 
 def schedule(drafter_kills: int, engine_kills: int, verifier_kills: int, rng: random.Random) -> list[str]:
-    """Kinds of the kills to come, mixed."""
+    """Kinds of the kills to make, in random order."""
     hangs = round(HANGING_SHARE * drafter_kills)
     kinds = [HUNG] * hangs + [KILLED] * (drafter_kills - hangs) + [ENGINE] * engine_kills + [VERIFIER] * verifier_kills
     rng.shuffle(kinds)
@@ -67,11 +67,11 @@ def schedule(drafter_kills: int, engine_kills: int, verifier_kills: int, rng: ra
 
 
 class Killer:
-    """Chooses victims by what the watch knows.
+    """Chooses victims by the state that the watch reports, and kills them.
 
     Args:
-        undisturbed: acceptance, as `engine_watch.acceptance` counts it.
-        num_engines: of the application when nothing is down.
+        undisturbed: acceptance without failures, as computed by `engine_watch.acceptance`.
+        num_engines: number of engines of the application when none is down.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Killer:
         self._num_engines = num_engines
 
     async def run(self, kinds: list[str], budget_s: float) -> None:
-        """Make these kills, or as many as fit the time; returns when the last victim is back.
+        """Makes these kills, or as many as the time budget allows; returns when the last victim has recovered.
 
         Raises:
             NoVictim: the application does not recover.
@@ -102,12 +102,12 @@ class Killer:
                 break
             await asyncio.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_S))
             await self._until(lambda kind=kind: self._kill(kind), kind)
-            # Streams that go on elsewhere may queue there: the next kill must not be held responsible for that.
+            # Streams that continue elsewhere may queue there; their waiting must not count against the next kill.
             await asyncio.sleep(2 * FLOWING_S if kind in COSTLY else 0.0)
         await self._until(self._all_back, "end")
 
     def _kill(self, kind: str) -> bool:
-        """Whether there was a victim."""
+        """Kills a victim of this kind; returns False if there was none."""
         if (victim := self._victim(kind)) is None:
             return False
         engine_id, sample = victim
@@ -115,7 +115,7 @@ class Killer:
         now, known = time.perf_counter(), frozenset(self._watch.samples)
         try:
             os.kill(pid, signal.SIGSTOP if kind == HUNG else signal.SIGKILL)
-        except ProcessLookupError:  # it has ended by itself: the next figures will say so
+        except ProcessLookupError:  # the process ended by itself, as the next figures will show
             return False
         self.kills.append(Kill(kind, engine_id, now, sample.incarnation, sample.engine_pid, known))
         return True
@@ -128,7 +128,7 @@ class Killer:
             await asyncio.sleep(POLL_S)
 
     def _victim(self, kind: str) -> tuple[str, Sample] | None:
-        """The engine that was left alone for longest, of those that may be disturbed now."""
+        """Engine that has been left alone for longest, among those that may be disturbed now."""
         ready = {engine_id: sample for engine_id, sample in self._watch.latest().items() if self._is_back(engine_id)}
         if kind in COSTLY and not self._may_lose_an_engine(ready):
             return None
@@ -136,11 +136,11 @@ class Killer:
         return min(ready.items(), key=lambda item: last.get(item[0], 0.0), default=None)
 
     def _may_lose_an_engine(self, ready: dict[str, Sample]) -> bool:
-        """All must be at work, so that there is somebody to go on."""
+        """Whether all engines are at work, so that another one can continue the victim's requests."""
         return sum(sample.num_running > 0 for sample in ready.values()) == self._num_engines
 
     def _is_back(self, engine_id: str) -> bool:
-        """Whether a live engine is over its last failure."""
+        """Whether a live engine has recovered from its last failure."""
         samples = self._watch.samples[engine_id]
         appeared = Kill(VERIFIER, engine_id, samples[0].at_s, -1, 0, frozenset())
         last = next((kill for kill in reversed(self.kills) if kill.engine_id == engine_id), None)
@@ -159,7 +159,7 @@ class Killer:
 
 
 def drafter_recovery(kill: Kill, samples: list[Sample], undisturbed: float) -> Recovery:
-    """From the samples of the engine whose drafter it was."""
+    """Recovery from the loss of a drafter, from its engine's samples."""
     noticed_s = first_at(samples, kill.at_s, lambda one: not one.attached or one.incarnation > kill.incarnation)
     attached_s = first_at(samples, kill.at_s, lambda one: one.attached and one.incarnation > kill.incarnation)
     full_s = None
@@ -170,7 +170,7 @@ def drafter_recovery(kill: Kill, samples: list[Sample], undisturbed: float) -> R
 
 
 def engine_recovery(kill: Kill, samples: list[Sample], undisturbed: float) -> Recovery:
-    """From the samples of the replica whose engine it was."""
+    """Recovery from the loss of an engine, from its replica's samples."""
     later = [sample for sample in samples if sample.at_s >= kill.at_s and sample.engine_pid != kill.engine_pid]
     engine_s = first_at(later, kill.at_s, lambda one: True)
     attached_s = first_at(later, kill.at_s, lambda one: one.attached)
@@ -180,10 +180,10 @@ def engine_recovery(kill: Kill, samples: list[Sample], undisturbed: float) -> Re
 def recovery(
     kill: Kill, watched: dict[str, list[Sample]], load: SteadyLoad, undisturbed: float, until_s: float
 ) -> Recovery:
-    """What came of a kill.
+    """Recovery from a kill.
 
     Args:
-        until_s: when the next failure met the same engine: what is later does not count.
+        until_s: time of the next failure of the same engine; later samples do not count.
     """
     pause_s = longest_wait_s(load, kill.at_s)
     if kill.kind != VERIFIER:
@@ -201,7 +201,7 @@ def recovery(
 def recoveries(
     kills: list[Kill], watched: dict[str, list[Sample]], load: SteadyLoad, undisturbed: float
 ) -> list[Recovery]:
-    """Of every kill, in their order."""
+    """Recoveries from all kills, in their order."""
     done = []
     for index, kill in enumerate(kills):
         later = [other.at_s for other in kills[index + 1 :] if other.engine_id == kill.engine_id]
@@ -210,12 +210,12 @@ def recoveries(
 
 
 def longest_wait_s(load: SteadyLoad, at_s: float) -> float | None:
-    """For the next token, of the streams under way at an instant; None without any."""
+    """Longest wait for the next token among the streams in flight at an instant, in seconds; None if there are none."""
     return max((wait for trace in load.traces for wait in trace.waits_s(at_s)), default=None)
 
 
 def met(kills: list[Kill], load: SteadyLoad) -> Counter:
-    """How many requests the kills met, all together: in decoding (of streams), and before their first token."""
+    """Counts the requests in flight at all kills: decoding (their stream had begun), and before their first token."""
     counts: Counter = Counter()
     for kill in kills:
         for trace in load.traces:

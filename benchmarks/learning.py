@@ -1,16 +1,17 @@
-"""A head that learns while it serves text that it was not trained for, beside the same head that does not.
+"""A head that learns while it serves text that it was not trained on, compared with the same head without learning.
 
     .venv/bin/python benchmarks/learning.py [--head KIND] [--domain NAME ...] [--minutes N] [--quick] [--output FILE]
 
-One engine of the demo's verifier, in process, with fixed trees: it completes prompts of new domains, four at once:
-C headers, HTML of the standard library's documentation, JSON logs, and English of licences and READMEs, all made here.
-It begins with the demo's head; with a `narrow` one, which is trained here for some minutes on Python alone; or with a
-`blank` one. The learner takes its turns between the batches of requests, for `core-share` of the seconds of a core that
-serving took, and what it promotes is swapped in. Minutes are those seconds, so that the curve does not depend on what
-else the machine does. At every mark the engine completes the same held-out prompts, which nobody learns from, of the
-new domains and of Python, the old one; each text must be that of the head which does not learn.
+One engine of the demo's verifier, in process, with fixed trees, completes prompts of new domains, four at once: C
+headers, HTML of the standard library's documentation, JSON logs, and English of licences and READMEs, all collected or
+generated on this machine. Training starts from the demo's head; from a `narrow` one, which is trained here for some
+minutes on Python alone; or from a `blank` one. The learner runs between batches of requests, for `core-share` of the
+core seconds that serving took, and heads that it promotes are swapped in. Minutes in the report count those core
+seconds, so that the curve does not depend on the machine's other load. At every mark the engine completes the same
+held-out prompts, which are never learned from, of the new domains and of Python, the old domain; each text must equal
+that of the head that does not learn.
 
-`learning_http.py` has the speed of a server with the learner at work.
+`learning_http.py` measures the speed of a server while the learner runs.
 """
 
 import argparse
@@ -47,15 +48,15 @@ TOKENS, CLIENTS, BATCH = 96, 4, 32
 
 
 class Asked(NamedTuple):
-    """What completions came to."""
+    """Result of a set of completions."""
 
     texts: list[list[int]]
     length: float
-    """Tokens per round with a tree."""
+    """Tokens per round with a draft tree."""
 
 
 class Pair:
-    """An engine with its drafter, four requests at once."""
+    """Engine with its drafter, for four concurrent requests."""
 
     def __init__(self, config: AppConfig, temperature: float) -> None:
         folder, speculation = config.model_dir(), SpeculationConfig(adaptive=False)
@@ -70,12 +71,12 @@ class Pair:
         self._numbers = itertools.count()
 
     def complete(self, prompts: list[str], learn: bool) -> Asked:
-        """Completions of prompts, in their order."""
+        """Completes prompts; results are in the prompts' order."""
         before, numbers = self.engine.speculation, {}
         for index, prompt in enumerate(prompts):
             name = str(next(self._numbers))
             numbers[name] = index
-            # A held-out prompt's seed is its own.
+            # A held-out prompt keeps its seed at every mark.
             seed = int(name) if learn else index
             params = SamplingParams(
                 max_tokens=TOKENS, temperature=self._temperature, seed=seed, ignore_eos=True, learn=learn
@@ -91,7 +92,7 @@ class Pair:
 
 
 class Bench:
-    """The engine, the learner of its head, and what is asked at every mark."""
+    """The engine, the learner of its head, and the prompts measured at every mark."""
 
     def __init__(self, config: AppConfig, prompts: dict[str, Prompts], options: argparse.Namespace) -> None:
         self._share, self._new = options.core_share, [prompts[name].served for name in options.domain]
@@ -108,7 +109,7 @@ class Bench:
         self.num_tokens = 0
 
     def serve_for(self, seconds: float) -> None:
-        """Serve, learn and swap until serving has taken so many seconds of a core."""
+        """Serves, learns and swaps heads until serving has taken `seconds` of a core."""
         until = self.serving_s + seconds
         while self.serving_s < until:
             prompts = [self._prompt(next(self._numbers)) for _ in range(BATCH)]
@@ -121,7 +122,7 @@ class Bench:
                     break
 
     def mark(self) -> Mark:
-        """One look."""
+        """Measures all held-out prompts."""
         now = {domain: self._pair.complete(texts, learn=False) for domain, texts in self._sets.items()}
         for domain, asked in now.items():
             if asked.texts != self._still[domain].texts:
@@ -131,7 +132,7 @@ class Bench:
         return Mark(round(self.serving_s / 60, 1), version, self.num_tokens, self.learner_s, lengths)
 
     def said(self) -> dict[str, Any]:
-        """What the ledger and the learner say at the end."""
+        """Final state of the ledger and the learner."""
         ledger = self._learner.ledger.read()
         learner = learner_figures(self._learner.ledger.folder) or {}
         return {"learner": learner, "counts": ledger.counts, "ledger": ledger.model_dump(mode="json")}
@@ -142,7 +143,7 @@ class Bench:
 
 
 def _learner_of(config: AppConfig, core_share: float) -> Learner:
-    """As a server's, but that it never rests: turns are counted by the caller."""
+    """Creates a learner as a server does, except that it never waits: the caller decides when it runs."""
     settings = LearnerSettings(
         root=learning_root(config),
         verifier=config.model_dir(),
@@ -163,7 +164,7 @@ def _seconds_of(work: Any) -> float:
 
 
 def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], dict[str, Any]]:
-    """The marks, and what the ledger says at the end."""
+    """Runs the benchmark; returns the marks and the final state of the ledger."""
     prompts = {name: prompts_of(name) for name in (*options.domain, OLD)}
     head = first_head(options, folder / "narrow")
     chosen = {} if head is None else {"drafter": str(head)}
@@ -177,13 +178,13 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], dict[str
         bench.serve_for(60 * options.every)
         marks.append(bench.mark())
         print(marks[-1].line(), flush=True)
-        # A run that is cut short leaves what it has.
+        # Results are saved at every mark, so that an interrupted run keeps them.
         finish(options, marks, [], bench.said(), quiet=marks[-1].minutes < options.minutes)
     return marks, bench.said()
 
 
 def main() -> None:
-    """Measure, show and keep."""
+    """Measures, prints and saves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_learning_options(parser, "learning", minutes=30.0, every=3.0, prompts=16)
     parser.add_argument("--keep", type=Path, help="folder for rounds, heads and the ledger")

@@ -1,11 +1,12 @@
-"""Two servers over HTTP, one of which learns: what the learner at work costs, and a promotion amid requests.
+"""Two servers over HTTP, one of which learns: cost of the running learner, and a promotion amid requests.
 
     .venv/bin/python benchmarks/learning_http.py [--head KIND] [--domain NAME ...] [--minutes N] [--output FILE]
 
-Two servers of the demo's verifier on this machine, with fixed trees, that begin with one head (`learning.py` says which
-there are). Clients ask the learning one for completions, four at once, for some minutes. Before and after, both
-complete the same held-out prompts, whose texts must be equal. Then speeds on these prompts, in turn: of the learning
-server with the learner at work, of the same with the learner's process stopped, and of the static server.
+Two servers of the demo's verifier on this machine, with fixed trees, start with one head (see `learning.py` for the
+kinds of heads). Clients request completions from the learning server, four at once, for some minutes. Before and after,
+both servers complete the same held-out prompts, whose texts must be equal. Then speeds are measured on these prompts,
+in turn: the learning server with its learner running, the same with the learner's process stopped, and the static
+server.
 """
 
 import argparse
@@ -30,21 +31,21 @@ from wingbeat.deployments.app_config import AppConfig
 
 TOKENS, CLIENTS = 96, 4
 BLOCK_S = 10.0
-"""Of one measurement of a speed, at least."""
+"""Minimum duration of one speed measurement, in seconds."""
 
 
 class Asked(NamedTuple):
-    """What completions of the same prompts came to."""
+    """Result of completing a set of prompts."""
 
     texts: list[str]
     length: float
-    """Tokens per round with a tree."""
+    """Tokens per round with a draft tree."""
     speed: float
     """Tokens per second."""
 
 
 def complete(app: App, prompt: str, **fields: Any) -> dict[str, Any]:
-    """One completion."""
+    """Requests one completion."""
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True} | fields
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{app.url}/v1/completions", json.dumps(body).encode(), headers)
@@ -53,7 +54,7 @@ def complete(app: App, prompt: str, **fields: Any) -> dict[str, Any]:
 
 
 def ask(app: App, prompts: list[str], **fields: Any) -> Asked:
-    """Completions of prompts, four at once; nobody learns from them."""
+    """Completes prompts, four at once, excluded from learning."""
     began = time.monotonic()
     with ThreadPoolExecutor(CLIENTS) as pool:
         answers = list(pool.map(lambda prompt: complete(app, prompt, speculation={"learn": False}, **fields), prompts))
@@ -66,13 +67,13 @@ def ask(app: App, prompts: list[str], **fields: Any) -> Asked:
 
 
 def drafter_of(app: App) -> dict[str, Any]:
-    """What a server says of its versions."""
+    """Returns a server's report on its head versions."""
     with urllib.request.urlopen(f"{app.url}/v1/drafter", timeout=60) as answer:
         return json.load(answer)
 
 
 class Traffic:
-    """Clients that ask one server for completions of domains in turn, for as long as they are not held."""
+    """Clients that request completions of the domains in turn from one server, while not paused."""
 
     def __init__(self, app: App, served: list[list[str]], temperature: float) -> None:
         self._app, self._served, self._temperature = app, served, temperature
@@ -97,7 +98,7 @@ class Traffic:
             self.num_tokens += answer["usage"]["completion_tokens"]
 
     def go_for(self, seconds: float) -> None:
-        """Ask for so long, and wait for the answers."""
+        """Sends requests for `seconds`, then waits for the remaining answers."""
         self._goes.set()
         time.sleep(seconds)
         self._goes.clear()
@@ -107,7 +108,7 @@ class Traffic:
             self._busy.release()
 
     def end(self) -> None:
-        """Let the clients go."""
+        """Ends the client threads."""
         self._done = True
         self._goes.set()
         for thread in self._threads:
@@ -115,7 +116,7 @@ class Traffic:
 
 
 class Bench:
-    """Both servers, and what is asked at every mark."""
+    """Both servers, and the prompts measured at every mark."""
 
     def __init__(self, apps: dict[str, App], prompts: dict[str, Prompts], options: argparse.Namespace) -> None:
         self._learning, self._static = apps["learning"], apps["static"]
@@ -125,7 +126,7 @@ class Bench:
         self.traffic = Traffic(self._learning, [prompts[name].served for name in options.domain], options.temperature)
 
     def mark(self, minutes: float) -> Mark:
-        """One look at both servers, the learner stopped meanwhile."""
+        """Measures both servers, with the learner stopped meanwhile."""
         with stopped(self._learning.stats().get("learner_pid", 0)):
             now = {domain: self._equal(domain) for domain in self._sets}
         drafter = drafter_of(self._learning)
@@ -140,10 +141,10 @@ class Bench:
         return asked
 
     def speeds(self, domains: list[str], turns: int) -> list[Speeds]:
-        """Of both servers on the new domains, in turn."""
+        """Speeds of both servers on the new domains, in turn."""
         prompts = [prompt for domain in domains for prompt in self._sets[domain]]
         static = ask(self._static, prompts, **self._fields)
-        # A learner that is let go works at once, and rests then: blocks are much longer than its steps.
+        # A learner that is resumed works immediately, then rests: blocks must be much longer than its steps.
         prompts *= math.ceil(BLOCK_S * static.speed / (TOKENS * len(prompts)))
         found = []
         for _ in range(turns):
@@ -157,11 +158,12 @@ class Bench:
 
 
 def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], list[Speeds], dict[str, Any]]:
-    """The marks, the speeds, and what the server says of its versions at the end."""
+    """Runs the benchmark; returns the marks, the speeds, and the server's final report on its versions."""
     prompts = {name: prompts_of(name) for name in (*options.domain, OLD)}
     head = first_head(options, folder / "narrow")
     learn = {"dir": folder / "learning", "core_share": options.core_share, "max_load": 1000.0}
-    # Trees of one shape: otherwise each server drafts as deep as it finds worth it, and rounds are of two kinds.
+    # Trees of one shape: with adaptive drafting, the servers would choose different depths and rounds would not
+    # compare.
     fixed = {"adaptive": False} | ({} if head is None else {"drafter": str(head)})
     with wingbeat_apps({"learning": AppConfig(learn=learn, **fixed), "static": AppConfig(**fixed)}) as apps:
         bench = Bench(apps, prompts, options)
@@ -180,10 +182,10 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], list[Spe
 
 
 def main() -> None:
-    """Measure, show and keep."""
+    """Measures, prints and saves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_learning_options(parser, "learning_http", minutes=5.0, every=2.5, prompts=8)
-    parser.add_argument("--turns", type=int, default=7, help="of the speeds")
+    parser.add_argument("--turns", type=int, default=7, help="repeats of the speed measurement")
     options = parser.parse_args()
     if options.quick:
         options.minutes, options.every, options.prompts, options.turns, options.head_steps = 1.0, 0.5, 4, 1, 4

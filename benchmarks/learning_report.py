@@ -1,4 +1,4 @@
-"""What `learning.py` and `learning_http.py` have in common: options, and what they measure as tables and a picture."""
+"""Options, tables and plot shared by `learning.py` and `learning_http.py`."""
 
 import argparse
 import itertools
@@ -16,50 +16,50 @@ TOLD = ("steps", "seconds", "samples")
 
 
 def add_learning_options(parser: argparse.ArgumentParser, name: str, **default: float) -> None:
-    """What both scripts are asked.
+    """Adds the options of both scripts.
 
     Args:
-        name: of the script.
-        default: of minutes, every and prompts.
+        name: name of the script.
+        default: defaults of `minutes`, `every` and `prompts`.
     """
     new = [domain for domain in DOMAINS if domain != OLD]
-    parser.add_argument("--domain", choices=new, nargs="+", default=new, help="of the requests, in turn")
+    parser.add_argument("--domain", choices=new, nargs="+", default=new, help="domains of the requests, in turn")
     add_head_options(parser)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--minutes", type=float, default=default["minutes"], help="of requests")
+    parser.add_argument("--minutes", type=float, default=default["minutes"], help="minutes of requests")
     parser.add_argument("--every", type=float, default=default["every"], help="minutes between two marks")
     parser.add_argument(
         "--prompts", type=int, default=default["prompts"], help="held-out prompts of each domain at a mark"
     )
-    parser.add_argument("--core-share", type=float, default=0.5, help="of one core, for the learner")
-    parser.add_argument("--quick", action="store_true", help="a minute, a few steps: shows that it runs")
-    parser.add_argument("--plot", type=Path, help="picture of tokens per round over time")
+    parser.add_argument("--core-share", type=float, default=0.5, help="share of a core for the learner")
+    parser.add_argument("--quick", action="store_true", help="a minute and a few steps: checks that the script works")
+    parser.add_argument("--plot", type=Path, help="file for a plot of tokens per round over time")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     parser.set_defaults(name=name)
 
 
 class Mark(NamedTuple):
-    """One look at both servers."""
+    """Measurement of the learning and the static server at one time."""
 
     minutes: float
     version: int
     num_tokens: int
-    """Served to the clients so far."""
+    """Tokens served to the clients so far."""
     learner_s: float
-    """Seconds of a core that the learner has trained for."""
+    """Core seconds that the learner has trained for."""
     lengths: dict[str, tuple[float, float]]
-    """By domain, the old one last: tokens per round, learning and static."""
+    """Tokens per round by domain (the old one last): (learning, static)."""
 
     def new(self, server: int) -> float:
-        """Mean over the new domains; 0 is the learning server, 1 the static one."""
+        """Mean over the new domains; 0 selects the learning server, 1 the static one."""
         return sum(pair[server] for pair in list(self.lengths.values())[:-1]) / (len(self.lengths) - 1)
 
     def gain(self) -> float:
-        """On the new domains."""
+        """Relative gain in tokens per round on the new domains."""
         return self.new(0) / self.new(1) - 1
 
     def line(self) -> str:
-        """For people who watch."""
+        """A line for the terminal."""
         each = ", ".join(f"{domain} {now:.3f} ({still:.3f})" for domain, (now, still) in self.lengths.items())
         return (
             f"{self.minutes:5.1f} min, {self.num_tokens} tokens, learner {self.learner_s:.0f} s: "
@@ -71,9 +71,9 @@ class Speeds(NamedTuple):
     """Tokens per second of one turn."""
 
     at_work: float
-    """The learning server, the learner at work."""
+    """Learning server with the learner running."""
     alone: float
-    """The learning server, the learner's process stopped."""
+    """Learning server with the learner's process stopped."""
     static: float
 
 
@@ -83,7 +83,7 @@ def _cells(pair: tuple[float, float]) -> str:
 
 
 def table_of(marks: list[Mark]) -> Table:
-    """Over time."""
+    """Table of the marks over time."""
     rows = [
         (
             f"{mark.minutes:g} min",
@@ -101,7 +101,7 @@ def table_of(marks: list[Mark]) -> Table:
 
 
 def speed_table(speeds: list[Speeds]) -> Table:
-    """Medians of the turns' ratios."""
+    """Table of the medians of the turns' speed ratios."""
     ratios = {
         "learner at work / learner stopped": [one.at_work / one.alone for one in speeds],
         "learner at work / static server": [one.at_work / one.static for one in speeds],
@@ -112,7 +112,7 @@ def speed_table(speeds: list[Speeds]) -> Table:
 
 
 def plot(marks: list[Mark], path: Path) -> None:
-    """Tokens per round over time, with swaps as marks."""
+    """Plots tokens per round over time, with head swaps annotated."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
@@ -137,11 +137,11 @@ def plot(marks: list[Mark], path: Path) -> None:
 def finish(
     options: argparse.Namespace, marks: list[Mark], speeds: list[Speeds], said: dict[str, Any], quiet: bool = False
 ) -> None:
-    """Show and keep all of it.
+    """Prints and saves the report.
 
     Args:
-        said: what the ledger and the learner say.
-        quiet: only keep it.
+        said: final state of the ledger and the learner.
+        quiet: saves without printing.
     """
     config, output = AppConfig(), options.output or RESULTS / f"{options.name}.json"
     facts = machine_facts() | model_facts(config.model_dir(), config.choice().source)

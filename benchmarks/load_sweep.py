@@ -1,13 +1,13 @@
-"""Plain, fixed-speculative and adaptive decoding side by side under rising load, and a picture of it.
+"""Plain, fixed-speculative and adaptive decoding compared under rising load, with a plot.
 
     .venv/bin/python benchmarks/load_sweep.py [--http] [--model DIR --drafter DIR] [--plot FILE]
 
-In process, one thread, greedy; with `--http` three applications, each with its drafter in a process of its own, whose
-plain requests ask the adaptive one for no drafts. Requests arrive in a closed loop: as one ends, the next one starts,
-so that the number of running sequences stays what the column says. The modes take turns, block by block, in one order
-and then in the other, and ratios are of blocks that ran close together, so that a drift of the machine meets all of
-them alike; figures are medians over the turns. `--forced-acceptance 0.5` makes of the pair one with a weak head
-(`WINGBEAT_BENCHMARK=1` is set here).
+In process, one thread, greedy; with `--http` two applications, each with its drafter in a process of its own, where
+plain requests disable drafts in the adaptive one. Requests arrive in a closed loop: when one ends, the next one starts,
+so that the number of running sequences equals the column's. The modes take turns, block by block, in one order and then
+in the other, and ratios are between blocks that ran close together, so that a drift of the machine affects all alike;
+figures are medians over the turns. `--forced-acceptance 0.5` simulates a pair with a weak head (`WINGBEAT_BENCHMARK=1`
+is set by the script).
 """
 
 import argparse
@@ -37,21 +37,22 @@ CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 MODES = PLAIN, FIXED, ADAPTIVE = "plain", "speculative", "adaptive"
 FIXED_STEPS = 5
 PROMPTS_PER_REQUEST, LEAST_PROMPTS, MOST_PROMPTS = 8, 24, 256
-"""Per block: how far the requests that run have got when it starts and when it ends must not decide the figure."""
+"""Prompts per block: enough that the progress of the running requests at its start and end does not decide the
+figure."""
 
 TURN = 7
-"""Prompts by which each turn starts later: other requests run together."""
+"""Prompts by which each turn starts later, so that other requests run together."""
 
 
 class Block(NamedTuple):
-    """One mode's turn."""
+    """Result of one mode's turn."""
 
     tokens_per_s: float
     speculation: SpeculationMetrics
 
 
 class Engines:
-    """One engine per mode, in this process."""
+    """An engine per mode, in this process."""
 
     def __init__(self, pair: Pair, max_num_seqs: int, forced: list[float] | None) -> None:
         fixed = SpeculationConfig(FIXED_STEPS, 1, FIXED_STEPS + 1)
@@ -63,23 +64,23 @@ class Engines:
         }
 
     def run(self, mode: str, prompts: list[Prompt], load: int, max_tokens: int) -> Block:
-        """One turn of one mode."""
+        """Runs one turn of one mode."""
         token_ids = [prompt.token_ids for prompt in prompts]
         return run_block(self.llms[mode], token_ids, load, max_tokens, mode != PLAIN)
 
     def decisions(self) -> dict[str, int]:
-        """Of the policy so far."""
+        """Counts of the policy's decisions so far."""
         return self.llms[ADAPTIVE].engine.stats().policy.decisions
 
 
 class Applications:
-    """One application per way to draft; plain requests go to the adaptive one."""
+    """Two applications, fixed and adaptive; plain requests go to the adaptive one."""
 
     def __init__(self, apps: dict[str, App], client: LoadClient) -> None:
         self._apps, self._client = apps, client
 
     def run(self, mode: str, prompts: list[Prompt], load: int, max_tokens: int) -> Block:
-        """One turn of one mode: the first requests end one after the other, as in `run_block`."""
+        """Runs one turn of one mode; the first requests have staggered lengths, as in `run_block`."""
         url = self._apps[FIXED if mode == FIXED else ADAPTIVE].url
         model, bodies = self._client.model_name(url), []
         for place, prompt in enumerate(prompts):
@@ -95,7 +96,7 @@ class Applications:
 
 @contextlib.contextmanager
 def opened(args: argparse.Namespace, pair: Pair, max_num_seqs: int) -> Iterator[Engines | Applications]:
-    """What is measured, until the block ends."""
+    """Opens the engines or applications to measure, until the block ends."""
     if not args.http:
         yield Engines(pair, max_num_seqs, args.forced_acceptance)
         return
@@ -112,11 +113,12 @@ def opened(args: argparse.Namespace, pair: Pair, max_num_seqs: int) -> Iterator[
 
 
 def run_block(llm: LLM, prompts: list[list[int]], concurrency: int, max_tokens: int, speculation: bool) -> Block:
-    """All prompts once, from requests that go round and round, `concurrency` at a time.
+    """Runs requests that cycle through the prompts, `concurrency` at a time.
 
-    The clock starts when all of them run and stops while all still do, as many requests later as there are prompts:
-    reading prompts is a good part of the time, and modes that met others of them could not be compared. The first
-    requests are to end one after the other, or plain decoding would meet all prompts at once.
+    The clock starts when all of them run, and stops while all still run, after as many further requests as there are
+    prompts: reading prompts takes much of the time, and modes that read different numbers of prompts could not be
+    compared. The first requests have staggered lengths, because plain decoding would otherwise read all prompts at
+    once.
     """
     engine = llm.engine
     waiting = enumerate(itertools.cycle(prompts))
@@ -153,7 +155,7 @@ def run_block(llm: LLM, prompts: list[list[int]], concurrency: int, max_tokens: 
 def measure(
     engines: Engines | Applications, prompts: list[Prompt], loads: tuple[int, ...], repeats: int, max_tokens: int
 ) -> dict[int, dict[str, list[Block]]]:
-    """Blocks by load and mode; an unmeasured block of each comes first."""
+    """Blocks by load and mode; the first block of each is a warm-up and not counted."""
     results: dict[int, dict[str, list[Block]]] = {}
     for load in loads:
         blocks: dict[str, list[Block]] = {mode: [] for mode in MODES}
@@ -175,13 +177,13 @@ def rate(blocks: list[Block]) -> float:
 
 
 def over(blocks: dict[str, list[Block]], mode: str, other: str) -> float:
-    """Median over the turns of one mode's token rate over another's."""
+    """Median over the turns of one mode's token rate divided by another's."""
     pairs = zip(blocks[mode], blocks[other], strict=True)
     return middle([block.tokens_per_s / beside.tokens_per_s for block, beside in pairs])
 
 
 def table(results: dict[int, dict[str, list[Block]]]) -> Table:
-    """One row per load."""
+    """Table with one row per load."""
     rows = []
     for load, blocks in results.items():
         speculation = blocks[ADAPTIVE][-1].speculation
@@ -213,7 +215,7 @@ def table(results: dict[int, dict[str, list[Block]]]) -> Table:
 
 
 def plot(results: dict[int, dict[str, list[Block]]], path: Path) -> None:
-    """Token rate over plain decoding's, by load."""
+    """Plots token rates relative to plain decoding, by load."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
@@ -231,7 +233,7 @@ def plot(results: dict[int, dict[str, list[Block]]], path: Path) -> None:
 
 
 def figures(results: dict[int, dict[str, list[Block]]]) -> list[dict[str, Any]]:
-    """Everything measured."""
+    """Measurements for the JSON file."""
     return [
         {
             "concurrency": load,
@@ -246,7 +248,7 @@ def figures(results: dict[int, dict[str, list[Block]]]) -> list[dict[str, Any]]:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure every load."""
+    """Measures every load."""
     pair = chosen_pair(args)
     loads = (1, 3) if args.quick else tuple(args.concurrency)
     repeats, max_tokens = (1, 8) if args.quick else (args.repeats, args.max_tokens)
@@ -267,16 +269,18 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def main() -> None:
-    """Measure, print, draw and write the figures."""
+    """Measures, prints, plots and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
-    parser.add_argument("--http", action="store_true", help="measure applications, over HTTP")
-    parser.add_argument("--threads", type=int, help="of each process over HTTP; the application's default")
-    parser.add_argument("--forced-acceptance", type=float, nargs="+", metavar="RATE", help="by level of a draft")
+    parser.add_argument("--http", action="store_true", help="measure applications over HTTP")
+    parser.add_argument("--threads", type=int, help="threads of each process with --http; default: the application's")
+    parser.add_argument(
+        "--forced-acceptance", type=float, nargs="+", metavar="RATE", help="acceptance rate of each draft level"
+    )
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCY)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--plot", type=Path, help="PNG file; without it none is drawn")
+    parser.add_argument("--plot", type=Path, help="PNG file for the plot; default: no plot")
     args = parser.parse_args()
     quiet()
     report = run(args)

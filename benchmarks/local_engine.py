@@ -1,4 +1,4 @@
-"""Engines in the benchmark's own process, and the command-line options that choose model and drafter."""
+"""Engines in the benchmark's own process, and the command-line options that select model and drafter."""
 
 import argparse
 import os
@@ -19,51 +19,53 @@ from wingbeat.runtime.standard_library import stdlib_root
 DEMO_HEADS = ("dspark", "dflash2")
 """Folders of the demo's heads that draft in one pass."""
 MAX_MODEL_LEN = 512
-"""Room for the longest prompt and its answer."""
+"""Tokens of the longest prompt with its answer."""
 
 
 class Pair(NamedTuple):
-    """The checkpoints to measure."""
+    """Checkpoints to measure."""
 
     model: Path
     drafter: str | Path
 
 
 class Generation(NamedTuple):
-    """Prompts run to their ends."""
+    """Result of generating from prompts to their ends."""
 
     elapsed_s: float
     token_ids: list[list[int]]
-    """By prompt."""
+    """Generated tokens by prompt."""
     metrics: SpeculationMetrics
-    """Summed over the prompts."""
+    """Sum over the prompts."""
 
     @property
     def tokens_per_s(self) -> float:
-        """New tokens of all prompts by the time all of them took."""
+        """Generated tokens of all prompts per second."""
         return sum(map(len, self.token_ids)) / self.elapsed_s
 
 
 def quiet() -> None:
-    """Keep the progress bars and notes of libraries out of the report."""
+    """Silences the progress bars and notes of libraries."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """`--model`, `--drafter`, `--corpus`, `--quick`, `--output`."""
-    parser.add_argument("--model", type=Path, help="verifier's checkpoint folder; the demo pair without it")
-    parser.add_argument("--drafter", help="folder of an EAGLE head, or ngram; needed with --model")
-    parser.add_argument("--corpus", type=Path, default=stdlib_root(), help="folder whose held-out files give prompts")
+    """Adds `--model`, `--drafter`, `--corpus`, `--quick`, `--output`."""
+    parser.add_argument("--model", type=Path, help="folder of the verifier's checkpoint; default: the demo pair")
+    parser.add_argument("--drafter", help="folder of an EAGLE head, or ngram; required with --model")
     parser.add_argument(
-        "--quick", action="store_true", help="a few short requests: shows that it runs, measures nothing"
+        "--corpus", type=Path, default=stdlib_root(), help="folder from whose held-out files prompts are cut"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a few short requests: checks that the script works, measures nothing"
     )
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
 
 
 def chosen_pair(args: argparse.Namespace) -> Pair:
-    """The checkpoints that the options name. Ends the program with one line where they name none."""
+    """Checkpoints that the options name. Exits with one line if they are incomplete."""
     if args.model is None:
         demo = demo_pair()
         return Pair(demo.verifier, args.drafter or demo.drafter)
@@ -73,20 +75,20 @@ def chosen_pair(args: argparse.Namespace) -> Pair:
 
 
 def add_other_drafters(parser: argparse.ArgumentParser) -> None:
-    """`--other`."""
+    """Adds `--other`."""
     parser.add_argument(
         "--other",
         action="append",
         default=[],
         metavar="NAME=DRAFTER",
-        help="one more drafter, under a name; repeatable",
+        help="an additional drafter, with its name in the tables; repeatable",
     )
 
 
 def chosen_drafters(args: argparse.Namespace, pair: Pair) -> dict[str, str | Path]:
-    """The pair's head, the demo's other heads where the pair is the demo's, and what `--other` names, by name.
+    """Drafters by name: the pair's head, the demo's other heads if the pair is the demo's, and those of `--other`.
 
-    Ends the program with one line where `--other` is no name and drafter.
+    Exits with one line if `--other` is malformed.
     """
     drafters: dict[str, str | Path] = {"eagle3" if args.drafter is None else "drafter": pair.drafter}
     if args.model is None:
@@ -96,7 +98,7 @@ def chosen_drafters(args: argparse.Namespace, pair: Pair) -> dict[str, str | Pat
 
 
 def other_drafters(args: argparse.Namespace) -> dict[str, str]:
-    """What `--other` names, by name. Ends the program with one line where it is no name and drafter."""
+    """Drafters of `--other` by name. Exits with one line if one is not NAME=DRAFTER."""
     drafters = {}
     for given in args.other:
         name, _, source = given.partition("=")
@@ -115,11 +117,11 @@ def open_llm(
     forced: ForcedAcceptance | None = None,
     dtype: str | None = None,
 ) -> LLM:
-    """An engine on the CPU, without a prefix cache: every repeat computes its prompts again.
+    """Opens an engine on the CPU without a prefix cache, so that every repeat computes its prompts again.
 
     Args:
-        speculation: shape of the trees; without it the one that the application uses on CPUs.
-        forced: what acceptance is drawn from, in place of the drafter's own.
+        speculation: shape of the trees; None is the application's default on CPUs.
+        forced: forced acceptance in place of the drafter's own.
         dtype: as for `LLM`.
     """
     speculation = speculation or SpeculationConfig.default("cpu")
@@ -136,17 +138,17 @@ def open_llm(
 
 
 def greedy(max_tokens: int, speculation: bool = True) -> SamplingParams:
-    """Exactly `max_tokens` most likely tokens."""
+    """Parameters for exactly `max_tokens` greedy tokens."""
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, speculation=speculation)
 
 
 def sampled(max_tokens: int, temperature: float) -> SamplingParams:
-    """Exactly `max_tokens` tokens of one seed; 0 takes the most likely ones."""
+    """Parameters for exactly `max_tokens` tokens sampled with a fixed seed; temperature 0 is greedy."""
     return SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0, ignore_eos=True)
 
 
 def generate(llm: LLM, prompts: list[list[int]], params: SamplingParams, batch_size: int | None = None) -> Generation:
-    """Run prompts all at once, or `batch_size` at a time, each batch to its end."""
+    """Runs prompts to their ends, all at once or in batches of `batch_size`."""
     token_ids, metrics = [], SpeculationMetrics()
     started = time.perf_counter()
     size = batch_size or len(prompts)

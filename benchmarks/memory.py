@@ -1,9 +1,9 @@
-"""Memory of each process of `wingbeat serve` before its first request: of the demo, and of a model.
+"""Memory of each process of `wingbeat serve` before its first request, for the demo and for a model.
 
     .venv/bin/python benchmarks/memory.py [--model FOLDER] [-- OPTIONS OF wingbeat serve]
 
-Proportional set sizes (/proc/PID/smaps_rollup): a page that several processes share counts in parts, so that the sum is
-what the machine misses.
+Proportional set sizes (PSS, /proc/PID/smaps_rollup): a page shared by several processes is divided among them, so that
+the sum is the memory that the machine lacks.
 """
 
 import argparse
@@ -44,18 +44,18 @@ PARTS = (
     ("Ray: dashboard, monitor of the autoscaler", r"dashboard\.py|monitor\.py"),
     ("Ray: idle workers", r"ray::IDLE"),
 )
-"""What a process is, by the first pattern that its command line holds."""
+"""Role of a process: the first pattern found in its command line."""
 
 
 class Holding(NamedTuple):
-    """Memory that the processes of one part hold."""
+    """Memory held by the processes of one role."""
 
     num: int
     pss_bytes: int
 
 
 def holdings(root: int) -> dict[str, Holding]:
-    """By part, of a process and all below it; what no pattern fits is `other`."""
+    """Memory by role, of a process and all its descendants; processes that match no pattern are `other`."""
     nums, sizes = Counter[str](), Counter[str]()
     for pid in (root, *(process.pid for process in descendants(root))):
         try:
@@ -64,7 +64,7 @@ def holdings(root: int) -> dict[str, Holding]:
                 command += " forked"
             pss = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process ended meanwhile
         part = next((name for name, pattern in PARTS if re.search(pattern, command)), "other")
         nums[part] += 1
         sizes[part] += int(pss[1]) * 1024
@@ -73,10 +73,10 @@ def holdings(root: int) -> dict[str, Holding]:
 
 @contextmanager
 def served(checkout: Path, options: list[str], env: Mapping[str, str] | None = None) -> Iterator[tuple[int, float]]:
-    """A server of a checkout that answers; yields its process id and the seconds it took.
+    """Runs a server of a checkout; yields its process id and the seconds until it answered.
 
     Raises:
-        RuntimeError: it does not start.
+        RuntimeError: the server does not start.
     """
     port = free_port()
     command = [checkout / ".venv" / "bin" / "wingbeat", "serve", "--port", str(port), *options]
@@ -92,14 +92,14 @@ def served(checkout: Path, options: list[str], env: Mapping[str, str] | None = N
 
 
 def measured(checkout: Path, options: list[str]) -> dict[str, Holding]:
-    """Memory by part of a server that has started and has had no request."""
+    """Memory by role of a server that has started and had no request."""
     with served(checkout, options) as (pid, _):
         time.sleep(SETTLE_S)
         return holdings(pid)
 
 
 def table(columns: Mapping[str, Mapping[str, Holding]]) -> Table:
-    """Parts by server."""
+    """Table of memory by role and server."""
     names = [name for name, _ in PARTS] + ["other"]
     rows = [
         (name, *(f"{one[name].pss_bytes / MIB:.0f}" if name in one else "-" for one in columns.values()))
@@ -114,12 +114,12 @@ def table(columns: Mapping[str, Mapping[str, Holding]]) -> Table:
 
 
 def main() -> None:
-    """Measure, and show the table."""
+    """Measures, prints and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="measured beside the demo")
-    parser.add_argument("--quick", action="store_true", help="the demo alone; nothing is written")
+    parser.add_argument("--model", type=Path, help="folder of a model to measure in addition to the demo")
+    parser.add_argument("--quick", action="store_true", help="measure the demo alone and write no file")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("options", nargs="*", help="of `wingbeat serve` for the model, behind --")
+    parser.add_argument("options", nargs="*", help="options of `wingbeat serve` for the model, after --")
     args = parser.parse_args()
     columns = {"demo": measured(ROOT, [])}
     if args.model is not None and not args.quick:

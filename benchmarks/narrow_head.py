@@ -1,4 +1,4 @@
-"""Heads that learning begins with: the demo's, or one that was trained for a few minutes on one domain's text alone."""
+"""Heads that learning starts from: the demo's, or one trained here for a few minutes on one domain's text alone."""
 
 import argparse
 from pathlib import Path
@@ -11,20 +11,20 @@ from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 
 MOST_FILES = 400
 OLD = "python"
-"""What the demo pair and narrow heads were trained on."""
+"""Domain that the demo pair and narrow heads were trained on."""
 
 
 def add_head_options(parser: argparse.ArgumentParser) -> None:
-    """Which head, and for how long a narrow one is trained."""
-    parser.add_argument("--head", default="narrow", help="to begin with: demo, narrow, blank, or a folder")
-    parser.add_argument("--head-steps", type=int, default=150, help="that a narrow head is trained for")
+    """Adds the options that select the head, and the training steps of a narrow one."""
+    parser.add_argument("--head", default="narrow", help="head to start from: demo, narrow, blank, or a folder")
+    parser.add_argument("--head-steps", type=int, default=150, help="training steps of a narrow head")
 
 
 def first_head(options: argparse.Namespace, folder: Path) -> Path | None:
-    """The head that is asked for; None is the demo's.
+    """Returns the head that the options select; None is the demo's.
 
-    A narrow one is a new head of the demo's verifier and of the demo head's shape, trained on Python and on what the
-    verifier makes of it; a blank one only takes one step of next to no size.
+    A narrow head is a new head of the demo's verifier with the demo head's shape, trained on Python and on the
+    verifier's continuations of it; a blank head only takes one training step with a negligible learning rate.
     """
     if options.head == "demo":
         return None

@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/never_loses.py [--short] [--case NAME ..] [--smollm2 DIR]
 
-One application per case, over HTTP, its drafter in a process of its own. Plain requests ask the same application for no
-drafts. Blocks of both take turns, in one order and then in the other, and a ratio is one of two neighbouring blocks, so
-that a drift of the machine meets both alike; a row has the median and the range. The command exits with 1 where a
-median is below what is asked. The whole table takes about an hour, `--short` ten minutes, and about as long again for
+One application per case, over HTTP, its drafter in a process of its own. Plain requests disable drafts in the same
+application. Blocks of both take turns, in one order and then in the other, and a ratio is between two neighbouring
+blocks, so that a drift of the machine affects both alike; a row has the median and the range. Exits with 1 if a median
+is below its required minimum. The whole table takes about an hour, `--short` ten minutes, and about as long again for
 SmolLM2's longest context.
 """
 
@@ -33,27 +33,28 @@ from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.tokenizer import Tokenizer
 
 LEAST, QUIET_LEAST = 0.97, {1: 1.6, 4: 1.05, 8: 1.05, 16: 1.05}
-"""Ratios to plain decoding that are asked for: everywhere, and of the demo pair alone on the machine, by requests."""
+"""Required ratios to plain decoding: in general, and for the demo pair alone on the machine, by concurrent requests."""
 LOADS = (1, 2, 4, 8, 16)
 BLOCK_TOKENS, MAX_TOKENS, MOST_AT_ONCE = 2048, 96, 16
-"""Tokens of a block and of a request of it, where a case does not say otherwise."""
+"""Tokens of a block and of each of its requests, unless a case differs."""
 TURNS, SHORT_TURNS = 5, 3
 DEMO, SMOLLM2 = "demo pair", "SmolLM2"
 
 
 class Case(NamedTuple):
-    """Application to measure, and what runs beside it."""
+    """Application to measure, and processes that run beside it."""
 
     name: str
     model: str
     loads: tuple[int, ...] = LOADS
     short_loads: tuple[int, ...] = ()
     accepted: float | None = None
-    """Probability that acceptance of each level is forced to; None leaves the drafter its own."""
+    """Probability with which each level is accepted (forced acceptance); None keeps the drafter's own acceptance."""
     context: int = 0
-    """Tokens of each prompt, which come from the prefix cache; 0 for prompts of 64 to 256, read anew each time."""
+    """Tokens of each prompt, served from the prefix cache; 0 means prompts of 64 to 256 tokens, computed anew each
+    time."""
     bystanders: int = 0
-    """Processes that compute and do nothing else."""
+    """Number of processes that only keep a core busy."""
     block_tokens: int = BLOCK_TOKENS
     max_tokens: int = MAX_TOKENS
 
@@ -80,7 +81,7 @@ class Row(NamedTuple):
     speculating: list[float]
     acceptance_length: float
     decisions: dict[str, int]
-    """Rounds by the policy's reason, of this load."""
+    """Rounds at this load, by the policy's reason."""
 
     @property
     def ratios(self) -> list[float]:
@@ -88,13 +89,13 @@ class Row(NamedTuple):
 
     @property
     def asked(self) -> float:
-        """The least ratio that is asked for."""
+        """Required minimum of the median ratio."""
         return QUIET_LEAST.get(self.load, LEAST) if self.case == CASES[0] else LEAST
 
 
 @contextlib.contextmanager
 def busy(number: int) -> Iterator[None]:
-    """Processes that compute and do nothing else, until the block ends."""
+    """Runs processes that only keep cores busy, until the block ends."""
     own = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield
@@ -105,7 +106,7 @@ def busy(number: int) -> Iterator[None]:
 
 
 def settings_of(case: Case, smollm2: Path | None) -> AppConfig:
-    """The application of a case, as it starts by itself otherwise."""
+    """Configuration of a case's application; otherwise the defaults."""
     pair = demo_pair()
     model, drafter = (pair.verifier, str(pair.drafter)) if case.model == DEMO else (smollm2, "suffix")
     given: dict[str, Any] = {"model": model, "drafter": drafter, "served_model_name": "benchmark"}
@@ -117,7 +118,7 @@ def settings_of(case: Case, smollm2: Path | None) -> AppConfig:
 
 
 def prompts_of(case: Case, tokenizer: Tokenizer, count: int) -> list[Prompt]:
-    """Prompts of a case, cut to its context."""
+    """Prompts of a case, cut to its context length."""
     if not case.context:
         return held_out_prompts(tokenizer, stdlib_root(), count)
     pieces = held_out_prompts(tokenizer, stdlib_root(), count * case.context // min(PROMPT_TOKENS) // 2)
@@ -129,7 +130,7 @@ def prompts_of(case: Case, tokenizer: Tokenizer, count: int) -> list[Prompt]:
 
 
 def run_case(case: Case, args: argparse.Namespace) -> Iterator[Row]:
-    """Every load of a case."""
+    """Measures every load of a case."""
     config = settings_of(case, args.smollm2)
     prompts = prompts_of(case, Tokenizer.load(config.model_dir()), max(case.loads) if case.context else 64)
     turns = SHORT_TURNS if args.short else TURNS
@@ -139,14 +140,14 @@ def run_case(case: Case, args: argparse.Namespace) -> Iterator[Row]:
 
 
 def run_load(case: Case, app: App, client: LoadClient, prompts: list[Prompt], load: int, turns: int) -> Row:
-    """Blocks of both ways in turns; one of each before them is not counted."""
+    """Runs blocks of both ways in turns; the first block of each is a warm-up and not counted."""
     num_requests = max(case.block_tokens // case.max_tokens, 2 * load)
     model, rates, drafted = client.model_name(app.url), {True: [], False: []}, []
     source, before = itertools.cycle(prompts), app.stats()["policy"]["decisions"]
     for turn in range(turns + 1):
         chosen = list(itertools.islice(source, num_requests))
         for speculates in (True, False) if turn % 2 else (False, True):
-            # The first requests end one after the other, or all would read their prompts at once.
+            # The first requests have staggered lengths, or all would read their prompts at once.
             lengths = [
                 MAX_TOKENS * (place + 1) // load if place < load else MAX_TOKENS for place in range(num_requests)
             ]
@@ -162,7 +163,7 @@ def run_load(case: Case, app: App, client: LoadClient, prompts: list[Prompt], lo
 
 
 def table(rows: list[Row]) -> Table:
-    """Lines of the table, by case and load."""
+    """Table with one row per case and load."""
     lines = [
         (
             row.case.name,
@@ -181,12 +182,14 @@ def table(rows: list[Row]) -> Table:
 
 
 def main() -> None:
-    """Measure, print and write the figures; exits with 1 where a ratio is below what is asked."""
+    """Measures, prints and writes the report; exits with 1 if a median ratio is below its minimum."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--short", action="store_true", help="a part of the cases, in ten minutes")
-    parser.add_argument("--case", nargs="+", choices=[case.name for case in CASES], help="these alone")
-    parser.add_argument("--smollm2", type=Path, help="folder of SmolLM2-135M-Instruct, for its cases")
-    parser.add_argument("--quick", action="store_true", help="as --short, and nothing is written")
+    parser.add_argument("--short", action="store_true", help="run a part of the cases, in about ten minutes")
+    parser.add_argument("--case", nargs="+", choices=[case.name for case in CASES], help="run these cases only")
+    parser.add_argument(
+        "--smollm2", type=Path, help="folder of SmolLM2-135M-Instruct; without it, its cases are skipped"
+    )
+    parser.add_argument("--quick", action="store_true", help="as --short, and write no file")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
     args.short |= args.quick

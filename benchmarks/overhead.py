@@ -1,4 +1,4 @@
-"""The same engine in this process and behind actors and channel: what a round costs more there."""
+"""Extra time of a round behind actors and channel, compared with the same engine in this process."""
 
 import time
 from contextlib import closing
@@ -14,46 +14,46 @@ from wingbeat.runtime.llm import LLM
 
 
 class Rounds(NamedTuple):
-    """One request, from its first token to its last."""
+    """Rounds of one request, from its first token to its last."""
 
     num_rounds: int
     elapsed_s: float
     engine_s: float
-    """Within the engine's own rounds, the first one (the prompt's) included."""
+    """Time within the engine's rounds in seconds, including the first round (the prompt's)."""
 
     @property
     def ms(self) -> float:
-        """Per round, everything included that lies between two tokens of a client."""
+        """Milliseconds per round, including all time between two tokens as the client sees them."""
         return 1e3 * self.elapsed_s / max(1, self.num_rounds)
 
     @property
     def engine_ms(self) -> float:
-        """Per round, from its scheduling to its last update: without what lies between two rounds."""
+        """Milliseconds per round from its scheduling to its last update, without the time between rounds."""
         return 1e3 * self.engine_s / (self.num_rounds + 1)
 
 
 class Overhead(NamedTuple):
-    """Both ways, prompt by prompt."""
+    """Measurements of both ways, prompt by prompt."""
 
     way: str
     local: list[Rounds]
     remote: list[Rounds]
 
     def extra_ms(self) -> list[float]:
-        """By prompt: how much longer a round took behind actors and channel."""
+        """Extra milliseconds per round behind actors and channel, by prompt."""
         return [remote.ms - local.ms for local, remote in zip(self.local, self.remote, strict=True)]
 
     def extra_engine_ms(self) -> list[float]:
-        """The part of it that is spent within the rounds: the hop, and what contention costs."""
+        """Part of the extra milliseconds that is spent within rounds: the hop, and contention."""
         return [remote.engine_ms - local.engine_ms for local, remote in zip(self.local, self.remote, strict=True)]
 
     def row(self) -> tuple[str, ...]:
-        """Medians and ranges over the prompts."""
+        """Table row with medians and ranges over the prompts."""
         local, remote = [one.ms for one in self.local], [one.ms for one in self.remote]
         return (self.way, *(spread(times, 2) for times in (local, remote, self.extra_ms(), self.extra_engine_ms())))
 
     def figures(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """Measurements for the JSON file."""
         return {
             "way": self.way,
             "extra_ms_per_round": middle(self.extra_ms()),
@@ -64,7 +64,7 @@ class Overhead(NamedTuple):
 
 
 def overhead_table(ways: list[Overhead]) -> Table:
-    """One row per way of having the answers."""
+    """Table with one row per way of delivering the answers."""
     columns = ("answers", "in process ms", "behind actors and channel ms", "more ms", "of it within the rounds ms")
     note = "Per round, median (range) over single requests; a request's rounds last from its first token to its last."
     return Table("A round in process and behind actors", columns, [way.row() for way in ways], note)
@@ -73,12 +73,15 @@ def overhead_table(ways: list[Overhead]) -> Table:
 def measure_overhead(
     way: str, app: App, client: LoadClient, llm: LLM, bodies: list[dict[str, Any]], prompts: list[Prompt]
 ) -> Overhead:
-    """Each prompt by itself, in this process and then behind the application; the first one is run twice."""
+    """Runs each prompt by itself, in this process and then behind the application.
+
+    The first is run twice as a warm-up.
+    """
     local, remote = [], []
     for body, prompt in zip([bodies[0], *bodies], [prompts[0], *prompts], strict=True):
         local.append(_local_rounds(llm, prompt, body["max_tokens"]))
         remote.append(_remote_rounds(app, client, body))
-    # Where the first token is no whole character yet, two messages are one piece of text, and nothing lies between.
+    # If the first token is no whole character yet, two messages become one piece of text and no time is measurable.
     pairs = [(here, there) for here, there in zip(local[1:], remote[1:], strict=True) if there.elapsed_s]
     return Overhead(way, [here for here, _ in pairs], [there for _, there in pairs])
 

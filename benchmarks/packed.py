@@ -1,16 +1,16 @@
-"""Decoding with weights held in several forms, beside llama.cpp and OpenVINO GenAI: tokens per second.
+"""Decoding with weights in several formats, compared with llama.cpp and OpenVINO GenAI: tokens per second.
 
     .venv/bin/python benchmarks/packed.py MODEL[:DTYPE[:ACTIVATIONS[:DRAFTER]]] [..] [--llama-cpp PYTHON]
         [--openvino PYTHON [--openvino-model DIR]] [--rewrite FORM]
 
-A MODEL is a folder, a GGUF file or a name; DTYPE is one of `--dtype`, float32 unless given, ACTIVATIONS one of
-`--cpu-activations`, and DRAFTER one of `--drafter`, plain decoding unless given. llama.cpp decodes plainly and, where a
-DRAFTER is given, with each of its own drafts that need no model (`LLAMA_DRAFTS`). Both peers read the first MODEL that
-is a GGUF file, by a PYTHON that has `xllamacpp` or `openvino-genai`; OpenVINO reads DIR instead where one is given, as
-`optimum-cli export openvino` makes it. With FORM, one of GGUF's such as Q8_0 or F32, that file's matrices are
-rewritten in it first. Each engine has a process of its own, and their blocks alternate, so that a drift of the machine
-meets all alike, each with prompts that nobody has answered yet; figures are medians over the repeats, with the least
-and the most. Perplexity is of Spec-Bench's questions.
+A MODEL is a folder, a GGUF file or a name; DTYPE is a value of `--dtype`, float32 by default, ACTIVATIONS one of
+`--cpu-activations`, and DRAFTER one of `--drafter`, plain decoding by default. llama.cpp decodes plainly and, if some
+DRAFTER is given, with each of its own drafters that need no model (`LLAMA_DRAFTS`). Both peers read the first MODEL
+that is a GGUF file, by a PYTHON that has `xllamacpp` or `openvino-genai`; OpenVINO reads DIR instead if given, as
+exported by `optimum-cli export openvino`. With FORM, a GGUF format such as Q8_0 or F32, that file's matrices are
+converted first. Each engine runs in a process of its own, and their blocks alternate, so that a drift of the machine
+affects all alike, each with new prompts; figures are medians over the repeats, with minimum and maximum. Perplexity is
+measured on Spec-Bench's questions.
 """
 
 import argparse
@@ -42,26 +42,26 @@ QUESTIONS = Path(__file__).parents[1] / "deployments" / "bench" / "data" / "spec
 
 @dataclass
 class Held:
-    """A model in one form, in a process."""
+    """A model in one format, loaded in a process."""
 
     name: str
     process: subprocess.Popen[str]
     log: IO[str]
-    """Messages of the process."""
+    """Standard error of the process."""
     facts: dict[str, float]
     rates: dict[int, list[float]] = field(default_factory=dict)
-    """Tokens per second of each block, by requests at once."""
+    """Tokens per second of each block, by number of concurrent requests."""
 
     def run(self, prompts: list[list[int]], tokens: int) -> float:
-        """Tokens per second of all prompts together."""
-        with suppress(BrokenPipeError):  # then there is no answer
+        """Runs prompts; returns tokens per second of all of them together."""
+        with suppress(BrokenPipeError):  # then no answer comes either
             self.process.stdin.write(json.dumps([prompts, tokens]) + "\n")
             self.process.stdin.flush()
         return len(prompts) * tokens / answer_of(self.process, self.log, float)
 
 
 def answer_of(process: subprocess.Popen[str], log: IO[str], read: Any) -> Any:
-    """Read the next line that is an answer: libraries print lines of their own.
+    """Reads the next line that is an answer; libraries print lines of their own.
 
     Raises:
         RuntimeError: the process has ended; with its last message.
@@ -77,7 +77,7 @@ def answer_of(process: subprocess.Popen[str], log: IO[str], read: Any) -> Any:
 
 
 def opened(stack: ExitStack, name: str, python: Path | str, *words: Any) -> Held:
-    """Start a process that ends with the stack, and wait for its model."""
+    """Starts a process that ends with the stack, and waits until its model is loaded."""
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it ends with the stack)
     stack.callback(log.close)
     process = stack.enter_context(
@@ -95,7 +95,7 @@ def opened(stack: ExitStack, name: str, python: Path | str, *words: Any) -> Held
 
 
 def rewritten(file: Path, form: str, folder: Path) -> Path:
-    """A GGUF file as another one, all of its matrices in a form."""
+    """Writes a copy of a GGUF file with all matrices converted to one format."""
     reader, kind = GGUFReader(file), GGMLQuantizationType[form]
     found = folder / f"{file.stem}-{form}.gguf"
     writer = GGUFWriter(found, reader.get_field("general.architecture").contents())
@@ -115,7 +115,7 @@ def rewritten(file: Path, form: str, folder: Path) -> Path:
 
 
 def dict_of(line: str) -> dict[str, float]:
-    """A JSON object; raises ValueError for another line."""
+    """Parses a JSON object; raises ValueError for any other line."""
     found = json.loads(line)
     if not isinstance(found, dict):
         raise ValueError(line)
@@ -123,7 +123,7 @@ def dict_of(line: str) -> dict[str, float]:
 
 
 def opened_all(stack: ExitStack, args: argparse.Namespace, text: str) -> list[Held]:
-    """Every engine that the arguments ask for."""
+    """Opens every engine that the arguments select."""
     most, found, speculates = max(args.at_once), [], False
     for given in args.models:
         model, dtype, activations, drafter = (*given.split(":"), "", "", "")[:4]
@@ -144,18 +144,18 @@ def opened_all(stack: ExitStack, args: argparse.Namespace, text: str) -> list[He
 
 
 def main() -> None:
-    """Measure what the arguments ask for, and show it."""
+    """Parses the arguments, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL[:DTYPE[:ACTIVATIONS[:DRAFTER]]]")
     parser.add_argument("--llama-cpp", type=Path, metavar="PYTHON")
     parser.add_argument("--openvino", type=Path, metavar="PYTHON")
     parser.add_argument("--openvino-model", type=Path, metavar="DIR")
-    parser.add_argument("--rewrite", metavar="FORM", help="the form of the first GGUF file's matrices")
+    parser.add_argument("--rewrite", metavar="FORM", help="convert the first GGUF file's matrices to this format first")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="keep no file of the figures")
+    parser.add_argument("--quick", action="store_true", help="write no file")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +167,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Measure the models."""
+    """Measures the models."""
     tokenizer = Tokenizer.load(checkpoint_folder(args.models[0].partition(":")[0]))
     prompts = held_out_prompts(tokenizer, stdlib_root(), (1 + args.repeats) * sum(args.at_once))
     with ExitStack() as stack:
@@ -182,7 +182,7 @@ def measure(args: argparse.Namespace) -> None:
                 asked = [next(waiting).token_ids for _ in range(at_once)]
                 for engine in engines:
                     rate = engine.run(asked, args.tokens)
-                    if repeat:  # the first one warms up
+                    if repeat:  # the first block is a warm-up
                         engine.rates.setdefault(at_once, []).append(rate)
     facts = machine_facts() | {"prompts": describe(prompts), "answers": f"{args.tokens} tokens"}
     words = (Path(word).name for word in sys.argv)
@@ -192,11 +192,11 @@ def measure(args: argparse.Namespace) -> None:
 
 
 FACTS = {"megabytes": ".0f", "perplexity": ".3f"}
-"""Facts of a child about its model, and their formats."""
+"""Facts that a child reports about its model, with their formats."""
 
 
 def table(engines: list[Held], sizes: list[int]) -> Table:
-    """A row for each engine; beside each rate how many times that of the best peer it is."""
+    """Table with one row per engine; each rate is also given relative to the best peer's."""
     peers = [one for one in engines if not one.facts]
     rows = []
     for engine in engines:

@@ -1,10 +1,10 @@
-"""One engine over a model in a process of its own, which `packed.py` talks to.
+"""An engine with a model in a process of its own, controlled by `packed.py` through stdin and stdout.
 
     PYTHON benchmarks/packed_child.py wingbeat|llama.cpp|openvino MODEL THREADS AT_ONCE [..]
 
-PYTHON has the package of that name, `xllamacpp` or `openvino-genai`. A first line goes out once the model is there:
-JSON with what is known of it, among it the perplexity of the file TEXT. Then each line that comes in is JSON, [prompts,
-tokens], and the answer says how many seconds all of them took together. Greedy, without a prefix cache.
+PYTHON has the engine's package, such as `xllamacpp` or `openvino-genai`. When the model is loaded, one line of JSON
+with facts about it is written, including the perplexity of the file TEXT. Then each input line is JSON, [prompts,
+tokens], and the output line is the number of seconds that all of them took together. Greedy, without a prefix cache.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 Generate = Callable[[list[list[int]], int], int]
-"""Token ids of prompts and tokens of an answer -> tokens of all answers."""
+"""(token ids of prompts, tokens per answer) -> tokens of all answers."""
 ROOM = 1024
-"""Tokens of a sequence."""
+"""Maximum number of tokens of a sequence."""
 PIECE = 512
 """Tokens of a text that are scored together."""
 
@@ -28,7 +28,7 @@ PIECE = 512
 def wingbeat(
     model: str, threads: int, at_once: int, dtype: str, activations: str, drafter: str, text: str = ""
 ) -> tuple[Generate, dict[str, float]]:
-    """An engine in this process."""
+    """Wingbeat engine in this process."""
     from wingbeat.cluster.channels.channel import InProcessChannel
     from wingbeat.runtime.config import EngineConfig
     from wingbeat.runtime.llm import LLM
@@ -56,7 +56,7 @@ def wingbeat(
 
 
 def llama_cpp(model: str, threads: int, at_once: int, drafts: str = "none") -> tuple[Generate, dict[str, float]]:
-    """Slots of its server, called without HTTP."""
+    """llama.cpp server slots, called without HTTP."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -76,7 +76,7 @@ def llama_cpp(model: str, threads: int, at_once: int, drafts: str = "none") -> t
 
 
 def openvino(model: str, threads: int, at_once: int) -> tuple[Generate, dict[str, float]]:
-    """Its continuous batching."""
+    """OpenVINO GenAI with continuous batching."""
     import numpy as np
     import openvino as ov
     import openvino_genai as genai
@@ -104,14 +104,14 @@ ENGINES: dict[str, Callable[..., tuple[Generate, dict[str, float]]]] = {
 
 
 def main() -> None:
-    """Answer lines until there are no more."""
+    """Answers input lines until there are no more."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("model")
     parser.add_argument("threads", type=int)
     parser.add_argument("at_once", type=int)
     parser.add_argument(
-        "more", nargs="*", help="of Wingbeat: DTYPE ACTIVATIONS DRAFTER [TEXT]; of llama.cpp: its kind of drafts"
+        "more", nargs="*", help="for wingbeat: DTYPE ACTIVATIONS DRAFTER [TEXT]; for llama.cpp: its kind of drafts"
     )
     args = parser.parse_args()
     generate, facts = ENGINES[args.engine](args.model, args.threads, args.at_once, *args.more)

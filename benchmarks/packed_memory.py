@@ -1,9 +1,9 @@
-"""Memory that loading takes of models whose weights stay packed: random files of each form, loaded one after the other.
+"""Memory for loading models whose weights stay packed: random files of each format, loaded one by one.
 
     .venv/bin/python benchmarks/packed_memory.py [--gigabytes 2] [--forms Q4_0 Q8_0 Q4_K awq fp8] [--output FILE]
 
-Each model is loaded by a process of its own: what its weights take, the most that the process took while it loaded
-(VmHWM), and both beside the size of the file.
+Each model is loaded in a process of its own. Reports the bytes of its weights, the process's peak memory while loading
+(VmHWM), and both relative to the file size.
 """
 
 import argparse
@@ -70,7 +70,7 @@ print(json.dumps([held_bytes(loaded.model), before, status("VmHWM"), time.perf_c
 
 
 def write_gguf(file: Path, form: str, num_layers: int) -> None:
-    """A random Llama whose matrices are of a form."""
+    """Writes a random Llama whose matrices have one GGUF format."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
     kind, chance = GGMLQuantizationType[form], np.random.default_rng(0)
@@ -110,7 +110,7 @@ def write_gguf(file: Path, form: str, num_layers: int) -> None:
 
 
 def write_folder(folder: Path, form: str, num_layers: int) -> None:
-    """Write a random Llama as files of Hugging Face."""
+    """Writes a random Llama as a Hugging Face checkpoint."""
     folder.mkdir()
     chance = torch.Generator().manual_seed(0)
     fields = CONFIG | {"num_hidden_layers": num_layers, "dtype": "float32", "quantization_config": QUANTISATION[form]}
@@ -145,11 +145,11 @@ def write_folder(folder: Path, form: str, num_layers: int) -> None:
 
 
 def main() -> None:
-    """Measure what the arguments ask for, and show it."""
+    """Measures the selected formats, prints and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=2.0, help="of each file")
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="size of each file in GB")
     parser.add_argument("--forms", nargs="+", choices=BITS, default=["Q4_0", "Q8_0", "Q4_K", "awq", "fp8"])
-    parser.add_argument("--quick", action="store_true", help="keep no file of the figures")
+    parser.add_argument("--quick", action="store_true", help="write no file")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
     rows, figures = [], {}

@@ -1,11 +1,11 @@
-"""transformers' `generate()` and `transformers serve` beside Wingbeat: same model, same prompts, greedy, in one run.
+"""transformers' `generate()` and `transformers serve` compared with Wingbeat: same model, same prompts, greedy.
 
     .venv/bin/python benchmarks/peer_transformers.py [--skip-http]
 
 In process: `generate()` on left-padded batches against Wingbeat, plain and speculative, without any server. Over HTTP:
 `transformers serve`, one request at a time and with its continuous batching, against Wingbeat on Ray Serve. Contestants
-take turns; figures are medians over the repeats. The thread counts stand in the tables: a peer that is one process is
-also measured with as many threads as Wingbeat's two processes have together.
+take turns; figures are medians over the repeats. The tables state thread counts: a peer with a single process is also
+measured with as many threads as Wingbeat's two processes have together.
 """
 
 import argparse
@@ -33,7 +33,7 @@ NO_TOKEN = -1
 
 
 def transformers_contestant(model: PreTrainedModel, threads: int) -> Contestant:
-    """`generate()` as a user would call it for several prompts: left padding and an attention mask."""
+    """Contestant that calls `generate()` as usual for several prompts: left padding and an attention mask."""
 
     def run(prompts: list[Prompt], size: int, max_tokens: int) -> Outcome:
         torch.set_num_threads(threads)
@@ -49,7 +49,7 @@ def transformers_contestant(model: PreTrainedModel, threads: int) -> Contestant:
 
 
 def wingbeat_contestants(pair: Pair, max_num_seqs: int) -> list[Contestant]:
-    """Plain decoding by an engine that has no drafter, and speculative decoding; one thread each."""
+    """Contestants with one thread each: plain decoding by an engine without a drafter, and speculative decoding."""
 
     def contestant(name: str, drafter: Any) -> Contestant:
         llm = open_llm(Pair(pair.model, drafter), max_num_seqs=max_num_seqs)
@@ -65,7 +65,7 @@ def wingbeat_contestants(pair: Pair, max_num_seqs: int) -> list[Contestant]:
 
 
 def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, int64 [num_prompts, longest]."""
+    """Left-pads prompts; returns token ids and attention mask, int64 [num_prompts, longest]."""
     longest = max(map(len, prompts))
     token_ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
     mask = torch.zeros_like(token_ids)
@@ -76,7 +76,10 @@ def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def load_peer(pair: Pair) -> PreTrainedModel:
-    """The verifier by transformers alone, in float32, which runs on past the end of text as the others do."""
+    """Loads the verifier in transformers, in float32.
+
+    Generation continues past the end of text, as in the other contestants.
+    """
     model = AutoModelForCausalLM.from_pretrained(
         pair.model, dtype=torch.float32, local_files_only=True, trust_remote_code=False
     ).eval()
@@ -86,14 +89,14 @@ def load_peer(pair: Pair) -> PreTrainedModel:
 
 
 def peer_body(pair: Pair, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
-    """The same completion in the peer's words: its schema has no ignore_eos, its generation config does it."""
+    """Request body for the peer: its schema has no ignore_eos, so the generation config disables the end token."""
     config = {"max_new_tokens": max_tokens, "do_sample": False, "eos_token_id": NO_TOKEN, "pad_token_id": 0}
     return {"model": str(pair.model), "prompt": prompt.text, "generation_config": json.dumps(config)}
 
 
 @contextlib.contextmanager
 def http_contestants(pair: Pair) -> Iterator[list[Contestant]]:
-    """Every server, started and answering; the peer first, because the table compares with it."""
+    """Starts every server; the peer comes first, because the table is relative to the first contestant."""
     settings = {"model": pair.model, "max_model_len": MAX_MODEL_LEN, "enable_prefix_caching": False}
     configs = {
         "plain": AppConfig(drafter="none", **settings),
@@ -128,7 +131,7 @@ def http_contestants(pair: Pair) -> Iterator[list[Contestant]]:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Both competitions."""
+    """Runs both contests."""
     pair = chosen_pair(args)
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, max(args.prompts, *args.sizes))
     facts = {**machine_facts(), **model_facts(*pair)}
@@ -149,12 +152,14 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def main() -> None:
-    """Measure, print and write the figures."""
+    """Measures, prints and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
-    parser.add_argument("--skip-http", action="store_true", help="leave the servers out")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16], help="batch sizes, and clients at once")
-    parser.add_argument("--prompts", type=int, default=8, help="per turn; at least the batch size")
+    parser.add_argument("--skip-http", action="store_true", help="skip the servers")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[1, 4, 16], help="batch sizes, and numbers of concurrent clients"
+    )
+    parser.add_argument("--prompts", type=int, default=8, help="prompts per turn; at least the batch size is used")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()

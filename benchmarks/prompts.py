@@ -1,9 +1,9 @@
-"""Prompts on a CPU, by how many of their tokens a round computes: throughput, and time to the first token.
+"""Prompts on a CPU, by prompt tokens per round: throughput, and time to the first token.
 
     .venv/bin/python benchmarks/prompts.py [--sizes 0.3 1] [--chunks 64 128 256 512 1024 2048]
 
-Random Llama-like models (`real_size.py`), no drafter, no prefix cache; requests end with their first token. What a
-round takes is what a request that is decoding meanwhile waits for its next token.
+Random Llama-like models (`real_size.py`), no drafter, no prefix cache; requests end with their first token. The time of
+a round is the time that a concurrently decoding request waits for its next token.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MAX_MODEL_LEN = 2048
 
 
 def open_engine(model: Path, dtype: str, chunk: int, threads: int) -> LLM:
-    """An engine that computes so many prompt tokens a round."""
+    """Opens an engine that computes `chunk` prompt tokens per round."""
     limits = EngineConfig(
         max_num_seqs=max(BATCHES),
         max_model_len=MAX_MODEL_LEN,
@@ -41,7 +41,7 @@ def open_engine(model: Path, dtype: str, chunk: int, threads: int) -> LLM:
 
 
 def seconds(llm: LLM, length: int, batch: int, repeats: int) -> list[float]:
-    """Until every one of some requests has its first token; a first turn is not counted."""
+    """Seconds until all of `batch` requests have their first token, by repeat."""
     prompts = torch.randint(VOCAB_SIZE, (batch, length), generator=torch.Generator().manual_seed(length)).tolist()
     found = []
     for _ in range(repeats):
@@ -52,7 +52,7 @@ def seconds(llm: LLM, length: int, batch: int, repeats: int) -> list[float]:
 
 
 def measure(model: Path, size: str, dtype: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every chunk's engine."""
+    """Measures an engine for every chunk size."""
     figures = []
     for chunk in args.chunks:
         llm = open_engine(model, dtype, chunk, args.threads)
@@ -69,7 +69,7 @@ def measure(model: Path, size: str, dtype: str, args: argparse.Namespace) -> lis
 
 
 def table(figures: list[dict[str, Any]], args: argparse.Namespace) -> Table:
-    """Tokens per second by chunk, and seconds at each."""
+    """Table of tokens per second by chunk size, with the seconds in brackets."""
     rows = []
     for size, dtype, length, batch in dict.fromkeys(
         (one["size"], one["dtype"], one["length"], one["batch"]) for one in figures
@@ -85,16 +85,16 @@ def table(figures: list[dict[str, Any]], args: argparse.Namespace) -> Table:
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parses options and runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=["0.3"], choices=SIZES, help="billions of parameters")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--chunks", nargs="+", type=int, default=list(CHUNKS), help="prompt tokens per round")
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS), help="tokens of a prompt")
-    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), help="requests at once")
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), help="concurrent requests")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="shows that it runs, measures nothing")
+    parser.add_argument("--quick", action="store_true", help="checks that the script works, measures nothing")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
     if args.quick:

@@ -1,9 +1,9 @@
-"""A chat model on 80 questions that no draft head saw: tokens a round by kind of question, and tokens per second.
+"""A chat model on 80 questions that its draft head was not trained on: tokens per round and tokens per second.
 
     .venv/bin/python benchmarks/real_model.py --model smollm2 --drafter HEAD [--at-once 1 4 16] [--temperatures 0 1]
 
-Plain decoding, suffix drafts and the head take turns on each group of questions, in one process, an engine each, so
-that a drift of the machine meets all alike. Ratios are medians over the groups. The texts of all three are compared.
+Plain decoding, suffix drafts and the head take turns on each group of questions, in one process with an engine each, so
+that a drift of the machine affects all alike. Ratios are medians over the groups. The texts of all three are compared.
 """
 
 import argparse
@@ -28,7 +28,7 @@ PLAIN = "plain"
 
 
 class Question(NamedTuple):
-    """A prompt and its kind."""
+    """A prompt with its category."""
 
     category: str
     token_ids: list[int]
@@ -36,7 +36,7 @@ class Question(NamedTuple):
 
 @dataclass
 class Mode:
-    """A way of decoding."""
+    """A way of decoding, with its results."""
 
     llm: LLM
     speculation: bool
@@ -44,10 +44,10 @@ class Mode:
     """Tokens per second, by group."""
     by_category: dict[str, SpeculationMetrics] = field(default_factory=dict)
     num_equal: int = 0
-    """Answers that are plain decoding's."""
+    """Number of answers equal to plain decoding's."""
 
     def answer(self, group: list[Question], first: int, temperature: float, max_tokens: int) -> list[list[int]]:
-        """Answer a group of questions together."""
+        """Answers a group of questions concurrently."""
         params = [
             SamplingParams(
                 max_tokens=max_tokens, temperature=temperature, seed=first + index, speculation=self.speculation
@@ -63,26 +63,26 @@ class Mode:
         return [result.token_ids for result in results]
 
     def tokens_a_round(self, category: str | None = None) -> float:
-        """Accepted tokens and the verifier's own, by draft that was verified."""
+        """Tokens per verified draft: accepted tokens and the verifier's own."""
         chosen = [one for name, one in self.by_category.items() if category in (None, name)]
         drafts = sum(one.num_drafts for one in chosen)
         return 1 + sum(one.num_accepted_tokens for one in chosen) / max(1, drafts)
 
 
 def main() -> None:
-    """Measure what the arguments ask for, and show it."""
+    """Parses the arguments, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder, GGUF file or name")
     parser.add_argument("--drafter", required=True, help="folder of the model's EAGLE head")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--activations", default="exact", help="of --cpu-activations")
+    parser.add_argument("--activations", default="exact", help="value of --cpu-activations")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
-    parser.add_argument("--questions", type=int, default=80, help="spread over all kinds")
-    parser.add_argument("--chain", type=int, help="draft chains of this length always, instead of what pays")
-    parser.add_argument("--quick", action="store_true", help="keep no file of the figures")
+    parser.add_argument("--tokens", type=int, default=128, help="maximum tokens of an answer")
+    parser.add_argument("--questions", type=int, default=80, help="number of questions, spread over all categories")
+    parser.add_argument("--chain", type=int, help="always draft chains of this length, instead of adaptively")
+    parser.add_argument("--quick", action="store_true", help="write no file")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
     quiet()
@@ -90,7 +90,7 @@ def main() -> None:
     for temperature in args.temperatures:
         speeds, last = [], {}
         for at_once in args.at_once:
-            # Anew for each: suffix drafts copy answers to the same questions.
+            # Opened anew for each load: suffix drafts would copy answers to the same questions.
             llms = {drafter: opened(args, drafter) for drafter in ("suffix", args.drafter)}
             questions = read_questions(llms["suffix"], args.questions)
             modes = {
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def opened(args: argparse.Namespace, drafter: str) -> LLM:
-    """The model with a drafter."""
+    """Opens the model with a drafter."""
     shape = SpeculationConfig.default("cpu")
     if args.chain is not None:
         shape = SpeculationConfig(args.chain, 1, args.chain + 1)
@@ -125,7 +125,7 @@ def opened(args: argparse.Namespace, drafter: str) -> LLM:
 
 
 def read_questions(llm: LLM, most: int) -> list[Question]:
-    """Questions of all kinds, those of a kind evenly spread over the file."""
+    """Questions of all categories, evenly spread over the file."""
     entries = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
     chosen = [entries[index * len(entries) // most] for index in range(min(most, len(entries)))]
     return [
@@ -135,7 +135,7 @@ def read_questions(llm: LLM, most: int) -> list[Question]:
 
 
 def run(modes: dict[str, Mode], questions: list[Question], at_once: int, temperature: float, max_tokens: int) -> None:
-    """Let every mode answer every group, in another order each time."""
+    """Has every mode answer every group; the order of modes rotates."""
     names = list(modes)
     for number, first in enumerate(range(0, len(questions), at_once)):
         group = questions[first : first + at_once]
@@ -147,7 +147,7 @@ def run(modes: dict[str, Mode], questions: list[Question], at_once: int, tempera
 
 
 def speed_row(modes: dict[str, Mode], at_once: int, num_questions: int) -> tuple[str, ...]:
-    """Medians over the groups, and ratios of the same group."""
+    """Table row with medians over the groups, and ratios within the same group."""
     plain = modes[PLAIN].rates
     cells = [spread(plain)]
     for name in ("suffix", "head"):
@@ -157,13 +157,13 @@ def speed_row(modes: dict[str, Mode], at_once: int, num_questions: int) -> tuple
 
 
 def speed_table(temperature: float, rows: list[tuple[str, ...]]) -> Table:
-    """A row for each number of requests at once."""
+    """Table with one row per number of concurrent requests."""
     columns = ("at once", "plain tok/s", "suffix x plain", "texts equal", "head x plain", "texts equal")
     return Table(f"Speed at temperature {temperature:g}", columns, rows)
 
 
 def acceptance_table(temperature: float, modes: dict[str, Mode]) -> Table:
-    """A row for each kind of question."""
+    """Table with one row per category of questions."""
     categories = sorted(modes["head"].by_category)
     rows = [(name, *(f"{modes[mode].tokens_a_round(name):.2f}" for mode in ("suffix", "head"))) for name in categories]
     rows.append(("all", *(f"{modes[mode].tokens_a_round():.2f}" for mode in ("suffix", "head"))))
@@ -171,7 +171,7 @@ def acceptance_table(temperature: float, modes: dict[str, Mode]) -> Table:
 
 
 def figures_of(mode: Mode) -> dict[str, Any]:
-    """Measurements by name."""
+    """Measurements for the JSON file."""
     return {
         "tokens_per_s": mode.rates,
         "tokens_a_round": mode.tokens_a_round(),

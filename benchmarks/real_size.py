@@ -1,10 +1,10 @@
-"""Decoding on a CPU at the sizes that are served: random Llama-like models, whose rounds cost what real ones cost.
+"""Decoding on a CPU at realistic sizes: random Llama-like models, whose rounds cost as much as those of trained models.
 
     .venv/bin/python benchmarks/real_size.py [--sizes 0.3 1] [--dtypes float32 bfloat16 int8]
 
-Weights agree on nothing, so acceptance is forced: each level of a chain of five is accepted with probability 0.8. Of
-each model: tokens per second plainly and speculating, in turns; milliseconds per pass by rows, and the share of the
-memory's bandwidth at which a pass reads its weights. Everything lies in a temporary folder.
+Drafts of random weights are not accepted, so acceptance is forced: each level of a chain of five is accepted with
+probability 0.8. Reports for each model: tokens per second plainly and speculating, in turns; milliseconds per pass by
+rows; and the share of the memory bandwidth at which a pass reads its weights. All files are in a temporary folder.
 """
 
 import argparse
@@ -35,10 +35,10 @@ SIZES = {
     "0.3": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 16},
     "1": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32},
 }
-"""Billions of parameters, about."""
+"""Model shapes by approximate billions of parameters."""
 NUM_KV_HEADS, HEAD_DIM, VOCAB_SIZE = 4, 64, 32000
 DRAFT_VOCAB_SIZE = VOCAB_SIZE // 4
-"""As published heads have it: 32,000 of Llama 3's 128,256."""
+"""Size of the draft vocabulary, a quarter as in published heads: 32,000 of Llama 3's 128,256."""
 BATCHES, ROWS = (1, 4, 16), (1, 2, 4, 8, 16, 32, 64)
 CHAIN, RATE, PROMPT_TOKENS = 5, 0.8, 8
 CONTEXT, BLOCK_SIZE = 128, 16
@@ -47,25 +47,25 @@ WAYS = {"plain": False, "speculating": True}
 
 
 class Passes(NamedTuple):
-    """Passes of one model."""
+    """Measurements of forward passes of one model."""
 
     weight_bytes: int
-    """That a pass of few rows reads."""
+    """Bytes of weights that a pass of few rows reads."""
     seconds: dict[int, float]
-    """By rows."""
+    """Seconds per pass, by rows."""
     bandwidth: float
-    """Of the memory, in bytes per second."""
+    """Memory bandwidth in bytes per second."""
 
 
 def model_config(size: str) -> LlamaConfig:
-    """A Llama of about so many billions of parameters."""
+    """Configuration of a Llama of about `size` billion parameters."""
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     shape = SIZES[size] | {"num_key_value_heads": NUM_KV_HEADS, "head_dim": HEAD_DIM, "vocab_size": VOCAB_SIZE}
     return LlamaConfig(**shape, **ids, max_position_embeddings=2048, tie_word_embeddings=False)
 
 
 def make_pair(size: str, folder: Path) -> Pair:
-    """A verifier and an EAGLE-3 head of its shape, stored in bfloat16."""
+    """Creates a verifier and an EAGLE-3 head of its shape, stored in bfloat16."""
     torch.manual_seed(0)
     config = model_config(size)
     before = torch.get_default_dtype()
@@ -93,7 +93,7 @@ def make_pair(size: str, folder: Path) -> Pair:
 
 
 def open_pair(pair: Pair, dtype: str, threads: int) -> LLM:
-    """An engine of chains of five, whose acceptance is forced."""
+    """Opens an engine with chains of five and forced acceptance."""
     speculation = SpeculationConfig(CHAIN, 1, 1 + CHAIN)
     limits = EngineConfig(
         max_num_seqs=max(BATCHES),
@@ -107,7 +107,7 @@ def open_pair(pair: Pair, dtype: str, threads: int) -> LLM:
 
 
 def read_bandwidth(numbers: torch.Tensor) -> float:
-    """Bytes per second at which torch's threads read a large tensor: a sum over it."""
+    """Bytes per second at which torch's threads read a large tensor, measured by summing it."""
     started = time.perf_counter()
     numbers.sum()
     return numbers.nbytes / (time.perf_counter() - started)
@@ -115,7 +115,7 @@ def read_bandwidth(numbers: torch.Tensor) -> float:
 
 @torch.inference_mode()
 def passes(llm: LLM, repeats: int) -> Passes:
-    """Forward passes of sequences with a token each, in turns."""
+    """Measures forward passes of sequences with one token each, in turns."""
     loaded = llm.engine.loaded
     limits = EngineConfig(max_num_seqs=max(ROWS), max_model_len=CONTEXT, num_kv_blocks=32)
     cache, model = KVCache(loaded.layers, limits, loaded.dtype, loaded.device), VerifierModel(loaded)
@@ -134,21 +134,21 @@ def passes(llm: LLM, repeats: int) -> Passes:
 
 
 def held_bytes(layer: nn.Module) -> int:
-    """Of a weight, as it lies in memory."""
+    """Bytes per weight element in memory."""
     linear = layer.mlp.down_proj
     packed = getattr(linear, "_panels", None)
     return linear.weight.itemsize if packed is None else packed.storage.itemsize
 
 
 def weight_bytes(config: LlamaConfig) -> int:
-    """Weights of every linear layer, which is what a pass reads."""
+    """Number of weights of all linear layers, which a pass reads."""
     hidden, heads = config.hidden_size, config.num_attention_heads + config.num_key_value_heads
     layer = 2 * hidden * heads * config.head_dim + 3 * hidden * config.intermediate_size
     return config.num_hidden_layers * layer + hidden * config.vocab_size
 
 
 def rates(llm: LLM, batch: int, max_tokens: int, repeats: int) -> dict[str, list[float]]:
-    """Tokens per second by way, which take turns, and tokens per round; a first turn is not counted."""
+    """Tokens per second by way, in turns, and tokens per round; the first turn is a warm-up and not counted."""
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(VOCAB_SIZE, (batch, PROMPT_TOKENS), generator=generator).tolist()
     found: dict[str, list[float]] = {way: [] for way in (*WAYS, "tokens per round")}
@@ -163,7 +163,7 @@ def rates(llm: LLM, batch: int, max_tokens: int, repeats: int) -> dict[str, list
 
 
 def measure(size: str, dtype: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one model in one dtype."""
+    """Measures one model in one dtype."""
     llm = open_pair(Pair(folder / "model", folder / "head"), dtype, args.threads)
     timed = passes(llm, args.repeats)
     lengths = {batch: max(8, args.max_tokens // math.isqrt(batch)) for batch in args.batches}
@@ -181,7 +181,7 @@ def measure(size: str, dtype: str, folder: Path, args: argparse.Namespace) -> di
 
 
 def pass_table(figures: list[dict[str, Any]]) -> Table:
-    """Milliseconds by rows."""
+    """Table of milliseconds per pass by rows."""
     rows = []
     for one in figures:
         seconds, reached = one["seconds"], one["weight_bytes"] / one["seconds"][1] / one["bandwidth"]
@@ -196,7 +196,7 @@ def pass_table(figures: list[dict[str, Any]]) -> Table:
 
 
 def rate_table(figures: list[dict[str, Any]]) -> Table:
-    """Tokens per second, and what speculating brings."""
+    """Table of tokens per second, and the speed-up by speculating."""
     rows = []
     for one in figures:
         for batch, found in one["tokens_per_s"].items():
@@ -211,15 +211,19 @@ def rate_table(figures: list[dict[str, Any]]) -> Table:
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parses options and runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES, help="billions of parameters")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int8"])
-    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), help="requests at once")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of verifier and drafter")
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), help="concurrent requests")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of verifier and drafter"
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--max-tokens", type=int, default=128, help="of one request at once; fewer of several")
-    parser.add_argument("--quick", action="store_true", help="shows that it runs, measures nothing")
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, help="tokens of a request alone; concurrent requests get fewer"
+    )
+    parser.add_argument("--quick", action="store_true", help="checks that the script works, measures nothing")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
     if args.quick:

@@ -1,11 +1,11 @@
-"""The remote channel over loopback beside shared memory, and how long a way to the drafter speculation is worth.
+"""The remote channel over loopback compared with shared memory, and the network delay up to which speculation pays.
 
     .venv/bin/python benchmarks/remote_channel.py [--delays 0.2,1,2,5] [--output FILE]
 
-1. Hop: a round from its publishing to its trees, of a drafter in a second process that answers at once. Rounds are
-   those of 1 and of 16 sequences of the demo pair that have accepted 3 tokens each.
-2. Pair: tokens/s of the demo pair, plain and as the policy decides, turn by turn; the way to the drafter gets longer
-   from row to row by a proxy in this script, and nobody tells the engine.
+1. Hop: time from publishing a round to receiving its trees, from a drafter in a second process that answers
+immediately. Rounds are those of 1 and of 16 sequences of the demo pair that have accepted 3 tokens each.
+2. Pair: tokens/s of the demo pair, plain and as the policy decides, turn by turn. A proxy in this script delays the
+connection to the drafter more from row to row; the engine is not informed.
 """
 
 import argparse
@@ -51,7 +51,7 @@ HOST = "127.0.0.1"
 
 
 def answer_rounds(connection: Connection) -> None:
-    """A drafter's process: full trees at once for whoever asks."""
+    """Entry point of a drafter process: sends full trees immediately."""
     torch.set_num_threads(1)
     name = connection.recv()
     end = ShmChannel.attach(name, 1) if isinstance(name, str) else RemoteChannel.attach(name, 1)
@@ -64,7 +64,7 @@ def answer_rounds(connection: Connection) -> None:
 
 
 def round_trip_us(verifier: VerifierSide, num_seqs: int, length: int) -> float:
-    """Microseconds from publishing a round, filled before, to holding its trees."""
+    """Microseconds from publishing a round, filled beforehand, to receiving its trees."""
     outcome = verifier.acquire_outcome(10.0)
     slots, tokens = torch.arange(num_seqs), torch.zeros(num_seqs, SPEC.max_path, dtype=torch.int64)
     lens = torch.full((num_seqs,), NUM_ACCEPTED)
@@ -81,7 +81,7 @@ def round_trip_us(verifier: VerifierSide, num_seqs: int, length: int) -> float:
 
 
 class Hop:
-    """A channel to a drafter's process that answers at once."""
+    """Channel to a drafter process that answers immediately."""
 
     def __init__(self, remote: bool, proxied: bool = False) -> None:
         self.channel = RemoteChannel(HOST, SPEC) if remote else ShmChannel.create(f"hop-{time.time_ns()}", SPEC)
@@ -97,7 +97,7 @@ class Hop:
         self.length = CONTEXT
 
     def measure(self, num_seqs: int, rounds: int) -> list[float]:
-        """Round trips; histories grow as they do where tokens are accepted."""
+        """Measures round trips; histories grow as with accepted tokens."""
         times = []
         for _ in range(rounds):
             self.length = CONTEXT if self.length > SPEC.max_model_len - 8 else self.length + NUM_ACCEPTED
@@ -105,18 +105,18 @@ class Hop:
         return times
 
     def close(self) -> None:
-        """End the drafter's process."""
+        """Ends the drafter process."""
         self.channel.verifier_end.close()
         self.process.join(10)
 
 
 def measure_hops(delays_ms: list[float], rounds: int) -> list[dict[str, Any]]:
-    """Round trips by kind, turn by turn, then over the proxy by delay."""
+    """Round trips by kind of channel, in turns, then through the proxy by delay."""
     shm, direct, proxied = Hop(remote=False), Hop(remote=True), Hop(remote=True, proxied=True)
     found = []
     for num_seqs in (1, 16):
         times: dict[str, list[float]] = {}
-        for _ in range(6):  # the first is left out
+        for _ in range(6):  # the first turn is a warm-up
             for name, hop in (("shm", shm), ("remote", direct)):
                 times.setdefault(name, []).append(statistics.median(hop.measure(num_seqs, rounds)))
         for name, medians in times.items():
@@ -133,7 +133,7 @@ def measure_hops(delays_ms: list[float], rounds: int) -> list[dict[str, Any]]:
 
 
 async def turn(client: Any, prompts: list[list[int]], num_tokens: int, speculation: bool) -> tuple[float, dict, list]:
-    """Tokens per second of prompts one after the other, the policy's decisions meanwhile, and the tokens."""
+    """Runs prompts one by one; returns tokens per second, the policy's decisions meanwhile, and the tokens."""
     before = (await client.call("figures")).stats
     began, tokens = time.perf_counter(), []
     for prompt in prompts:
@@ -151,7 +151,7 @@ async def turn(client: Any, prompts: list[list[int]], num_tokens: int, speculati
 
 
 async def measure_row(client: Any, name: str, prompts: list, args: argparse.Namespace) -> dict[str, Any]:
-    """Plain and decided turns at one length of the way; the first, while the policy learns, are left out."""
+    """Measures plain and decided turns at one delay; the first turns, in which the policy adapts, are not counted."""
     for _ in range(2):
         await turn(client, prompts, args.tokens, speculation=True)
     rates: dict[bool, list[float]] = {False: [], True: []}
@@ -180,7 +180,7 @@ async def measure_row(client: Any, name: str, prompts: list, args: argparse.Name
 
 
 async def measure_pairs(delays_ms: list[float], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A pair over shared memory, then one over the proxy, whose way gets longer."""
+    """Measures a pair over shared memory, then over TCP, then through the proxy with rising delay."""
     settings = {"max_model_len": 512, "max_num_seqs": 4, "enable_prefix_caching": False}
     config = AppConfig(**settings)
     tokenizer = Tokenizer.load(config.model_dir())
@@ -203,7 +203,7 @@ async def measure_pairs(delays_ms: list[float], args: argparse.Namespace) -> lis
 
 
 def tables(hops: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> list[Table]:
-    """To read."""
+    """Tables of hops and of pairs."""
     by_kind: dict[str, dict[int, float]] = {}
     for hop in hops:
         by_kind.setdefault(hop["channel"], {})[hop["sequences"]] = middle(hop["us"])
@@ -230,14 +230,14 @@ def tables(hops: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> list[Tabl
 
 
 def main() -> None:
-    """Measure, print and save."""
+    """Measures, prints and saves."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--delays", default="0.2,1,2,5", help="milliseconds each way")
-    parser.add_argument("--rounds", type=int, default=200, help="of each turn of the hop")
+    parser.add_argument("--delays", default="0.2,1,2,5", help="one-way delays in milliseconds, comma-separated")
+    parser.add_argument("--rounds", type=int, default=200, help="rounds per turn of the hop measurement")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--quick", action="store_true", help="shows that it runs, measures nothing")
+    parser.add_argument("--quick", action="store_true", help="checks that the script works, measures nothing")
     parser.add_argument("--output", type=Path, default=RESULTS / "remote_channel.json")
     args = parser.parse_args()
     if args.quick:

@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: the machine and the versions, tables to read, and everything measured as JSON."""
+"""Report of a benchmark: facts about the machine and versions, tables, and all measurements as JSON."""
 
 import argparse
 import importlib.metadata
@@ -20,13 +20,13 @@ from wingbeat.runtime.hugging_face import read_config
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WIDTH = 160
-"""Of tables that go to a file."""
+"""Width of tables written to a file, in characters."""
 PACKAGES = ("wingbeat", "torch", "transformers", "ray")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a title; the first column is a name, the others are figures."""
+    """Table of text cells with a title; the first column holds names, the others figures."""
 
     title: str
     columns: tuple[str, ...]
@@ -34,13 +34,13 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """As it would stand in a document."""
+        """Formats the table as markdown."""
         lines = [f"**{self.title}**", "", _line(self.columns), _line(["---"] + ["---:"] * (len(self.columns) - 1))]
         lines += [_line(row) for row in self.rows]
         return "\n".join(lines + (["", self.note] if self.note else []))
 
     def rich(self) -> rich.table.Table:
-        """As it is shown on a terminal."""
+        """Formats the table for a terminal."""
         table = rich.table.Table(title=self.title, caption=self.note or None)
         for index, column in enumerate(self.columns):
             table.add_column(column, justify="left" if index == 0 else "right")
@@ -51,14 +51,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """One run of one benchmark."""
+    """Report of one run of one benchmark."""
 
     name: str
     facts: dict[str, str]
-    """What was measured on what, in words."""
+    """Facts about the machine, model and workload, as text."""
     tables: list[Table]
     figures: dict[str, Any]
-    """Everything measured, for programs."""
+    """All measurements, for programs."""
 
     def show(self) -> None:
         """Print it."""
@@ -78,7 +78,7 @@ class Report:
             self.save(output)
 
     def save(self, path: Path) -> None:
-        """Write `path` as JSON, and the same in markdown beside it."""
+        """Writes the figures as JSON to `path`, and the tables as markdown beside it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"facts": self.facts, "figures": self.figures}, indent=1) + "\n", encoding="utf-8")
         facts = "\n".join(f"- {key}: {value}" for key, value in self.facts.items())
@@ -88,7 +88,7 @@ class Report:
 
 
 def machine_facts() -> dict[str, str]:
-    """Hardware, load and versions."""
+    """Facts about hardware, load and versions."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
@@ -100,7 +100,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def model_facts(model: Path, drafter: str | Path) -> dict[str, str]:
-    """Architecture and sizes of a verifier, and which drafter goes with it."""
+    """Architecture and size of a verifier, and its drafter."""
     config = read_config(model).get_text_config()
     shape = (
         f"{config.num_hidden_layers} layers, hidden {config.hidden_size}, "
@@ -116,12 +116,12 @@ def model_facts(model: Path, drafter: str | Path) -> dict[str, str]:
 
 
 def middle(values: Sequence[float]) -> float:
-    """The median; not a number where there is nothing."""
+    """Median; NaN if there are no values."""
     return statistics.median(values) if values else float("nan")
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Median and range."""
+    """Formats median and range."""
     return f"{middle(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
@@ -142,7 +142,7 @@ def _cpu_name() -> str:
 
 
 def save_picture(figure: Any, path: Path) -> None:
-    """Keep a matplotlib figure of one plot, with a grid and a legend."""
+    """Saves a matplotlib figure with a single plot, with grid and legend."""
     (axes,) = figure.axes
     axes.grid(alpha=0.3)
     axes.legend()

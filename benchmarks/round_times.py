@@ -1,4 +1,4 @@
-"""Where a round's time goes: an engine's phase times between two looks at it, per round."""
+"""Breakdown of round times: an engine's phase times between two snapshots, per round."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ from report import Table
 
 DRAFT = "draft_wait_s"
 MODEL_PHASES = frozenset({DRAFT, "verify_s", "forward_s"})
-"""Phases that are mostly a model's arithmetic; the time on the way to the drafter and back is taken off."""
+"""Phases dominated by a model's arithmetic; the hop to the drafter and back is subtracted."""
 LABELS = {
     DRAFT: "draft, as far as the verifier waits",
     "verify_s": "verify and accept",
@@ -23,29 +23,29 @@ class RoundTimes(NamedTuple):
 
     num_rounds: int
     phases_ms: dict[str, float]
-    """By the engine's own names, the hop taken off the wait for the drafter."""
+    """Milliseconds by the engine's phase names; the hop is subtracted from the wait for the drafter."""
     hop_ms: float
     outside_ms: float
-    """Between the rounds: delivery, new requests, and whatever else kept the engine from its next round."""
+    """Time between rounds: delivery, new requests, and other delays before the engine's next round."""
 
     @property
     def round_ms(self) -> float:
-        """A round, without what is outside of it."""
+        """Milliseconds of a round, without the time between rounds."""
         return sum(self.phases_ms.values()) + self.hop_ms
 
     @property
     def share_not_model(self) -> float:
-        """Of the round: everything but drafting and verifying."""
+        """Share of the round that is not drafting or verifying."""
         model = sum(ms for name, ms in self.phases_ms.items() if name in MODEL_PHASES)
         return 1.0 - model / self.round_ms if self.round_ms else 0.0
 
 
 def between(before: dict[str, Any], after: dict[str, Any], elapsed_s: float, hop_s: float) -> RoundTimes:
-    """Times of the rounds between two `phases` of an engine's figures.
+    """Times of the rounds between two snapshots of an engine's `phases`.
 
     Args:
-        elapsed_s: in which the engine always had work.
-        hop_s: an empty round trip to the drafter.
+        elapsed_s: time between the snapshots, during which the engine always had work.
+        hop_s: duration of an empty round trip to the drafter.
     """
     num_rounds = after["num_rounds"] - before["num_rounds"]
     names = [name for name in after if name.endswith("_s")]
@@ -59,7 +59,7 @@ def between(before: dict[str, Any], after: dict[str, Any], elapsed_s: float, hop
 
 
 def round_table(columns: dict[str, RoundTimes], title: str) -> Table:
-    """One column per measurement, one row per phase."""
+    """Table with one column per measurement and one row per phase."""
     times = list(columns.values())
     rows = [("rounds", *(str(one.num_rounds) for one in times))]
     for name in times[0].phases_ms:

@@ -1,9 +1,10 @@
-"""What one router's thread spends per message, per token and per report of an engine, without HTTP and without Ray.
+"""Processor time of a router's thread per message, per token and per engine report, without HTTP and without Ray.
 
     .venv/bin/python benchmarks/router_cost.py [--engines 32] [--requests 64]
 
-Made-up engines in the same thread send ready messages to an `EnginePool`; the router's side unpacks them, makes text of
-the tokens and a line of JSON of each output. Processor time is the thread's own, less what making the messages takes.
+Simulated engines in the same thread send prepared messages to an `EnginePool`; the router's side decodes them,
+detokenizes and writes a line of JSON per output. The measured time is the thread's own processor time, without
+preparing the messages.
 """
 
 import argparse
@@ -31,18 +32,18 @@ TOKENS_PER_OUTPUT = 3
 
 
 class Case(NamedTuple):
-    """What travels."""
+    """Kind of message to measure."""
 
     name: str
     outputs_per_message: int
-    """Requests that one message has tokens for."""
+    """Number of requests that one message carries tokens for."""
     num_messages: int
-    """Of every engine."""
+    """Messages of every engine."""
     is_report: bool = False
 
 
 class MadeUpEngines:
-    """Engines that answer every request with the same tokens, in messages made beforehand and pickled as Ray would."""
+    """Engines that answer every request with the same tokens, in messages prepared and pickled as by Ray."""
 
     def __init__(self, num_engines: int, case: Case) -> None:
         self._names = [f"engine{index}" for index in range(num_engines)]
@@ -63,7 +64,7 @@ class MadeUpEngines:
         self._submitted[engine_id] += [one.number for one in arguments.get("requests", ())]
 
     def make(self) -> None:
-        """All messages, before anything is measured."""
+        """Prepares all messages before the measurement."""
         for name in self._names:
             self.ready[name] = [pickle.dumps(message) for message in self._messages(self._submitted[name])]
 
@@ -81,7 +82,7 @@ class MadeUpEngines:
         return messages
 
     async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
-        """Everything at once when the measurement begins, then what ends the requests."""
+        """Yields all messages when the measurement begins, then the ends of the requests."""
         yield encode([])
         await self.begin.wait()
         for message in self.ready[engine_id]:
@@ -94,7 +95,7 @@ class MadeUpEngines:
 
 
 async def read(pool: EnginePool, request: Request, tokenizer: Tokenizer) -> int:
-    """Follow a request as the HTTP surface does; the bytes of its lines."""
+    """Follows a request as the HTTP layer does; returns the bytes of its lines."""
     text, num_bytes = TextStream(tokenizer, request.prompt_token_ids, ()), 0
     async for output in pool.generate(request):
         piece = text.push(output.token_ids).text
@@ -104,7 +105,7 @@ async def read(pool: EnginePool, request: Request, tokenizer: Tokenizer) -> int:
 
 
 async def measure(case: Case, num_engines: int, num_requests: int, tokenizer: Tokenizer) -> tuple[float, int, int]:
-    """Seconds of processor, messages, tokens."""
+    """Returns processor seconds, number of messages, number of tokens."""
     engines = MadeUpEngines(num_engines, case)
     pool = EnginePool(engines, max_num_seqs=num_requests, max_queued_requests=num_engines * num_requests)
     await pool.start()
@@ -130,11 +131,11 @@ async def measure(case: Case, num_engines: int, num_requests: int, tokenizer: To
 
 
 def main() -> None:
-    """Measure, print and write the figures."""
+    """Measures, prints and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--engines", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=16, help="per engine")
+    parser.add_argument("--requests", type=int, default=16, help="requests per engine")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     quiet()

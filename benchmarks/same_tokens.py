@@ -1,11 +1,12 @@
-"""Whether requests in half precision get the same tokens, whatever shares their rounds.
+"""Whether requests in half precision get the same tokens regardless of the other requests in their rounds.
 
     .venv/bin/python benchmarks/same_tokens.py [--requests 2000] [--dtype bfloat16] [--quick]
 
-Each request is decoded alone and plainly first. Then it is decoded again among others: trees of 1 node (speculation
-off) to 64, 1 to 64 sequences at once, prompts in small chunks, prefixes found in the cache, and a KV pool so small that
-sequences are preempted. What differs is counted, and where it first does. Requests are greedy, sampled, and sampled
-with top-k and top-p, each with a seed of its own. The second table is what rounds and prompts take in each mode.
+Each request is first decoded alone and plainly. Then it is decoded again among others: trees of 1 node (speculation
+off) to 64, 1 to 64 concurrent sequences, prompts in small chunks, cached prefixes, and a KV pool so small that
+sequences are preempted. Counts the differing requests, and records where they first differ. Requests are greedy,
+sampled, and sampled with top-k and top-p, each with its own seed. The second table has the times of passes in each
+mode.
 """
 
 import argparse
@@ -42,40 +43,40 @@ TREES, BATCHES = (1, 2, 8, 16, 32, 64), (1, 4, 16, 64)
 MODES = ("default", "deterministic")
 NUM_TOKENS, PROMPT_LENS, MAX_MODEL_LEN, BLOCK_SIZE = 24, (6, 90), 128, 16
 SHARED_LEN = 40
-"""Tokens with which every third prompt begins: the prefix cache finds them."""
+"""Length of the common beginning of every third prompt, which the prefix cache finds."""
 SPEED_ROWS = (1, 4, 16, 64, 256)
 SPEED_SHAPES = {"512 x 8 layers": (512, 8), "1024 x 4 layers": (1024, 4), "2048 x 2 layers": (2048, 2)}
 
 
 class Cell(NamedTuple):
-    """One way to decode again."""
+    """Parameters of the second decoding."""
 
     tree: int
-    """Nodes verified per sequence, the root included; 1 does not speculate."""
+    """Nodes verified per sequence, including the root; 1 disables speculation."""
     batch: int
 
 
 class Difference(NamedTuple):
-    """A request whose tokens differ from those that it had alone."""
+    """A request whose tokens differ from those that it got alone."""
 
     cell: Cell
     kind: str
     at: int
-    """The first token that differs."""
+    """Index of the first token that differs."""
 
 
 class Pair(NamedTuple):
-    """A verifier, and how its drafter is made of the texts that it writes alone."""
+    """A verifier, and a factory of its drafter."""
 
     name: str
     loaded: LoadedModel
     drafter: object
-    """(speculation, sequences) -> Drafter"""
+    """(speculation, texts decoded alone) -> Drafter."""
     prompts: list[list[int]]
 
 
 def demo(mode: str, dtype: torch.dtype, count: int) -> Pair:
-    """The demo pair, whose EAGLE head drafts; prompts of the standard library's text."""
+    """The demo pair, drafting with its EAGLE head; prompts from the standard library's text."""
     folders = demo_pair()
     target = TargetDescription.from_checkpoint(folders.verifier)
     tokenizer = Tokenizer.find(folders.verifier)
@@ -89,7 +90,7 @@ def demo(mode: str, dtype: torch.dtype, count: int) -> Pair:
 
 
 def untrained(mode: str, dtype: torch.dtype, count: int) -> Pair:
-    """A model of random weights, whose drafter is told its text and drafts it among wrong tokens."""
+    """A model of random weights, with a drafter that is given the model's text and mixes it with wrong tokens."""
     model, vocab_size = random_llama(256, 12, 997, dtype), 997
     chance = random.Random(2)
     texts = [[chance.randrange(vocab_size) for _ in range(400)] for _ in range(50)]
@@ -101,7 +102,7 @@ def untrained(mode: str, dtype: torch.dtype, count: int) -> Pair:
 
 
 def random_llama(hidden: int, num_layers: int, vocab_size: int, dtype: torch.dtype) -> torch.nn.Module:
-    """Weights large enough that some tokens stand out."""
+    """Random model; its weights are large enough that some tokens stand out."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=hidden,
@@ -121,17 +122,17 @@ def random_llama(hidden: int, num_layers: int, vocab_size: int, dtype: torch.dty
 
 
 def load(folder: Path, mode: str, dtype: torch.dtype) -> LoadedModel:
-    """A checkpoint in one mode."""
+    """Loads a checkpoint in one mode."""
     return load_model(folder, dtype, torch.device("cpu"), deterministic=mode == "deterministic")
 
 
 def prepare(model: torch.nn.Module, mode: str) -> LoadedModel:
-    """A model in one mode."""
+    """Prepares a model in one mode."""
     return prepare_model(model, "random", deterministic=mode == "deterministic")
 
 
 def prompts_of(texts: list[list[int]], count: int) -> list[list[int]]:
-    """Pieces of texts; every third one begins as all of these do."""
+    """Pieces of texts; every third one begins with the same tokens."""
     chance, prompts = random.Random(1), []
     for index in range(count):
         text = chance.choice(texts)
@@ -142,7 +143,7 @@ def prompts_of(texts: list[list[int]], count: int) -> list[list[int]]:
 
 
 def params_of(index: int, speculation: bool) -> tuple[str, SamplingParams]:
-    """A quarter greedy, a half sampled, a quarter with top-k and top-p."""
+    """Kind and parameters of a request: a quarter greedy, a half sampled, a quarter with top-k and top-p."""
     fields = {"max_tokens": NUM_TOKENS, "seed": 1000 + index, "ignore_eos": True, "speculation": speculation}
     if index % 4 == 0:
         return "greedy", SamplingParams(temperature=0.0, **fields)
@@ -154,10 +155,10 @@ def params_of(index: int, speculation: bool) -> tuple[str, SamplingParams]:
 def decode(
     pair: Pair, indices: list[int], cell: Cell | None, sequences: list[list[int]]
 ) -> tuple[list[list[int]], int]:
-    """Tokens of some requests, and how often one was preempted.
+    """Decodes some requests; returns their tokens and the number of preemptions.
 
     Args:
-        cell: None decodes each alone and plainly, prompts whole, with nothing cached.
+        cell: None decodes each request alone and plainly, with whole prompts and nothing cached.
     """
     alone = cell is None
     batch = 1 if alone else cell.batch
@@ -165,7 +166,7 @@ def decode(
     if not alone and cell.tree > 1:
         speculation = SpeculationConfig(7, speculation.draft_top_k, cell.tree)
     whole = EngineConfig(max_model_len=MAX_MODEL_LEN, speculation=speculation).max_blocks_per_seq
-    # Room for two fifths of the sequences at their longest: some are preempted.
+    # Room for two fifths of the sequences at their longest, so that some are preempted.
     blocks = 1 + whole if batch == 1 else 1 + max(whole, 2 * batch * (MAX_MODEL_LEN // BLOCK_SIZE) // 5)
     config = EngineConfig(
         max_num_seqs=batch,
@@ -194,7 +195,7 @@ def decode(
 
 
 class Counted(NamedTuple):
-    """Of one pair in one mode."""
+    """Results of one pair in one mode."""
 
     num_requests: int
     num_preemptions: int
@@ -202,13 +203,13 @@ class Counted(NamedTuple):
 
     @classmethod
     def read(cls, fields: list) -> "Counted":
-        """As JSON has it."""
+        """Restores results from their JSON form."""
         num_requests, num_preemptions, differences = fields
         return cls(num_requests, num_preemptions, [Difference(Cell(*cell), kind, at) for cell, kind, at in differences])
 
 
 def count(pair: Pair) -> Counted:
-    """Every request alone, then in its cell."""
+    """Decodes every request alone, then in its cell."""
     cells = [Cell(tree, batch) for batch in BATCHES for tree in TREES]
     every = list(range(len(pair.prompts)))
     alone, _ = decode(pair, every, None, [])
@@ -227,7 +228,7 @@ def count(pair: Pair) -> Counted:
 
 
 def table_of(found: dict[tuple[str, str], Counted]) -> Table:
-    """What differs, by pair and mode."""
+    """Table of differences by pair and mode."""
     rows = []
     for (name, mode), counted in found.items():
         different = counted.differences
@@ -248,7 +249,7 @@ def table_of(found: dict[tuple[str, str], Counted]) -> Table:
 
 @torch.inference_mode()
 def seconds_of(loaded: LoadedModel) -> dict[int, object]:
-    """Passes of so many rows, a token of a sequence each."""
+    """Functions that run a pass, by number of rows; each row is one token of a sequence."""
     most = max(SPEED_ROWS)
     config = EngineConfig(max_num_seqs=most, max_model_len=256, num_kv_blocks=32)
     cache, model = KVCache(loaded.layers, config, loaded.dtype, loaded.device), VerifierModel(loaded)
@@ -262,7 +263,7 @@ def seconds_of(loaded: LoadedModel) -> dict[int, object]:
 
 @torch.inference_mode()
 def speed(dtype: torch.dtype, turns: int) -> tuple[Table, dict[str, object]]:
-    """Seconds of passes by rows, in turns: least of each, and the ratio of modes."""
+    """Times passes by rows, in turns; returns a table of minima and mode ratios, and the figures."""
     rows, figures = [], {}
     shapes = {"demo": None} | SPEED_SHAPES
     for name, shape in shapes.items():
@@ -293,18 +294,26 @@ def speed(dtype: torch.dtype, turns: int) -> tuple[Table, dict[str, object]]:
 
 
 def main() -> None:
-    """Count, then time."""
+    """Counts differences, then measures times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--default-requests", type=int, default=480, help="of the default mode, which is slower here")
+    parser.add_argument(
+        "--default-requests", type=int, default=480, help="requests in the default mode, which is slower here"
+    )
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument(
-        "--pair", nargs="*", choices=("demo", "random"), default=["demo", "random"], help="none counts nothing anew"
+        "--pair",
+        nargs="*",
+        choices=("demo", "random"),
+        default=["demo", "random"],
+        help="pairs to count; an empty list skips counting",
     )
-    parser.add_argument("--keep", action="store_true", help="keep what --output has of other pairs and modes")
-    parser.add_argument("--no-speed", action="store_true", help="time nothing")
-    parser.add_argument("--quick", action="store_true", help="few requests: shows that it runs, measures nothing")
+    parser.add_argument("--keep", action="store_true", help="keep the results of other pairs and modes in --output")
+    parser.add_argument("--no-speed", action="store_true", help="skip the timing")
+    parser.add_argument(
+        "--quick", action="store_true", help="few requests: checks that the script works, measures nothing"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "same_tokens.json")
     args = parser.parse_args()
     quiet()

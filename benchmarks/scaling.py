@@ -1,10 +1,10 @@
-"""Load that rises and falls on a real application of 0 to a few replicas: failed requests, and how long things take.
+"""Rising and falling load on an application of 0 to a few replicas: failed requests, and times to scale.
 
     .venv/bin/python benchmarks/scaling.py [--drafter none] [--steps 1 12 1] [--step-s 60]
 
-One application on a Ray of its own, scaled to zero before the first step and after the last one. Clients send the same
-few requests again and again, so that every answer can be held against the first one of its request. The states of the
-replicas are Serve's own.
+One application on a Ray of its own, scaled to zero before the first step and after the last one. Clients repeat the
+same few requests, so that every answer can be compared with the first answer to its request. The states of the replicas
+are those that Serve reports.
 """
 
 import argparse
@@ -30,7 +30,7 @@ NUM_BODIES = 8
 
 
 class Sight(NamedTuple):
-    """The replicas at one time."""
+    """Number of replicas by state at one time."""
 
     at_s: float
     running: int
@@ -39,19 +39,19 @@ class Sight(NamedTuple):
 
 
 class Watch:
-    """Looks at the replicas all the time."""
+    """Polls the states of the replicas."""
 
     def __init__(self) -> None:
         self.sights: list[Sight] = []
 
     async def run(self) -> None:
-        """For ever."""
+        """Polls forever."""
         while True:
             self.sights.append(await asyncio.to_thread(look))
             await asyncio.sleep(POLL_S)
 
     async def until(self, running: int, timeout_s: float) -> float:
-        """Seconds until exactly so many replicas run and none is on its way; not a number where that takes too long."""
+        """Seconds until exactly `running` replicas run and none starts or stops; NaN after the timeout."""
         started = time.perf_counter()
         while time.perf_counter() - started < timeout_s:
             await asyncio.sleep(POLL_S)
@@ -61,16 +61,16 @@ class Watch:
         return float("nan")
 
     def first(self, since_s: float, running: int) -> float:
-        """Seconds from then to the first sight of at least so many running replicas."""
+        """Seconds from `since_s` until at least `running` replicas run."""
         return next((s.at_s - since_s for s in self.sights if s.at_s >= since_s and s.running >= running), float("nan"))
 
     def most(self, since_s: float) -> int:
-        """Running replicas at once, from then on."""
+        """Maximum number of running replicas at once since `since_s`."""
         return max((sight.running for sight in self.sights if sight.at_s >= since_s), default=0)
 
 
 def look() -> Sight:
-    """What Serve says of the replicas."""
+    """Reads the states of the replicas from Serve."""
     states = serve.status().applications[NAME].deployments["Verifier"].replica_states
     counts = {str(getattr(state, "value", state)): number for state, number in states.items()}
     starting = counts.get("STARTING", 0) + counts.get("PENDING_ALLOCATION", 0)
@@ -78,17 +78,17 @@ def look() -> Sight:
 
 
 class Step(NamedTuple):
-    """So many clients for a while."""
+    """Results of a step with a constant number of clients."""
 
     num_clients: int
     seconds: float
     most_running: int
     first_more_s: float
-    """From its beginning to the first replica more than there were; not a number where there came none."""
+    """Seconds from the step's beginning until an additional replica runs; NaN if none does."""
     num_requests: int
     longest_s: float
     first_token_s: list[float]
-    """Of every request, from when it was sent."""
+    """Seconds to the first token of every request."""
     failures: list[str]
     differences: list[str]
 
@@ -103,7 +103,7 @@ async def run_step(
     seconds: float,
     patience_s: float,
 ) -> Step:
-    """One step of load; one that rises goes on until it has brought another replica, and half a step longer."""
+    """Runs one step of load; a rising step lasts until it has brought another replica, and half a step longer."""
     load, began, before = SteadyLoad(app.url, bodies, num), time.perf_counter(), watch.sights[-1].running
     running = asyncio.create_task(load.run())
     await asyncio.sleep(seconds)
@@ -125,7 +125,7 @@ async def run_step(
 
 
 async def measure(app: App, bodies: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Asleep, the steps, asleep again."""
+    """Waits for zero replicas, runs the steps, and waits for zero replicas again."""
     watch, answers, steps = Watch(), {}, []
     watching = asyncio.create_task(watch.run())
     to_zero = [await watch.until(0, args.patience_s)]
@@ -139,7 +139,7 @@ async def measure(app: App, bodies: list[dict[str, Any]], args: argparse.Namespa
 
 
 def drains(sights: list[Sight]) -> list[float]:
-    """Seconds in which replicas were being stopped, each time."""
+    """Durations in seconds during which replicas were being stopped."""
     found, since = [], None
     for sight in sights:
         if sight.stopping and since is None:
@@ -151,7 +151,7 @@ def drains(sights: list[Sight]) -> list[float]:
 
 
 def bodies_of(args: argparse.Namespace, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Streams, greedy and sampled ones in turn."""
+    """Streaming request bodies, alternately greedy and sampled."""
     prompts = held_out_prompts(tokenizer, args.corpus, NUM_BODIES)
     shared = {"max_tokens": args.max_tokens, "ignore_eos": True, "stream": True, "n": 1}
     return [
@@ -161,7 +161,7 @@ def bodies_of(args: argparse.Namespace, tokenizer: Tokenizer) -> list[dict[str, 
 
 
 def table(figures: dict[str, Any]) -> Table:
-    """A row per step."""
+    """Table with one row per step."""
     rows = [
         (
             f"{step.num_clients}",
@@ -185,10 +185,10 @@ def table(figures: dict[str, Any]) -> Table:
 
 
 def main() -> None:
-    """Measure, print and write the figures."""
+    """Measures, prints and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
-    parser.add_argument("--steps", type=int, nargs="+", default=[1, 12, 1], help="clients")
+    parser.add_argument("--steps", type=int, nargs="+", default=[1, 12, 1], help="number of clients in each step")
     parser.add_argument("--step-s", type=float, default=60.0)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--max-replicas", type=int, default=3)
@@ -196,9 +196,9 @@ def main() -> None:
     parser.add_argument("--target-queue-s", type=float, default=1.0)
     parser.add_argument("--downscale-delay-s", type=float, default=10.0)
     parser.add_argument(
-        "--engine-factory", help="module:function of engines that are quick to start, for busy machines"
+        "--engine-factory", help="module:function that makes engines which start quickly, for busy machines"
     )
-    parser.add_argument("--patience-s", type=float, default=120.0, help="for all replicas to go")
+    parser.add_argument("--patience-s", type=float, default=120.0, help="seconds to wait for all replicas to end")
     args = parser.parse_args()
     if args.quick:
         args.steps, args.step_s = [1, 6], 15.0

@@ -1,10 +1,10 @@
-"""JSON schemas of real programs: which are served, and whether their grammars take the right instances.
+"""JSON schemas of real programs: how many are served, and whether their grammars accept the right instances.
 
     .venv/bin/python benchmarks/schema_files.py --data FOLDER [--tokenizer FOLDER] [--count 1800] [--seed 0]
 
-The folder is `maskbench/data` of guidance-ai/jsonschemabench: each file has a schema, and instances that are marked as
-valid or invalid. Beside what the server accepts stands what llguidance alone accepts of the same files. A valid
-instance may be missed because its keys stand in another order than the schema's, or because a bound ends its masks.
+FOLDER is `maskbench/data` of guidance-ai/jsonschemabench: each file has a schema, and instances marked as valid or
+invalid. The report also states how many schemas llguidance accepts by itself. A valid instance may be rejected because
+its keys are in another order than the schema's, or because a bound ends its masks.
 """
 
 import argparse
@@ -27,18 +27,18 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 
 class Instance(NamedTuple):
-    """Verdict on one instance."""
+    """Validity of one instance, and whether the grammar accepts it."""
 
     is_valid: bool
     is_taken: bool
 
 
 def main() -> None:
-    """Measure, and print the figures."""
+    """Measures, and prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the benchmark's files")
-    parser.add_argument("--tokenizer", type=Path, help="folder of a checkpoint; the demo's by default")
-    parser.add_argument("--count", type=int, default=1800, help="files that are drawn")
+    parser.add_argument("--tokenizer", type=Path, help="folder of a checkpoint; default: the demo's")
+    parser.add_argument("--count", type=int, default=1800, help="number of files to draw")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     tokenizer = Tokenizer.load(args.tokenizer or demo_pair().verifier)
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def served_alone(schema: Any, grammars: Grammars) -> bool:
-    """Whether llguidance compiles a schema as it stands."""
+    """Whether llguidance compiles the unmodified schema."""
     try:
         made = LLMatcher(grammars.vocabulary().tokens, LLMatcher.grammar_from_json_schema(schema), log_level=0)
     except ValueError:
@@ -77,7 +77,7 @@ def served_alone(schema: Any, grammars: Grammars) -> bool:
 
 
 def taken(grammar: RequestGrammar, value: Any, mask_s: list[float]) -> bool:
-    """Whether each token of an instance is in the mask where it stands, and the end behind the last one."""
+    """Whether the mask allows each token of an instance in turn, and the end after the last one."""
     matcher, mask = grammar.matcher(), np.zeros((1, grammar.vocabulary.num_words), np.int32)
     for token_id in grammar.vocabulary.encode(json.dumps(value, ensure_ascii=False)):
         began = time.thread_time()
@@ -90,7 +90,7 @@ def taken(grammar: RequestGrammar, value: Any, mask_s: list[float]) -> bool:
 
 
 def report(num_files: int, alone: int, instances: dict[str, list[Instance]], refused: Counter[str]) -> None:
-    """Print what was served, missed and taken."""
+    """Prints numbers of served schemas, and of wrongly rejected and accepted instances."""
     found = [one for some in instances.values() for one in some]
     valid, invalid = ([one for one in found if one.is_valid is kind] for kind in (True, False))
     whole = sum(all(one.is_taken for one in some if one.is_valid) for some in instances.values())
@@ -107,7 +107,7 @@ def report(num_files: int, alone: int, instances: dict[str, list[Instance]], ref
 
 
 def quantiles(seconds: list[float]) -> str:
-    """Two quantiles and the largest, in milliseconds."""
+    """Formats two quantiles and the maximum, in milliseconds."""
     ordered = sorted(seconds)
     p99, p999 = (1e3 * ordered[int(share * (len(ordered) - 1))] for share in (0.99, 0.999))
     return f"99 % {p99:.2f}, 99.9 % {p999:.2f}, largest {1e3 * ordered[-1]:.1f}"

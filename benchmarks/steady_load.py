@@ -1,5 +1,4 @@
-"""A load that never ends until it is told to: clients that send the same mixed requests again and again, and note when
-every token arrived."""
+"""Continuous load until stopped: clients repeat the same mixed requests, and record when every token arrives."""
 
 import asyncio
 import bisect
@@ -15,12 +14,15 @@ import httpx
 TIMEOUT_S = 300.0
 AFTER_FAILURE_S = 0.5
 FLOWING_S = 1.0
-"""A stream whose last piece is no older than this was not waiting for anything else."""
+"""Maximum age in seconds of a stream's last piece for the stream to count as flowing, not waiting for something
+else."""
 
 
 def mixed_bodies(texts: list[str], tokens: int, model: str) -> list[dict[str, Any]]:
-    """Streamed and not, greedy and sampled, one to three choices, of about `tokens` each, with a stop string now and
-    then."""
+    """Request bodies of mixed kinds: streamed or not, greedy or sampled, several choices.
+
+    Each choice has about `tokens` tokens, and some requests have a stop string.
+    """
     return [
         {
             "model": model,
@@ -38,7 +40,7 @@ def mixed_bodies(texts: list[str], tokens: int, model: str) -> list[dict[str, An
 
 
 class Answer(NamedTuple):
-    """What must be the same whenever a request is sent."""
+    """Part of an answer that must be the same whenever the request is sent."""
 
     texts: tuple[str, ...]
     finish_reasons: tuple[str, ...]
@@ -46,23 +48,24 @@ class Answer(NamedTuple):
 
 @dataclass
 class Trace:
-    """One request, under way or ended."""
+    """A request, in flight or ended."""
 
     number: int
-    """Of the request in the list of requests."""
+    """Index of the request in the list of bodies."""
     started_s: float
     arrivals: dict[int, list[float]] = field(default_factory=dict)
-    """By choice: when its pieces arrived; only of streams."""
+    """Arrival times of pieces by choice; for streams only."""
     ended_s: float | None = None
     answer: Answer | None = None
     failure: str | None = None
     broken: list[tuple[str, ...]] = field(default_factory=list)
-    """What had come each time when its connection broke, and it was sent again."""
+    """Texts received each time when the connection broke and the request was sent again."""
 
     def waits_s(self, at_s: float) -> Iterator[float]:
-        """From an instant, or the last piece soon after it, to the next piece; of every choice that was flowing then.
+        """Waits for the next piece around an instant, for every choice that was flowing then, in seconds.
 
-        What was on its way still arrives after a failure, and what has waited for longer waits for something else.
+        A wait starts at the instant, or at the last piece soon after it, because pieces already in transit still arrive
+        after a failure. A choice that has waited longer before is waiting for something else, and is left out.
         """
         for times in self.arrivals.values():
             first = bisect.bisect_left(times, at_s - FLOWING_S)
@@ -75,8 +78,8 @@ class SteadyLoad:
     """Sends `bodies` in turn to `url`/v1/completions, `concurrency` at a time, until stopped.
 
     Args:
-        repeat_s: how long a request is sent again whose connection breaks or is refused, as most clients do; 0 has it
-            fail at once.
+        repeat_s: seconds during which a request is retried if its connection breaks or is refused, as most clients do;
+            0 makes it fail immediately.
     """
 
     def __init__(self, url: str, bodies: list[dict[str, Any]], concurrency: int, repeat_s: float = 0.0) -> None:
@@ -89,11 +92,11 @@ class SteadyLoad:
         self._stopped = False
 
     def stop(self) -> None:
-        """Send no more requests; those under way are answered."""
+        """Sends no more requests; those in flight are still answered."""
         self._stopped = True
 
     async def run(self) -> None:
-        """Until stopped and every request is answered."""
+        """Runs until stopped and every request is answered."""
         limits = httpx.Limits(max_connections=None)
         async with (
             httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, trust_env=False) as http,
@@ -146,11 +149,11 @@ class SteadyLoad:
 
 
 class RequestFailed(RuntimeError):
-    """The server refused a request, or ended it by an error."""
+    """The server refused a request, or ended its stream with an error."""
 
 
 class ServerGone(RequestFailed):
-    """The proxy answered in the place of a router that is gone."""
+    """The proxy answered in place of a router that has ended."""
 
 
 def _check(status: int, text: str) -> None:
@@ -162,7 +165,7 @@ def _check(status: int, text: str) -> None:
 
 
 def _choices(line: str) -> list[dict[str, Any]]:
-    """Of one line of a stream of server-sent events."""
+    """Choices in one line of a stream of server-sent events."""
     data = line.removeprefix("data:").strip()
     if not line.startswith("data:") or data == "[DONE]":
         return []
@@ -173,7 +176,7 @@ def _choices(line: str) -> list[dict[str, Any]]:
 
 
 class Comparison(NamedTuple):
-    """Requests held against the answers they are known to have."""
+    """Result of comparing requests with their known answers."""
 
     num_requests: int
     failures: list[str]
@@ -181,7 +184,7 @@ class Comparison(NamedTuple):
 
 
 def compare(traces: list[Trace], answers: dict[int, Answer]) -> Comparison:
-    """Every ended request against `answers`, by the number of the request."""
+    """Compares every ended request with `answers`, by the request's number."""
     failures, differences = [], []
     ended = [trace for trace in traces if trace.ended_s is not None]
     for trace in ended:

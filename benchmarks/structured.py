@@ -1,4 +1,4 @@
-"""What a JSON schema costs, what it tells drafts, and the prefix cache's hits with drafts and without.
+"""Cost of a JSON schema, its benefit for drafts, and the prefix cache's hit rate with drafts and without.
 
     .venv/bin/python benchmarks/structured.py [--model DIR --drafter DIR] [--repeats N]
 
@@ -93,7 +93,7 @@ NUM_CHATS, NUM_TURNS, TURN_TOKENS = 6, 4, 24
 
 
 class MaskClock:
-    """Seconds of filling one round's masks, and of waiting for them once the forward pass is done."""
+    """Measures the seconds of filling one round's masks."""
 
     def __init__(self, masks: TokenMasks) -> None:
         self.fill_s: list[float] = []
@@ -105,13 +105,13 @@ class MaskClock:
             self.fill_s.append(time.perf_counter() - started)
             return late
 
-        # What is measured is the work of the masks' own thread, which nothing else can see.
+        # The masks are filled on a thread of their own, whose time no public figure contains.
         masks._fill = timed
 
 
 @contextmanager
 def grammars_tell(mode: str) -> Iterator[None]:
-    """What of a grammar goes into drafts: tokens that are certain, and to the drafter what may follow the root."""
+    """Selects the grammar information used by drafts: certain tokens, and the root's mask for the drafter."""
     forced, ahead = GrammarMasker.forced, GrammarMasker.ahead
     if mode not in (CERTAIN, BOTH):
         GrammarMasker.forced = lambda self, most: []
@@ -124,7 +124,7 @@ def grammars_tell(mode: str) -> Iterator[None]:
 
 
 class AheadClock:
-    """Seconds of finding the mask for the drafter, which a round waits for."""
+    """Measures the seconds of computing the drafter's mask, for which a round waits."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -139,12 +139,12 @@ class AheadClock:
         self._ahead, GrammarMasker.ahead = ahead, timed
 
     def stop(self) -> None:
-        """Time nothing more."""
+        """Stops measuring."""
         GrammarMasker.ahead = self._ahead
 
 
 def run_schemas(llm: LLM, mode: str, batch_size: int, num_seeds: int) -> Generation:
-    """Every schema with several seeds."""
+    """Generates from every schema with several seeds."""
     prompt, params = llm.tokenizer.encode(PROMPT), []
     for seed in range(num_seeds):
         for schema in SCHEMAS:
@@ -163,7 +163,7 @@ def run_schemas(llm: LLM, mode: str, batch_size: int, num_seeds: int) -> Generat
 
 
 def schemas_table(pair: Pair, names: list[str], repeats: int, num_seeds: int) -> tuple[list[Table], list[dict]]:
-    """Speed and acceptance under schemas, and what masks cost."""
+    """Measures speed and acceptance under schemas, and the cost of masks."""
     rows, costs, figures = [], [], []
     for name, shape, batch_size, modes in RUNS:
         if name not in names:
@@ -208,14 +208,14 @@ def schemas_table(pair: Pair, names: list[str], repeats: int, num_seeds: int) ->
 
 
 def mask_costs(seconds: list[float]) -> tuple[tuple[str, ...], dict[str, float]]:
-    """A table's row and its figures, in ms."""
+    """Table row and figures of mask costs, in ms."""
     ms = sorted(1e3 * value for value in seconds)
     figure = {"mean": statistics.mean(ms), "p99": ms[len(ms) * 99 // 100], "worst": ms[-1]}
     return (*(f"{value:.3f}" for value in figure.values()), str(len(ms))), figure
 
 
 def hits(pair: Pair, speculation: bool, num_turns: int) -> tuple[float, list[list[int]]]:
-    """Share of prompt tokens that the prefix cache held, over conversations that grow turn by turn; and the answers."""
+    """Share of prompt tokens found in the prefix cache over growing conversations, and the conversations."""
     shape = SpeculationConfig.default("cpu")
     config = EngineConfig(max_num_seqs=4, max_model_len=MAX_MODEL_LEN, num_kv_blocks=400, speculation=shape)
     llm = LLM(*pair, config, InProcessChannel, device="cpu")
@@ -230,13 +230,13 @@ def hits(pair: Pair, speculation: bool, num_turns: int) -> tuple[float, list[lis
 
 
 def main() -> None:
-    """Parse, measure, write."""
+    """Parses options, measures and writes the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--repeats", type=int, default=5)
     names = list(dict.fromkeys(run[0] for run in RUNS))
     parser.add_argument("--drafts", nargs="+", choices=names, default=names)
-    parser.add_argument("--seeds", type=int, default=4, help="answers of each schema")
+    parser.add_argument("--seeds", type=int, default=4, help="answers per schema")
     args = parser.parse_args()
     quiet()
     pair, facts = chosen_pair(args), {}

@@ -1,11 +1,11 @@
-"""Suffix drafts beside a head, against either alone: requests that quote, as agents' do, and chat.
+"""Suffix drafts combined with a head, compared with either alone: requests that quote, as agents' do, and chat.
 
     .venv/bin/python benchmarks/suffix_beside.py [--smollm2 DIR] [--at-once 1 4] [--temperatures 0 1]
 
-Plain decoding, the head, suffix drafts and both together take turns on each group of requests, an engine each, in one
-process and one thread. All clocks, those of the engines too, are the process's own processor time: another program on
-the machine slows nobody down. A first group teaches the engines, and is not counted. The command exits with 1 where
-both together are more than 3 % slower than the better of the two, or write another text.
+Plain decoding, the head, suffix drafts and both together take turns on each group of requests, with an engine each, in
+one process and one thread. All clocks, including the engines', are the process's own processor time, so that other
+programs on the machine do not affect the result. A first group is a warm-up and not counted. Exits with 1 if both
+together are more than 3 % slower than the better of the two, or write other text.
 """
 
 import argparse
@@ -36,7 +36,7 @@ QUESTIONS = ROOT / "deployments" / "bench" / "data" / "spec_bench_held_out.jsonl
 HEAD = ROOT / "examples" / "smollm2_eagle3" / "head"
 PLAIN, OWN, TEXT, BOTH = "plain", "head", "suffix", "both"
 LEAST = 0.97
-"""Ratio to the better of head and suffix drafts that is asked for."""
+"""Required ratio to the better of head and suffix drafts."""
 EDITS = (
     "Add the comment `# reviewed` as a first line to this file, and write the whole file again:",
     "Rename the first function of this file to `renamed`, and write the whole file again:",
@@ -57,7 +57,7 @@ class Load(NamedTuple):
 
 @dataclass
 class Mode:
-    """A way of decoding, and what its groups took."""
+    """A way of decoding, with sums over its groups."""
 
     llm: LLM
     speculation: bool = True
@@ -67,7 +67,7 @@ class Mode:
     texts: list[list[int]] = field(default_factory=list)
 
     def answer(self, load: Load, rows: slice, temperature: float) -> None:
-        """Answer some of the requests together."""
+        """Answers some of the requests concurrently."""
         prompts = load.prompts[rows]
         params = [
             SamplingParams(load.max_tokens, temperature, seed=rows.start + row, speculation=self.speculation)
@@ -82,17 +82,17 @@ class Mode:
             self.texts.append(result.token_ids)
 
     def forget(self) -> None:
-        """Count from now on."""
+        """Resets all counts."""
         self.tokens, self.seconds, self.metrics, self.texts = 0, 0.0, SpeculationMetrics(), []
 
     @property
     def rate(self) -> float:
-        """Tokens by second of the processor."""
+        """Tokens per second of processor time."""
         return self.tokens / self.seconds
 
 
 def opened(model: Path, drafter: str | Path, at_once: int, beside: bool) -> LLM:
-    """A model with a drafter."""
+    """Opens a model with a drafter."""
     config = EngineConfig(
         max_num_seqs=at_once,
         max_model_len=1536,
@@ -104,7 +104,7 @@ def opened(model: Path, drafter: str | Path, at_once: int, beside: bool) -> LLM:
 
 
 def pieces(count: int, least: int, most: int) -> list[str]:
-    """Functions and classes of held-out files of the standard library, by lines of their text."""
+    """Functions and classes from held-out files of the standard library, with `least` to `most` lines."""
     found = []
     for path in split_files(stdlib_root(), (".py",)).held_out:
         blocks = path.read_text(encoding="utf-8", errors="replace").split("\n\n\n")
@@ -116,8 +116,10 @@ def pieces(count: int, least: int, most: int) -> list[str]:
 
 
 def demo_loads(tokenizer: Tokenizer, count: int) -> list[Load]:
-    """The demo model goes on with code: a file that begins again, as an edit writes it, and files that it does not
-    know."""
+    """Requests to the demo model: code to continue.
+
+    The first load repeats a file, as an edit does; the second continues files that were not seen before.
+    """
     edits = []
     for piece in pieces(count, 20, 60):
         ids = tokenizer.encode(piece)[:320]
@@ -127,7 +129,7 @@ def demo_loads(tokenizer: Tokenizer, count: int) -> list[Load]:
 
 
 def chat_loads(tokenizer: Tokenizer, count: int) -> list[Load]:
-    """The chat model: edits of files, results of tools, questions."""
+    """Requests to the chat model: edits of files, tool results to quote, questions."""
 
     def asked(text: str) -> list[int]:
         return tokenizer.encode_chat([{"role": "user", "content": text}])
@@ -153,7 +155,10 @@ def chat_loads(tokenizer: Tokenizer, count: int) -> list[Load]:
 
 
 def measure(model: Path, head: Path, load: Load, at_once: int, temperature: float) -> dict[str, Mode]:
-    """All modes over all requests; anew for each load, since suffix drafts copy answers to the same requests."""
+    """Runs all modes over all requests.
+
+    Engines are new for each load, since suffix drafts would copy answers to repeated requests.
+    """
     own = opened(model, head, at_once, beside=False)
     modes = {
         PLAIN: Mode(own, speculation=False),
@@ -162,7 +167,7 @@ def measure(model: Path, head: Path, load: Load, at_once: int, temperature: floa
         BOTH: Mode(opened(model, head, at_once, beside=True)),
     }
     costs = [mode.llm.engine.policy.current.policy.costs for mode in modes.values()]
-    # How a machine is disturbed while an engine starts is not the question here.
+    # All engines get the smallest measured costs, because disturbances while an engine starts are not the subject here.
     least = [min(seconds) for seconds in zip(*(cost.passes.short_s for cost in costs), strict=True)]
     for cost in costs:
         cost.passes = cost.passes._replace(short_s=tuple(least))
@@ -179,7 +184,7 @@ def measure(model: Path, head: Path, load: Load, at_once: int, temperature: floa
 
 
 def row_of(name: str, at_once: int, temperature: float, modes: dict[str, Mode]) -> tuple[str, ...]:
-    """A line of the table."""
+    """Row of the table."""
     plain, own, text, both = (modes[mode].rate for mode in (PLAIN, OWN, TEXT, BOTH))
     equal = sum(one == other for one, other in zip(modes[BOTH].texts, modes[PLAIN].texts, strict=True))
     return (
@@ -195,14 +200,16 @@ def row_of(name: str, at_once: int, temperature: float, modes: dict[str, Mode]) 
 
 
 def main() -> None:
-    """Measure, print and write the figures."""
+    """Measures, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--smollm2", type=Path, help="folder of SmolLM2-135M-Instruct, for its requests")
-    parser.add_argument("--only", choices=["demo pair", "SmolLM2"], help="one of the two models")
+    parser.add_argument(
+        "--smollm2", type=Path, help="folder of SmolLM2-135M-Instruct; without it, the model is skipped"
+    )
+    parser.add_argument("--only", choices=["demo pair", "SmolLM2"], help="measure one of the two models only")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--requests", type=int, default=24, help="of each kind")
-    parser.add_argument("--quick", action="store_true", help="a few requests, and nothing is written")
+    parser.add_argument("--requests", type=int, default=24, help="requests of each kind")
+    parser.add_argument("--quick", action="store_true", help="send a few requests and write no file")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
     quiet()

@@ -1,7 +1,7 @@
-"""Every causal LM that transformers knows, in a size that decodes in milliseconds and with windows a prompt can leave.
+"""Small random models of every causal LM in transformers, which decode in milliseconds and have short windows.
 
-A class's own default configuration is kept, and its sizes are replaced by name; what differs from layer to layer is
-cut to few layers that show every kind. Weights are random and large enough that the best token stands out.
+A class's default configuration is kept, with its sizes replaced by name; per-layer lists are cut to few layers that
+cover every kind. Weights are random and large enough that the best token stands out.
 """
 
 from typing import Any
@@ -67,7 +67,7 @@ _SIZES = {
     "hidden_size_per_layer_input": 8,
     "encoder_hash_byte_group_vocab": 100,
 }
-"""By a configuration's own name of a size, where its class has one."""
+"""Sizes by the names that configuration classes use."""
 _SETTINGS = {
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -125,19 +125,19 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
     "minimax": {"layer_types": _TWO_KINDS},
 }
-"""By model type: what the rules above miss."""
+"""Fields by model type that the general rules do not cover."""
 
 
 def model_types() -> list[str]:
-    """Every model type that has a causal LM, sorted."""
+    """All model types that have a causal LM, sorted."""
     return sorted(config.model_type for config in MODEL_FOR_CAUSAL_LM_MAPPING)
 
 
 def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
-    """A random model of a type, in float32.
+    """Creates a random model of a type, in float32.
 
     Raises:
-        Exception: whatever the class raises where the sizes do not fit it.
+        Exception: whatever the class raises if the sizes do not fit it.
     """
     kind = next(config for config in MODEL_FOR_CAUSAL_LM_MAPPING if config.model_type == model_type)
     torch.manual_seed(seed)
@@ -148,7 +148,7 @@ def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
 
 
 def tiny_config(kind: type[PretrainedConfig]) -> PretrainedConfig:
-    """The default configuration of a class, with small sizes."""
+    """Default configuration of a class, with small sizes."""
     return kind(**_tiny_fields(kind()))
 
 
@@ -168,7 +168,7 @@ def _tiny_fields(config: PretrainedConfig) -> dict[str, Any]:
         elif isinstance(value, dict) and "rope" in name and value:
             fields[name] = value
     if given.get("kv_lora_rank"):
-        # Latent attention has a key per head, and head_dim is the width of the rotated part of it.
+        # Latent attention has a key per head, and head_dim is the width of the key's rotated part.
         fields |= {"num_key_value_heads": _NUM_HEADS, "head_dim": _SIZES["qk_rope_head_dim"]}
     fields = {name: value for name, value in fields.items() if name != "per_layer_config"}
     fields |= _SPECIAL.get(config.model_type, {})
@@ -184,7 +184,7 @@ def _num_layers(config: PretrainedConfig) -> int | None:
 
 
 def _few(by_layer: list[Any]) -> list[Any]:
-    """Values of few layers in which every kind shows up."""
+    """Values of few layers that cover every kind."""
     kinds = list(dict.fromkeys(map(str, by_layer)))
     if set(map(str, by_layer[:_NUM_LAYERS])) == set(kinds):
         return by_layer[:_NUM_LAYERS]
@@ -194,7 +194,9 @@ def _few(by_layer: list[Any]) -> list[Any]:
 
 @torch.no_grad()
 def _spread(model: nn.Module) -> None:
-    """Make weights that an initialisation left alike, or next to nothing, tell tokens and positions apart."""
+    """Perturbs weights that are initialised to constants or tiny numbers, so that the model tells tokens and positions
+    apart.
+    """
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator)

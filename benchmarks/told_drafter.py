@@ -1,4 +1,4 @@
-"""A drafter that knows what will be written, and drafts it among wrong tokens."""
+"""A drafter that is given the future text, and drafts it among wrong tokens."""
 
 import random
 
@@ -11,10 +11,12 @@ _WRONG_EVERY = 3
 
 
 class ToldDrafter(Drafter):
-    """Trees in which the right token is the last of two or three siblings; each third tree is wrong from its root on.
+    """Drafts trees in which the right token is the last of two or three siblings.
+
+    Every third tree is wrong from its root on.
 
     Args:
-        sequences: prompts with what follows them; other histories get a bare root.
+        sequences: prompts with their continuations; other histories get a bare root.
     """
 
     def __init__(self, sequences: list[list[int]], vocab_size: int) -> None:
@@ -23,14 +25,14 @@ class ToldDrafter(Drafter):
         self._num_trees = 0
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """Takes the size of the trees."""
+        """Stores the size of the trees."""
         self._num_nodes, self._num_levels = spec.num_nodes, spec.max_path - 1
 
     def commit(self, batch: DraftBatch) -> None:
-        """Learns nothing."""
+        """Does nothing: the text is known."""
 
     def propose(self, batch: DraftBatch) -> TokenTree:
-        """One tree per sequence, padded."""
+        """Returns one tree per sequence, padded."""
         slots = batch.proposal_slots.tolist()
         histories = [batch.token_ids[slot, : batch.committed_lens[slot]].tolist() for slot in slots]
         shape = (len(slots), self._num_nodes)

@@ -1,4 +1,4 @@
-"""What every benchmark generates from: prompts cut out of files that no training run of the demo pair has seen."""
+"""Prompts for all benchmarks, cut from files that were not in any training run of the demo pair."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,16 +9,17 @@ from wingbeat.runtime.corpus import read_text, split_files
 from wingbeat.runtime.tokenizer import Tokenizer
 
 PROMPT_TOKENS = (64, 128, 192, 256)
-"""Lengths the prompts of one file go through in turn; a prompt ends with the line that reaches its length."""
+"""Target lengths in tokens that the prompts of one file cycle through; a prompt ends with the line that reaches its
+length."""
 GAP_TOKENS = 128
-"""Text left out between two prompts of one file, so that no prompt holds what another one is to continue with."""
+"""Tokens of text skipped between two prompts of one file, so that no prompt contains another's continuation."""
 
 
 class Prompt(NamedTuple):
-    """A piece of a held-out file, from the start of a line to the end of one."""
+    """A piece of a held-out file, from the start of a line to the end of a line."""
 
     source: str
-    """Path relative to the corpus, and the line it starts at."""
+    """Path relative to the corpus, and the line at which the prompt starts."""
     text: str
     token_ids: list[int]
 
@@ -26,7 +27,7 @@ class Prompt(NamedTuple):
 def held_out_prompts(
     tokenizer: Tokenizer, corpus: Path, count: int, suffixes: tuple[str, ...] = (".py",)
 ) -> list[Prompt]:
-    """The first prompts of every held-out file, then their second ones, and so on; the same ones on every call.
+    """Returns the first prompts of every held-out file, then their second ones, and so on; deterministic.
 
     Raises:
         ValueError: the held-out files have fewer than `count` prompts.
@@ -50,12 +51,12 @@ def held_out_prompts(
 
 
 def fingerprint(prompts: list[Prompt]) -> str:
-    """Eight digits that tell whether two runs had the same prompts."""
+    """Eight hexadecimal digits that identify a set of prompts."""
     return hashlib.sha256("\0".join(prompt.text for prompt in prompts).encode()).hexdigest()[:8]
 
 
 def describe(prompts: list[Prompt]) -> str:
-    """One line for the report."""
+    """Describes the prompts in one line for the report."""
     lengths = [len(prompt.token_ids) for prompt in prompts]
     return (
         f"{len(prompts)} prompts of {min(lengths)} to {max(lengths)} tokens from held-out files, "
@@ -64,7 +65,7 @@ def describe(prompts: list[Prompt]) -> str:
 
 
 def _prompts_of(tokenizer: Tokenizer, path: Path, corpus: Path, number: int) -> Iterator[Prompt]:
-    """`number` chooses the first length, so that files begin with different ones."""
+    """Yields the prompts of a file; `number` selects the first length, so that files begin with different lengths."""
     text = read_text(path)
     lines = [] if text is None else text.splitlines(keepends=True)
     lengths = [len(tokenizer.encode(line, add_special_tokens=False)) for line in lines]
@@ -85,7 +86,7 @@ def _prompts_of(tokenizer: Tokenizer, path: Path, corpus: Path, number: int) -> 
 
 
 def _reach(lengths: list[int], start: int, num_tokens: int) -> int | None:
-    """The line after the one with which `num_tokens` are reached from `start`; None where the file ends before."""
+    """Index past the line at which `num_tokens` are reached from `start`; None if the file ends before."""
     total = 0
     for index in range(start, len(lengths)):
         total += lengths[index]

@@ -85,7 +85,7 @@ the single least loaded engine.
 
 
 class EngineLoad(NamedTuple):
-    """One live engine as its router sees it."""
+    """A live engine as its router sees it."""
 
     engine_id: str
     outstanding_tokens: int

@@ -28,53 +28,55 @@ from wingbeat.deployments.router import END_S, Router
 logger = logging.getLogger(__name__)
 ENGINE_ROUTER = "wingbeat.deployments.fleet.replica_router.EngineRequestRouter"
 UNLIMITED = 100_000
-"""A verifier holds one stream per router and short calls; its load is bounded by the pools' admission, not by Serve."""
+"""Ongoing calls per verifier: one stream per router and short calls. The routers' admission bounds the load."""
 SERVE_ENV = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     **PROXY_ENV,
 }
-"""One event loop per replica: in the others each message costs two thread switches, which the engine's thread pays for
-with the interpreter lock. Serve's own bundle of such switches (RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per
-replica and drains it for 30 s at the end."""
+"""Environment of replicas: a single event loop. With Serve's separate loops each message costs two thread switches, and
+the engine's thread waits for the interpreter lock meanwhile. Serve's own collection of such options
+(RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per replica and drains it for 30 s at the end.
+"""
 SCALING_ENV = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
-"""Serve's controller hears of the load every second, and not every 6 to 10."""
+"""Environment that makes Serve report load to its controller every second instead of every 6 to 10 s."""
 ROUTER, VERIFIER = "Router", "Verifier"
 HEALTH_CHECK_PERIOD_S = 1.0
-"""How long Serve may take to see that a replica's process is gone, and to start another one."""
+"""Seconds between Serve's health checks: the time until Serve notices a dead replica and starts another."""
 HEAD_NODE, HEAD_SHARE = "node:__internal_head__", 0.001
-"""Ray's own resource of that node, and so little of it that it never runs out."""
+"""Ray's resource of the cluster's head node, and an amount small enough that it never runs out."""
 START_ATTEMPTS = 2
-"""One more than none covers a process lost by chance; a checkpoint that does not load never will."""
+"""Attempts to construct a replica. One retry covers a process lost by chance; a broken checkpoint fails every time."""
 
 
 def build(args: AppConfig | Mapping[str, Any]) -> Application:
-    """The application for settings; starts nothing.
+    """Builds the Serve application for settings; starts nothing.
 
-    Shares of GPUs that are left open are settled here: by Ray's count where this process is connected to a cluster, as
-    it is below `serve run` and `serve deploy`, else by this machine's.
+    GPU shares that are not given are decided here: by Ray's count of GPUs if this process is connected to a cluster, as
+    under `serve run` and `serve deploy`, else by this machine's GPUs.
 
     Raises:
-        SettingsError: a setting is unknown or wrong, or needs more GPUs than there are; one line that names it.
+        SettingsError: a setting is unknown or invalid, or needs more GPUs than there are; one line that names the
+            setting.
     """
     return build_placed(args if isinstance(args, AppConfig) else _settings(args))
 
 
 def build_placed(config: AppConfig, accelerator_types: Sequence[str | None] = ()) -> Application:
-    """`build` of settings that are read; `accelerator_types` as `build_at`; raises as `build`."""
+    """Same as `build` for validated settings; `accelerator_types` as in `build_at`. Raises as `build`."""
     for take_gpus in hooks("take_gpus"):
         config = take_gpus(config, ray.is_initialized(), lambda line: logger.info("%s", line))
     return build_at(config, None, accelerator_types)
 
 
 def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequence[str | None] = ()) -> Application:
-    """The application whose only router listens at a door on the node of Ray's head; None: wherever Serve does.
+    """Builds the application with one router that listens on `door`, on the head node; None listens on Serve's proxy.
 
     Args:
-        accelerator_types: by model, Ray's name of the GPUs that verifiers are placed on; None: any.
+        accelerator_types: by model, Ray's name of the GPU type for verifiers; None is any type.
     """
     served = config.served()
     kinds = accelerator_types or [None] * len(served)
@@ -84,18 +86,18 @@ def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequenc
 
 def _engines(config: AppConfig, mark: str, accelerator_type: str | None) -> Application:
     pool = first("bind_drafters", config, mark)
-    # Serve's controller keeps it for the replicas of this build; what is pushed is gone with the next one.
+    # Serve's controller keeps the key for the replicas of this build; pushed weights are lost with the next build.
     store_key = uuid.uuid4().hex
     return _verifier(config, accelerator_type, VERIFIER + mark).bind(config, pool, store_key)
 
 
 def verifier_names(config: AppConfig) -> list[str]:
-    """Of the deployments of verifiers, by model."""
+    """Names of the verifiers' deployments, by model."""
     return [VERIFIER + _mark(one, config) for one in config.served()]
 
 
 def _mark(one: AppConfig, config: AppConfig) -> str:
-    """What a model adds to the names of its deployments, which are in names of files too."""
+    """Suffix of a model's deployment names, safe for use in file names; empty for a single model."""
     if one is config:
         return ""
     name = one.model_name()
@@ -111,7 +113,7 @@ def _settings(given: Mapping[str, Any]) -> AppConfig:
 
 
 def __getattr__(name: str) -> Application:
-    """`app`: the demo pair's application, for tools that take an application and no function, such as `serve build`."""
+    """Returns the demo pair's application as `app`, for tools that take no function, such as `serve build`."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return build({})
@@ -147,7 +149,7 @@ def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
         ray_actor_options={
             "num_cpus": CPUS_OF_ROUTER,
             "resources": {HEAD_NODE: HEAD_SHARE} if at_head else {},
-            # Which reads the settings of its models again.
+            # Routers read and check the models' settings again, so they need the same variables.
             "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | _environment(config)},
         },
         max_ongoing_requests=config.max_ongoing_requests,

@@ -1,4 +1,4 @@
-"""Everything an operator can set about a Wingbeat application; knows nothing of Ray objects or models."""
+"""All settings of a Wingbeat application. Uses no Ray objects and loads no model."""
 
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -21,16 +21,16 @@ from wingbeat.runtime.settings import Settings
 
 _ENGINE = EngineConfig()
 DEFAULT_POSITIONS = _ENGINE.max_model_len
-"""Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
+"""Context length in tokens for a model whose config.json has none; the loaded model may lower it."""
 
 CPUS_OF_DRAFTER, CPUS_OF_ROUTER = 0.3, 0.1
-"""That Ray sets aside; they bound how many fit on a node, not what each may use of it."""
+"""CPUs that Ray reserves; they limit how many processes fit on a node, not what each may use."""
 
 _MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1
 
 
 PartSettings = create_model("PartSettings", __base__=Settings, **merged("settings"))
-"""Settings of the parts that are there."""
+"""Settings of the installed parts."""
 
 
 class AppConfig(
@@ -44,98 +44,133 @@ class AppConfig(
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:
-        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+        pydantic.ValidationError: a field is unknown, of the wrong type or out of range.
     """
 
     served_model_name: str | None = Field(
         None,
-        description="Name clients pass as `model`, or several separated by commas, of which answers bear the first; "
-        "none uses the directory's name.",
+        description="Name that clients pass as `model`, or several names separated by commas, of which answers carry "
+        "the first. By default the folder's name, org/name on the hub, the short name, or wingbeat-demo.",
     )
 
     max_queued_requests: int = Field(
-        256, ge=0, description="Requests a router holds beyond what its engines run at once before it answers 503."
+        256,
+        ge=0,
+        description="Requests that may wait, over all engines and routers together, beyond the max_num_seqs that "
+        "each engine runs; further requests are answered by 503.",
     )
     engine_wait_s: float = Field(
         120.0,
         ge=0,
-        description="What a request waits where no engine is there, such as while one is started; 0 answers 503 at "
-        "once.",
+        description="Seconds that a request waits while there is no engine, such as during its start; 0 answers 503 "
+        "at once.",
     )
-    max_ongoing_requests: int = Field(1024, ge=1, description="HTTP requests one router replica handles at once.")
+    max_ongoing_requests: int = Field(1024, ge=1, description="HTTP requests that one router replica handles at once.")
     shutdown_timeout_s: float = Field(
-        30.0, ge=0, description="What running requests have to end when the server or a replica is told to stop."
+        30.0,
+        ge=0,
+        description="Seconds that running requests have to end after the server or a replica is told to stop.",
     )
 
     max_num_seqs: int | None = Field(
         None,
-        description=f"Sequences one engine runs at once; by default {NUM_SEQS['cpu']} on CPUs, and on GPUs as many of "
-        f"{NUM_SEQS['cuda']} as the memory holds.",
+        description=f"Sequences that one engine runs at once. By default {NUM_SEQS['cpu']} on CPUs, and on GPUs as "
+        f"many of {NUM_SEQS['cuda']} as the memory holds.",
     )
     max_model_len: int | None = Field(
         None,
-        description="Prompt and output together, in tokens; none takes the model's positions, as far as the memory "
-        "holds a sequence of them.",
+        description="Maximum tokens of prompt and answer together. By default the model's positions, or fewer if the "
+        "KV memory does not hold one sequence of that length.",
     )
     max_num_batched_tokens: int | None = Field(
         None,
-        description=f"Prompt tokens per round; by default {PROMPT_TOKENS['cpu']} on CPUs and {PROMPT_TOKENS['cuda']} "
-        "on GPUs, or less where their memory is short.",
+        description="Prompt tokens computed per round, beside the running sequences. By default "
+        f"{PROMPT_TOKENS['cpu']} on CPUs and {PROMPT_TOKENS['cuda']} on GPUs, there 1024 or 512 if memory "
+        "is short.",
     )
-    block_size: int = Field(_ENGINE.block_size, description="Tokens per KV block.")
-    num_kv_blocks: int | None = Field(None, description="KV blocks; none sizes the pool by kv_cache_memory_bytes.")
+    block_size: int = Field(_ENGINE.block_size, description="Tokens per block of the KV cache.")
+    num_kv_blocks: int | None = Field(
+        None,
+        description="KV blocks of the verifier; the drafter has as many of its own. By default as many as "
+        "kv_cache_memory_bytes holds.",
+    )
     kv_cache_memory_bytes: int | None = Field(
         None,
         ge=1,
-        description="Budget of the KV pool; none goes by gpu_memory_utilization, and on CPUs takes "
-        f"{_ENGINE.cpu_memory_utilization:.0%} of the RAM that is free beside the weights, per replica.",
+        description="Bytes of the verifier's KV pool (per rank); the drafter has as many blocks of its own. By "
+        f"default what gpu_memory_utilization leaves, and on CPUs {_ENGINE.cpu_memory_utilization:.0%} of the RAM "
+        "that is free beside the weights, per replica.",
     )
     gpu_memory_utilization: float = Field(
         _ENGINE.gpu_memory_utilization,
-        description="Of the GPU's memory (of the pair's share of it), what weights, activations, graphs, KV and a "
-        "drafter on the same GPU may hold together.",
+        description="Fraction of the GPU's memory (of the pair's share of it) that weights, activations, graphs, KV "
+        "cache and a drafter on the same GPU may take together.",
     )
-    enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
-    drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
+    enable_prefix_caching: bool = Field(
+        _ENGINE.enable_prefix_caching, description="Reuse the KV cache of equal prompt prefixes."
+    )
+    drafter_timeout_s: float = Field(
+        _ENGINE.drafter_timeout_s,
+        gt=0,
+        description="Seconds without an answer after which a drafter counts as stuck and is replaced; rounds decode "
+        "plainly after 0.15 s, or after twice its usual time to answer. On GPUs a drafter's first answer may take "
+        "60 s, while its kernels compile.",
+    )
     drafter_back_off_s: float = Field(
         1.0,
         ge=0,
-        description="Pause before a drafter that failed again is replaced; doubles with each failure, up to 30 s.",
+        description="Seconds before a drafter that failed again is replaced; doubled by each failure, up to 30 s.",
     )
     stream_interval_ms: float = Field(
-        20.0, ge=0, description="Least time between two messages of one engine to one router; first tokens never wait."
+        20.0,
+        ge=0,
+        description="Least milliseconds between two messages of one engine to one router, which carry "
+        "all tokens since the last; first tokens are sent at once.",
     )
 
     channel: Literal["auto", "shm", "cuda_ipc", "remote"] = Field(
         "auto",
-        description="What carries rounds between verifier and drafter: host memory, GPU memory, or a connection "
-        "between nodes. 'auto' is remote where they are on two, else cuda_ipc where both have a GPU, else shm.",
+        description="Transport of rounds between verifier and drafter: 'shm' (host memory), 'cuda_ipc' (GPU memory) "
+        "or 'remote' (a connection between nodes). 'auto' is remote if drafter_resources places them on two nodes, "
+        "else cuda_ipc if both are on a GPU (with a fallback if the GPUs cannot share memory), else shm.",
     )
-    # The words come first: they are what a command line has after the option's name.
+    # The literal is the union's first member because the command line's help shows the first member's values.
     cuda_graphs: Literal["full", "decode_only", "none"] | bool | None = Field(
         None,
-        description="Replay rounds as CUDA graphs; decode_only: those of decodes without prompts. By default full on "
-        "GPUs; true is full, and false none.",
+        description="Replay rounds, and the passes of drafters with weights, as CUDA graphs: 'full' also captures "
+        "rounds with prompt chunks, 'decode_only' only rounds of decodes, 'none' runs everything eagerly. By default "
+        "full on GPUs; true is full and false is none.",
     )
     num_gpus_per_verifier: float = Field(
         0.0,
         ge=0,
-        description="A GPU, or a share of one, per verifier; of each of its ranks, where it has several. With neither "
-        "share given, 1 and 1 where two GPUs are free for a pair, else 0.7 and 0.3 of one.",
+        description="GPU, or fraction of one, per verifier; per rank if it has several; at most 1. If neither GPU "
+        "share is given, 1 and 1 if two GPUs are free for a pair, else 0.7 and 0.3 of one GPU.",
     )
-    num_gpus_per_drafter: float = Field(0.0, ge=0, description="A GPU, or a share of one, per drafter.")
-    num_cpus_per_verifier: float = Field(0.5, ge=0, description="CPUs Ray sets aside per verifier.")
+    num_gpus_per_drafter: float = Field(
+        0.0, ge=0, description="GPU, or fraction of one, per drafter; see num_gpus_per_verifier."
+    )
+    num_cpus_per_verifier: float = Field(
+        0.5,
+        ge=0,
+        description=f"CPUs that Ray reserves per verifier, beside {CPUS_OF_DRAFTER} per drafter and {CPUS_OF_ROUTER} "
+        "per router. They limit placement, not use.",
+    )
     verifier_resources: NodeResources = Field(
         None,
-        description="Ray resources of the nodes that verifiers may run on, beside CPUs and GPUs, such as big_gpu; each "
-        "rank takes the amounts.",
+        description="Custom Ray resources that each verifier takes, beside CPUs and GPUs, as JSON such as "
+        '{"big_gpu": 1}; verifiers run only on nodes that have them. Each rank takes these amounts.',
     )
 
     engine_factory: str | None = Field(
-        None, description="`module:function` from this config to an engine other than Wingbeat's own."
+        None,
+        description="`module:function` that takes these settings and returns an engine of yours in place of "
+        "Wingbeat's.",
     )
     drafter_factory: str | None = Field(
-        None, description="`module:function` from this config to a drafter's worker other than Wingbeat's own."
+        None,
+        description="`module:function` that takes these settings and returns a drafter worker of yours in "
+        "place of Wingbeat's.",
     )
 
     _named_dir: Path | None = PrivateAttr(None)
@@ -150,12 +185,12 @@ class AppConfig(
     def _check_names(cls, value: str | None) -> str | None:
         names = [] if value is None else _names_in(value)
         if value is not None and (not all(names) or len(set(names)) < len(names)):
-            raise ValueError("must be names separated by commas, each one once")
+            raise ValueError("must be names separated by commas, without repeats")
         return value
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        """Refuse what overflows a clock or a field of Serve's messages."""
+        """Refuses numbers that would overflow a clock or a field of Serve's messages."""
         for name, value in self:
             seconds = isinstance(value, float) and name.endswith(("_s", "_ms"))
             most = MOST_SECONDS if seconds else _MOST_CALLS if name == "max_ongoing_requests" else _MOST_OF_ANY
@@ -165,7 +200,7 @@ class AppConfig(
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        """Refuse what no single field can see, naming field, value and what is allowed."""
+        """Refuses contradictions between fields; the message names field, value and what is allowed."""
         for check in hooks("check_settings"):
             check(self)
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
@@ -175,7 +210,9 @@ class AppConfig(
         if self.has_channel() and not self.leaves_gpus_open():
             self.channel_kind()
         if (self.channel == "remote" or self.may_span_nodes()) and not hooks("network_channel"):
-            raise ValueError("no channel reaches another node here: leave out drafter_resources, and channel remote")
+            raise ValueError(
+                "no installed part has a channel to another node: leave out drafter_resources, and channel remote"
+            )
         for name in ("engine_factory", "drafter_factory"):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
@@ -184,7 +221,7 @@ class AppConfig(
         return self
 
     def asked(self) -> dict[str, tuple[bool, str]]:
-        """Features that do not go with everything: whether each is asked for, and how."""
+        """Returns each feature that conflicts with others: whether the settings use it, and the words that say so."""
         device, is_open, node = self.resolved_device(), self.leaves_gpus_open(), self.may_span_nodes()
         share, of_drafter = self.num_gpus_per_verifier, self.num_gpus_per_drafter
         verifier, drafter = f"num_gpus_per_verifier is {share:g}", f"num_gpus_per_drafter is {of_drafter:g}"
@@ -215,21 +252,21 @@ class AppConfig(
         )
 
     def leaves_gpus_open(self) -> bool:
-        """Whether it is for the GPUs there are to decide device and shares.
+        """Whether the GPUs found at the start decide device and GPU shares.
 
-        Until that is done everything is on the CPU, unless the device is given.
+        Until then, these settings place everything on the CPU unless `device` is given.
         """
         return bool(first("leaves_gpus_open", self))
 
     def is_wingbeats_own(self) -> bool:
-        """Whether Wingbeat's own engine runs the model."""
+        """Whether Wingbeat's own engine runs the model (no `engine_factory`, no `engine_dir`)."""
         return self.engine_factory is None and self.engine_dir is None
 
     def engine_config(self) -> EngineConfig:
-        """Limits of one engine, as the runtime takes them.
+        """Returns the limits of one engine in the runtime's form.
 
         Raises:
-            ValueError: a limit is out of range; names field and value.
+            ValueError: a limit is out of range; the message names field and value.
             ModelCheckpointError: the model's config.json cannot be read.
         """
         return self._limits(self.max_model_len or self._positions() or DEFAULT_POSITIONS)
@@ -250,7 +287,7 @@ class AppConfig(
         )
 
     def most_num_seqs(self) -> int:
-        """Sequences that one engine runs at once, before a GPU's memory has lowered them."""
+        """Maximum sequences that one engine runs at once, before a GPU's memory lowers the number."""
         if self.max_num_seqs is not None:
             return self.max_num_seqs
         return NUM_SEQS["cuda" if self._leaves_num_seqs_to_memory() else "cpu"]
@@ -259,7 +296,7 @@ class AppConfig(
         return self.max_num_seqs is None and self.is_wingbeats_own() and self.resolved_device() == "cuda"
 
     def text_identity(self) -> str:
-        """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
+        """Describes all settings that affect tokens: engines with equal ones may continue each other's texts."""
         engine = "torch" if self.engine_dir is None else f"the engines of {self.engine_dir}"
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
         dtype += " with weights of int8" if self.rounds_weights() else ""
@@ -271,77 +308,77 @@ class AppConfig(
         return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{more}"
 
     def with_weights(self, folder: Path) -> Self:
-        """The same model by the same names with the same drafter, by the weights in another folder."""
-        # How well the drafter does by them is for nobody here to say.
+        """Returns a copy that loads the verifier's weights from another folder; model names and drafter stay."""
+        # The drafter's acceptance with the new weights is unknown, so a failed self-test must not end the start.
         kept = {"served_model_name": ",".join(self.model_names()), "drafter": str(self.choice().source)}
         made = self.model_copy(update={"model": folder, "allow_bad_drafter": True, **kept})
         made._named_dir = self.named_dir()
         return made
 
     def named_dir(self) -> Path:
-        """The verifier's checkpoint as the settings have it; see `model_dir` for what it is and what it raises."""
+        """Folder of the original verifier's checkpoint, also after `with_weights`; raises as `model_dir`."""
         return self._named_dir or self.model_dir()
 
     def num_ranks(self) -> int:
-        """Processes of each verifier, each with its share of a node."""
+        """Number of ranks (processes) of each verifier."""
         return first("num_ranks", self) or 1
 
     def tries_bfloat16(self) -> bool:
-        """As of a single process; several have the same dtype."""
+        """Whether timings choose the dtype: never with several ranks, which must have the same dtype."""
         return self.num_ranks() == 1 and super().tries_bfloat16()
 
     def resolved_device(self) -> str:
-        """`cpu` or `cuda`."""
+        """Returns `cpu` or `cuda`, from `device` and the verifier's GPU share."""
         if self.device == "auto":
             return "cuda" if self.num_gpus_per_verifier > 0 else "cpu"
         return self.device
 
     def stuck_after_s(self) -> float:
-        """What any round of an engine may take."""
+        """Seconds that any round may take before the engine counts as stuck."""
         slow = self.resolved_device() == "cuda" or self.num_ranks() > 1
         return self.patience_s(slow, self.drafter_timeout_s)
 
     def shares_core(self) -> bool:
-        """Whether the pair's threads, which take turns, are to be kept on one core, where one can be spared."""
+        """Whether verifier and drafter, which take turns, should be pinned to one core if one can be spared."""
         alone = self.num_threads() == 1 and self.num_ranks() == 1
         return self.resolved_device() == "cpu" and alone and self.has_own_drafter()
 
     def num_threads(self) -> int:
-        """As of one pair; each of several would take what all of them have, so that they have 1 where none is given."""
+        """Number of CPU threads; 0 measures. 1 by default with several pairs or ranks, as each would take all cores."""
         scaled = self.autoscaling_config is not None or (self.num_replicas or 1) > 1
         several = scaled or self.num_ranks() > 1 or self.num_shared_drafters() > 0
         return 1 if self.threads is None and several else super().num_threads()
 
     def drafter_device(self) -> str:
-        """`cpu` or `cuda`; kinds that only look tokens up run on the CPU whatever share they have."""
+        """Returns `cpu` or `cuda`; drafters that only look up earlier text run on the CPU whatever their GPU share."""
         has_gpu = self.resolved_device() == "cuda" and (self.num_gpus_per_drafter > 0 or self.drafts_in_engine())
         return "cuda" if has_gpu and self.choice().can_use_gpu else "cpu"
 
     def channel_kind(self, one_node: bool = True) -> ChannelKind:
-        """Kind of channel of a pair on one node or on two.
+        """Returns the kind of channel of a pair on one node or on two.
 
         Raises:
-            ValueError: the kind asked for needs a GPU that a side does not have; names the side.
+            ValueError: the kind needs a GPU that one side does not have; the message names the side.
         """
         return choose_channel(self.channel, self.resolved_device(), self.drafter_device(), one_node)
 
     def may_span_nodes(self) -> bool:
-        """Whether Ray may put a drafter on another node than its verifier."""
+        """Whether Ray may place a drafter on another node than its verifier."""
         elsewhere = self.channel == "remote" or (self.channel == "auto" and self.drafter_resources is not None)
         return elsewhere and not self.num_shared_drafters()
 
     def verifier_share(self) -> Share:
-        """Of a node that a verifier takes, or each of its ranks."""
+        """Resources of a node that each rank of a verifier takes."""
         return Share(self.num_cpus_per_verifier, self.num_gpus_per_verifier, self.verifier_resources)
 
     def drafter_share(self) -> Share:
-        """What Ray sets aside for a drafter."""
+        """Resources that Ray reserves for a drafter."""
         return Share(CPUS_OF_DRAFTER, self.num_gpus_per_drafter, self.drafter_resources)
 
     def may_take_drafter_in(self) -> bool:
-        """Whether an engine loads its drafter itself where GPU memory carries nothing between two processes.
+        """Whether an engine may load the drafter in its own process if two processes cannot share GPU memory.
 
-        Nothing was chosen by name that this would go against, and both are on one GPU, whose memory then holds it.
+        True only if neither `channel` nor `drafter_place` was set and both sides share one GPU, which holds them.
         """
         by_name = self.channel != "auto" or "drafter_place" in self.model_fields_set
         alone = self.num_ranks() == 1 and self.has_own_drafter() and self.is_wingbeats_own()
@@ -349,7 +386,7 @@ class AppConfig(
         return on_gpu and self.engine_config().drafter_beside
 
     def model_names(self) -> tuple[str, ...]:
-        """What clients pass as `model`; answers bear the first one."""
+        """Names that clients may pass as `model`; answers carry the first."""
         if self.served_model_name is not None:
             return tuple(_names_in(self.served_model_name))
         if self.model is None:
@@ -358,18 +395,18 @@ class AppConfig(
         return (self.model.resolve().name if name is None else name.repository,)
 
     def model_name(self) -> str:
-        """The first of them."""
+        """The first of `model_names`, which answers carry."""
         return self.model_names()[0]
 
     def all_names(self) -> tuple[str, ...]:
-        """Names that requests may give as `model`, those of variants included."""
+        """Names that requests may pass as `model`, including variants such as adapters."""
         return (*self.model_names(), *(name for of in hooks("variant_names") for name in of(self)))
 
     def served(self) -> "tuple[AppConfig, ...]":
-        """The settings of each model, complete; of one model, these.
+        """Returns the complete settings of each model; with a single model, these settings.
 
         Raises:
-            ValueError: a setting stands where it does not belong, or is wrong.
+            ValueError: a setting of one model is given for all, or the reverse, or is invalid.
         """
         return first("served", self) or (self,)
 

@@ -1,14 +1,13 @@
-"""Room in a Ray cluster for an application, checked before anything is deployed."""
+"""Check, before deployment, that a Ray cluster has room for an application."""
 
 from wingbeat.cluster.placement import Group, check_node_gpus, check_room, node_gpus, node_resources, pair_bundles
 from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
 
 
 def check_in_cluster(config: AppConfig) -> None:
-    """Refuse what the nodes there are now cannot hold, which Ray would wait for without end.
+    """Raises ValueError if the current nodes cannot hold the application; Ray would wait for resources without end.
 
-    Raises:
-        ValueError: names the resource, what takes it, what there is, and the settings to change.
+    The message names the resource, what needs it, how much there is, and the settings to change.
     """
     served = config.served()
     for one in served:
@@ -31,7 +30,7 @@ def check_in_cluster(config: AppConfig) -> None:
 
 
 def _groups(config: AppConfig) -> list[Group]:
-    """A model's verifiers, each with its drafter, and its shared drafters."""
+    """Placement groups of a model: its verifiers, each with its drafter, and its shared drafters."""
     own = config.drafter_share() if config.has_own_drafter() else None
     whose = "a verifier" if own is None else "a verifier with its drafter"
     bundles = pair_bundles(config.verifier_share(), own, config.num_ranks())

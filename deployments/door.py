@@ -1,8 +1,8 @@
-"""The socket that clients connect to: bound once by the launcher, and lent to every router that starts.
+"""The server socket (the "door"): bound once by the launcher and handed to each router that starts.
 
-A router that dies takes with it the connections that it had accepted. The port stays bound, so that no other bind can
-fail, and whoever connects meanwhile waits in the kernel's queue for the next router. The first router is what makes
-the socket listen: before, connections are refused.
+A router that dies loses the connections that it had accepted. The port stays bound by the launcher, so that the next
+router need not bind, and clients that connect meanwhile wait in the kernel's queue for the next router. The first
+router calls listen(); before that, connections are refused.
 """
 
 import array
@@ -14,49 +14,49 @@ import threading
 from typing import NamedTuple, Self
 
 HAND_OVER_S = 60.0
-"""A launcher that gets no processor may take as long to hand its socket over."""
+"""Seconds to wait for the launcher's socket: on a busy machine the launcher may get no CPU for that long."""
 MAX_CALLERS = 16
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of a peer."""
+"""Layout of SO_PEERCRED: process, user and group of a peer."""
 
 
 class DoorError(RuntimeError):
-    """The launcher's socket cannot be had; one line."""
+    """The launcher's socket cannot be received; one line."""
 
 
 class DoorKey(NamedTuple):
-    """What a router needs to get the launcher's socket."""
+    """Address at which a router receives the launcher's socket."""
 
     name: str
-    """Of a Unix socket in the abstract namespace: nothing of it is left where the launcher is killed."""
+    """Name of a Unix socket in the abstract namespace, which vanishes if the launcher is killed."""
     host: str
-    """The address that the socket is bound to, as the operator wrote it."""
+    """Address that the server socket is bound to, as the operator wrote it."""
 
     def take(self) -> socket.socket:
-        """The launcher's socket, in this process.
+        """Receives the launcher's server socket.
 
         Raises:
-            DoorError: there is no launcher, it is another user's, or it has not answered.
+            DoorError: the launcher is gone, belongs to another user, or has not answered.
         """
         with socket.socket(socket.AF_UNIX) as caller:
             caller.settimeout(HAND_OVER_S)
             try:
                 caller.connect(f"\0{self.name}")
                 if _peer_user(caller) != os.geteuid():
-                    raise DoorError("another user's process has taken the launcher's place")
+                    raise DoorError("another user's process answers at the launcher's address")
                 _, fds, _, _ = socket.recv_fds(caller, 1, 1)
             except OSError as error:
-                raise DoorError(f"the launcher does not hand its socket over: {error}") from error
+                raise DoorError(f"the launcher has not sent its server socket: {error}") from error
             if not fds:
                 raise DoorError("the launcher has closed its socket")
             return socket.socket(fileno=fds[0])
 
 
 class Door:
-    """The launcher's side.
+    """The launcher's side: binds the server socket and sends it to routers of the same user.
 
     Raises:
-        OSError: nobody can listen at that address.
+        OSError: the address cannot be bound.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -69,16 +69,16 @@ class Door:
 
     @property
     def port(self) -> int:
-        """That of the bound socket."""
+        """Port of the bound socket."""
         return self._bound.getsockname()[1]
 
     def close(self) -> None:
-        """Lend the socket to nobody any more. The port is refused once the router that has it lets go of it."""
-        # A thread that waits in accept() hears of a shutdown, but not of a close.
+        """Stops sending the socket. The port refuses connections once the router that holds the socket closes it."""
+        # A thread blocked in accept() is woken by shutdown(), but not by close().
         try:
             self._callers.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # closed before
+            return  # already closed
         self._callers.close()
         self._bound.close()
 
@@ -99,20 +99,20 @@ class Door:
                     if _peer_user(caller) == os.geteuid():
                         socket.send_fds(caller, [b"\0"], array.array("i", [self._bound.fileno()]))
                 except OSError:
-                    continue  # it has gone, or the door is closed
+                    continue  # the router has gone, or the door is closed
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound and does not listen yet.
+    """Returns a socket that is bound and does not listen yet.
 
     Raises:
-        OSError: the host is none of this machine's, the port is in use, or may not be used.
+        OSError: the host is not an address of this machine, or the port is in use or not permitted.
     """
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = min(addresses, key=lambda one: one[0] != socket.AF_INET)
     bound = socket.socket(family, kind, protocol)
     try:
-        # Connections of a server before may be in TIME_WAIT; a server that listens is in the way all the same.
+        # Ignores an earlier server's connections in TIME_WAIT; a listening server still makes the bind fail.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError:

@@ -1,9 +1,8 @@
-"""Calls of Serve handles, each as a request of its own.
+"""Calls of Serve handles, each under a request id of its own.
 
-Serve gives a handle's call the id of the HTTP request in whose context it is made. Two calls of one request that wait
-for a replica at the same time are then one to Serve's request router: it fulfils the first, and looks for the second
-for ever, without a pause between two looks. A call that shares an id is also given up when the HTTP request of that id
-is, whoever else waits for it.
+Serve gives a handle call the id of the HTTP request in whose context the call is made. If two calls with one id wait
+for a replica at the same time, Serve's request router fulfils the first and searches for the second forever, in a busy
+loop. A call is also cancelled together with the HTTP request of its id, even if others wait for the call.
 """
 
 from contextvars import Context
@@ -13,8 +12,8 @@ from ray.serve.handle import DeploymentHandle
 
 
 def call_apart(method: DeploymentHandle, *args: Any, **kwargs: Any) -> Any:
-    """`method.remote(...)` outside the context of the request that is being answered, so that Serve draws a new id.
+    """Calls `method.remote(...)` outside the current request's context, so that Serve draws a new request id.
 
-    Returns Serve's response, or its generator of a streaming handle.
+    Returns Serve's response, or its generator for a streaming handle.
     """
     return Context().run(method.remote, *args, **kwargs)

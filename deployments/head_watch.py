@@ -1,4 +1,4 @@
-"""Notices that a process is gone that all of a Ray depends on, while calls of Ray wait for it for ever."""
+"""Detects that a process of Ray's head has ended, for which Ray's own calls would wait forever."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ POLL_S = 0.5
 
 
 class HeadWatch:
-    """Looks at these processes, on a thread of its own.
+    """Polls processes on a thread of its own.
 
     Args:
-        on_end: called once, on that thread, when one of them has ended.
+        on_end: called once, on that thread, when one of the processes has ended.
     """
 
     def __init__(self, processes: Sequence[PeerProcess], on_end: Callable[[], None]) -> None:
@@ -22,7 +22,7 @@ class HeadWatch:
         threading.Thread(target=self._run, name="wingbeat-head-watch", daemon=True).start()
 
     def close(self) -> None:
-        """They may end from now on."""
+        """Stops watching; the processes may end from now on."""
         self._closed.set()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Hosts and origins as headers have them."""
+"""Normalised hosts and origins, as in the headers `Host` and `Origin`."""
 
 import ipaddress
 import re
@@ -9,10 +9,10 @@ HOST = r"\[[0-9a-f:.]+\]|[^\s/:@\[\]]+"
 
 
 def host_name(text: str) -> str:
-    """A host as it stands in `Host` without a port: lower case, IPv6 in brackets.
+    """Normalises a host as in the header `Host` without a port: lower case, IPv6 in brackets.
 
     Raises:
-        ValueError: it is no host name or address, or has a port.
+        ValueError: the text is not a host name or address, or has a port.
     """
     name = text.strip().lower()
     if name == ANY or re.fullmatch(HOST, name):
@@ -24,10 +24,10 @@ def host_name(text: str) -> str:
 
 
 def origin_name(text: str) -> str:
-    """An origin as browsers write it: scheme, host and port in lower case, or `null`.
+    """Normalises an origin as browsers write it: scheme, host and port in lower case, or `null`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not an origin.
     """
     name = text.strip().lower().removesuffix("/")
     if name in (ANY, "null") or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", name):
@@ -36,5 +36,5 @@ def origin_name(text: str) -> str:
 
 
 def url_of(host: str, port: int) -> str:
-    """The URL of a server by the address that it listens at; IPv6 addresses stand in brackets."""
+    """Returns the URL of a server that listens on an address; IPv6 addresses are put in brackets."""
     return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"

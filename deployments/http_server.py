@@ -1,4 +1,4 @@
-"""The HTTP server of a router that listens itself."""
+"""The HTTP server of a router that listens itself instead of behind Serve's proxy."""
 
 import asyncio
 import socket
@@ -9,15 +9,15 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 KEEP_ALIVE_S = 90
-"""For connections without a request; as Serve's proxy has it."""
+"""Seconds that an idle connection stays open; the value of Serve's proxy."""
 POLL_S = 0.01
 
 
 class HttpServer:
-    """Serves an application on a socket that is bound already, in the running event loop.
+    """Serves an ASGI application on a bound socket, in the running event loop.
 
     Args:
-        max_requests: at once; others wait.
+        max_requests: requests that run at once; further requests wait.
     """
 
     def __init__(self, app: ASGIApp, bound: socket.socket, max_requests: int) -> None:
@@ -34,10 +34,10 @@ class HttpServer:
         self._serving: asyncio.Task | None = None
 
     async def start(self) -> None:
-        """Returns when it answers.
+        """Starts the server; returns when it accepts requests.
 
         Raises:
-            OSError: another process listens at this address by now.
+            OSError: another process has started to listen on this address.
         """
         self._serving = asyncio.get_running_loop().create_task(self._server.serve([self._bound]))
         while not (self._server.started or self._serving.done()):
@@ -47,11 +47,11 @@ class HttpServer:
             await self._serving
 
     async def close(self, timeout_s: float) -> None:
-        """Accept nothing more, close connections without a request, and the others when theirs is answered.
+        """Stops accepting, closes idle connections at once and busy ones after their answer.
 
-        What still runs at the timeout is cancelled.
+        Requests that still run at the timeout are cancelled.
         """
-        # Uvicorn reads it when it comes to that.
+        # Uvicorn reads the timeout only when it shuts down.
         self._server.config.timeout_graceful_shutdown = timeout_s
         self._server.should_exit = True
         if self._serving is not None:
@@ -61,12 +61,12 @@ class HttpServer:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are for whoever runs this process."""
+        """Leaves signal handling to the process that runs the server."""
         yield
 
 
 class _Turnstile:
-    """Lets so many requests in at once, as Serve does for a replica that its proxy asks."""
+    """Limits concurrent requests to `places`, as Serve does for replicas behind its proxy."""
 
     def __init__(self, app: ASGIApp, places: int) -> None:
         self._app = app

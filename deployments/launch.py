@@ -1,4 +1,4 @@
-"""Starts the application on Ray, or says in one line why it cannot; ends it in order and leaves nothing behind."""
+"""Starts the application on Ray, or reports in one line why it cannot; stops it and all processes that it started."""
 
 import logging
 import os
@@ -40,26 +40,27 @@ from wingbeat.runtime.tokenizer_file import has_chat_template
 logger = logging.getLogger(__name__)
 APP_NAME = "wingbeat"
 NICENESS = "RAY_worker_niceness"
-"""Ray's workers yield to all else on their machine (nice 15) unless the Ray that starts them is told otherwise."""
+"""Variable for the niceness of Ray's workers, which is 15 by default: they would yield to all other processes."""
 RAY_ENV = {
     NICENESS: "0",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
-    # Serve ends a proxy that is not ready after three times as long, and a busy machine takes longer than 15 s.
+    # Serve kills a proxy that is not ready after three times this period; on a busy machine 3 * 5 s is too short.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     **ray_cluster.PROXY_ENV,
 }
-"""For a Ray started here. Serve replaces a proxy after three failed checks, which takes 30 s at its own period of 10 s;
-a proxy that is merely slow keeps its 10 s per check."""
+"""Environment of a Ray started here. Serve replaces a proxy after three failed checks, which takes 30 s at its default
+period of 10 s; each check may still take 10 s, so that a slow proxy is not replaced.
+"""
 DIRECT, HAPROXY = "RAY_SERVE_ENABLE_DIRECT_INGRESS", "RAY_SERVE_ENABLE_HA_PROXY"
-"""Serve's own ways to do without its proxy. Told not to take the first one, a router does not listen itself either."""
+"""Variables for Serve's own ways to bypass its proxy. If the first is "0", a router does not listen itself either."""
 HEAD = ("gcs_server", "raylet")
-"""Ray's names of the processes of its head that nothing replaces."""
+"""Ray's names of the head's processes that are not restarted when they end."""
 POLL_S, START_POLL_S = 1.0, 0.2
 REPORT_TIMEOUT_S = 60.0
 DRAIN_MARGIN_S = 5.0
-"""What routers get beyond the time their requests have, to answer the drain call itself."""
+"""Seconds that routers get beyond `shutdown_timeout_s` to answer the drain call itself."""
 PROCESS_GRACE_S = 5.0
-"""For Ray's processes to end after it has told them to."""
+"""Seconds for Ray's processes to end after Ray has told them to."""
 
 
 CTRL_C = "Ctrl-C ends it."
@@ -71,13 +72,13 @@ class StartError(RuntimeError):
 
 
 class ServedApplication:
-    """One application on a Ray that this process has started for it or has joined.
+    """One application, on a Ray cluster that this process has started or joined.
 
-    Signals become KeyboardInterrupt in whichever of the methods runs.
+    Signals become KeyboardInterrupt in the method that is running.
 
     Args:
-        address: of a running cluster that this machine is a node of; None leaves it to Ray whether it joins one.
-        detach: the application is to stay when this process ends.
+        address: address of a running cluster that this machine is a node of; None lets Ray decide whether to join one.
+        detach: whether the application keeps running when this process ends.
     """
 
     def __init__(
@@ -104,13 +105,13 @@ class ServedApplication:
         self._serving = False
 
     def start(self) -> None:
-        """Start Ray, Serve and the application; returns when it answers requests.
+        """Starts Ray, Serve and the application; returns when requests are answered.
 
-        A Ray that is started for it runs its workers at normal priority: serving is what they are for.
+        A Ray started here runs its workers at normal priority, because serving is their only purpose.
 
         Raises:
-            StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could
-                not start, such as for a checkpoint that cannot be read.
+            StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could not
+                start, for example because a checkpoint cannot be read.
         """
         wants_door = self._has_one_router()
         for name, value in RAY_ENV.items():
@@ -120,10 +121,7 @@ class ServedApplication:
         if not ray.is_initialized():
             self._connect()
         if self._detach and self._owns_ray:
-            raise StartError(
-                "--detach needs a running cluster to leave the application in: give its --address, or run `ray start "
-                "--head` first"
-            )
+            raise StartError("--detach needs a running cluster: give its --address, or run `ray start --head` first")
         if self._start_up is not None:
             _speak_for_ray(self._start_up)
         if wants_door and self._owns_ray:
@@ -134,7 +132,7 @@ class ServedApplication:
         if APP_NAME in serve.status().applications:
             raise StartError(
                 f"this Ray cluster has an application named {APP_NAME} already: end it with `serve shutdown`, or unset "
-                "RAY_ADDRESS to start a cluster of its own"
+                "RAY_ADDRESS to start a separate cluster"
             )
         self._take_gpus()
         self._deployed = True
@@ -155,7 +153,7 @@ class ServedApplication:
                 self._say_ready(self._start_up)
 
     def _wait_for_replicas(self) -> None:
-        """Serve's own wait goes on where no attempt can succeed, and where the application is being deleted."""
+        """Waits for the replicas. Serve's own wait does not end if no attempt can succeed, nor on deletion."""
         watch = StartWatch(self._say)
         while (application := serve.status().applications.get(APP_NAME)) is not None:
             if application.status == ApplicationStatus.DEPLOY_FAILED:
@@ -168,20 +166,22 @@ class ServedApplication:
             if self._signals is not None:
                 self._signals.check()
             time.sleep(START_POLL_S)
-        raise StartError("somebody has deleted the application while it was starting")
+        raise StartError("the application was deleted while it was starting")
 
     def url(self) -> str:
-        """Where the router listens, or Serve's proxies: in a cluster that had them before, where those do."""
+        """URL of the router or of Serve's proxies; those of an existing cluster may listen elsewhere than `host` and
+        `port`.
+        """
         if self._door is not None:
             return url_of(self._host, self._port)
         http = _get_global_client().http_config
         return url_of(http.host, http.port)
 
     def wait(self) -> None:
-        """Block until the application is taken down by somebody else.
+        """Blocks until another process deletes the application.
 
         Raises:
-            StartError: it failed for good.
+            StartError: the deployment has failed and Serve will not retry.
         """
         while (application := serve.status().applications.get(APP_NAME)) is not None:
             if application.status == ApplicationStatus.DEPLOY_FAILED:
@@ -192,7 +192,7 @@ class ServedApplication:
         self._serving = False
 
     def drain(self) -> None:
-        """Let the routers refuse what comes, and wait for what runs: at most `shutdown_timeout_s`."""
+        """Makes the routers refuse new requests, and waits up to `shutdown_timeout_s` for running ones."""
         if not self._serving:
             return
         if self._door is not None:
@@ -206,14 +206,14 @@ class ServedApplication:
             logger.warning("Not every router has drained: %s", root_cause(error))
 
     def close(self) -> None:
-        """Take down what this process has started, in order: the application, and Ray if it is its own."""
+        """Stops in order what this process has started: the application, and Ray if this process started it."""
         for part in (self._head_watch, self._door):
             if part is not None:
                 part.close()
         if self._owns_ray:
             own = None if self._watchdog is None else self._watchdog.pid
             processes = [process for process in descendants(os.getpid()) if process.pid != own]
-            if ray.is_initialized():  # else Serve would start another Ray to look for itself
+            if ray.is_initialized():  # without this check, Serve would start another Ray to look for itself
                 serve.shutdown()
             ray.shutdown()
             end(processes, PROCESS_GRACE_S)
@@ -224,18 +224,18 @@ class ServedApplication:
             serve.delete(APP_NAME)
 
     def kill(self, code: int) -> NoReturn:
-        """End this process now, and every process of its own Ray; in another Ray, Serve ends the replicas."""
+        """Ends this process and every process of its own Ray at once; in a joined cluster, Serve ends the replicas."""
         if self._head_watch is not None:
             self._head_watch.close()
         if self._owns_ray:
             end(descendants(os.getpid()), 0.0)
-            end(descendants(os.getpid()), 0.0)  # what was being started meanwhile
+            end(descendants(os.getpid()), 0.0)  # processes started during the first call
             remove_stale_segments()
         elif self._deployed:
             serve.delete(APP_NAME, _blocking=False)
         sys.stdout.flush()
         sys.stderr.flush()
-        # Ray's exit hooks would look for the processes that are gone.
+        # Skips Ray's exit hooks, which would wait for the killed processes.
         os._exit(code)
 
     def _say(self, text: str) -> None:
@@ -243,7 +243,7 @@ class ServedApplication:
             self._start_up.event(text)
 
     def _lose_head(self) -> None:
-        # What was below the raylet is nobody's child any more: the watchdog finds it once this process is gone.
+        # The raylet's children are orphans now: the watchdog finds and ends them once this process is gone.
         print("Error: a process of Ray's head has ended, and the application with it: start it again", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -261,7 +261,7 @@ class ServedApplication:
         start_up.ready(f"{self.url()}/v1", ready_facts(reports, logs), command, DETACHED if self._detach else CTRL_C)
 
     def _has_one_router(self) -> bool:
-        """Which then listens itself. Several share Serve's proxy; so does one where the environment asks for that."""
+        """Whether there is one router, which then listens itself, unless the environment asks for Serve's proxy."""
         config = self._config
         several = config.num_router_replicas > 1 or config.router_autoscaling_config is not None
         return not several and os.environ.get(DIRECT) != "0" and os.environ.get(HAPROXY) != "1"
@@ -271,10 +271,12 @@ class ServedApplication:
             return Door(self._host, self._port)
         except OSError as error:
             reason = error.strerror or error
-            raise StartError(f"port {self._port} on {self._host} cannot be listened at: {reason}") from error
+            raise StartError(
+                f"cannot listen on port {self._port} of {self._host}: {reason}; give another --port or --host"
+            ) from error
 
     def _connect(self) -> None:
-        self._owns_ray = True  # so that a signal meanwhile leaves nothing of it either
+        self._owns_ray = True  # set first, so that a signal during the start also ends Ray
         try:
             ray_cluster.connect(self._address, self._say)
         except ray_cluster.ClusterError as error:
@@ -306,12 +308,12 @@ def serve_until_stopped(
     address: str | None = None,
     detach: bool = False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once, by exit code 128 + its own.
+    """Serves until SIGTERM or SIGINT, then drains. A second signal exits at once, with code 128 + its number.
 
-    With `detach` it returns as soon as requests are answered, and leaves the application in the cluster.
+    With `detach`, returns as soon as requests are answered and leaves the application in the cluster.
 
     Raises:
-        StartError: the application could not start, or failed for good.
+        StartError: the application could not start, or has failed and Serve will not retry.
     """
     signals = StopSignals()
     start_up = StartUp() if start_up is None else start_up
@@ -333,26 +335,26 @@ def serve_until_stopped(
         signals.ignore()
         application.kill(signals.exit_code())
     finally:
-        # A start that failed must not go on saying what it waits for.
+        # Ends the progress lines, which a failed start must not print any more.
         start_up.close()
 
 
 def _speak_for_ray(start_up: StartUp) -> None:
-    """Show Wingbeat's own lines of all processes, and of Ray's and Serve's none but errors of this process."""
-    ray_worker._worker_logs_enabled = False  # what the raylet tells every driver, such as each actor's end
+    """Shows Wingbeat's log lines of all processes; of Ray and Serve only errors in this process."""
+    ray_worker._worker_logs_enabled = False  # messages of the raylet to every driver, such as each actor's end
     global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
     global_worker_stdstream_dispatcher.add_handler("wingbeat", start_up.worker_lines)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def _deployments() -> Mapping[str, Any]:
-    """Deployments of the application by name, as Serve sees them."""
+    """Status of the application's deployments by name, from Serve."""
     application = serve.status().applications.get(APP_NAME)
     return {} if application is None else application.deployments
 
 
 def _cause() -> str | None:
-    """What the first failed deployment says about itself."""
+    """Cause that the first failed deployment reports, in one line; None if none failed."""
     deployments = _deployments().values()
     failed = [deployment.message for deployment in deployments if deployment.status.value == "DEPLOY_FAILED"]
     return (refusal(failed[0]) or root_cause(failed[0])) if failed else None

@@ -1,4 +1,4 @@
-"""Where the log lines of Wingbeat's own modules go in a process of the application."""
+"""Logging of Wingbeat's modules in each process of the application."""
 
 import logging
 import os
@@ -11,14 +11,14 @@ from enum import StrEnum
 from wingbeat.deployments.request_context import ACCESS, current
 
 LEVEL_VARIABLE = "WINGBEAT_LOG_LEVEL"
-"""Environment variable of every process of an application: the level that it starts with."""
+"""Environment variable with the log level that a process starts with."""
 REPEAT_QUIET_S, MOST_LINES = 60.0, 1024
-"""A line that comes again within this time is a repetition; lines that are remembered before old ones are dropped."""
+"""Seconds within which an equal line counts as a repetition, and number of lines remembered."""
 _FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s%(request)s"
 
 
 class LogLevel(StrEnum):
-    """Least level of the lines that are written."""
+    """Lowest level of lines that are written."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -27,21 +27,21 @@ class LogLevel(StrEnum):
 
 
 def level_at_start() -> LogLevel:
-    """The level in the environment; info where the environment has none."""
+    """Returns the level in the environment variable; info if it is absent or invalid."""
     level = os.environ.get(LEVEL_VARIABLE, "")
     return LogLevel(level) if level in {*LogLevel} else LogLevel.INFO
 
 
 def level_environment() -> dict[str, str]:
-    """The environment that gives other processes the level of this process's environment."""
+    """Environment that passes this process's level to other processes; empty if the variable is not set."""
     return {LEVEL_VARIABLE: level_at_start().value} if LEVEL_VARIABLE in os.environ else {}
 
 
 class RequestIdFilter(logging.Filter):
-    """Gives a line the `X-Request-Id` of the request that it was written for, where there is one."""
+    """Appends the `X-Request-Id` of the request that a line belongs to, if any."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Every line passes."""
+        """Sets `record.request`; passes every line."""
         context = current()
         told = context is not None and context.request_id and record.name != ACCESS
         record.request = f" [request {context.request_id}]" if told else ""
@@ -49,12 +49,12 @@ class RequestIdFilter(logging.Filter):
 
 
 class RepeatFilter(logging.Filter):
-    """Lets a line through once, and when it has not come again for a while, says how often it came.
+    """Passes a repeated line once, and writes how often it was repeated when the repetition has ended.
 
     Args:
-        write: takes the line of the end.
-        quiet_s: a line that comes again within this time is a repetition.
-        clock: seconds.
+        write: writes the closing line.
+        quiet_s: seconds within which an equal line counts as a repetition.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class RepeatFilter(logging.Filter):
         super().__init__()
         self._write, self._quiet_s, self._clock = write, quiet_s, clock
         self._seen: dict[tuple[str, int, str], tuple[float, float, int]] = {}
-        """By line: when it came first and last, and how often it was held back."""
+        """By line: seconds of its first and last occurrence, and the number of lines suppressed."""
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is new; lines of the access log always are."""
+        """Returns whether the line is new; lines of the access log always count as new."""
         if record.name == ACCESS or getattr(record, "ends_repeats", False):
             return True
         key, now = (record.name, record.levelno, record.getMessage()), self._clock()
@@ -85,7 +85,7 @@ class RepeatFilter(logging.Filter):
         return is_new
 
     def end(self, key: tuple[str, int, str]) -> None:
-        """Say that a repeated line has ended, or look again later where it has not."""
+        """Writes that a repetition has ended, or sets another timer if the line still repeats."""
         with self._lock:
             first, last, held = self._seen[key]
             remaining = last + self._quiet_s - self._clock()
@@ -104,14 +104,14 @@ class RepeatFilter(logging.Filter):
         timer.start()
 
     def _forget(self, now: float) -> None:
-        """Drop lines that came once and long ago."""
+        """Drops lines that were not repeated and are older than `quiet_s`."""
         self._seen = {key: seen for key, seen in self._seen.items() if seen[2] > 0 or now - seen[1] <= self._quiet_s}
 
 
 def show_log() -> None:
-    """Write lines from `level_at_start` up to stderr, which Ray gathers.
+    """Writes log lines of `level_at_start` and above to stderr, which Ray collects.
 
-    Without a handler, Python shows warnings alone. Leaves a logger alone that has a handler already.
+    Without a handler, Python would show only warnings. A logger that already has a handler is left unchanged.
     """
     logger = logging.getLogger("wingbeat")
     if logger.handlers:
@@ -125,12 +125,12 @@ def show_log() -> None:
 
 
 def set_log_level(level: str) -> None:
-    """Write lines from a level of `logging` up, in whatever case its name is."""
+    """Sets the lowest level written; `level` is a name of `logging`'s levels in any case."""
     logging.getLogger("wingbeat").setLevel(level.upper())
 
 
 def show_lines(name: str) -> None:
-    """Write the messages of one logger, from INFO up and without more, to the standard error as it is at the time."""
+    """Writes a logger's bare messages of level INFO and above to the current standard error."""
     logger = logging.getLogger(name)
     if not any(isinstance(handler, _Messages) for handler in logger.handlers):
         logger.addHandler(_Messages())

@@ -1,4 +1,4 @@
-"""Router's part for one model: its engines and tokenizer, and what is measured of them."""
+"""A router's part for one model: pool of engines, tokenizer and figures."""
 
 import logging
 from collections.abc import Awaitable
@@ -22,17 +22,19 @@ logger = logging.getLogger(__name__)
 
 
 class ModelFront:
-    """One model's part of a router.
+    """A model's part of a router.
 
     Args:
-        config: of this model, one of `AppConfig.served`.
+        config: settings of this model, an item of `AppConfig.served()`.
+        engines: Serve handle of the model's verifiers.
+        router_id: id of the router's replica.
     """
 
     def __init__(self, config: AppConfig, engines: DeploymentHandle, router_id: str) -> None:
         self.config = config
         self._folder = config.model_dir(with_weights=False)
         self.needs_torch = any(needs_torch(self._folder) for needs_torch in hooks("needs_torch"))
-        """Whether its requests are prepared with torch."""
+        """Whether preparing this model's requests needs torch."""
         self.source = ServeEngines(engines, config.text_identity())
         self.pool = EnginePool(
             self.source,
@@ -46,7 +48,7 @@ class ModelFront:
         self.figures = FleetFigures(config.model_name(), lambda: self.pool.engine_ids, self._stats, self.own)
 
     async def start(self) -> None:
-        """Read the tokenizer; wait for the first engine."""
+        """Reads the tokenizer and waits for the first engine."""
         self._tokenizer = Tokenizer.load(self._folder, self.config.own_template())
         self._reader = first("chat_reader", self.config, self._tokenizer.chat_template)
         if self._reader is not None:
@@ -55,7 +57,7 @@ class ModelFront:
         await self.pool.start()
 
     def take(self, live: LiveOptions) -> None:
-        """Let what was changed hold from now on, and what was not be as the settings say."""
+        """Applies live settings; absent ones return to the values of `config`."""
         queued, wait_s = live.max_queued_requests, live.engine_wait_s
         self.pool.limit(
             self.config.max_queued_requests if queued is None else queued,
@@ -63,7 +65,9 @@ class ModelFront:
         )
 
     def new_service(self, beside: CompletionService | None = None) -> CompletionService:
-        """What answers requests, once it has started; `beside`: of another model of the same router."""
+        """Makes the service that answers requests, after `start`. `beside` is the service of another model of this
+        router.
+        """
         config = self.config
         return CompletionService(
             self.pool,

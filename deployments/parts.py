@@ -1,90 +1,94 @@
-"""Optional parts of the application: a part is a folder that can be deleted, and no other file names one.
+"""Optional parts of the application. A part is a folder that can be deleted; no file outside the folder names it.
 
-A part's module `part` has what it adds, under the names below, and is light to import; `python -m tests.without NAME`
-takes a part out. `config` is an `AppConfig`; a part whose settings ask for nothing returns None.
+A part's module `part` defines any of the hooks listed below, as values, functions or import paths, and is cheap to
+import. `python -m tests.without NAME` removes a part. `config` is an `AppConfig`. Hooks that make something return None
+if the settings do not ask for it.
 
 Settings:
 
-- `settings`: fields of `AppConfig` by name, as `pydantic.create_model` takes them; their `json_schema_extra` may have
-  the `panel` of `cli.panels` that they stand in.
-- `model_settings`: likewise, fields of `ModelOptions`, which commands have too that run a model without a server.
-- `check_settings(config)`: raises ValueError, one line, for what no single field can see.
-- `check_before_start(config)`: the same for what is asked of this machine, before anything is deployed.
-- `check_memory(config, file)`: the same for the memory of this machine, where the application runs on it alone.
-- `ram_settings`: settings that say how much of the RAM a router may take.
-- `model_asked(config)`: as `asked`, of a `ModelOptions`.
-- `asked(config)`, `refusals`: rows of `runtime.refusals`, and which of them are asked for.
-- `engine_limits(config)`: limits of an engine, in the place of settings of their names.
-- `text_identity(config)`: words about what decides texts, see `AppConfig.text_identity`.
-- `variant_names(config)`: names of variants of the model that requests may give as `model`.
-- `served(config)`: see `AppConfig`, where settings are of several models; `with_served(config, served, names)`: those
-  settings, of whose models `names` are as in `served`.
-- `leaves_gpus_open(config)`: see `AppConfig`; `take_gpus(config, in_cluster, say)`: settings with shares of the GPUs
-  of the Ray cluster, or of this machine, where `config` leaves them open; `say` gets a line about them.
+- `settings`: fields of `AppConfig` by name, in the form of `pydantic.create_model`; `json_schema_extra` may have the
+  key `panel` with the title of the help's group, see `cli.panels`.
+- `model_settings`: like `settings`, for `ModelOptions`, which commands without a server have too.
+- `check_settings(config)`: raises ValueError, one line, for contradictions between fields.
+- `check_before_start(config)`: raises ValueError, one line, for what this machine lacks, before anything is deployed.
+- `check_memory(config, file)`: the same for this machine's memory, if the whole application runs on this machine.
+- `ram_settings`: names of settings that bound the RAM of a router.
+- `model_asked(config)`: like `asked`, for a `ModelOptions`.
+- `asked(config)`, `refusals`: features with whether the settings use them, and rows of `runtime.refusals`.
+- `engine_limits(config)`: limits of an engine, which replace settings of the same names.
+- `text_identity(config)`: text describing settings that affect tokens, see `AppConfig.text_identity`.
+- `variant_names(config)`: names of variants of the model that requests may pass as `model`.
+- `served(config)`: settings per model, see `AppConfig.served`; `with_served(config, served, names)`: settings of
+  several models whose fields `names` have the values of `served`.
+- `leaves_gpus_open(config)`: see `AppConfig.leaves_gpus_open`; `take_gpus(config, in_cluster, say)`: settings with
+  GPU shares chosen by the GPUs of the Ray cluster or of this machine; `say` shows a line about the choice.
 
 The command and HTTP:
 
-- `add_commands(app)`: commands of `wingbeat`, see `cli.main`.
-- `words_of_serve(args, settings)`: the words of `wingbeat serve` as options of these settings, and lines about others.
-- `speculative_settings(said, beside)`: settings for a `speculative_config` of vLLM's, the others given.
-- `hint(option, write)`: what to use in the place of an option that there is not, its settings as `write` has them.
-- `head_findings(folder, target)`: of a head of the part's kind, what `inspect` prints, parameters, and numbers in its
-  KV per token.
-- `inspects(folder, as_json)`: True once a folder of the part's own kind is printed.
-- `add_routes(app, models)`: routes of the HTTP application, see `api.routes`.
-- `surface(config)`: what its routes need of a model's settings, by name: in `CompletionService.of_parts`.
-- `router_base`: a class with more methods of a router, which other deployments call by its handle.
-- `add_router_routes(app, fronts)`: routes that need a router's `ModelFront`s.
-- `operator_paths`: those of them that are for operators; `optional_bodies`: those whose POST may have no body.
-- `add_last(app)`: routes about all that were added before.
-- `bodies`: what is posted to these routes, by path.
-- `unserved_fields(path)`: fields that are not served at an endpoint, see `api.bodies.unserved_fields`.
-- `sampling_fields()`: a class of fields of all requests that generate, see `api.bodies.sampling_fields`.
-- `generation_fields`: a class of fields of requests that generate, see `api.bodies.requests`.
+- `add_commands(app)`: adds commands of `wingbeat`, see `cli.main`.
+- `words_of_serve(args, settings)`: translates the words of `wingbeat serve` to options of `settings`; returns the
+  options, and lines about words that were left out.
+- `speculative_settings(said, beside)`: settings for a `speculative_config` of vLLM, beside other given settings.
+- `hint(option, write)`: advice for an unknown option; `write` returns a setting's name as the user writes it.
+- `head_findings(folder, target)`: for a draft head of the part's kind: lines that `inspect` prints, the number of
+  parameters, and the numbers per token in the head's KV cache.
+- `inspects(folder, as_json)`: prints a folder of the part's own kind and returns True.
+- `add_routes(app, models)`: adds routes to the HTTP application, see `api.routes`.
+- `surface(config)`: values that the part's routes need from the settings, by name, in `CompletionService.of_parts`.
+- `router_base`: class with further methods of a router, which other deployments call by its handle.
+- `add_router_routes(app, fronts)`: adds routes that need a router's `ModelFront`s.
+- `operator_paths`: paths of the part's routes that need an operator's key; `optional_bodies`: paths whose POST may
+  have no body.
+- `add_last(app)`: adds routes that describe all routes added before.
+- `bodies`: body class by path, for the part's POST routes.
+- `unserved_fields(path)`: request fields that an endpoint does not support, see `api.bodies.unserved_fields`.
+- `sampling_fields()`: class of fields for all requests that generate, see `api.bodies.sampling_fields`.
+- `generation_fields`: class of fields for HTTP requests that generate, see `api.bodies.requests`.
 - `chat_fields()`, `message_fields`: classes of fields of chats and of their messages, see `api.bodies.chat_fields`.
-- `chat_reader(config, template)`: an `api.completions.ChatReader` of a model with this chat template.
-- `beginning(pool, body, variant)`: what a request's prompt begins by, see `api.prompts`.
-- `content_parts(api)`: readers of content parts that are no text, see `api.bodies.content_parts.part_readers`.
-- `prompt_reader(config, takes, folder, tokenizer)`: an `api.prompts.PromptReader` of these parts for a model.
+- `chat_reader(config, template)`: an `api.completions.ChatReader` for a model with this chat template.
+- `beginning(pool, body, variant)`: saved prefix that a request's prompt begins with, see `api.prompts`.
+- `content_parts(api)`: readers of content parts other than text, see `api.bodies.content_parts.part_readers`.
+- `prompt_reader(config, takes, folder, tokenizer)`: an `api.prompts.PromptReader` for these content parts of a model.
 - `prompt_details(spans)`: `prompt_tokens_details` of an answer's usage.
-- `needs_torch(folder)`: whether requests of a checkpoint are prepared with torch.
-- `error_body(path, error)`: an error's body below these routes, where it has a form of its own.
-- `request_watcher(config)`: an `api.guard.RequestWatcher` that sees every request; None where nothing is asked for.
-- `families(snapshot)`: metrics of Prometheus.
-- `live_settings`: fields of `LiveOptions`, as `settings` has those of `AppConfig`.
-- `follow_live(fronts)`: something whose `take(live)` lets a router's `LiveOptions` hold, before its models do.
+- `needs_torch(folder)`: whether preparing requests of a checkpoint needs torch.
+- `error_body(path, error)`: body of an error on the part's routes, if it has another form than OpenAI's.
+- `request_watcher(config)`: an `api.guard.RequestWatcher` that sees every request.
+- `families(snapshot)`: Prometheus metric families.
+- `live_settings`: fields of `LiveOptions`, in the form of `settings`.
+- `follow_live(fronts)`: object whose `take(live)` applies a router's `LiveOptions`, called before the models' own.
 
 A replica and its processes:
 
-- `beside_engine(config, figures)`: something with `tasks()`, which run as long as the replica, and `figures()`.
-- `publish(model_name, engine_id, stats)`: what runs as long as the replica, and shows `Verifier.stats` elsewhere.
-- `names`: kinds of things that requests name and engines keep, see `fleet.catalog`.
+- `beside_engine(config, figures)`: object with `tasks()`, which run as long as the replica, and `figures()`.
+- `publish(model_name, engine_id, stats)`: task that runs as long as the replica and exports `Verifier.stats`.
+- `names`: kinds of named things that requests use and engines keep, see `fleet.catalog`.
 - `variants(config, engine)`: variants of the model that are served from the start, in `ModelInfo`.
-- `keepers(config, engine)`: by kind, what keeps them in an engine, see `replica.engine.engine_setup`.
-- `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`.
+- `keepers(config, engine)`: by kind, the object that keeps named things in an engine, see
+  `replica.engine.engine_setup`.
+- `operations(keepers)`: operations that routers may call on an engine, by name, see `EveryEngine.operate`.
 - `serve_engine(config, engine)`: a `ServedEngine` around the engine; `engine_operations(engine)`: as `operations`.
-- `changes_weights(config)`: True where weights change while they are served, which no keys and values outlive.
-- `replica_engines(config, memory, new_life)`: a `ReplicaEngines` that does more.
-- `num_ranks(config)`: processes of each verifier, where these are several.
-- `num_shared_drafters(config)`: drafters that verifiers share; `bind_drafters(config, mark)`: the Serve application of
-  these, of a model whose deployments' names end by the mark; `launch_drafter(config, bound, channel)`: gives a verifier
-  a place there, as a function of pickled `DrafterTerms` or None to a `DrafterHandle`.
-- `wait_for_any(bells, ready, timeout_s, quiet_since)`: for a round of several verifiers.
-- `address(config)`: this node's, where the verifier's rounds go to a drafter on another one.
-- `network_channel`: a kind of channel made as `(address, spec, device)`, whose name is no string.
-- `device_channel`: a kind of channel through the memory of a GPU, whose name is a string.
-- `try_device_channel(device, peer)`: raises ChannelError where that does not carry between these GPUs.
+- `changes_weights(config)`: True if weights change while they are served, which makes cached keys and values stale.
+- `replica_engines(config, memory, new_life)`: a `ReplicaEngines` with further abilities.
+- `num_ranks(config)`: processes of each verifier, if there are several.
+- `num_shared_drafters(config)`: number of drafters that verifiers share; `bind_drafters(config, mark)`: their Serve
+  application, with `mark` as suffix of deployment names; `launch_drafter(config, bound, channel)`: function that
+  reserves a verifier's slots in a shared drafter, from pickled `DrafterTerms` or None to a `DrafterHandle`.
+- `wait_for_any(bells, ready, timeout_s, quiet_since)`: waits for a round of any of several verifiers.
+- `address(config)`: this node's address, if rounds go to a drafter on another node.
+- `network_channel`: class of channel made as `(address, spec, device)`, whose name is not a string.
+- `device_channel`: class of channel through GPU memory, whose name is a string.
+- `try_device_channel(device, peer)`: raises ChannelError if the device channel does not work between these GPUs.
 - `lend(config, loaded, device)`: weights that a verifier lends its drafter, in `DrafterTerms`;
-  `borrow(config, device)`: a `Lender` that is told of them. None where the two share no GPU.
-- `launch_ranks(config)`: launches the others of an engine, see `replica.engine_life.OtherRanks`.
-- `serve_grammars(grammars)`: what compiles those of requests beside an engine, see `replica.engine.engine_setup`.
-- `refuses_weights(config)`: why other weights of the verifier cannot be pushed.
-- `share_spans(sent)`, `attach_spans(sent)`: a `WireRequest` with the spans of its prompt in memory that the engine
-  maps, and that memory's file descriptor; and the request that it was.
-- `tapped(config, needs, num_layers)`: what the verifier is tapped for, the drafter's needs given.
-- `observe(config, engine, engine_id)`: a `TrafficRecording` of what the engine serves.
-- `follow_head(config, worker)`: called with each drafter that is built.
-- `keeps_weak_head(config)`: True where a head that fails its self-test is kept all the same, to become better.
+  `borrow(config, device)`: a `Lender` that receives them. None if the two do not share a GPU.
+- `launch_ranks(config)`: launches the other ranks of an engine, see `replica.engine_life.OtherRanks`.
+- `serve_grammars(grammars)`: compiler of requests' grammars beside an engine, see `replica.engine.engine_setup`.
+- `refuses_weights(config)`: reason why new weights of the verifier cannot be pushed.
+- `share_spans(sent)`, `attach_spans(sent)`: moves the media spans of a `WireRequest` to shared memory, returning the
+  request and the memory's file descriptor; and restores the request in the engine.
+- `tapped(config, needs, num_layers)`: layers of the verifier to tap, given the drafter's needs.
+- `observe(config, engine, engine_id)`: a `TrafficRecording` of the engine's requests.
+- `follow_head(config, worker)`: called with each drafter worker that is built.
+- `keeps_weak_head(config)`: True if a head that fails its self-test is kept, because it will be trained.
 """
 
 from typing import Any
@@ -98,19 +102,19 @@ PARTS = (
     *("two_nodes", "gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media"),
     *("named_models", "gpu_shares", "ray_metrics", "cpu_activations", "suffix_beside"),
 )
-"""Their folders, in the order in which they add."""
+"""Folders of the parts, in the order in which their hooks run."""
 
 
 def hooks(name: str) -> tuple[Any, ...]:
-    """Hooks of that name in the parts that are there."""
+    """Returns the hooks of a name in all installed parts."""
     return hooks_of(__package__, PARTS, name)
 
 
 def merged(name: str, *given: Any) -> dict[str, Any]:
-    """The mappings of that name as one, or those that functions of that name make of what is given."""
+    """Merges the hooks of a name: mappings, or functions that return mappings for `given`."""
     return merged_of(hooks(name), given)
 
 
 def first(name: str, *given: Any) -> Any:
-    """What the first part answers that has an answer; None where none has."""
+    """Calls the hooks of a name in order and returns the first result that is not None; None if there is none."""
     return next((answer for hook in hooks(name) if (answer := hook(*given)) is not None), None)

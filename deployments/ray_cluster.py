@@ -1,4 +1,4 @@
-"""The Ray that an application runs on: a running cluster that answers, or one that this process starts."""
+"""Connects to Ray: joins a running cluster that answers, or starts one."""
 
 import contextlib
 import logging
@@ -20,39 +20,42 @@ from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 
 JOIN_S = 5.0
-"""For a cluster to answer, before Ray itself would wait for minutes."""
+"""Seconds for a cluster to answer; Ray itself would wait for minutes."""
 LOCAL = "local"
-"""Ray's name for a cluster of this process's own."""
+"""Ray's address word for starting a cluster of one's own."""
 PROXY_ENV = {"no_grpc_proxy": "0.0.0.0/0,::/0,localhost"}
-"""Serve calls replicas by gRPC at their nodes' addresses, which no proxy of the environment (http_proxy) can reach;
-downloads from the hub keep the proxy."""
+"""Environment that turns off proxies for gRPC only: Serve calls replicas by gRPC at their nodes' addresses, which a
+proxy (http_proxy) cannot reach. Downloads from the hub still use the proxy.
+"""
 NODE_S = 180
-"""For the processes of a Ray started here to register."""
+"""Seconds for the processes of a Ray started here to register."""
 SOON_S, LOOK_S = 5.0, 0.02
-"""For a node to register, beyond which Ray's own looks and limits are enough, and between two looks until then."""
+"""Seconds in which a new node usually registers, and between two looks during that time; later Ray's own polling
+does.
+"""
 PROCESS_GRACE_S = 5.0
-"""For the processes of a Ray that has not come up to end by themselves."""
+"""Seconds for the processes of a failed start of Ray to end by themselves."""
 ADVICE = (
-    "the machine may be too busy, or its memory used up: end other work, or start Ray apart by `ray start --head`, and "
-    "try again"
+    "the machine may be too busy or out of memory: end other work, or start Ray separately with `ray start --head`, "
+    "and try again"
 )
 _HEALTH = "/grpc.health.v1.Health/Check"
 
 
 class ClusterError(RuntimeError):
-    """There is no Ray to run on; one line that says what to change."""
+    """No Ray cluster can be used; one line that says what to change."""
 
 
 def connect(address: str | None, say: Callable[[str], None]) -> None:
-    """Join the cluster at an address, or start one; a start that fails is tried a second time.
+    """Joins the cluster at an address, or starts one; a failed start is tried a second time.
 
     Args:
-        address: as of `address_to_join`.
+        address: as in `address_to_join`.
         say: shows one line.
 
     Raises:
-        ClusterError: no cluster answers, or Ray does not come up.
-        KeyboardInterrupt: a signal came meanwhile.
+        ClusterError: no cluster answers, or Ray does not start.
+        KeyboardInterrupt: a signal arrived meanwhile.
     """
     found = address_to_join(address)
     why = _why_down(LOCAL if found == LOCAL else address)
@@ -60,7 +63,7 @@ def connect(address: str | None, say: Callable[[str], None]) -> None:
         return
     if found != LOCAL:
         raise ClusterError(f"the Ray cluster at {found} cannot be joined: {why}")
-    # Other limits of Ray's are a minute, which is short where others have the processors.
+    # Ray's own time limits of a minute are too short on a machine whose CPUs are busy.
     say(f"starting Ray once more: {why}")
     end(descendants(os.getpid()), PROCESS_GRACE_S)
     why = _why_down(LOCAL)
@@ -69,7 +72,7 @@ def connect(address: str | None, say: Callable[[str], None]) -> None:
 
 
 def _why_down(address: str | None) -> str | None:
-    """Why Ray does not come up, in one line; None where it does."""
+    """Starts or joins Ray; returns in one line why that failed, or None."""
     try:
         with head_for_serving():
             ray.init(
@@ -79,41 +82,42 @@ def _why_down(address: str | None) -> str | None:
                 include_dashboard=False,
                 job_config=_OwnPaths(),
             )
-    except SystemExit:  # by the handler that it installs for as long as it runs
+    except SystemExit:  # raised by the signal handler that ray.init installs while it runs
         raise KeyboardInterrupt from None
-    except Exception as error:  # Ray raises nothing narrower where a node does not come up
+    except Exception as error:  # Ray raises no narrower class if a node does not start
         ray.shutdown()
         return root_cause(error)
     return None
 
 
 class _OwnPaths(JobConfig):
-    """Job whose workers import nothing from the command's working directory, which may be an untrusted checkpoint."""
+    """Job settings that keep the working directory, a possibly untrusted checkpoint, off workers' import paths."""
 
     def _runtime_env_has_working_dir(self) -> bool:
-        """Ray adds the working directory to its workers' import paths only where no other one was packed for them."""
+        """Returns True: Ray adds the working directory to import paths only if no working directory was packed."""
         return True
 
 
 @contextlib.contextmanager
 def head_for_serving() -> Iterator[None]:
-    """Start a head without the processes that serving does not need, and patiently; `ray.init` has no such arguments.
+    """Makes `ray.init` start a head without dashboard and autoscaler monitor, and wait longer for slow processes.
 
-    Even without its pages Ray's dashboard takes seconds, 75 MB and a port, to count usage; the autoscaler's monitor,
-    50 MB, looks for machines to start. Whoever wants them starts a cluster by `ray start`, and serves there.
+    `ray.init` has no such arguments. Even without its pages, Ray's dashboard takes seconds, 75 MB and a port to count
+    usage; the autoscaler's monitor takes 50 MB to look for machines to start. Users who want them start a cluster with
+    `ray start` and serve in it.
     """
     spare = [name for name in ("start_api_server", "start_monitor") if hasattr(Node, name)]
     with contextlib.ExitStack() as stack:
         for name in spare:
             stack.enter_context(mock.patch.object(Node, name, _nothing))
         stack.enter_context(mock.patch.object(services, "get_node", _looked_up_soon(services.get_node)))
-        # Ray has no setting for this limit of its own; a raylet on a busy machine takes more than its 60 s.
+        # Ray has no setting for this timeout of 60 s, which a raylet on a busy machine exceeds.
         stack.enter_context(mock.patch.object(services.wait_for_node, "__defaults__", (NODE_S,)))
         yield
 
 
 def _looked_up_soon(get_node: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
-    """Ray's own, but that a node which registers soon is seen at once: Ray looks once a second."""
+    """Wraps Ray's `get_node` with faster polling at first: Ray itself looks once a second."""
 
     def registered(gcs_address: str, node_id: str) -> Any:
         client, until = GcsClient(address=gcs_address), time.monotonic() + SOON_S
@@ -127,17 +131,17 @@ def _looked_up_soon(get_node: Callable[[str, str], Any]) -> Callable[[str, str],
 
 
 def _nothing(*arguments: object, **options: object) -> None:
-    """In the place of what starts a process."""
+    """Replaces methods of Ray's `Node` that start a process."""
 
 
 def address_to_join(address: str | None) -> str:
-    """Address of the running cluster that Ray would join, or `local` where it would start its own.
+    """Returns the address of the running cluster that Ray would join, or `local` if Ray would start its own.
 
     Args:
-        address: HOST:PORT, `auto`, or None for what RAY_ADDRESS says, and else whatever `ray start` has started here.
+        address: HOST:PORT or `auto`. None takes RAY_ADDRESS, else a cluster that `ray start` has started here.
 
     Raises:
-        ClusterError: none answers at the address.
+        ClusterError: a named address has no cluster that answers.
     """
     named = address or os.environ.get("RAY_ADDRESS")
     source = f"--address {address}" if address else f"RAY_ADDRESS={named}"
@@ -153,7 +157,7 @@ def address_to_join(address: str | None) -> str:
     if why is None:
         return found
     if named is None:
-        return LOCAL  # the file that `ray start` leaves behind a cluster that was killed
+        return LOCAL  # the address comes from the file that `ray start` leaves behind when its cluster is killed
     raise ClusterError(f"{source}: no Ray cluster answers at {found} ({why}); {_remedy(address)}")
 
 
@@ -162,7 +166,7 @@ def _remedy(address: str | None) -> str:
 
 
 def _why_silent(address: str) -> str | None:
-    """Why no cluster's head answers; None where one does."""
+    """Returns why no cluster head answers at the address; None if one does."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), JOIN_S).close()
@@ -175,5 +179,5 @@ def _why_silent(address: str) -> str | None:
             channel.unary_unary(_HEALTH)(b"", timeout=JOIN_S)
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                return "what listens there is no head of a Ray cluster"
+                return "the server there is not the head of a Ray cluster"
     return None

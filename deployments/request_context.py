@@ -1,4 +1,4 @@
-"""The HTTP request that a coroutine works for: read wherever it is measured, traced or logged."""
+"""Context variable with the HTTP request that a coroutine works for; read for metrics, traces and logs."""
 
 import time
 from contextvars import ContextVar
@@ -6,37 +6,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ACCESS = "wingbeat.access"
-"""The logger of the access log, whose lines have the request's id anyway."""
+"""Logger name of the access log, whose lines already contain the request id."""
 
 
 @dataclass
 class RequestContext:
-    """One HTTP request."""
+    """State of one HTTP request."""
 
     request_id: str = ""
-    """Its `X-Request-Id`."""
+    """The request's `X-Request-Id`."""
     session_id: str = ""
-    """Its `X-Session-Id`; empty where it has none."""
+    """The request's `X-Session-Id`; empty if absent."""
     arrived_at: float = field(default_factory=time.perf_counter)
+    """Seconds on `time.perf_counter` when the request arrived."""
     status: int = 0
-    """Of its answer, once that has begun."""
+    """HTTP status of the answer; 0 until the answer has begun."""
     span: Any = None
-    """Its OpenTelemetry span; None where requests are not traced."""
+    """The request's OpenTelemetry span; None if requests are not traced."""
 
 
 _CURRENT: ContextVar[RequestContext | None] = ContextVar("wingbeat_request", default=None)
 
 
 def enter(context: RequestContext) -> None:
-    """Everything this task does from here on, and tasks it starts, is for that request."""
+    """Makes `context` the current request of this task and of tasks that it starts from now on."""
     _CURRENT.set(context)
 
 
 def current() -> RequestContext | None:
-    """The request that this task works for."""
+    """Returns the request that this task works for, if any."""
     return _CURRENT.get()
 
 
 def session_id() -> str:
-    """What the request that this task works for gives as its session; empty where it gives none."""
+    """Returns the session id of the current request; empty if there is none."""
     return "" if (context := current()) is None else context.session_id

@@ -1,4 +1,4 @@
-"""The router: a Serve deployment with the HTTP surface of one model or several."""
+"""The router: a Serve deployment with the HTTP API of one or several models."""
 
 import asyncio
 import gc
@@ -31,22 +31,28 @@ from wingbeat.runtime.torchless import keep_torch_out
 
 logger = logging.getLogger(__name__)
 END_S = 5.0
-"""What a replica has to end itself, beyond the time of its requests."""
+"""Seconds that a replica gets for its own shutdown, beyond `shutdown_timeout_s` for its requests."""
 CONNECT_S, CONNECT_POLL_S = 2.0, 0.01
-"""How long a router that listens itself may wait for a connection to an engine before it answers that it has none."""
+"""Seconds that a router which listens itself waits for its first connections to engines before it answers, and between
+two looks.
+"""
 
 
 RouterBase: Any = type("RouterBase", hooks("router_base"), {})
 
 
 class Router(RouterBase):
-    """The HTTP surface: an engine pool per model and the FastAPI application over them."""
+    """The HTTP API: an engine pool per model, and the FastAPI application on top."""
 
     async def __init__(
         self, config: AppConfig, engines: Sequence[DeploymentHandle], door: DoorKey | None = None
     ) -> None:
-        """`engines`: by model of `config.served()`. `door`: where it is to listen itself, beside whatever Serve's proxy
-        passes on."""
+        """Starts the router; returns when every model has an engine.
+
+        Args:
+            engines: handles of the verifiers, by model of `config.served()`.
+            door: address of the launcher's socket to listen on, in addition to requests from Serve's proxy.
+        """
         show_log()
         self._config, self._is_up = config, False
         self._reporting: list[asyncio.Task[None]] = []
@@ -67,7 +73,7 @@ class Router(RouterBase):
         event_loop = asyncio.get_running_loop()
         self._reporting = [event_loop.create_task(front.figures.run()) for front in self._fronts]
         self._server = None if door is None else await self._listen(door)
-        # What is there now stays: a full collection while a large body is read would look at all of it again.
+        # Excludes current objects from garbage collection, which would traverse them all while a large body is read.
         gc.collect()
         gc.freeze()
 
@@ -75,18 +81,19 @@ class Router(RouterBase):
         config, fronts = self._config, self._fronts
         watchers = [watcher for made in hooks("request_watcher") if (watcher := made(config)) is not None]
 
-        # Answers are the router's, and counted once.
+        # HTTP answers belong to the router, not to a model: only the first front's figures count them.
         fleets = [front.figures for front in fronts]
         return Monitor(fronts[0].own, fleets, watchers, config.access_log)
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Serve's hook: takes over what can change while it runs, in a running replica and after a start.
+        """Serve's hook, called after a start and for each new `user_config`: applies the live settings.
 
-        A replica that runs and is told something wrong says so in its log, and goes on as it was: Serve would stop one
-        that raises, and start others, which raise too.
+        A running replica logs an invalid `user_config` and keeps its settings: Serve would stop a replica that raises
+        and
+        start others, which would raise too.
 
         Raises:
-            ValueError: at a start, it is none; one line that names the field.
+            ValueError: `user_config` is invalid at the start; one line that names the field.
         """
         try:
             live = LiveOptions.of(user_config)
@@ -97,28 +104,28 @@ class Router(RouterBase):
         except ValueError as error:
             if not self._is_up:
                 raise
-            logger.error("%s. This replica goes on as it was.", error)
+            logger.error("%s. This replica keeps its settings.", error)
             return
         for service in self._models:
             service.speculates = live.speculation
         set_log_level(live.log_level)
 
     def check_health(self) -> None:
-        """Serve's hook, called once the replica has started and from then on: a router is well that answers."""
+        """Serve's hook, called periodically after the start; a router that answers is healthy."""
         self._is_up = True
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests by 503; return when none runs. Those that still do at the timeout are ended."""
+        """Refuses new requests with 503; returns when none runs. Those running at the timeout are ended."""
         await asyncio.gather(*(front.pool.drain(timeout_s) for front in self._fronts))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Serve's hook, called once after the constructor."""
-        # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
+        """Serve's hook, called once after the constructor: returns the application for requests from Serve's proxy."""
+        # Serve's proxy already gives every request and answer an X-Request-Id.
         return self._application(adds_request_id=False)
 
     async def _listen(self, door: DoorKey) -> HttpServer:
         bound = await asyncio.to_thread(door.take)
-        # Those who wait at the door would be told that there is no engine.
+        # Clients already waiting at the socket would otherwise be answered that there is no engine.
         deadline = time.monotonic() + CONNECT_S
         while not all(front.pool.healthy() for front in self._fronts) and time.monotonic() < deadline:
             await asyncio.sleep(CONNECT_POLL_S)
@@ -141,13 +148,13 @@ class Router(RouterBase):
         )
 
     async def __del__(self) -> None:
-        """Serve's hook at the end of the replica: lets the verifiers drain at once."""
-        if not self._reporting:  # it has not started; Serve has the reason
+        """Serve's hook at the end of the replica: ends requests, then closes the connections to the engines."""
+        if not self._reporting:  # the constructor has failed; Serve has the reason
             return
         for task in self._reporting:
             task.cancel()
         if self._server is not None:
-            # What outlasts its time ends by an error, and then with its connection.
+            # Requests that exceed their time end with an error first, then the server closes their connections.
             timeout_s = self._config.shutdown_timeout_s
             await asyncio.gather(self.drain(timeout_s), self._server.close(timeout_s + END_S / 2))
         await asyncio.gather(*(front.pool.close() for front in self._fronts))
@@ -156,15 +163,17 @@ class Router(RouterBase):
 
 
 async def bound_host() -> str | None:
-    """The address that Serve's proxy listens on, whoever started it.
+    """Returns the address that Serve's proxy listens on, even if another process started Serve.
 
-    Serve's controller knows it; its public interface tells it to no replica.
+    Only Serve's controller has the address; no public interface returns it in a replica.
     """
     client = await asyncio.to_thread(_get_global_client)
     return client.http_config.host
 
 
 def warn_if_open(config: AppConfig, bound_host: str | None) -> None:
-    """Log that other machines may use the server without a key, where they may."""
+    """Logs a warning if other machines can use the server without a key."""
     if not config.api_key and not is_loopback(bound_host):
-        logger.warning("The server listens on %s without an api_key: whoever reaches it may use it.", bound_host)
+        logger.warning(
+            "The server listens on %s without an api_key: anyone who can reach the address can use it.", bound_host
+        )

@@ -1,7 +1,7 @@
-"""What a start says: one line per event, in plain words, whichever process the event is in.
+"""Progress output of a start: one line per event, from all processes of the application.
 
-Ray brings the log lines of all its processes to the one that started the application. Of these, Wingbeat's own are
-shown; those of Ray and Serve stay in their files.
+Ray forwards the log lines of its processes to the process that started the application. Wingbeat's own lines are
+shown; lines of Ray and Serve stay in their log files.
 """
 
 import re
@@ -14,24 +14,26 @@ from rich.console import Console
 from rich.status import Status
 
 _OURS = re.compile(r"(?P<level>[A-Z]+) \d{4}-\d\d-\d\d [\d:,]+ wingbeat\.[\w.]+: (?P<text>.*)")
-"""A line of `wingbeat.deployments.log`."""
+"""Pattern of a line written by `wingbeat.deployments.log`."""
 _OUT_OF_MEMORY = re.compile(
     r"\b(?P<num>[1-9]\d*) worker[^,.]* killed due to (?:memory pressure|the node running low)", re.I
 )
-"""What of a raylet's lines concerns an operator: it has killed processes itself. Of each that somebody else has ended,
-as this application does on purpose, it says that memory may have been the cause."""
+"""Pattern of the raylet's line that it has killed processes itself. For every process ended by others, as this
+application does on purpose, the raylet's other lines say that memory may have been the cause; those are not shown.
+"""
 
 _PHASE = re.compile(r"\w+ing\b")
-"""How a line begins that says what goes on from now on; other lines say what has happened."""
+"""Beginning of a line that starts a phase ("loading ..."); other lines report something finished."""
 QUIET_S = 15.0
+"""Seconds without an event after which running phases are printed again."""
 
 
 class StartUp:
-    """The terminal, or whatever the standard output of `wingbeat serve` is: there without colours and spinner.
+    """Prints the progress of a start on standard output; colours and a spinner only on a terminal.
 
     Args:
-        console: None makes one of the standard output.
-        quiet_s: after so long without an event, and again and again, it is said what is still going on.
+        console: None uses standard output.
+        quiet_s: seconds without an event after which running phases are printed, repeatedly.
     """
 
     def __init__(self, console: Console | None = None, quiet_s: float = QUIET_S) -> None:
@@ -40,16 +42,16 @@ class StartUp:
         self._status: Status | None = None
         self._started, self._ended = time.monotonic(), threading.Event()
         self._phases: dict[str, tuple[str, float]] = {}
-        """By process, the phase that runs in it and when the phase began."""
+        """By process: the running phase and the time when the phase began."""
         self._quiet_s = quiet_s
         self._pulse: threading.Thread | None = None
 
     def event(self, text: str, process: str = "") -> None:
-        """Something has begun or ended; on a terminal the latest one stays below the others until the next.
+        """Prints an event; on a terminal the latest one also stays in the status line until the next.
 
         Args:
-            text: a phase begins with its verb's -ing form, and lasts until the next event of the same process.
-            process: where it happens; empty is this process.
+            text: the event. A first word in -ing begins a phase, which lasts until the next event of the same process.
+            process: process of the event; empty is this process.
         """
         text = text[:1].upper() + text[1:]
         self._phases.pop(process, None)
@@ -68,7 +70,7 @@ class StartUp:
         self._status.update(_escaped(text))
 
     def _say_what_goes_on(self) -> None:
-        """No start is silent for longer than `quiet_s`, whatever takes its time in whichever process."""
+        """Prints phases that have run for at least `quiet_s` seconds, so that no start is silent for longer."""
         while not self._ended.wait(self._quiet_s):
             for text, began_at in self._running_phases():
                 seconds = time.monotonic() - began_at
@@ -77,7 +79,7 @@ class StartUp:
                 self._say_still(f"{text}: {seconds:.0f} s so far")
 
     def _running_phases(self) -> list[tuple[str, float]]:
-        """Phases that the application's processes run; where there is none, this process's own phase, which waits."""
+        """Running phases of the application's processes; if there are none, this process's own phase (waiting)."""
         phases = dict(self._phases)
         own = phases.pop("", None)
         return list(phases.values()) or ([] if own is None else [own])
@@ -91,11 +93,11 @@ class StartUp:
             self._console.file.flush()
 
     def problem(self, text: str) -> None:
-        """A warning or an error, on the standard error."""
+        """Prints a warning or an error to standard error."""
         self._errors.print(text, markup=False, style="yellow" if self._errors.is_terminal else None)
 
     def worker_lines(self, data: Mapping[str, Any]) -> None:
-        """Lines that a process of the application has written, as Ray hands them over."""
+        """Shows log lines of one of the application's processes; `data` is Ray's message with lines, ip and pid."""
         process = f"{data.get('ip', '')} {data.get('pid', '')}"
         for line in data["lines"]:
             ours = _OURS.match(line)
@@ -111,7 +113,7 @@ class StartUp:
                 )
 
     def ready(self, url: str, facts: Sequence[tuple[str, str]], command: str, end: str = "") -> None:
-        """The last block: where it is served, what, a request to try, and what ends it."""
+        """Prints the final block: address, facts about the model, a request to try, and how to stop the server."""
         self.close()
         seconds, width = time.monotonic() - self._started, max(len(name) for name, _ in facts)
         self._console.print(f"\nReady after {seconds:.0f} s. Serving on {url}. {end}", markup=False)
@@ -121,7 +123,7 @@ class StartUp:
         self._console.file.flush()
 
     def close(self) -> None:
-        """Leave the terminal as it was; harmless a second time."""
+        """Ends the progress output and restores the terminal; may be called twice."""
         self._ended.set()
         status, self._status = self._status, None
         if status is not None:
@@ -133,7 +135,7 @@ def _escaped(text: str) -> str:
 
 
 def ready_facts(reports: Sequence[Mapping[str, Any]], logs: str) -> list[tuple[str, str]]:
-    """What `wingbeat.deployments.replica.verifier_replica.Verifier.report` says of each model, for people to read."""
+    """Names and values to print for each `wingbeat.deployments.replica.verifier_replica.Verifier.report`."""
     return [*(fact for report in reports for fact in _facts(report)), ("logs", logs)]
 
 
@@ -159,7 +161,7 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def curl_command(url: str, model: str, needs_key: bool, chats: bool = False) -> str:
-    """A request to the server, for a shell: a chat where the model `chats`, else a completion."""
+    """Returns a shell command that sends a request: a chat if the model has a chat template, else a completion."""
     key = '-H "Authorization: Bearer $WINGBEAT_API_KEY" ' if needs_key else ""
     if chats:
         path, asked = "chat/completions", '"messages": [{"role": "user", "content": "How do birds stay in the air?"}]'

@@ -1,4 +1,4 @@
-"""Whether the replicas of an application can start: says what a start waits for, and which start is in vain."""
+"""Watches the start of replicas: reports waits for placement, and detects starts that cannot succeed."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,17 +7,18 @@ from typing import Any
 from wingbeat.deployments.replica.refused_start import refusal
 
 PLACEMENT_S = 600.0
-"""For Ray to place every replica: a cluster that grows by itself may have to start a machine first."""
+"""Seconds for Ray to place every replica: an autoscaling cluster may have to start a machine first."""
 _UNPLACED = "to be scheduled"
-"""What Serve says of a deployment whose replicas have no place yet, from 30 s on."""
+"""Part of Serve's message for a deployment whose replicas have not been placed, after 30 s."""
 
 
 class StartWatch:
-    """Looks at the deployments while their replicas start.
+    """Checks the deployments while their replicas start.
 
     Args:
         say: shows one line.
-        limit_s: for Ray to place a replica.
+        limit_s: seconds for Ray to place a replica.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -30,13 +31,14 @@ class StartWatch:
         self._unplaced_since: dict[str, float] = {}
 
     def look(self, deployments: Mapping[str, Any]) -> str | None:
-        """Say what waits for a place since the last look.
+        """Reports deployments that have begun to wait for placement since the last call.
 
         Args:
-            deployments: by name, each with a `message` of Serve's.
+            deployments: Serve's status of each deployment by name, with a `message`.
 
         Returns:
-            One line, where a replica has had no place for too long, or where another attempt would fail alike.
+            One line if a replica was not placed within `limit_s`, or refused to start and would refuse again; else
+            None.
         """
         messages = {name: one.message or "" for name, one in deployments.items()}
         refused = next(filter(None, map(refusal, messages.values())), None)

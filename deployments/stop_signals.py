@@ -1,8 +1,8 @@
-"""SIGTERM and SIGINT as KeyboardInterrupt in the main thread, in place of the handlers of Ray's driver.
+"""Turns SIGTERM and SIGINT into KeyboardInterrupt in the main thread, replacing the handlers of Ray's driver.
 
-Ray's own end the process by SIGABRT three seconds after a SIGTERM, whatever is still to be cleaned up: its C++ side
-prints a stack and sets an alarm before it calls Python's handler. KeyboardInterrupt is the one exception of a handler
-that Ray's blocking calls let through.
+Ray's handler ends the process with SIGABRT three seconds after a SIGTERM, even if cleanup is not finished: its C++ side
+prints a stack and sets an alarm before it calls Python's handler. KeyboardInterrupt is the only exception of a handler
+that passes through Ray's blocking calls.
 """
 
 import signal
@@ -14,27 +14,30 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Handlers of this process for both signals, and which of them have come."""
+    """This process's handlers for both signals, and the signals received so far."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
         self._held = False
 
     def install(self) -> None:
-        """Take both signals over; again after everything that installs handlers of its own, as `ray.init` does."""
+        """Installs the handlers; to be repeated after any call that installs its own, such as `ray.init`."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._stop)
 
     def ignore(self) -> None:
-        """Let nothing disturb what is left to do."""
+        """Ignores both signals, and cancels Ray's alarm, for the rest of the shutdown."""
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         signal.alarm(0)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let a first signal wait for the end of a short block: Serve's loop for handles is never made whole where an
-        exception meets its making, and whoever uses a handle then waits for ever. A second signal does not wait."""
+        """Delays a first signal until the end of a short block; a second signal is not delayed.
+
+        An exception while Serve creates its event loop for handles leaves the loop unusable, and every later use of a
+        handle would wait forever.
+        """
         self._held = True
         try:
             yield
@@ -43,12 +46,12 @@ class StopSignals:
         self.check()
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt where a signal has come: raised in a destructor, the first one went unseen."""
+        """Raises KeyboardInterrupt if a signal was received: one that was raised inside a destructor had no effect."""
         if self.received:
             raise KeyboardInterrupt
 
     def exit_code(self) -> int:
-        """What a shell reports of a process that the last signal ended."""
+        """Exit code that a shell reports for a process ended by the last signal received."""
         return 128 + (self.received[-1] if self.received else signal.SIGTERM)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:

@@ -1,9 +1,9 @@
-"""What ends the processes of a launcher's Ray where the launcher was killed and could not end them itself.
+"""Process that ends the processes of a launcher's Ray if the launcher was killed and could not end them itself.
 
     python -m wingbeat.deployments.watchdog FOLDER
 
-The kernel kills Ray's head with the launcher, and most workers notice that; its agents try to reach the head for a
-minute more, and a process that is stopped notices nothing: it would keep the port or a GPU.
+The kernel kills Ray's head together with the launcher, and most workers then exit. But Ray's agents try to reach the
+head for another minute, and a stopped process (SIGSTOP) does not exit at all: it would hold the port or a GPU.
 """
 
 import signal
@@ -16,14 +16,14 @@ from wingbeat.cluster.process_tree import end, writers
 from wingbeat.runtime.interpreter import module_command, module_environment
 
 MOST_ROUNDS = 10
-"""What was being started at the launcher's death is found by the next one."""
+"""Rounds of looking for remaining processes; a process that was being started in one round is found in the next."""
 
 
 class Watchdog:
-    """A process that outlives this one for a moment, whatever ends it.
+    """Handle of the watchdog process, which ends shortly after this process, however this process ends.
 
     Args:
-        folder: of a Ray session, where each of its processes writes its log.
+        folder: folder of the Ray session, in which each of Ray's processes writes its log.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,18 +36,18 @@ class Watchdog:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the watchdog."""
         return self._process.pid
 
     def close(self) -> None:
-        """There is nothing left to watch for."""
+        """Ends the watchdog, because no processes are left to end."""
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()
 
 
 def main() -> None:
-    """Wait for the launcher's end, which closes the pipe to it."""
+    """Waits for the launcher's end, which closes the pipe on standard input, then ends the session's processes."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

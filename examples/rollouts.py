@@ -1,11 +1,11 @@
-"""Reinforcement learning beside a running server: sample, reward, train, and give the server the new weights.
+"""Reinforcement learning with a running server: sample, reward, train, and send the new weights to the server.
 
     wingbeat serve --rollouts --weight-transfer-config '{"backend": "gloo"}'
     python examples/rollouts.py --verify
 
-The policy is the demo's verifier, trained on this machine's CPU by REINFORCE with a mean baseline. Its reward is the
-share of an answer's tokens that are `--token`. The server samples with its drafter; while the policy trains, it sleeps.
-`--verify` decodes every answer again, plainly, by a model that is loaded with the weights of its step.
+The policy is the demo's verifier, trained on this machine's CPU by REINFORCE with a mean baseline. The reward of an
+answer is the share of its tokens that equal `--token`. The server samples with its drafter, and sleeps while the policy
+trains. `--verify` decodes every answer again, plainly, with a model that has the weights of that step.
 """
 
 import argparse
@@ -47,7 +47,7 @@ PROMPTS = (
 
 
 def main() -> None:
-    """Train."""
+    """Runs the training loop."""
     args = arguments()
     policy = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     tokenizer = Tokenizer.load(args.model)
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def sample(args: argparse.Namespace, tokenizer: Tokenizer, step: int) -> list[dict[str, Any]]:
-    """Answers to each prompt, at temperature 1, each by a seed of its own."""
+    """Samples answers to each prompt at temperature 1, each with its own seed."""
 
     def one(index: int) -> dict[str, Any]:
         prompt = tokenizer.encode(PROMPTS[index % len(PROMPTS)])
@@ -93,7 +93,7 @@ def sample(args: argparse.Namespace, tokenizer: Tokenizer, step: int) -> list[di
 
 
 def tokens_a_round(answers: list[dict[str, Any]]) -> float:
-    """Tokens of a round that was drafted: what the head is worth to the policy as it now is."""
+    """Tokens per round with a draft, which shows how well the draft head fits the present policy."""
     counts = {
         name: sum(answer["drafted"][name] for answer in answers) for name in ("num_drafts", "num_accepted_tokens")
     }
@@ -103,7 +103,7 @@ def tokens_a_round(answers: list[dict[str, Any]]) -> float:
 def train(
     policy: PreTrainedModel, optimizer: torch.optim.Optimizer, answers: list[dict[str, Any]], wanted: int
 ) -> Tensor:
-    """Take a step of REINFORCE; the reward of each answer."""
+    """Takes a step of REINFORCE; returns the reward of each answer."""
     rewards = torch.tensor([answer["token_ids"].count(wanted) / len(answer["token_ids"]) for answer in answers])
     advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
     optimizer.zero_grad()
@@ -118,10 +118,10 @@ def train(
 
 
 def verify(policy: PreTrainedModel, answers: list[dict[str, Any]], model: Path, max_tokens: int) -> None:
-    """Decode the answers again, without a server and without drafts, by a model that is loaded with these weights.
+    """Decodes the answers again, without server and drafts, by a model with these weights.
 
     Raises:
-        AssertionError: one differs.
+        AssertionError: an answer differs.
     """
     with tempfile.TemporaryDirectory() as folder:
         policy.save_pretrained(folder)
@@ -136,7 +136,7 @@ def verify(policy: PreTrainedModel, answers: list[dict[str, Any]], model: Path, 
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description="Train the demo's verifier on what a running server samples from it.")
     parser.add_argument("--url", default=LOCAL, help="of the server")
     parser.add_argument("--operator-key", help="of the server")

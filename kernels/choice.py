@@ -1,7 +1,7 @@
-"""Choice between a compiled kernel and the torch reference beside it, for each call on a GPU.
+"""Selection of a compiled GPU kernel or its torch reference, for each call.
 
-A kernel that does not compile here, or computes other numbers than its reference, is replaced before anything is
-captured: see `wingbeat.kernels.gpu.comparison`. The choice holds for the process.
+A kernel that does not compile on this machine, or whose results differ from its reference, is replaced before any CUDA
+graph is captured: see `wingbeat.kernels.gpu.comparison`. The selection holds for the whole process.
 """
 
 from functools import cache
@@ -13,40 +13,40 @@ from torch import Tensor
 from wingbeat.kernels.parts import hooks, merged_of
 
 KERNELS: dict[str, str] = merged_of(hooks("kernels"))
-"""The names that are chosen by, of what is launched for one call or for calls that share their memory; each with the
-module that has it."""
+"""Name of each selectable kernel -> module that defines it. Kernels that share memory between their launches share a
+name."""
 
 _replaced: set[str] = set()
 
 
 def compiled(name: str, tensor: Tensor) -> Any:
-    """The module whose kernel a call on a tensor runs; None where the reference runs."""
+    """Returns the module whose kernel runs a call on `tensor`, or None if the torch reference runs it."""
     return module_of(name) if tensor.is_cuda else None
 
 
 def module_of(name: str) -> Any:
-    """The module that has a kernel; None where there is none, or its reference runs on GPUs too."""
+    """Returns the module of a kernel, or None if no such kernel exists or its reference runs on GPUs too."""
     return None if name in _replaced else _module(name)
 
 
 @cache
 def _module(name: str) -> Any:
-    """Asked at every launch, and imported once."""
+    """Imports the module on first use; the result is cached because every launch calls this function."""
     return import_module(KERNELS[name]) if name in KERNELS else None
 
 
 def replace(*names: str) -> None:
-    """Run references in the place of these kernels from now on.
+    """Runs the torch references instead of these kernels from now on.
 
     Raises:
-        ValueError: there is no such kernel.
+        ValueError: a name is not in `KERNELS`.
     """
     for name in names:
         if name not in KERNELS:
-            raise ValueError(f"kernel {name!r} is none of {', '.join(KERNELS)}")
+            raise ValueError(f"kernel {name!r} does not exist: it must be one of {', '.join(KERNELS)}")
         _replaced.add(name)
 
 
 def replaced() -> tuple[str, ...]:
-    """Kernels whose references run."""
+    """Names of the kernels that were replaced by their references."""
     return tuple(name for name in KERNELS if name in _replaced)

@@ -1,4 +1,4 @@
-"""Inputs that kernels are compared on: see `wingbeat.kernels.gpu.comparison`."""
+"""Random inputs on which kernels are compared with their references: see `wingbeat.kernels.gpu.comparison`."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Shape(NamedTuple):
-    """Shape that the kernels' variants follow from: a model's, or a usual one."""
+    """Model dimensions that determine which kernel variants are compiled; the defaults are typical ones."""
 
     dtype: torch.dtype = torch.bfloat16
     num_heads: int = 8
@@ -18,5 +18,5 @@ class Shape(NamedTuple):
 
 
 def random_numbers(seed: int, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal random numbers, the same for the same seed."""
+    """Returns standard normal numbers that depend only on `seed`, shape and dtype."""
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(dtype)

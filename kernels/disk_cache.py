@@ -1,4 +1,7 @@
-"""Measurements that are kept on disk, so that a start need not repeat those of the last one. Never a reason to fail."""
+"""JSON files of measurements, kept on disk so that a later start need not repeat them.
+
+Failures are logged, never raised.
+"""
 
 import json
 import logging
@@ -14,22 +17,25 @@ Kept = TypeVar("Kept")
 
 
 def cache_dir() -> Path:
-    """Folder of kept measurements: $WINGBEAT_CACHE_DIR, or wingbeat under the user's cache folder."""
+    """Folder of the kept measurements: $WINGBEAT_CACHE_DIR, or `wingbeat` in the user's cache folder."""
     own = os.environ.get("WINGBEAT_CACHE_DIR")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "wingbeat"
 
 
 def compiler_env() -> dict[str, str]:
-    """What a process that compiles kernels is told by its environment: Triton keeps them below `cache_dir` too, so that
-    one volume of a container holds all that a first start has made; nothing where the environment names a folder."""
+    """Environment variables for processes that compile kernels.
+
+    Triton's cache goes below `cache_dir`, so that one container volume holds everything that a first start compiled or
+    measured. Empty if the environment already sets TRITON_CACHE_DIR.
+    """
     return {} if os.environ.get("TRITON_CACHE_DIR") else {"TRITON_CACHE_DIR": str(cache_dir() / "triton")}
 
 
 def recall(path: Path, read: Callable[[dict[str, Any]], Kept]) -> Kept | None:
-    """What was kept there; None where there is nothing, or nothing that can be read, which is warned of.
+    """Returns the value kept in a file, or None if the file is absent or unreadable (logged as a warning).
 
     Args:
-        read: makes it from the file's JSON; may raise ValueError, KeyError or TypeError.
+        read: builds the value from the file's JSON; may raise ValueError, KeyError or TypeError.
     """
     try:
         return read(json.loads(path.read_text()))
@@ -41,7 +47,7 @@ def recall(path: Path, read: Callable[[dict[str, Any]], Kept]) -> Kept | None:
 
 
 def keep(path: Path, fields: dict[str, Any]) -> bool:
-    """Write JSON for `recall`, whole or not at all; False, with a warning, where the disk refuses."""
+    """Writes JSON for `recall`, atomically. Returns False, and logs a warning, if the disk refuses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:

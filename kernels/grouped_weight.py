@@ -1,4 +1,4 @@
-"""Weights of few bits in groups of inputs that share a scale, as files have them."""
+"""Quantized weights of few bits, unpacked from a file: groups of inputs share a scale and a shift."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 _AT_ONCE = 1 << 21
-"""Numbers of a weight that are unpacked together."""
+"""Elements of a weight that are dequantized at once."""
 
 
 class Form(NamedTuple):
-    """A form of numbers."""
+    """Number format of the stored values."""
 
     name: str
     floats: Callable[[Tensor], Tensor]
-    """The numbers in float32 that uint8 stand for."""
+    """Converts the uint8 codes to the float32 numbers that they encode."""
 
 
 INT8 = Form("int8", lambda values: values.view(torch.int8).float())
@@ -23,29 +23,29 @@ UINT4, UINT5, UINT6 = (Form(f"uint{bits}", Tensor.float) for bits in (4, 5, 6))
 E4M3 = Form("e4m3", lambda values: values.view(torch.float8_e4m3fn).float())
 _E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32)
 E2M1 = Form("e2m1", lambda values: _E2M1.to(values.device)[values.long()])
-"""Twice the floats of four bits of MXFP4 (OCP Microscaling Formats 1.0), which are whole then."""
+"""MXFP4 numbers (OCP Microscaling Formats 1.0), doubled so that all of them are integers."""
 
 
 def half_powers(exponents: Tensor) -> Tensor:
-    """Scales of `E2M1` numbers, bfloat16, from uint8 exponents of MXFP4 (E8M0), of which 255 is NaN."""
-    powers = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 128)  # the numbers are twice the file's
+    """Converts MXFP4's uint8 exponents (E8M0, 255 is NaN) to bfloat16 scales for `E2M1` numbers."""
+    powers = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 128)  # 128, not 127: numbers are doubled
     return powers.masked_fill(exponents == 255, torch.nan).bfloat16()
 
 
 class Scales(NamedTuple):
-    """A number of each group of a column, or the product of two."""
+    """Scales of the groups of each column: one number per group, or the product of two."""
 
     numbers: Tensor
-    """[columns, num_groups]: floats, or whole numbers of a byte"""
+    """[columns, num_groups], floating point or 8-bit integers."""
     by: Tensor | None = None
-    """float16 [columns, num_groups / n]: each multiplies n neighbours."""
+    """float16 [columns, num_groups / n]: each multiplies the `numbers` of n neighbouring groups."""
 
     def of(self, columns: slice) -> "Scales":
-        """Scales of some columns."""
+        """Scales of a range of columns."""
         return Scales(self.numbers[columns], None if self.by is None else self.by[columns])
 
     def floats(self) -> Tensor:
-        """float32 [columns, num_groups]"""
+        """All scales, float32 [columns, num_groups]."""
         numbers = self.numbers.float()
         if self.by is None:
             return numbers
@@ -53,34 +53,34 @@ class Scales(NamedTuple):
 
 
 class GroupedWeight(NamedTuple):
-    """A weight [columns, inputs] = number * scale + shift, with a scale and a shift of each group of inputs."""
+    """Quantized weight [columns, inputs] = number * scale + shift, with a scale and a shift per group of inputs."""
 
     form: Form
     values: Tensor
-    """uint8 [columns, inputs]: of which the form makes numbers"""
+    """uint8 [columns, inputs]: codes that `form` converts to numbers."""
     scales: Scales
     minima: Scales | None = None
-    """The shifts."""
+    """Shifts of the groups; None if they follow from `zeros` or `offset`."""
     zeros: Tensor | None = None
-    """[columns, num_groups], likewise; a shift is minus this times the scale."""
+    """Zero points [columns, num_groups]: shift = -zero * scale. None if there are none."""
     offset: float = 0.0
-    """A shift is this times the scale, where there is neither."""
+    """Zero point for all groups if `minima` and `zeros` are None: shift = offset * scale."""
     order: Tensor | None = None
-    """int64 [inputs]: which input of a row each of these is; None where they are in order."""
+    """int64 [inputs]: the input that each stored position belongs to; None if they are in order."""
 
     @property
     def group(self) -> int:
-        """Inputs of a group."""
+        """Inputs per group."""
         return self.values.shape[1] // self.scales.numbers.shape[1]
 
     def to(self, device: torch.device) -> "GroupedWeight":
-        """A copy on a device."""
+        """Copies the weight to a device."""
         return GroupedWeight(*(_moved(part, device) for part in self))
 
     def dense(self) -> Tensor:
-        """The weight itself, in float32."""
+        """Dequantizes the weight to float32 [columns, inputs]."""
         columns, inputs = self.values.shape
-        at_once = max(1, _AT_ONCE // inputs)  # beside them lie the same numbers in float64
+        at_once = max(1, _AT_ONCE // inputs)  # bounds the float64 copies of the same numbers
         parts = [self._dense(slice(begin, begin + at_once)) for begin in range(0, columns, at_once)]
         return torch.cat(parts) if parts else self.values.float()
 
@@ -91,7 +91,8 @@ class GroupedWeight(NamedTuple):
         else:
             shifts = scales * (self.offset if self.zeros is None else -self.zeros[columns].float())
         numbers = self.form.floats(self.values[columns]).unflatten(1, (-1, self.group))
-        # Rounded once: products with scales of float16 are float32 numbers, of wider ones not.
+        # Float64 intermediates round once: products with float16 scales are exact in float32, those with wider scales
+        # are not.
         wide = numbers.double().mul_(scales[:, :, None]).add_(shifts[:, :, None]).float().flatten(1)
         return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
 

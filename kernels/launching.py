@@ -1,8 +1,8 @@
-"""How every kernel of a GPU is launched: whether products and sums are fused is said, and it begins before the launch
-ahead of it has ended, where the device lets it.
+"""Launch options that all GPU kernels share: fusion of multiply and add, and programmatic dependent launch.
 
-Programmatic dependent launch (CUDA C++ Programming Guide, from compute capability 9.0 on): a kernel's programs are put
-on multiprocessors while the last ones of the launch ahead still run, and wait there for its memory.
+Programmatic dependent launch (CUDA C++ Programming Guide, compute capability 9.0 and later): programs of a kernel are
+scheduled on multiprocessors while the last programs of the previous launch still run, and wait there until the memory
+that the previous launch wrote is visible.
 """
 
 from functools import cache
@@ -19,8 +19,10 @@ _LEAST_CAPABILITY = (9, 0)
 
 @triton.jit
 def wait_for_launch(EARLY: tl.constexpr):
-    """Comes before a kernel's first look at memory, in every program: who reads what the launch ahead wrote has waited
-    for it, and so for all that it waited for."""
+    """Waits for the previous launch. Every program must call this function before its first memory access.
+
+    The wait is transitive: a program that waited for the previous launch has also waited for all launches before it.
+    """
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -32,10 +34,10 @@ def _is_early(device: int) -> bool:
 
 
 def options(*, fused: bool) -> dict[str, bool]:
-    """Options of a launch on the current device, and the constant that kernels hand to `wait_for_launch`.
+    """Launch options for the current device, with the constant EARLY that kernels pass to `wait_for_launch`.
 
     Args:
-        fused: a product and a sum may be one instruction, which rounds once.
+        fused: allows a multiply and an add to become one instruction, which rounds once.
     """
     if torch.cuda.is_available():
         early = not knobs.runtime.interpret and _is_early(torch.cuda.current_device())
@@ -46,10 +48,13 @@ def options(*, fused: bool) -> dict[str, bool]:
 
 
 def compiled_capability() -> int:
-    """Capability that kernels are compiled for on a machine without a GPU; 0 where they are interpreted."""
+    """Compute capability that kernels are compiled for on a machine without a GPU, times ten.
+
+    0 if they are interpreted.
+    """
     if knobs.runtime.interpret:
         return 0
     try:
         return driver.active.get_current_target().arch
-    except RuntimeError:  # there is no driver: nothing is compiled
+    except RuntimeError:  # no driver: nothing is compiled
         return 0

@@ -1,11 +1,11 @@
-"""Optional parts of the kernels: a part is a folder that can be deleted, and no other file names one.
+"""Registry of the optional parts of the kernels: folders that can be deleted without a change to any other file.
 
-A part's module `part` has what it adds, under the names below, and is light to import: a function or a value, or
-the path `module:name` of one that is imported when it is first asked for. See `runtime.parts` for those of the runtime.
+A part's module `part` defines hooks under the names below. Each hook is a function, a value, or a string `module:name`
+that is imported on first use, so that importing `part` stays cheap. `runtime.parts` lists the runtime's hooks.
 
-- `kernels`: modules of its compiled kernels by name, as `choice.KERNELS`.
-- `cases`: each of them held against its reference, as `gpu.comparison.CASES`.
-- `replace_wrong(device, shape)`: runs references in the place of kernels that differ from them, and returns those.
+- `kernels`: kernel name -> module, merged into `choice.KERNELS`.
+- `cases`: comparisons of these kernels with their references, merged into `gpu.comparison.CASES`.
+- `replace_wrong(device, shape)`: replaces kernels that differ from their references, and returns their names.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from importlib.util import find_spec
 from typing import Any
 
 PARTS = ("gpu", "lora", "state", "packed", "alike")
-"""Their folders, in the order in which they add."""
+"""Folders of the parts, in the order in which their hooks are applied."""
 
 
 @cache
 def hooks_of(package: str, parts: Sequence[str], name: str) -> tuple[Any, ...]:
-    """Hooks of that name in the parts of a package that are there."""
+    """Returns the hooks called `name` of all installed parts of a package."""
     folders = (f"{package}.{part}" for part in parts)
     modules = [import_module(f"{folder}.part") for folder in folders if _is_there(folder)]
     found = (getattr(module, name) for module in modules if hasattr(module, name))
@@ -28,23 +28,23 @@ def hooks_of(package: str, parts: Sequence[str], name: str) -> tuple[Any, ...]:
 
 
 def load_function(path: str) -> Any:
-    """Value behind `module:name`."""
+    """Imports the object that `module:name` names."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
 
 def merged_of(hooks: Sequence[Any], given: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """All entries of mappings, or of those that functions make of what is given."""
+    """Merges mappings, or the mappings that functions return when called with `given`, into one."""
     return {key: value for hook in hooks for key, value in (hook(*given) if given else hook).items()}
 
 
 def _is_there(folder: str) -> bool:
     try:
         return find_spec(folder) is not None
-    except ModuleNotFoundError:  # the folder above it is deleted
+    except ModuleNotFoundError:  # the parent folder is deleted
         return False
 
 
 def hooks(name: str) -> tuple[Any, ...]:
-    """Hooks of that name in the parts that are there."""
+    """Returns the hooks called `name` of all installed parts of the kernels."""
     return hooks_of(__package__, PARTS, name)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, by any number of processes on any number of machines at once."""
+"""Atomic file replacement, safe between processes and between machines that share a folder."""
 
 import secrets
 from collections.abc import Iterator
@@ -7,16 +7,16 @@ from pathlib import Path
 
 
 def unused_name(path: Path) -> Path:
-    """A temporary name beside `path`. Random: containers that share a folder have processes of equal ids."""
+    """Temporary name beside `path`; random, because process ids collide between containers that share a folder."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file to be written by the block, which takes the place of `path` when the block ends.
+    """Yields a temporary file for the block to write, which replaces `path` when the block ends.
 
     Raises:
-        Exception: what the block raises; then `path` is what it was, and the temporary file is gone.
+        Exception: whatever the block raises; `path` is then unchanged and the temporary file is deleted.
     """
     temporary = unused_name(path)
     try:

@@ -285,7 +285,7 @@ class EngineConfig(SettingsOfParts):
     drafter_timeout_s: float = 5.0
     """Seconds of silence in the middle of a round after which a drafter counts as stuck."""
     cuda_graphs: str | bool | None = None
-    """One of `GRAPH_MODES`: "full" replays rounds as CUDA graphs, including rounds with prompt chunks if captured;
+    """Member of `GRAPH_MODES`: "full" replays rounds as CUDA graphs, including rounds with prompt chunks if captured;
     "decode_only" replays only rounds without prompt chunks; "none" replays no graphs. None is "full" on CUDA."""
     kernels: str = "auto"
     """`auto` runs compiled kernels on CUDA if they match their torch references; `torch` runs only the references."""

@@ -1,4 +1,4 @@
-"""What is in the default run, and one Ray cluster with the real application on it for every test that needs them."""
+"""Choice of the default run, and a Ray cluster with the real application for every test that needs them."""
 
 import gc
 import os
@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is collected stays: neither its own making nor loads of tiny models, which collect garbage, look there."""
+    """Freeze the collected tests: later garbage collections, frequent with loads of tiny models, skip their objects."""
     gc.collect()
     gc.freeze()
     gc.enable()

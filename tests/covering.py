@@ -1,4 +1,4 @@
-"""Which rows of a table are worth a run: all pairs of its values, or each value, instead of all combinations."""
+"""Rows of a table that cover all pairs of its values, or each value, instead of all combinations."""
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import combinations, product

@@ -10,7 +10,7 @@ DOCKERFILE = ROOT / "Dockerfile"
 
 
 class Step(NamedTuple):
-    """One instruction."""
+    """An instruction of the Dockerfile."""
 
     name: str
     rest: str
@@ -30,5 +30,5 @@ def sent() -> list[str]:
 
 
 def words_of(rest: str) -> list[str]:
-    """Of an instruction that names a program and its arguments, as JSON."""
+    """Words of an instruction that gives a program and its arguments as JSON."""
     return json.loads(rest[rest.index("[") :])

@@ -30,7 +30,7 @@ DEADLY = 48
 
 
 def expected_tokens(prompt: tuple[int, ...], seed: int, count: int) -> tuple[int, ...]:
-    """What `FakeEngine` writes: keyed by seed and position only, like real noise."""
+    """Tokens that `FakeEngine` writes: keyed by seed and position only, like real noise."""
     return tuple(_token(seed, position) for position in range(len(prompt), len(prompt) + count))
 
 
@@ -121,7 +121,7 @@ class FakeEngine:
         return outputs
 
     def compute(self, requests: list[Request]) -> None:
-        """What a round does with its requests."""
+        """Hook for a round's work with its requests."""
 
     def _cache(self, prompt: tuple[int, ...]) -> None:
         block_hash = ROOT_HASH
@@ -130,7 +130,7 @@ class FakeEngine:
             self.cache_log.cached(block_hash)
 
     def prompts(self) -> set[tuple[int, ...]]:
-        """Of the requests that run or wait."""
+        """Prompts of the requests that run or wait."""
         return {request.prompt_token_ids for request, _ in list(self._running.values())}
 
     def stats(self) -> FakeStats:

@@ -137,12 +137,14 @@ class Written(NamedTuple):
 
     token_ids: Sequence[int]
     scores_at: Callable[[int], Mapping[int, float]]
-    """Of the likeliest tokens at a place of the text, its own one among them; that with the highest is chosen."""
+    """Scores of the likeliest tokens at a position, including the text's own token, which has the highest."""
 
 
 def same_text(found: Sequence[int], expected: Written, gap: float = GAP) -> bool:
-    """Whether two texts are the same; raises AssertionError where they differ by more than a near-tie: the first token
-    that differs has to be, within `gap`, as likely as the one in its place. What follows is not compared."""
+    """Whether two texts are equal; raises AssertionError where they differ by more than a near-tie.
+
+    The first token that differs has to be as likely, within `gap`, as the expected one; later tokens are not compared.
+    """
     assert len(found) == len(expected.token_ids)
     for place, (token, wanted) in enumerate(zip(found, expected.token_ids, strict=True)):
         if token != wanted:

@@ -1,7 +1,7 @@
-"""What belongs to each optional feature, which is deleted with it: source, tests, documents and data.
+"""Files of each optional feature, which are deleted with it: source, tests, documents and data.
 
-This table is the one place that says it; `python -m tests.without NAME` deletes by it. The source finds a feature by
-its line in `deployments/parts.py`.
+This table is the only list of them; `python -m tests.without NAME` deletes by it. The source finds a feature by its
+line in `deployments/parts.py`.
 """
 
 import re
@@ -88,7 +88,7 @@ FEATURES = {
             *("deployments/inspection", "tests/deployments/inspection", "tests/runtime/mtp/test_mtp_inspection.py"),
             "tests/runtime/one_pass/test_one_pass_inspected.py",
         ),
-        needs=("local",),
+        needs=("local", "doctor"),
         words=("inspect",),
     ),
     "offline": Feature(

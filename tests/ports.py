@@ -8,7 +8,7 @@ RANGE = range(20000, 32000)
 
 
 def free_port() -> int:
-    """One of this machine that nobody listens at."""
+    """A port of this machine at which no process listens."""
     while True:
         number = random.choice(RANGE)
         with socket.socket() as probe:

@@ -54,7 +54,7 @@ def test_what_a_document_says_of_a_limit_is_the_limit(document: str, sentence: s
 
 
 def anchors(text: str) -> set[str]:
-    """Of a document's headings, as GitHub names them."""
+    """Anchors of a document's headings, as GitHub names them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""How many files a round, a completion and a chat enter: what a debugger would step through, counted by a tracer."""
+"""Number of files that a round, a completion and a chat enter, as a debugger would, counted by a tracer."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ MOST = {"round": 48, "completion": 34, "chat": 40}
 
 @contextmanager
 def files_entered() -> Iterator[set[str]]:
-    """Those of Wingbeat in which a function was entered, on this thread and on others that start meanwhile."""
+    """Files of Wingbeat in which a function was entered, on this thread and on others that start meanwhile."""
     found: set[str] = set()
 
     def note(frame: FrameType, event: str, arg: object) -> None:

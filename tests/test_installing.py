@@ -63,7 +63,7 @@ class Checkout:
     def env(self, python: str | None) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
         env.pop("PYTHON", None)
-        # What plain `make` finds as python3.
+        # Plain `make` finds this folder's python3 first.
         env["PATH"] = f"{self.folder}{os.pathsep}{env['PATH']}"
         return env if python is None else env | {"PYTHON": python}
 

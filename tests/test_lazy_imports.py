@@ -22,7 +22,7 @@ WHOLE = {
     "torch": {"compiler", "cpu", "cuda", "nn", "onnx", "optim", "utils", "version", "_C"},
     "triton.language": {"math"},
 }
-"""What a package's reference documents as attributes of `import package` alone."""
+"""Submodules that a package's reference documents as attributes of `import package` alone."""
 
 
 def unimported(source: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""What prose has in backticks is there: files, modules, classes, functions, fields. Prose outlives what it names.
+"""Names that prose has in backticks exist: files, modules, classes, functions, fields.
 
-A word is there where any code of this repository has it. That tells a name that is gone from one of a library's without
-a list of either.
+A word exists if any code of this repository has it. So removed names are found without a list of ours or of a library's
+names.
 """
 
 import re
@@ -50,7 +50,7 @@ def paths() -> dict[str, list[Path]]:
 
 @cache
 def text_of(path: Path) -> str:
-    """Of a file, which many names are looked for in."""
+    """Text of a file; cached, as many names are looked up in it."""
     return path.read_text(encoding="utf-8")
 
 
@@ -69,7 +69,7 @@ def code_of(path: Path) -> str:
 
 @cache
 def words() -> frozenset[str]:
-    """Of all code, its strings included, and of the names of files."""
+    """Words of all code, strings included, and of file names."""
     texts = "\n".join(path.partition(".")[0] for path in paths())
     found = set(re.findall(r"\w+", texts))
     for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
@@ -84,7 +84,7 @@ def has(file: Path, name: str) -> bool:
 
 
 def is_there(name: str) -> bool:
-    """Of a dotted name of ours, that each part lies in the one before; of any other one, that its words are there."""
+    """Whether a name exists: each part of our dotted names in the part before; the words of any other name."""
     parts, folder = name.removesuffix("()").removeprefix("wingbeat.").split("."), ROOT
     if parts[0] in libraries():
         return True
@@ -97,7 +97,7 @@ def is_there(name: str) -> bool:
 
 
 def missing(prose: str, folder: Path, names: re.Pattern[str]) -> Iterator[str]:
-    """What is named and not there.
+    """Names in `prose` that do not exist.
 
     Args:
         folder: that the prose lies in, for relative paths.

@@ -14,7 +14,7 @@ FOLDERS = ("kernels", "runtime", "cluster", "deployments")
 DATA = [name for name in ("demo_pair", "smollm2_eagle3") if (ROOT / "examples" / name).is_dir()]
 """Packages of data alone, which are folders of `examples`."""
 LINKS = {folder: f"../../{folder}" for folder in FOLDERS} | {name: f"../../examples/{name}" for name in DATA}
-"""What `src/wingbeat` holds beside `__init__.py`: relative, so that a checkout may be moved, copied and packed."""
+"""Entries of `src/wingbeat` beside `__init__.py`: relative links, so that a checkout can be moved and packed."""
 MOST_BYTES = 48 * 10**6
 """The demo pair, and a head of SmolLM2."""
 
@@ -63,7 +63,7 @@ def test_an_unpacked_wheel_has_the_demo_pair_and_finds_it(wheel: Path, tmp_path:
 
 
 def test_a_wheel_holds_every_file_of_the_packages_and_of_the_data_and_nothing_else(wheel: Path):
-    """What a module opens beside itself, such as a page, is missing from a wheel unless it is named."""
+    """Files that a module opens beside itself, such as a page, are missing from a wheel unless they are named."""
     held = {name for name in zipfile.ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
     files = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()}
     expected = {f"wingbeat/{path.relative_to(ROOT)}" for path in files if path.suffix != ".pyc"}

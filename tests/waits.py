@@ -23,7 +23,7 @@ class Wait(NamedTuple):
 
     path: str
     function: str
-    """That it stands in, behind its class."""
+    """Function that contains the wait, after its class."""
     call: str
     line: int
 
@@ -40,7 +40,7 @@ def unbounded() -> list[Wait]:
 
 
 def in_source(source: str, path: str) -> list[Wait]:
-    """Of one file."""
+    """Waits in a file."""
     return list(_walk(ast.parse(source), path, "", limited=False))
 
 
@@ -56,7 +56,7 @@ def _walk(node: ast.AST, path: str, function: str, *, limited: bool) -> Iterator
             yield Wait(path, function, call, node.lineno)
     awaits_call = isinstance(node, ast.Await) and isinstance(node.value, ast.Call)
     for child in ast.iter_child_nodes(node):
-        # What is awaited within a limit is within it, whatever it is called.
+        # An await within a limit is limited, whatever it is called.
         yield from _walk(child, path, function, limited=limited or (awaits_call and _limits(node.value)))
 
 

@@ -58,7 +58,7 @@ sys.exit(bool(failed))
 
 
 class Broken(Exception):
-    """What is left does not stand; says why."""
+    """The rest of the repository is broken; the message names the reason."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Programs, steps and bytes of deterministic mode's launches beside the usual ones, computed for a layer of an 8B.
+"""Programs, steps and bytes of deterministic mode's launches compared with the usual ones, for a layer of an 8B.
 
 Needs no GPU and is no part of a session: `python benchmarks/gpu/_alike_costs.py` prints the table of
 `benchmarks/results/gpu_deterministic_computed.md`. The programs of cuBLAS's products are unknown; their bytes are those
@@ -28,17 +28,17 @@ ROUNDS = {"plain": 1, "chain of 7": 8}
 
 
 class Cost(NamedTuple):
-    """Of one launch, or of two."""
+    """Cost of one launch, or of two."""
 
     programs: int
     steps: int
-    """Of the longest program."""
+    """Steps of the longest program."""
     kilobytes: float
-    """Beside what every way reads and writes."""
+    """Kilobytes in addition to those that both modes read and write."""
 
 
 def product(rows: int, columns: int, inputs: int) -> Cost:
-    """A product of deterministic mode."""
+    """Cost of a product in deterministic mode."""
     cpu, tile = torch.device("cpu"), tile_of(rows, torch.bfloat16)
     splits, height = num_splits(cpu, columns, inputs), min(max(triton.next_power_of_2(rows), 16), tile)
     tiles = triton.cdiv(rows, height), triton.cdiv(columns, tile)
@@ -49,7 +49,7 @@ def product(rows: int, columns: int, inputs: int) -> Cost:
 
 
 def attention(reqs: int, nodes: int, alike: bool) -> Cost:
-    """Attention over contexts of `CONTEXT` tokens."""
+    """Cost of attention over contexts of `CONTEXT` tokens."""
     rows = HEADS // KV_HEADS * nodes
     tile = fixed_tile(torch.bfloat16, DIM, LIMITS) if alike else tile_config(torch.bfloat16, DIM, rows, LIMITS)
     each = triton.cdiv(rows, tile.block_rows) * KV_HEADS
@@ -64,7 +64,7 @@ def attention(reqs: int, nodes: int, alike: bool) -> Cost:
 
 
 def main() -> None:
-    """Print the table."""
+    """Prints the table."""
     print("| launch | sequences | round | programs | steps | KB of sums |\n|---|---:|---|---:|---:|---:|")
     for reqs in (1, 16, 64):
         for name, nodes in ROUNDS.items():

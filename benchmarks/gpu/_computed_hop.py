@@ -1,7 +1,7 @@
-"""The channel over CUDA IPC, computed from what its steps cost and not measured: an empty round trip, and the gap that
-a drafter in another process leaves in each round of the verifier's device.
+"""Cost of the channel over CUDA IPC, computed from the costs of its steps instead of measured.
 
-Every cost is assumed but where its source says otherwise; `hop.py` and `two_processes.py` measure the sums.
+Covers an empty round trip, and the gap that a drafter in another process leaves in each round on the verifier's device.
+Every cost is an assumption unless its source states otherwise; `hop.py` and `two_processes.py` measure the sums.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """Of one step."""
+    """Cost of one step."""
 
     us: float
     source: str
@@ -36,11 +36,11 @@ PLACES = {
     "two GPUs": "mark, two GPUs",
 }
 GAP_COUNTS = {1: (27, 1), 64: (342, 1)}
-"""By sequences, functions and operations between a reply and its verification: `tests/runtime/host_counts.py`."""
+"""(functions, operations) between a reply and its verification, by sequences: `tests/runtime/host_counts.py`."""
 
 
 class Step(NamedTuple):
-    """Part of an exchange."""
+    """Step of an exchange."""
 
     what: str
     cost: str
@@ -59,11 +59,14 @@ EMPTY = (
     Step("a kernel reads the reply", "launch"),
     Step("and is waited for", "device wait"),
 )
-"""A round trip as `hop.py` measures it, but for the two marks, which differ by place."""
+"""Steps of a round trip as measured by `hop.py`, without the two marks, whose costs differ by place."""
 
 
 def gap(num_seqs: int) -> tuple[Step, ...]:
-    """What a served round adds beside drafting: the drafter's pass is enqueued while the verifier still verifies."""
+    """Steps that a served round adds to drafting.
+
+    The drafter's pass is enqueued while the verifier still verifies.
+    """
     functions, operations = GAP_COUNTS[num_seqs]
     return (
         Step("the verifier's host sees the reply's mark, half a nap late", "nap", 0.5),
@@ -75,12 +78,12 @@ def gap(num_seqs: int) -> tuple[Step, ...]:
 
 
 def total_us(steps: tuple[Step, ...], place: str, num_marks: int) -> float:
-    """Sum of an exchange with so many marks from device to device."""
+    """Total of an exchange with `num_marks` marks from device to device, in microseconds."""
     return sum(COSTS[step.cost].us * step.count for step in steps) + num_marks * COSTS[PLACES[place]].us
 
 
 def rows() -> Iterator[tuple[str, list[float]]]:
-    """Microseconds by place."""
+    """Yields rows of microseconds by place."""
     yield "empty round trip", [total_us(EMPTY, place, 2) for place in PLACES]
     yield "hop: half of it", [total_us(EMPTY, place, 2) / 2 for place in PLACES]
     for num_seqs in GAP_COUNTS:

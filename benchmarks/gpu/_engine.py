@@ -1,4 +1,4 @@
-"""Whole engines over the measured model, and their speed: shared by the scripts that run them."""
+"""Engines with the measured model, and their speed; shared by the scripts that run engines."""
 
 import os
 import time
@@ -24,43 +24,43 @@ CHAIN = SpeculationConfig(draft_steps=7, draft_top_k=1, verify_tree_size=8)
 CHAIN_LENGTH = 3.9
 """Acceptance length that chains are forced to."""
 CONFIDENCE = 20.0
-"""Factor on the head's logits: near-uniform random ones would grow trees of two levels."""
+"""Factor on the head's logits: with near-uniform random logits, trees would stop after two levels."""
 
 
 OTHER_BYTES = 8 << 30
-"""Of a case beside keys and values: the head, outputs of captured graphs, activations of prompts, workspaces."""
+"""Bytes of a case besides keys and values: head, outputs of captured graphs, activations of prompts, workspaces."""
 
 
 class Case(NamedTuple):
-    """One way to speculate, at one batch size."""
+    """A way to speculate, at a batch size."""
 
     name: str
     batch: int
     speculation: SpeculationConfig
     forced: ForcedAcceptance
     graphs: bool | None = None
-    """`EngineConfig.cuda_graphs`"""
+    """Value of `EngineConfig.cuda_graphs`."""
     at_least: float | None = None
-    """Target: speculative over plain."""
+    """Target: minimum of speculative over plain speed."""
 
     @property
     def label(self) -> str:
-        """In names of figures."""
+        """Label in names of figures."""
         return f"batch {self.batch}, {self.name}"
 
 
 class Speed(NamedTuple):
-    """Of a number of rounds in which all sequences decode."""
+    """Speed over a number of rounds in which all sequences decode."""
 
     tokens_per_s: float
     round_ms: float
     texts: tuple[tuple[int, ...], ...] = ()
-    """Of each sequence, from its first token to the last measured round's."""
+    """Tokens of each sequence, from its first to the last measured round's."""
 
 
 @contextmanager
 def benchmark_mode() -> Iterator[None]:
-    """Allow forced acceptance meanwhile."""
+    """Allows forced acceptance while the block runs."""
     before = os.environ.get(BENCHMARK_VARIABLE)
     os.environ[BENCHMARK_VARIABLE] = "1"
     try:
@@ -72,12 +72,12 @@ def benchmark_mode() -> Iterator[None]:
 
 
 def workload(bench: Bench) -> tuple[int, int]:
-    """Tokens of each prompt, and rounds to measure."""
+    """Tokens of each prompt, and number of rounds to measure."""
     return (8, 8) if bench.quick else (1024, 64)
 
 
 def facts(bench: Bench) -> dict[str, str]:
-    """The workload in words."""
+    """Facts about the workload, as text."""
     context, num_rounds = workload(bench)
     return {
         "workload": f"greedy, prompts of {context} random tokens, {num_rounds} rounds in which all sequences decode",
@@ -86,9 +86,9 @@ def facts(bench: Bench) -> dict[str, str]:
 
 
 def engine_config(bench: Bench, case: Case, deterministic: bool = False) -> EngineConfig:
-    """Room for what `speed` runs, twice: plainly and with speculation."""
+    """Configuration with room for running `speed` twice: plainly and with speculation."""
     context, num_rounds = workload(bench)
-    # The first sequences decode while the last ones' prompts are computed.
+    # The first sequences decode while the last ones' prompts are still computed.
     rounds = 2 * num_rounds + case.batch * context // MAX_PREFILL_TOKENS
     length = context + rounds * case.speculation.max_path
     blocks = -(-(length + case.speculation.num_nodes) // BLOCK_SIZE)
@@ -108,12 +108,12 @@ def engine_config(bench: Bench, case: Case, deterministic: bool = False) -> Engi
 
 
 def too_large(bench: Bench, loaded: LoadedModel, case: Case) -> str | None:
-    """Why a case does not fit beside the weights that are on the device; None where it does, and on the CPU."""
+    """Reason why a case does not fit into the free device memory; None if it fits, and on the CPU."""
     if bench.device.type != "cuda":
         return None
     config = engine_config(bench, case)
     by_layer = [block_bytes([layer], config.block_size, bench.dtype) for layer in loaded.layers]
-    # The drafter's one layer is like the verifier's and has as many blocks.
+    # The drafter's single layer is like the verifier's and has as many blocks.
     need = config.num_kv_blocks * (sum(by_layer) + max(by_layer)) + OTHER_BYTES
     free, _ = torch.cuda.mem_get_info(bench.device)
     return f"needs {need / 2**30:.1f} GiB where {free / 2**30:.1f} GiB are free" if need > free else None
@@ -126,12 +126,12 @@ def new_drafter(
     graph_device: GraphDevice | None = None,
     fp8: bool = False,
 ) -> EagleDrafter:
-    """An EAGLE-3 head of random weights, sure of itself.
+    """Creates an EAGLE-3 head of random weights, with confident logits.
 
     Args:
         graphs: as in `EngineConfig.cuda_graphs`.
-        graph_device: captures in place of CUDA.
-        fp8: weights as `drafter_weights` `fp8` makes them.
+        graph_device: replaces CUDA for captures.
+        fp8: converts weights as for `drafter_weights` `fp8`.
     """
     head = random_head(bench)
     head.lm_head.weight.mul_(CONFIDENCE)
@@ -149,11 +149,11 @@ def speed(
     watch: Callable[[], AbstractContextManager] = nullcontext,
     prompts: Sequence[Sequence[int]] | None = None,
 ) -> Speed:
-    """Rounds in which every sequence decodes, after their prompts and some rounds to warm up.
+    """Measures rounds in which every sequence decodes, after the prompts and some warm-up rounds.
 
     Args:
-        watch: entered while they are measured.
-        prompts: as many as the engine has sequences; random tokens where none are given.
+        watch: context manager entered during the measurement.
+        prompts: one per sequence of the engine; None uses random tokens.
     """
     context, num_rounds = workload(bench)
     batch, on_gpu = engine.config.max_num_seqs, bench.device.type == "cuda"

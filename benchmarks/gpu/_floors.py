@@ -1,7 +1,6 @@
-"""The least that each stage of a round can take: the bytes it must read and the products it must compute, at rates
-that the same run measured.
+"""Lower bounds for the time of each stage of a round: required bytes and products, at rates measured in the same run.
 
-Counted are weights, keys and values, logits and taps, each once; activations, masks and what is written are left out.
+Counts weights, keys and values, logits and taps, once each; activations, masks and writes are left out.
 """
 
 from typing import NamedTuple
@@ -14,27 +13,27 @@ from wingbeat.runtime.heads.eagle3 import EagleHead
 
 
 class Rates(NamedTuple):
-    """Of this card."""
+    """Measured rates of the card."""
 
     bytes_per_s: float
-    """Of a copy, bytes read and written counted."""
+    """Bytes per second of a copy, counting bytes read and written."""
     flops_per_s: float
-    """Of a large product."""
+    """Operations per second of a large product."""
 
 
 class Work(NamedTuple):
-    """What a stage cannot do without."""
+    """Required work of a stage."""
 
     num_bytes: float
     flops: float = 0.0
 
     def floor_ms(self, rates: Rates) -> float:
-        """Milliseconds at those rates; reading and computing overlap."""
+        """Minimum milliseconds at those rates; reading and computing overlap."""
         return 1e3 * max(self.num_bytes / rates.bytes_per_s, self.flops / rates.flops_per_s)
 
 
 def verification(config: LlamaConfig, itemsize: int, batch: int, num_nodes: int, context: float) -> Work:
-    """Forward pass over trees of `num_nodes`, 1 for bare roots, behind `context` tokens each."""
+    """Forward pass over trees of `num_nodes` (1 for bare roots), behind `context` tokens each."""
     rows = batch * num_nodes
     attention = 4 * context * config.num_attention_heads * config.head_dim * config.num_hidden_layers
     num_bytes = plain_step_bytes(config, itemsize, round(batch * context))
@@ -42,7 +41,7 @@ def verification(config: LlamaConfig, itemsize: int, batch: int, num_nodes: int,
 
 
 def drafting(head: EagleHead, itemsize: int, speculation: SpeculationConfig, batch: int, context: float) -> Work:
-    """Commit of the last path and every level: each reads the layer, the draft vocabulary and the context's KV."""
+    """Commit of the last path and every level; each reads the layer, the draft vocabulary and the context's KV."""
     sizes = {name: parameter.numel() for name, parameter in head.named_parameters()}
     fused = sum(size for name, size in sizes.items() if name.startswith("fc."))
     level = sum(size for name, size in sizes.items() if not name.startswith(("fc.", "embed_tokens.")))
@@ -53,7 +52,7 @@ def drafting(head: EagleHead, itemsize: int, speculation: SpeculationConfig, bat
 
 
 def acceptance(config: LlamaConfig, itemsize: int, batch: int, num_nodes: int) -> Work:
-    """Choice of a token at every node: the logits."""
+    """Token choice at every node: reads the logits."""
     return Work(itemsize * batch * num_nodes * config.vocab_size)
 
 

@@ -1,7 +1,7 @@
-"""What every script here shares: options, the device, timing, and the JSON object it prints.
+"""Harness of all scripts here: options, device, timing, and the JSON object that is printed.
 
-A script calls `run(__doc__, measure)`. Without a GPU it ends with one line and exit status 2; `--quick` runs it at toy
-sizes on whatever device there is, which shows that it runs and measures nothing.
+A script calls `run(__doc__, measure)`. Without a GPU it exits with one line and status 2; `--quick` runs at toy sizes
+on any device, which checks that the script works and measures nothing.
 """
 
 import argparse
@@ -19,40 +19,40 @@ import torch
 
 PEER = "--peer"
 FAILED = "failed"
-"""Of a result's details: by case, what it raised."""
+"""Key of a result's details: errors by case."""
 NO_GPU = 2
 """Exit status of a script that found no GPU."""
 
 
 class Figure(NamedTuple):
-    """One measured number."""
+    """A measured number."""
 
     name: str
     value: float
     unit: str
     at_most: float | None = None
-    """Target; a figure has at most one."""
+    """Maximum allowed value; a figure has at most one target."""
     at_least: float | None = None
 
 
 class Result(NamedTuple):
-    """What a script measured."""
+    """Measurements of a script."""
 
     facts: dict[str, str]
-    """The shapes and the workload, in words."""
+    """Shapes and workload, as text."""
     figures: list[Figure]
     details: dict[str, Any] = {}  # noqa: RUF012  (read only)
-    """More, for programs."""
+    """Further data, for programs."""
 
 
 class Bench(NamedTuple):
-    """Where and how to measure."""
+    """Device and options of a measurement."""
 
     name: str
     device: torch.device
     quick: bool
     only: tuple[str, ...] = ()
-    """Parts of the names of cases to measure; all of them where none are named."""
+    """Parts of the names of cases to measure; empty measures all."""
 
     def wants(self, case: str) -> bool:
         """Whether to measure a case of this name."""
@@ -60,19 +60,19 @@ class Bench(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """Dtype of weights and activations."""
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def report(self, result: Result) -> None:
-        """Print what is measured so far as one line of JSON; of several lines the last one counts."""
+        """Prints the measurements so far as one line of JSON; the last such line counts."""
         figures = [figure._asdict() for figure in result.figures]
         rest = {"facts": result.facts, "figures": figures, "details": result.details}
         print(json.dumps({"name": self.name, "quick": self.quick, **rest}), flush=True)
 
     def median_ms(self, function: Callable[[], object]) -> float:
-        """Milliseconds of one call: median of rounds of calls back to back, so that launches overlap the device's work.
+        """Median milliseconds per call, over rounds of back-to-back calls, so that launches overlap the device's work.
 
-        Between CUDA events, or by the host's clock on the CPU.
+        Measured between CUDA events, or by the host's clock on the CPU.
         """
         rounds, calls = (2, 1) if self.quick else (11, 10)
         for _ in range(3):
@@ -94,24 +94,24 @@ class Bench(NamedTuple):
         return start.elapsed_time(end)
 
     def copy_bytes_per_s(self) -> float:
-        """Bandwidth of a copy within device memory, bytes read and written counted."""
+        """Bandwidth of a copy within device memory, counting bytes read and written."""
         size = 1 << (20 if self.quick else 32)
         source = torch.empty(size, dtype=torch.uint8, device=self.device).random_()
         target = torch.empty_like(source)
         return 2 * size / (self.median_ms(lambda: target.copy_(source)) / 1e3)
 
     def matmul_flops_per_s(self) -> float:
-        """Rate of a large square product in `dtype`, a multiplication and an addition counted as two."""
+        """Rate of a large square product in `dtype`, counting multiplication and addition as two operations."""
         size = 64 if self.quick else 8192
         left, right = (torch.randn(size, size, dtype=self.dtype, device=self.device) for _ in range(2))
         return 2 * size**3 / (self.median_ms(lambda: left @ right) / 1e3)
 
 
 class Cases:
-    """The cases of a script, each reported when it is measured; one that fails costs itself alone.
+    """Cases of a script, each reported when it is measured; a failing case does not affect the others.
 
     Args:
-        facts: of all of them.
+        facts: facts about all cases.
     """
 
     def __init__(self, bench: Bench, facts: dict[str, str], details: dict[str, Any] | None = None) -> None:
@@ -119,27 +119,29 @@ class Cases:
         self.result = Result(facts, [], {**(details or {}), FAILED: {}})
 
     def run(self, name: str, measure: Callable[[], Sequence[Figure]]) -> None:
-        """Measure one case that is wanted; an error is noted under its name."""
+        """Measures a case if it is selected; an error is recorded under its name."""
         if not self.bench.wants(name):
             return
         try:
             self.result.figures.extend(measure())
         except Exception as error:
-            # What another case meets need not be what this one met: the figures of both are wanted.
+            # Errors of one case need not affect others: all figures that can be measured are wanted.
             self.result.details[FAILED][name] = f"{type(error).__name__}: {error}"[:1000]
             traceback.print_exc()
-        gc.collect()  # a case's engine must not take memory from the next one's
+        gc.collect()  # frees the case's engine before the next one
         if self.bench.device.type == "cuda":
             torch.cuda.empty_cache()
         self.bench.report(self.result)
 
 
 def run(doc: str, measure: Callable[[Bench], Result]) -> None:
-    """Parse the options, measure, print one line of JSON."""
+    """Parses the options, measures, prints one line of JSON."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="toy sizes on any device: shows that it runs")
-    parser.add_argument(PEER, action="store_true", help="beside other programs too, where the script has any")
-    parser.add_argument("--only", nargs="+", default=(), metavar="PART", help="cases whose names hold one of these")
+    parser.add_argument("--quick", action="store_true", help="toy sizes on any device: checks that the script works")
+    parser.add_argument(PEER, action="store_true", help="also measure other programs, if the script has any")
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="PART", help="measure only cases whose names contain one of these"
+    )
     args = parser.parse_args()
     name = Path(sys.argv[0]).stem
     if not torch.cuda.is_available() and not args.quick:
@@ -147,7 +149,7 @@ def run(doc: str, measure: Callable[[Bench], Result]) -> None:
         raise SystemExit(NO_GPU)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    # Not inference mode: transformers compiles its own generate() on the same weights.
+    # no_grad instead of inference mode: transformers compiles its own generate() on the same weights.
     with torch.no_grad():
         bench = Bench(name, device, args.quick, tuple(args.only))
         result = measure(bench)

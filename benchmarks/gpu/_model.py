@@ -1,4 +1,4 @@
-"""The measured model: the Llama-3.1-8B shape with random weights, and its plain and verification steps as stages."""
+"""The measured model: Llama-3.1-8B's shape with random weights, and its plain and verification steps as stages."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
 
 MAX_DEPTH = 6
-"""Of the measured trees."""
+"""Maximum depth of the measured trees."""
 BLOCK_SIZE = 16
 
 _LLAMA_8B = {
@@ -54,14 +54,14 @@ _TOY = {
 
 
 def llama_config(bench: Bench, **overrides) -> LlamaConfig:
-    """The 8B shape; a toy in a quick run."""
+    """The 8B shape; a toy shape in a quick run."""
     shape = {**_LLAMA_8B, **_TOY} if bench.quick else _LLAMA_8B
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return LlamaConfig(**{**shape, **ids, "tie_word_embeddings": False, **overrides})
 
 
 def random_model(bench: Bench, config: LlamaConfig, dtype: torch.dtype | None = None) -> LoadedModel:
-    """A verifier with random weights, drawn on the device."""
+    """Creates a verifier with random weights, drawn on the device."""
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype or bench.dtype)
     draw_weights(model)
@@ -69,14 +69,14 @@ def random_model(bench: Bench, config: LlamaConfig, dtype: torch.dtype | None = 
 
 
 def draw_weights(model: nn.Module) -> None:
-    """Draw the weights of norms: ones hide where a norm rounds, and no checkpoint has them."""
+    """Draws the weights of norms: weights of 1 would hide where a norm rounds, and no checkpoint has them."""
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data.normal_(1, 0.1)
 
 
 def layer_sizes(target: LlamaConfig) -> dict[str, int]:
-    """Of a head whose layers are as wide as its target's."""
+    """Sizes of a head whose layers are as wide as its target's."""
     return {
         "hidden_size": target.hidden_size,
         "intermediate_size": target.intermediate_size,
@@ -88,7 +88,7 @@ def layer_sizes(target: LlamaConfig) -> dict[str, int]:
 
 
 def eagle_config(bench: Bench, num_layers: int = 1, **overrides) -> EagleHeadConfig:
-    """Of an EAGLE-3 head of that model."""
+    """Configuration of an EAGLE-3 head for that model."""
     target = llama_config(bench, **overrides)
     return EagleHeadConfig(
         **layer_sizes(target),
@@ -100,14 +100,14 @@ def eagle_config(bench: Bench, num_layers: int = 1, **overrides) -> EagleHeadCon
 
 
 def random_head(bench: Bench, **overrides) -> EagleHead:
-    """An EAGLE-3 head of that model with random weights, drawn on the device."""
+    """Creates an EAGLE-3 head for that model with random weights, drawn on the device."""
     with torch.device(bench.device):
         head = EagleHead(eagle_config(bench, **overrides))
     return head.to(bench.dtype).eval().requires_grad_(False)
 
 
 def shape_facts(config: LlamaConfig, dtype: torch.dtype) -> dict[str, str]:
-    """The model in words."""
+    """Facts about the model, as text."""
     return {
         "model": f"{config.num_hidden_layers} layers, hidden {config.hidden_size}, intermediate "
         f"{config.intermediate_size}, {config.num_attention_heads}/{config.num_key_value_heads} heads of "
@@ -116,7 +116,7 @@ def shape_facts(config: LlamaConfig, dtype: torch.dtype) -> dict[str, str]:
 
 
 def num_weights(config: LlamaConfig) -> int:
-    """Of every weight that a step reads: all but the embedding table."""
+    """Number of weights that a step reads: all except the embedding table."""
     hidden, dim = config.hidden_size, config.head_dim
     attention = hidden * dim * 2 * (config.num_attention_heads + config.num_key_value_heads)
     layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden
@@ -124,51 +124,51 @@ def num_weights(config: LlamaConfig) -> int:
 
 
 def plain_step_bytes(config: LlamaConfig, itemsize: int, context: int) -> int:
-    """Bytes a plain step must read: every weight but the embedding table, and KV of all sequences' tokens."""
+    """Bytes a plain step must read: all weights except the embedding table, and KV of `context` tokens in total."""
     kv = config.num_hidden_layers * context * config.num_key_value_heads * config.head_dim * 2
     return itemsize * (num_weights(config) + kv)
 
 
 class StepInputs(NamedTuple):
-    """Trees to verify; one node wide, bare roots."""
+    """Trees to verify, or bare roots if one node wide."""
 
     token_ids: Tensor
-    """int64 [num_reqs, num_nodes]"""
+    """int64 [num_reqs, num_nodes]."""
     parents: Tensor
-    """int64 [num_reqs, num_nodes]"""
+    """int64 [num_reqs, num_nodes]."""
     depths: Tensor
-    """int64 [num_reqs, num_nodes]"""
+    """int64 [num_reqs, num_nodes]."""
     num_context: Tensor
-    """int64 [num_reqs]"""
+    """int64 [num_reqs]."""
     block_tables: Tensor
-    """int64 [num_reqs, width]"""
+    """int64 [num_reqs, width]."""
 
 
 class PlainOutputs(NamedTuple):
-    """Of a plain step."""
+    """Result of a plain step."""
 
     token_ids: Tensor
-    """int64 [num_reqs]"""
+    """int64 [num_reqs]."""
 
 
 class VerifyOutputs(NamedTuple):
-    """Of a verification."""
+    """Result of a verification."""
 
     token_ids: Tensor
-    """int64 [num_reqs, max_path]: emitted tokens, the rest zero."""
+    """int64 [num_reqs, max_path]: emitted tokens, then zeros."""
     num_tokens: Tensor
-    """int64 [num_reqs]"""
+    """int64 [num_reqs]."""
     taps: Tensor
     """[num_reqs, max_path, taps_size] along the accepted path."""
 
 
 class Steps:
-    """A verifier, KV of sequences in its cache, and its two stages.
+    """A verifier with sequences in its KV cache, and its two stages.
 
     Args:
         context: tokens in each sequence's cache, of random content.
-        max_nodes: room behind the context.
-        tap_layers: as a drafter would ask for; none for plain decoding without one.
+        max_nodes: tokens of room behind the context.
+        tap_layers: layers tapped for a drafter; empty for plain decoding.
     """
 
     def __init__(
@@ -191,11 +191,11 @@ class Steps:
         self.pool = GraphPool(CudaGraphDevice(bench.device)) if bench.device.type == "cuda" else None
 
     def plain_runner(self, batches: Sequence[int]) -> GraphRunner[StepInputs, PlainOutputs]:
-        """Base plain decoding, captured."""
+        """Stage of plain decoding, captured."""
         return self._runner(Stage.BASE_DECODING, self.decode, [Bucket(n) for n in batches])
 
     def verify_runner(self, buckets: Sequence[Bucket]) -> GraphRunner[StepInputs, VerifyOutputs]:
-        """Base verification, captured."""
+        """Stage of verification, captured."""
         return self._runner(Stage.BASE_VERIFICATION, self.verify, buckets)
 
     def _runner(self, stage: Stage, function, buckets: Sequence[Bucket]) -> GraphRunner:
@@ -208,7 +208,7 @@ class Steps:
         return runner
 
     def padding_row(self, num_nodes: int) -> StepInputs:
-        """A bare root of token 0 over no context, written to block 0."""
+        """Padding: a bare root of token 0 without context, stored in block 0."""
         zeros = torch.zeros(1, num_nodes, dtype=torch.int64, device=self.bench.device)
         parents = torch.zeros_like(zeros).index_fill_(1, zeros[0, :1], -1)
         return StepInputs(zeros, parents, zeros, zeros[:, 0], zeros.new_zeros(1, self.width))
@@ -218,7 +218,7 @@ class Steps:
         device = self.bench.device
         tokens = torch.randint(0, self.loaded.vocab_size, (num_reqs, num_nodes), device=device)
         context = torch.full((num_reqs,), self.context, dtype=torch.int64, device=device)
-        # The root has as many branches as it takes for none to be deeper than MAX_DEPTH.
+        # The root has the fewest branches for which no branch is deeper than MAX_DEPTH.
         index = torch.arange(num_nodes, device=device)
         branches = max(-(-(num_nodes - 1) // MAX_DEPTH), 1)
         parents = torch.where(index > 0, (index - branches).clamp_min(0), -1).expand(num_reqs, -1)
@@ -226,12 +226,12 @@ class Steps:
         return StepInputs(tokens, parents, depths, context, self.block_tables[:num_reqs])
 
     def decode(self, inputs: StepInputs) -> PlainOutputs:
-        """Forward pass and greedy choice of bare roots."""
+        """Forward pass and greedy choice for bare roots."""
         output = self._forward(inputs, inputs.num_context[:, None])
         return PlainOutputs(output.logits.argmax(dim=-1))
 
     def verify(self, inputs: StepInputs) -> VerifyOutputs:
-        """Forward pass over trees, greedy choice at every node, walk, compaction and the path's taps."""
+        """Forward pass over trees, greedy choice at every node, walk, compaction, and taps of the path."""
         num_reqs, num_nodes = inputs.token_ids.shape
         output = self._forward(inputs, inputs.num_context[:, None] + inputs.depths)
         targets = output.logits.argmax(dim=-1).view(num_reqs, num_nodes)
@@ -258,7 +258,7 @@ class Steps:
 
 
 class _Uncaptured:
-    """Stands for a device where nothing is captured."""
+    """Stub of a graph device that captures nothing."""
 
     def new_pool(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Where the device's time goes in the rounds of an engine that runs: by stage, between events on its stream."""
+"""Device time by stage in the rounds of a running engine, measured between events on its stream."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,23 +15,23 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import GraphRunner, Stage
 
 STAGES = ("draft", "verify", "accept", "publish")
-"""What a round consists of; the rest of it is between them: small copies, and a device that waits for the host."""
+"""Stages of a round; the rest is small copies between them, and the device waiting for the host."""
 _OF_GRAPHS = {Stage.BASE_DECODING: "verify", Stage.BASE_VERIFICATION: "verify", Stage.BASE_CHOICE: "accept"}
 Mark = Any
-"""A CUDA event, or the host's clock where there is none."""
+"""A CUDA event, or a time of the host's clock without CUDA."""
 
 
 class StageTimes:
-    """Watches one engine's rounds while entered, once."""
+    """Measures the rounds of one engine while entered; to be entered once."""
 
     def __init__(self, bench: Bench, engine: Engine) -> None:
         self._on_gpu = bench.device.type == "cuda"
         self._engine = engine
         self._spans: list[tuple[str, Mark, Mark]] = []
         self.stages_ms: dict[str, float] = {}
-        """A round's, by stage."""
+        """Milliseconds per round, by stage."""
         self.host_ms: dict[str, float] = {}
-        """A round's on the host, by phase of the engine's clock."""
+        """Milliseconds per round on the host, by phase of the engine's clock."""
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -80,6 +80,6 @@ class StageTimes:
         for stage, begin, end in self._spans:
             sums[stage] += begin.elapsed_time(end) if self._on_gpu else 1e3 * (end - begin)
         if self._on_gpu:
-            # A drafter of the same thread is rung within `publish`, and drafts before that returns.
+            # A drafter on the same thread is notified within `publish`, and drafts before `publish` returns.
             sums["publish"] -= sums["draft"]
         self.stages_ms = {stage: ms / num_rounds for stage, ms in sums.items()}

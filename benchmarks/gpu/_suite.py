@@ -1,7 +1,7 @@
-"""Runs a session: GPU tests and scripts beside it, into one report, with every log beside it.
+"""Runs a session: GPU tests and scripts of this folder, with one report and a log per part.
 
-Exit status: 0 when all parts ran, 1 when one failed, was cut off or found no time, 2 without a GPU. Missed targets are
-marked in the report and do not fail it.
+Exit status: 0 if all parts ran; 1 if one failed, timed out or had no time left; 2 without a GPU. Missed targets are
+marked in the report and do not affect the status.
 """
 
 import argparse
@@ -26,36 +26,36 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUDGET_S = 570
 MOST_S = 120
-"""Seconds of a part that names none; the budget holds as well."""
+"""Default time limit of a part in seconds; the budget applies as well."""
 TAIL = 2000
-"""Characters of the end of a part's log that the report shows; the whole log lies beside it."""
+"""Characters from the end of a part's log that the report shows; the whole log is in a file."""
 NO_GPU, NO_TESTS = 2, 5
 DRIVER_S = 90.0
-"""For the driver to answer, with an import of torch from a cold disk."""
+"""Seconds for the driver to answer, including an import of torch from a cold disk."""
 TEST_TIMEOUT_S = 60
 WORKERS = 8
-"""Processes that tests run in, where pytest-xdist is installed."""
+"""Number of test processes, if pytest-xdist is installed."""
 
 
 @dataclass
 class Part:
-    """One command of the suite and what became of it."""
+    """A command of the suite, with its result."""
 
     name: str
     command: list[str]
     most_s: float = MOST_S
     is_tests: bool = False
     status: str = "not run"
-    """ok, failed, timed out, or "no time" where the budget was spent before it began."""
+    """ok, failed, timed out, or "no time" if the budget was spent before the part began."""
     wall_s: float = 0.0
     output: str = ""
-    """The end of its log, where it failed; of tests always."""
+    """End of the log: of a failed script, and always of tests."""
     result: dict[str, Any] = field(default_factory=dict)
-    """What a script printed last; of one that was cut off or that failed in one case, what it had measured."""
+    """Last object that a script printed; for a script that timed out or failed in one case, its measurements so far."""
 
 
 def run_part(part: Part, left_s: float, out: Path) -> None:
-    """Run one part within what is left of the budget, its log in `out`; never raises for what the part does."""
+    """Runs one part within the remaining budget, with its log in `out`; never raises for errors of the part."""
     if left_s < 5:
         part.status = "no time"
         return
@@ -77,7 +77,10 @@ def run_part(part: Part, left_s: float, out: Path) -> None:
 
 
 def last_object(text: str) -> dict[str, Any]:
-    """The JSON object a script printed: all of its output, or the last line that is one; empty where there is none."""
+    """JSON object that a script printed: its whole output, or the last line that is an object.
+
+    Empty if there is none.
+    """
     for candidate in (text, *reversed(text.splitlines())):
         try:
             value = json.loads(candidate)
@@ -89,11 +92,11 @@ def last_object(text: str) -> dict[str, Any]:
 
 
 def pytest_part(name: str, paths: Sequence[str], most_s: float, *, only: str = "", workers: int = WORKERS) -> Part:
-    """Tests of some folders or files, each with a time of its own, so that one that hangs costs itself alone.
+    """Tests of some folders or files, each test with its own timeout, so that a hanging test affects itself alone.
 
     Args:
-        only: options that choose among them.
-        workers: processes; 1 for tests that have the GPU to themselves.
+        only: options that select tests.
+        workers: number of processes; 1 for tests that need the GPU to themselves.
     """
     options = ["-o", "addopts=", "--import-mode=importlib", "-ra", "--tb=short", "-p", "no:cacheprovider"]
     if importlib.util.find_spec("pytest_timeout"):
@@ -105,29 +108,29 @@ def pytest_part(name: str, paths: Sequence[str], most_s: float, *, only: str = "
 
 
 def gpu_files(folder: str) -> list[str]:
-    """Files of a folder with tests that need a GPU."""
+    """Files of a folder that contain tests for a GPU."""
     paths = sorted((ROOT / folder).rglob("test_*.py"))
     return [str(path.relative_to(ROOT)) for path in paths if "mark.gpu" in path.read_text()]
 
 
 def script(name: str, most_s: float = MOST_S, *options: str) -> Part:
-    """A script of this folder."""
+    """Part that runs a script of this folder."""
     return Part(name, [sys.executable, str(HERE / f"{name}.py"), *options], most_s)
 
 
 def scripts(name: str, most_s: float, *options: str) -> list[Part]:
-    """A script of what can be deleted; none where it is."""
+    """Part that runs a script of an optional feature; empty if the feature is deleted."""
     return [script(name, most_s, *options)] if (HERE / f"{name}.py").is_file() else []
 
 
 def cases(name: str, most_s: float) -> list[Part]:
-    """Cases that a GPU computes as a CPU does; none where what they are of is deleted."""
+    """Part with cases in which a GPU must compute as a CPU does; empty if their feature is deleted."""
     path = f"tests/gpu_of_numbers/{name}_cases.py"
     return [pytest_part(f"{name}_cases", [path], most_s, only="-m ''", workers=1)] if (ROOT / path).is_file() else []
 
 
 def sessions() -> dict[str, list[Part]]:
-    """By name, the parts of a session, what is wanted most first; each session fits the budget."""
+    """Parts of each session by name, most important first; each session fits the budget."""
     ipc = gpu_files("tests/cluster")
     return {
         "first": [
@@ -135,12 +138,12 @@ def sessions() -> dict[str, list[Part]]:
             script("round_stages", 200),
             script("losslessness", 60),
             pytest_part("tests_graphs", ["tests/runtime/graphs"], 45, only="-m gpu", workers=1),
-            # All of them, compiled: the odd shapes among them run in Triton's interpreter elsewhere.
+            # All kernel tests, compiled: elsewhere their odd shapes only run in Triton's interpreter.
             pytest_part("tests_kernels", ["tests/kernels"], 110, only="-m 'not slow'"),
             *scripts("hop", 40),
             pytest_part("tests_runtime", gpu_files("tests/runtime"), 70, only="-m 'gpu and not ray'", workers=6),
             pytest_part("tests_channel", ipc, 50, only="-m gpu -k 'not behind_its_doorbell'", workers=1),
-            # Last, and alone: a stream that hangs would take the others with it.
+            # Last and alone: a hanging stream would take the other tests with it.
             pytest_part("tests_killed", ipc, 50, only="-m gpu -k behind_its_doorbell", workers=1),
         ],
         "speed": [
@@ -183,14 +186,14 @@ def sessions() -> dict[str, list[Part]]:
 
 
 def script_parts(folder: Path, quick: bool) -> list[Part]:
-    """Every script of a folder; names that begin with an underscore are none."""
+    """Parts for every script of a folder; files that begin with an underscore are not scripts."""
     options = ["--quick"] if quick else []
     paths = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")]
     return [Part(path.stem, [sys.executable, str(path), *options]) for path in paths]
 
 
 def machine() -> dict[str, str]:
-    """Hardware, driver and versions."""
+    """Facts about hardware, driver and versions."""
     facts = {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "python": platform.python_version()}
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     for name, command in {"gpu": query, "commit": ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]}.items():
@@ -206,9 +209,9 @@ def machine() -> dict[str, str]:
 
 
 def why_none() -> str | None:
-    """Why there is no GPU to measure; None where torch sees one.
+    """Reason why no GPU can be measured; None if torch sees one.
 
-    Asked by another process: a driver that hangs would hold this one for good.
+    A child process asks the driver, because a hanging driver would block this process forever.
     """
     import torch
 
@@ -226,7 +229,7 @@ def why_none() -> str | None:
 
 
 def target(figure: dict[str, Any]) -> str:
-    """Target and whether it was met; empty without one."""
+    """Target of a figure, and whether it was met; empty without a target."""
     if figure.get("at_most") is not None:
         return f"at most {figure['at_most']:g}: {'met' if figure['value'] <= figure['at_most'] else 'missed'}"
     if figure.get("at_least") is not None:
@@ -235,7 +238,7 @@ def target(figure: dict[str, Any]) -> str:
 
 
 def markdown(facts: dict[str, str], parts: Sequence[Part], quick: bool) -> str:
-    """The report to read."""
+    """Report as markdown."""
     lines = ["# GPU benchmarks", ""]
     if quick:
         lines += ["Toy sizes (--quick): these figures measure nothing.", ""]
@@ -262,13 +265,13 @@ def markdown(facts: dict[str, str], parts: Sequence[Part], quick: bool) -> str:
 
 
 def run_suite(parts: Sequence[Part], out: Path, budget_s: float, quick: bool = False) -> int:
-    """Run parts in order, write gpu.json and gpu.md after each one; the exit status."""
+    """Runs parts in order, writing gpu.json and gpu.md after each; returns the exit status."""
     facts, deadline = machine(), time.monotonic() + budget_s
     out.mkdir(parents=True, exist_ok=True)
     for part in parts:
         run_part(part, deadline - time.monotonic(), out)
         print(f"{part.name}: {part.status}, {part.wall_s} s", flush=True)
-        # Written every time: what was measured survives whatever ends the suite.
+        # Written after every part, so that measurements survive whatever ends the suite.
         report = {"machine": facts, "quick": quick, "parts": [asdict(part) for part in parts]}
         (out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         (out / "gpu.md").write_text(markdown(facts, parts, quick), encoding="utf-8")
@@ -278,7 +281,7 @@ def run_suite(parts: Sequence[Part], out: Path, budget_s: float, quick: bool = F
 
 
 def main() -> int:
-    """Parse the options and run."""
+    """Parses the options and runs the session."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("session", nargs="?", default="first", choices=tuple(sessions()))
     parser.add_argument("--only", nargs="+", metavar="PART", help="parts of the session to run")

@@ -1,7 +1,7 @@
-"""What a session's parts say, in words: does it work, is text lossless, is speculation faster, which stage is slowest.
+"""Verdict of a session as text: does it work, is text lossless, is speculation faster, which stage is slowest.
 
-A pure function of the parts' results. Questions whose parts were not asked for are left out; what a part that failed
-or ran out of time would have said is not known, and that is said.
+A pure function of the parts' results. Questions whose parts were not selected are left out; if a part failed or timed
+out, the verdict states that its answer is unknown.
 """
 
 import re
@@ -14,7 +14,7 @@ SWITCHES = {
     "CUDA IPC": "`--channel shm` (`auto`, the default, takes host memory where a drafter's trial fails)",
     "speculation": "the drafter `none`",
 }
-"""By what fails, what avoids it."""
+"""Option that avoids a failure, by the failing part."""
 ABOUT = {
     "tests_kernels": "GPU kernels",
     "tests_graphs": "CUDA graphs",
@@ -22,20 +22,20 @@ ABOUT = {
     "tests_killed": "CUDA IPC",
     "hop": "CUDA IPC",
 }
-"""Parts that ask the same as one of the doctor's."""
+"""Parts that check the same as one of the doctor's parts."""
 EQUAL_TEXT = "{}: equal sequences, speculation on and off"
 EQUAL_GRAPHS = "{}: equal outputs, graphs on and off"
-"""Figures of `losslessness.py`, by dtype."""
+"""Names of figures of `losslessness.py`, by dtype."""
 ASKED = {"round_stages", "losslessness"}
-"""Other scripts whose failure says that something does not work; those that only measure more leave that out."""
+"""Other scripts whose failure means that something does not work; failures of pure measurements do not."""
 EVEN = 0.02
-"""Speeds that are not further apart are the same."""
+"""Relative difference up to which speeds count as equal."""
 HOST_BOUND = 0.05
-"""Share of a round that the host waits for the device, below which the device waits for the host."""
+"""Share of a round for which the host waits; below it, the device is waiting for the host."""
 
 
 class Part(Protocol):
-    """What is read of a part."""
+    """Fields of a part that the verdict reads."""
 
     name: str
     status: str
@@ -49,12 +49,12 @@ class Problem(NamedTuple):
     """Something that did not work."""
 
     about: str
-    """A key of `SWITCHES`, or what no switch avoids."""
+    """A key of `SWITCHES`, or a name for something that no switch avoids."""
     said: str
 
 
 def verdict(parts: Sequence[Part]) -> list[str]:
-    """Lines of Markdown; none where no part answers any question."""
+    """Lines of Markdown; empty if no part answers any question."""
     named = {part.name: part for part in parts}
     lines: list[str] = []
     if named.keys() & {"doctor", *ABOUT, *ASKED}:
@@ -138,7 +138,7 @@ def _values(part: Part) -> dict[str, float]:
 
 
 def _changes(part: Part) -> Iterator[Problem]:
-    """What changes text that must not."""
+    """Yields causes of changed text, which must not change."""
     values = _values(part)
     equal = values.get(EQUAL_TEXT.format("float32"), 1.0)
     if equal < 1:
@@ -170,7 +170,7 @@ def _rows(part: Part | None) -> list[dict[str, Any]]:
 
 
 def _speculating(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """By batch size, the rows that say how much faster than plain they are."""
+    """Rows with a speed relative to plain decoding, by batch size."""
     found: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         if "over_plain" in row:

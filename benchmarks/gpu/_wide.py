@@ -1,9 +1,10 @@
-"""The demo pair at another model's shape: the narrow pair's function, its text and its acceptance, at the wide cost.
+"""The demo pair widened to another model's shape: the narrow pair's function, text and acceptance, at the wide cost.
 
-A pre-norm Llama keeps its function when hidden units are padded with zeros: norm weights are multiplied by
-sqrt(narrow / wide), epsilons by narrow / wide; element j of a rotated head moves to where the wide head turns at the
-same frequency; queries make up for the other scale of attention; further layers add nothing. Rows of the vocabulary
-that the narrow model lacks repeat its rarest token's, which never wins. Weights that meet zeros alone stay random.
+A pre-norm Llama keeps its function when its hidden units are padded with zeros: norm weights are multiplied by
+sqrt(narrow / wide), epsilons by narrow / wide; element j of a rotated head moves to the element that the wide head
+rotates at the same frequency; queries are rescaled for the other attention scale; further layers add nothing.
+Vocabulary rows that the narrow model lacks repeat its rarest token's, and are never chosen. Weights that meet only
+zeros stay random.
 """
 
 import json
@@ -48,11 +49,12 @@ class WidePair(NamedTuple):
 
 
 def widened(bench: Bench, pair: DemoPair, config: LlamaConfig, draft_vocab_size: int, text: list[int]) -> WidePair:
-    """The pair at a shape, in place on the device, layer by layer.
+    """Widens the pair to a shape, in place on the device, layer by layer.
 
     Args:
-        config: wide in every size, with as many layers at least; its norms and rotation become the narrow model's.
-        text: token ids in which the rarest token is looked for.
+        config: wide configuration, in every size, with at least as many layers; its norms and rotation become the
+            narrow model's.
+        text: token ids in which the rarest token is looked up.
     """
     narrow = _narrow_verifier(pair)
     rarest = narrow(torch.tensor([text])).logits[0].log_softmax(-1).amax(0)
@@ -78,7 +80,7 @@ def _narrow_head(pair: DemoPair, narrow: LlamaForCausalLM) -> EagleHead:
 
 @torch.no_grad()
 def wide_verifier(bench: Bench, narrow: LlamaForCausalLM, config: LlamaConfig, rarest: int) -> LlamaForCausalLM:
-    """The narrow model's function in a model of a wide configuration."""
+    """Model of a wide configuration that computes the narrow model's function."""
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(config, dtype=bench.dtype)
     small, wide = Sizes.of(narrow.config), Sizes.of(config)
@@ -92,7 +94,7 @@ def wide_verifier(bench: Bench, narrow: LlamaForCausalLM, config: LlamaConfig, r
         attention.o_proj.weight.zero_()
         mlp.down_proj.weight.zero_()
         if own["self_attn.q_proj"] is None:
-            continue  # a layer that the narrow model lacks adds nothing
+            continue  # layers that the narrow model lacks add nothing
         qkv = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
         _put_attention(qkv, attention.o_proj.weight, own, small, wide, torch.arange(small.hidden))
         _put(mlp.gate_proj.weight, own["mlp.gate_proj"])
@@ -109,10 +111,10 @@ _LAYER = (*_ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_l
 
 @torch.no_grad()
 def wide_head(bench: Bench, narrow: EagleHead, target: LlamaConfig, draft_vocab_size: int, rarest: Tensor) -> EagleHead:
-    """The narrow head's function in a head for a wide verifier.
+    """Head for a wide verifier that computes the narrow head's function.
 
     Args:
-        target: the wide verifier's.
+        target: the wide verifier's configuration.
         rarest: highest log-probability of each token of the narrow vocabulary in some text.
     """
     old = narrow.config
@@ -138,7 +140,7 @@ def wide_head(bench: Bench, narrow: EagleHead, target: LlamaConfig, draft_vocab_
     own = dict(zip(_ATTENTION, (*parts, narrow.o_proj.weight), strict=True))
     qkv = head.qkv_proj.weight.split([wide.heads * wide.head_dim, *[wide.kv_heads * wide.head_dim] * 2])
     head.o_proj.weight.zero_()
-    # The layer reads the token's embedding and the features side by side.
+    # The layer's input is the concatenation of the token's embedding and the features.
     _put_attention(qkv, head.o_proj.weight, own, small, wide, torch.cat([of_hidden, wide.hidden + of_hidden]))
     for half, narrow_half in zip(head.gate_up_proj.weight.chunk(2), narrow.gate_up_proj.weight.chunk(2), strict=True):
         _put(half, narrow_half)
@@ -160,10 +162,10 @@ def _put(
     columns: Tensor | None = None,
     zero_columns: bool = False,
 ) -> None:
-    """Write a narrow matrix to rows and columns of a wide one, the first ones where none are given.
+    """Writes a narrow matrix to rows and columns of a wide one, by default the first ones.
 
     Args:
-        zero_columns: the rows' other columns become zero.
+        zero_columns: sets the rows' other columns to zero.
     """
     rows = torch.arange(narrow.shape[0]) if rows is None else rows
     columns = torch.arange(narrow.shape[1]) if columns is None else columns
@@ -174,12 +176,12 @@ def _put(
 
 
 def _put_norm(wide: Tensor, narrow: Tensor) -> None:
-    """The mean of squares is over more elements, all further ones zero."""
+    """Writes a norm's weight, rescaled because the mean of squares covers more elements, all further ones zero."""
     wide[: len(narrow)] = (narrow * (len(narrow) / len(wide)) ** 0.5).to(wide)
 
 
 def _put_vocabulary(wide: Tensor, narrow: Tensor, rarest: int) -> None:
-    """Rows of an output matrix; further rows are the rarest token's."""
+    """Writes rows of an output matrix; further rows repeat the rarest token's."""
     _put(wide, narrow)
     wide[len(narrow) :, : narrow.shape[1]] = narrow[rarest].to(wide)
 
@@ -187,12 +189,12 @@ def _put_vocabulary(wide: Tensor, narrow: Tensor, rarest: int) -> None:
 def _put_attention(
     qkv: tuple[Tensor, ...], output: Tensor, own: Weights, small: Sizes, wide: Sizes, columns: Tensor
 ) -> None:
-    """Projections of a layer's attention; the wide `output` is zero before.
+    """Writes the projections of a layer's attention; the wide `output` must be zero before.
 
     Args:
-        qkv: the wide projections; all narrow heads share one of keys and values.
+        qkv: the wide projections; all narrow heads share one head of keys and values.
         own: the narrow weights by the names of `_ATTENTION`.
-        columns: of the wide projections' input, where the narrow input's elements stand.
+        columns: columns of the wide projections' input that hold the narrow input's elements.
     """
     query, key, value, narrow_output = (own[name] for name in _ATTENTION)
     half, step = small.head_dim // 2, wide.head_dim // small.head_dim
@@ -201,7 +203,7 @@ def _put_attention(
     for head in range(small.heads):
         at, group_at = head * wide.head_dim, head // (wide.heads // wide.kv_heads) * wide.head_dim
         of_head = slice(head * small.head_dim, (head + 1) * small.head_dim)
-        # Elements of a query that the narrow head lacks meet a key's, so that they are zero.
+        # Elements of a query that the narrow head lacks are zero, because they meet nonzero elements of a key.
         qkv[0][at : at + wide.head_dim] = 0
         _put(qkv[0], query[of_head] * step**0.5, at + turned, columns)
         _put(qkv[1], key, group_at + turned, columns)

@@ -1,6 +1,6 @@
-"""Kernels that the device spends its time in while rows have a LoRA adapter: a verification at the 8B shape, batch 1.
+"""Kernel profile of a verification in which rows have a LoRA adapter, at the 8B shape, batch 1.
 
-As `kernel_profile.py`, which has the same verification without an adapter.
+`kernel_profile.py` profiles the same verification without an adapter.
 """
 
 from functools import partial
@@ -33,7 +33,7 @@ def adapted(bench: Bench, loaded: LoadedModel, cases: Cases, context: int) -> li
 
 
 def measure(bench: Bench) -> Result:
-    """A sequence of 1k tokens."""
+    """Measures a sequence of 1k tokens."""
     config, context = llama_config(bench), 40 if bench.quick else CONTEXT
     cases = Cases(bench, shape_facts(config, bench.dtype) | {"context": f"{context} tokens"})
     cases.run("one adapter", partial(adapted, bench, random_model(bench, config), cases, context))

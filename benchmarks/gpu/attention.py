@@ -1,4 +1,4 @@
-"""Tree attention alone against copy bandwidth: what it must read, over the time it takes."""
+"""Tree attention alone, as a share of copy bandwidth: bytes that it must read, divided by its time."""
 
 from functools import partial
 from typing import NamedTuple
@@ -13,19 +13,19 @@ from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 
 
 class Case(NamedTuple):
-    """One launch."""
+    """Parameters of one launch."""
 
     batch: int
     context: int
     nodes: int
     at_least: float | None = None
-    """Target share of the copy bandwidth."""
+    """Target: minimum share of the copy bandwidth."""
     shape: str = ""
-    """One of SHAPES, in place of the model's."""
+    """Name in SHAPES that replaces the model's shape."""
 
     @property
     def name(self) -> str:
-        """In names of figures."""
+        """Name in figures."""
         shape = f", {self.shape}" if self.shape else ""
         return f"batch {self.batch}, context {self.context}, {self.nodes} nodes{shape}"
 
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
     kv_heads: int
     dim: int
     kv_dtype: torch.dtype | None = None
-    """Of keys and values in the cache; None for the queries'."""
+    """Dtype of cached keys and values; None for the queries' dtype."""
 
 
 SHAPES = {
@@ -61,7 +61,7 @@ CASES = (
     ),
 )
 MAX_MODEL_LEN = 8192
-"""A captured launch has tables of so many tokens, or as wide as its contexts."""
+"""Tokens that a captured launch's tables cover, unless its contexts are longer."""
 
 
 def measure_case(bench: Bench, case: Case) -> tuple[float, int]:
@@ -100,7 +100,7 @@ def measure_case(bench: Bench, case: Case) -> tuple[float, int]:
 
 
 def measure(bench: Bench) -> Result:
-    """Batches and contexts of CASES; keys and values in scattered blocks."""
+    """Measures the batches and contexts of CASES; keys and values are in scattered blocks."""
     bandwidth, config = bench.copy_bytes_per_s(), llama_config(bench)
     facts = {
         "attention": f"{config.num_attention_heads}/{config.num_key_value_heads} heads of {config.head_dim}, "

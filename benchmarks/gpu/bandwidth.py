@@ -10,7 +10,7 @@ CONTEXT = 1024
 
 
 def measure(bench: Bench) -> Result:
-    """Copies 4 GiB within device memory."""
+    """Measures copies of 4 GiB within device memory."""
     config = llama_config(bench)
     bandwidth = bench.copy_bytes_per_s()
     step_bytes = plain_step_bytes(config, bench.dtype.itemsize, CONTEXT)

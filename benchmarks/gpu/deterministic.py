@@ -1,8 +1,8 @@
-"""Deterministic mode on this card: texts of 256 sequences by hash, and what the mode costs at the 8B shape.
+"""Deterministic mode on this card: texts of 256 sequences by hash, and the cost of the mode at the 8B shape.
 
-Texts: a small model in bfloat16, greedy and sampled requests, plainly at 64 sequences, and at 1, 16 and 64 plainly and
-in trees of drafts that are known to be right; of the usual mode how many are equal is only reported. Cost: rounds of
-the 8B shape, plain and chains at forced acceptance, in both modes.
+Texts: a small model in bfloat16 answers greedy and sampled requests plainly at 64 sequences, then at 1, 16 and 64
+sequences plainly and in trees of drafts known to be right. In the usual mode the number of equal texts is only
+reported. Cost: rounds of the 8B shape, plain and chains at forced acceptance, in both modes.
 """
 
 from functools import partial
@@ -24,7 +24,7 @@ from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 MODES = {"usual": False, "deterministic": True}
 BATCHES = (1, 16, 64)
 MOST_COST = {1: 1.25, 64: 1.35}
-"""Targets: of a round in the usual mode, by sequences."""
+"""Targets: maximum ratio to a round in the usual mode, by number of sequences."""
 SHAPES = {
     "tree": SpeculationConfig(draft_steps=5, draft_top_k=3, verify_tree_size=16),
     "plain": SpeculationConfig(draft_steps=1, draft_top_k=1, verify_tree_size=2),
@@ -33,7 +33,7 @@ KINDS = ({"temperature": 0.0}, {"temperature": 0.9, "top_k": 50, "top_p": 0.9}, 
 
 
 def load(bench: Bench, config: LlamaConfig, deterministic: bool) -> LoadedModel:
-    """A verifier with random weights, drawn on the device; the same ones in both modes."""
+    """Creates a verifier with random weights, drawn on the device; the same weights in both modes."""
     torch.manual_seed(0)
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -42,7 +42,7 @@ def load(bench: Bench, config: LlamaConfig, deterministic: bool) -> LoadedModel:
 
 
 def texts(bench: Bench, loaded: LoadedModel, batch: int, shape: str, known: list[list[int]] | None) -> list[list[int]]:
-    """Prompts with what was written, of requests that join and leave."""
+    """Prompts with their continuations, for requests that join and leave."""
     count = 6 if bench.quick else 256
     config = EngineConfig(
         max_num_seqs=batch,
@@ -73,12 +73,12 @@ def texts(bench: Bench, loaded: LoadedModel, batch: int, shape: str, known: list
 
 
 def digest(text: list[int]) -> str:
-    """Hash of a prompt with what was written."""
+    """Hash of a prompt with its continuation."""
     return sha256(repr(text).encode()).hexdigest()
 
 
 def equal_texts(bench: Bench, config: LlamaConfig, mode: str) -> list[Figure]:
-    """Of the texts that are written plainly at 64 sequences, how many are written otherwise, too."""
+    """Share of the texts written plainly at 64 sequences that are equal in every other way."""
     loaded = load(bench, config, MODES[mode])
     plain, figures = texts(bench, loaded, 64, "plain", None), []
     digests = [digest(text) for text in plain]
@@ -93,7 +93,7 @@ def equal_texts(bench: Bench, config: LlamaConfig, mode: str) -> list[Figure]:
 
 
 def cost(bench: Bench, config: LlamaConfig, rounds: dict[str, float], mode: str) -> list[Figure]:
-    """Rounds of one mode, which `rounds` keeps."""
+    """Measures rounds of one mode, and stores them in `rounds`."""
     loaded, figures = load(bench, config, MODES[mode]), []
     for batch in BATCHES[: 1 if bench.quick else None]:
         case = Case("chain of 7", batch, CHAIN, ForcedAcceptance.length(CHAIN_LENGTH))
@@ -115,11 +115,11 @@ def cost(bench: Bench, config: LlamaConfig, rounds: dict[str, float], mode: str)
 
 @torch.no_grad()
 def measure(bench: Bench) -> Result:
-    """Texts first; what is measured is reported as it comes."""
+    """Measures texts first, then costs; figures are reported as they are measured."""
     hidden = 64 if bench.quick else 1024
     shape = dict(hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=4, vocab_size=997)
     heads = dict(num_attention_heads=8, num_key_value_heads=2, head_dim=max(hidden // 8, 16))
-    # Logits of which many are about equal: a bit soon decides.
+    # Logits of which many are about equal, so that a single differing bit soon changes a token.
     small, large = llama_config(bench, **shape, **heads, initializer_range=0.02), llama_config(bench)
     measured = Cases(bench, shape_facts(large, torch.bfloat16) | facts(bench), {"forced_acceptance": True})
     rounds: dict[str, float] = {}

@@ -1,8 +1,8 @@
-"""What `wingbeat doctor` examines of a machine and its GPU: driver, kernels held against torch, CUDA IPC, CUDA graphs.
+"""Checks of `wingbeat doctor` on a machine with its GPU: driver, kernels compared with torch, CUDA IPC, CUDA graphs.
 
 benchmarks/gpu/run.sh first --only doctor
 
-Without a GPU, --quick examines the machine alone. A part that has failed fails this script, a warning does not.
+Without a GPU, --quick checks the machine alone. A failed check fails this script, a warning does not.
 """
 
 from _harness import FAILED, Bench, Cases, Figure, Result, run
@@ -13,7 +13,7 @@ from wingbeat.deployments.doctor.machine import machine_parts
 
 
 def measure(bench: Bench) -> Result:
-    """Part by part, each with a limit of its own."""
+    """Runs the checks one by one, each with its own time limit."""
     cases = Cases(bench, {"examined": "as by `wingbeat doctor --no-load`"}, {"findings": []})
     details = cases.result.details
 

@@ -1,4 +1,4 @@
-"""One level of an EAGLE-3 head for the 8B model: head, tree attention, draft logits, candidates, next frontier."""
+"""A level of an EAGLE-3 head for the 8B model: head, tree attention, draft logits, candidates, next frontier."""
 
 from functools import partial
 from typing import NamedTuple
@@ -20,18 +20,18 @@ CONTEXT = 1024
 WIDTHS = (1, 8, 16, 32, 64)
 TOP_K = 8
 OVER_FLOOR = 1.25
-"""Target: of the time in which this card copies a level's weights."""
+"""Target: maximum ratio to the time in which this card copies a level's weights."""
 EARLIER_NODES = 64
-"""Drafted before the measured level: its nodes attend to them too."""
+"""Nodes drafted before the measured level, to which its nodes attend as well."""
 
 
 class LevelInputs(NamedTuple):
-    """Nodes of a level; one sequence a row."""
+    """Nodes of a level; one sequence per row."""
 
     token_ids: Tensor
-    """int64 [num_reqs, width]"""
+    """int64 [num_reqs, width]."""
     hidden: Tensor
-    """[num_reqs, width, hidden_size]"""
+    """[num_reqs, width, hidden_size]."""
     scores: Tensor
     """float32 [num_reqs, width]: cumulative log-probabilities."""
 
@@ -45,7 +45,7 @@ class LevelOutputs(NamedTuple):
 
 
 class Level:
-    """A head of random weights and the KV of one sequence's context and earlier nodes."""
+    """A head of random weights with the KV of one sequence's context and earlier nodes."""
 
     def __init__(self, bench: Bench, context: int) -> None:
         self.bench, self.context, device = bench, context, bench.device
@@ -58,12 +58,15 @@ class Level:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes a level must read: the layer and the draft vocabulary's matrix; of embeddings a few rows, fc never."""
+        """Bytes a level must read: the layer and the draft vocabulary's matrix.
+
+        Embeddings are a few rows, `fc` is not used.
+        """
         skipped = ("embed_tokens.", "fc.")
         return sum(p.numel() * p.element_size() for n, p in self.head.named_parameters() if not n.startswith(skipped))
 
     def padding_row(self, width: int) -> LevelInputs:
-        """Any tokens: the level keeps no state that outlives it."""
+        """Arbitrary tokens: the level leaves no state behind."""
         device = self.bench.device
         return LevelInputs(
             torch.zeros(1, width, dtype=torch.int64, device=device),
@@ -72,13 +75,13 @@ class Level:
         )
 
     def __call__(self, inputs: LevelInputs) -> LevelOutputs:
-        """Expand every node into TOP_K candidates and keep the best."""
+        """Expands every node into TOP_K candidates and keeps the best."""
         width, device = inputs.token_ids.shape[1], self.bench.device
         num_new = EARLIER_NODES + width
         new = torch.arange(num_new, device=device)
         num_context = torch.full((1,), self.context, dtype=torch.int64, device=device)
         own = new[EARLIER_NODES:]
-        # Each node sees itself and every eighth earlier node: as many as a path through eight levels would hold.
+        # Each node sees itself and every eighth earlier node: as many as a path through eight levels would contain.
         visible = (new[None] % 8 == own[:, None] % 8) & ((new[None] < EARLIER_NODES) | (new[None] == own[:, None]))
         words = pack_mask(visible[None])
         positions = (self.context + new // 8)[None]
@@ -101,7 +104,7 @@ class Level:
         return LevelOutputs(tokens, hidden.gather(1, parents), scores.gather(1, chosen))
 
     def runner(self) -> GraphRunner[LevelInputs, LevelOutputs]:
-        """The draft level stage; captured on CUDA, in wide levels first."""
+        """Stage of the draft level, captured on CUDA, widest levels first."""
         pool = GraphPool(CudaGraphDevice(self.bench.device))
         runner = GraphRunner(Stage.DRAFT_PROPOSAL, self, self.padding_row, [Bucket(1, width) for width in WIDTHS], pool)
         pool.capture(runner)
@@ -111,7 +114,7 @@ class Level:
 
 
 def measure(bench: Bench) -> Result:
-    """Batch 1, by width."""
+    """Measures batch 1, by width."""
     context = 40 if bench.quick else CONTEXT
     level = Level(bench, context)
     floor_ms = level.weight_bytes / bench.copy_bytes_per_s() * 1e3

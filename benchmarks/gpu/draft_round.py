@@ -17,11 +17,11 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 CONTEXT = 1024
 BATCH_SIZES = (1, 8, 32)
 OVER_FLOOR = 1.3
-"""Target of a level at batch 1: of the time in which this card copies the weights that it reads."""
+"""Target for a level at batch 1: maximum ratio to the time in which this card copies the weights that a level reads."""
 
 
 class Shape(NamedTuple):
-    """What is drafted."""
+    """Shape of the draft."""
 
     name: str
     speculation: SpeculationConfig
@@ -34,11 +34,11 @@ SHAPES = (
 
 
 class Pass:
-    """A drafter and the batch of one round.
+    """A drafter with the batch of one round.
 
     Args:
         context: committed tokens of every sequence, of random content.
-        captured: replay CUDA graphs; else each operation is launched by itself.
+        captured: replays CUDA graphs; otherwise each operation is launched by itself.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class Pass:
 
     @torch.inference_mode()
     def __call__(self, depth: int) -> None:
-        """One pass of `depth` levels."""
+        """Runs one pass of `depth` levels."""
         self.drafter.draft(self.batch._replace(max_levels=depth))
 
 
 def measure(bench: Bench) -> Result:
-    """By shape and batch size; graphs on and off; a level's time is the slope over depths."""
+    """Measures by shape and batch size, with graphs on and off; the time of a level is the slope over depths."""
     on_gpu, context = bench.device.type == "cuda", 40 if bench.quick else CONTEXT
     head = random_head(bench)
     facts = shape_facts(llama_config(bench), bench.dtype) | {

@@ -1,7 +1,7 @@
-"""What drafters of every kind with weights cost at the 8B shape: chains of seven by levels, in one pass, by a model.
+"""Cost of drafters with weights at the 8B shape: chains of seven by levels, in one pass, or by a draft model.
 
-Acceptance is forced to the same tokens a round for all kinds, as in `engine_speed.py`, so that what differs is the time
-of a draft; which kind drafts better is not asked. Verifier and drafter share one process.
+Acceptance is forced to the same tokens per round for all kinds, as in `engine_speed.py`, so that only the time of a
+draft differs; draft quality is not compared. Verifier and drafter share one process.
 """
 
 from collections.abc import Callable
@@ -31,18 +31,18 @@ from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 BATCHES = (1, 16, 64)
 TAPS, NUM_LAYERS, NUM_PARALLEL_LAYERS = (2, 9, 16, 23, 29), 5, 4
-"""As published heads of either kind have them."""
+"""Tapped layers and numbers of layers, as in published heads of either kind."""
 MODEL_1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64}
 """The shape of Llama-3.2-1B."""
 
 
 def graph_device(bench: Bench) -> GraphDevice:
-    """What captures here."""
+    """Graph device for this machine."""
     return CudaGraphDevice(bench.device) if bench.device.type == "cuda" else Repeated()
 
 
 def drawn(bench: Bench, make: Callable[[], nn.Module]) -> Any:
-    """A head's random weights, made on the device."""
+    """Creates a head with random weights on the device."""
     with torch.device(bench.device):
         head = make()
     for parameter in head.parameters():
@@ -51,7 +51,7 @@ def drawn(bench: Bench, make: Callable[[], nn.Module]) -> Any:
 
 
 def one_pass(bench: Bench) -> Drafter:
-    """DFlash's: five layers over a block of eight slots, the first of which is the last settled token's."""
+    """DFlash drafter: five layers over a block of eight slots, the first of which holds the last settled token."""
     target = llama_config(bench)
     config = OnePassConfig(
         family=OnePassFamily.DFLASH,
@@ -68,14 +68,14 @@ def one_pass(bench: Bench) -> Drafter:
 
 
 def parallel_eagle(bench: Bench) -> Drafter:
-    """P-EAGLE's: an EAGLE-3 head of four layers whose further tokens are masked slots."""
+    """P-EAGLE drafter: an EAGLE-3 head of four layers whose further tokens are masked slots."""
     config = eagle_config(bench, num_layers=NUM_PARALLEL_LAYERS)
     head = drawn(bench, lambda: ParallelEagleHead(config, config.vocab_size - 1))
     return ParallelEagleDrafter(head, CHAIN, graph_device(bench))
 
 
 def draft_model(bench: Bench) -> Drafter:
-    """A Llama of a billion parameters."""
+    """Draft model: a Llama of a billion parameters."""
     loaded = random_model(bench, llama_config(bench, **({} if bench.quick else MODEL_1B)))
     return ModelDrafter(loaded, CHAIN, graph_device=graph_device(bench))
 
@@ -89,17 +89,17 @@ KINDS: dict[str, Callable[[Bench], Drafter]] = {
 
 
 class Kinds:
-    """Measures engines over one verifier."""
+    """Measures engines with one verifier."""
 
     def __init__(self, bench: Bench, loaded: LoadedModel) -> None:
         self.bench, self.loaded = bench, loaded
         self.plain: dict[int, Speed] = {}
-        """By batch size."""
+        """Plain speed by batch size."""
         self.failed: dict[str, list[str]] = {}
-        """Captures, by case."""
+        """Failed captures by case."""
 
     def measure(self, kind: str, case: Case) -> list[Figure]:
-        """One engine's rounds, and plain ones where none were measured of that batch."""
+        """Measures rounds of one engine, and plain rounds if that batch size has none yet."""
         graphs = None if self.bench.device.type == "cuda" else Repeated()
         drafter = KINDS[kind](self.bench)
         engine = engine_of(self.bench, self.loaded, case, graphs, drafter)
@@ -124,7 +124,7 @@ class Kinds:
 
 
 def measure(bench: Bench) -> Result:
-    """Every kind at every batch size; what is measured is reported as it comes."""
+    """Measures every kind at every batch size; figures are reported as they are measured."""
     config = llama_config(bench)
     loaded = random_model(bench, config)
     kinds = Kinds(bench, loaded)

@@ -1,7 +1,7 @@
 """The whole engine in one process at the 8B shape: plain and speculative decoding in tokens per second.
 
-Weights are random, so acceptance is forced to the profile that each figure names: everything is computed, the walk's
-outcome is drawn. Plain decoding is the same engine with requests that ask for no speculation.
+Weights are random, so acceptance is forced to the profile that each figure names: everything is computed, but the
+walk's outcome is drawn. Plain decoding uses the same engine with requests that disable speculation.
 """
 
 from functools import partial
@@ -21,11 +21,11 @@ from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 FLAT_RATE = 0.79
 AT_LEAST = {1: 3.7, 4: 3.2, 16: 2.5, 64: 1.7, 256: 0.98}
-"""Targets of adaptive trees over plain decoding, by batch size."""
+"""Targets: minimum speed of adaptive trees relative to plain decoding, by batch size."""
 
 
 def cases(bench: Bench) -> list[Case]:
-    """Chains and trees of known figures alone, adaptive trees under load; graphs off for one of them."""
+    """Chains and trees with known figures alone, adaptive trees under load; graphs off for one of them."""
     tree = SpeculationConfig(draft_steps=8, draft_top_k=8, verify_tree_size=60)
     adaptive = SpeculationConfig(draft_steps=7, draft_top_k=4, verify_tree_size=32, adaptive=True)
     flat, of_chain = ForcedAcceptance.flat(FLAT_RATE), ForcedAcceptance.length(CHAIN_LENGTH)
@@ -49,11 +49,11 @@ def engine_of(
     graph_device: GraphDevice | None = None,
     drafter: Drafter | None = None,
 ) -> Engine:
-    """An engine for one case, its drafter attached on the same device.
+    """Creates an engine for one case, with its drafter attached on the same device.
 
     Args:
-        graph_device: captures rounds and drafts in place of CUDA.
-        drafter: in place of an EAGLE-3 head.
+        graph_device: replaces CUDA for captures of rounds and drafts.
+        drafter: replaces the EAGLE-3 head.
     """
     drafter = drafter or new_drafter(bench, case.speculation, case.graphs, graph_device)
     channel = partial(InProcessChannel, device=bench.device)
@@ -61,7 +61,7 @@ def engine_of(
 
 
 def measure_case(bench: Bench, loaded: LoadedModel, case: Case) -> tuple[list[Figure], dict]:
-    """Plain and speculative decoding by one engine."""
+    """Measures plain and speculative decoding by one engine."""
     engine = engine_of(bench, loaded, case)
     plain = speed(bench, engine, speculation=False)
     speculative = speed(bench, engine, speculation=True)
@@ -89,7 +89,7 @@ def measure_case(bench: Bench, loaded: LoadedModel, case: Case) -> tuple[list[Fi
 
 @torch.no_grad()
 def measure(bench: Bench) -> Result:
-    """Every case; what is measured is reported as it comes."""
+    """Measures every case; figures are reported as they are measured."""
     config = llama_config(bench, max_position_embeddings=131072)
     loaded = random_model(bench, config)
     measured = Cases(bench, shape_facts(config, bench.dtype) | facts(bench), {"forced_acceptance": True})

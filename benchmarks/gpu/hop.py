@@ -2,9 +2,10 @@
 
 benchmarks/gpu/run.sh --only hop
 
-A round trip is two hops. The host's ends when the verifier's host knows that the reply is enqueued; the device's when
-the verifier's device has run a kernel that reads it, after the drafter's device has run one that reads the outcome. The
-same rounds over host shared memory are measured beside it. Without a GPU, --quick measures those alone.
+A round trip is two hops. The host's round trip ends when the verifier's host observes that the reply is enqueued; the
+device's ends when the verifier's device has run a kernel that reads the reply, after the drafter's device has run one
+that reads the outcome. Rounds are also measured over host shared memory; without a GPU, --quick measures those
+alone.
 """
 
 import dataclasses
@@ -38,17 +39,17 @@ SPEC = ChannelSpec(
     taps_dtype=torch.bfloat16,
 )
 SMALL_SPEC = dataclasses.replace(SPEC, taps_size=48)
-"""For host memory, which the rounds leave untouched but for a few fields: /dev/shm may be small."""
+"""Specification for host memory, of which rounds touch a few fields only: /dev/shm may be small."""
 DEVICE = torch.device("cuda", 0)
 NUM_ROUNDS, WARM_UP_ROUNDS = 2000, 200
 HOP_US = 30
-"""Target of a hop by doorbell and event."""
+"""Target: maximum microseconds of a hop by doorbell and event."""
 TIMEOUT_S = 30.0
 DRAFTER = "--drafter"
 
 
 def answer_rounds(kind: str, name: str) -> None:
-    """The drafter's process."""
+    """Entry point of the drafter process."""
     end = attach(kind, name)
     while not end.closed:
         outcome = end.wait_outcome(0.1)
@@ -59,12 +60,12 @@ def answer_rounds(kind: str, name: str) -> None:
 
 
 def attach(kind: str, name: str) -> DrafterSide:
-    """The drafter's end of a channel of that kind."""
+    """Attaches the drafter's end of a channel of that kind."""
     return CudaIpcChannel.attach(name, 1, DEVICE) if kind == "cuda_ipc" else ShmChannel.attach(name, 1)
 
 
 def round_trips_us(verifier: VerifierSide, rounds: int) -> tuple[list[float], list[float]]:
-    """Microseconds of each round trip, by the host's and by the device's end of it."""
+    """Microseconds of each round trip, at the host's and at the device's end."""
     on_gpu = verifier.token_ids.is_cuda
     seen = torch.zeros(SPEC.num_slots, dtype=torch.int64, device=verifier.token_ids.device)
     by_host, by_device = [], []
@@ -89,7 +90,7 @@ def round_trips_us(verifier: VerifierSide, rounds: int) -> tuple[list[float], li
 
 
 def measure_kind(kind: str, rounds: int) -> tuple[list[float], list[float]]:
-    """Round trips to a drafter in another process."""
+    """Measures round trips to a drafter in another process."""
     name = f"gpu-hop-{kind}-{os.getpid()}"
     channel = CudaIpcChannel.create(name, SPEC, DEVICE) if kind == "cuda_ipc" else ShmChannel.create(name, SMALL_SPEC)
     verifier = channel.verifier_end
@@ -105,13 +106,13 @@ def measure_kind(kind: str, rounds: int) -> tuple[list[float], list[float]]:
 
 
 def quantiles(times: Sequence[float]) -> dict[str, float]:
-    """For programs."""
+    """Quantiles for the JSON file."""
     cuts = statistics.quantiles(times, n=100)
     return {"p50_us": cuts[49], "p90_us": cuts[89], "p99_us": cuts[98], "max_us": max(times)}
 
 
 def measure(bench: Bench) -> Result:
-    """Medians of 2000 round trips."""
+    """Measures medians of 2000 round trips."""
     torch.set_num_threads(1)
     rounds = 50 if bench.quick else NUM_ROUNDS
     facts = {

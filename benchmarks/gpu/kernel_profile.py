@@ -1,9 +1,9 @@
-"""Kernels that the device spends its time in, in whole rounds and in their stages at batch 1.
+"""Kernel profile of whole rounds, and of their stages at batch 1.
 
-Rounds of the demo pair in float32, and of the 8B shape at batch 16 and 64, plainly and with chains, acceptance forced
-as in `engine_speed.py`, and with chains of a head of float8; prompts of 1,024 and 2,048 tokens; a plain step, a
-verification and draft passes of the 8B shape at batch 1. Kernels by name, count and time; whole tables go to
-profile_*.txt in $OUT, or in this folder's results. `--only NAMES` chooses cases.
+Cases: rounds of the demo pair in float32, and of the 8B shape at batch 16 and 64, plainly and with chains, acceptance
+forced as in `engine_speed.py`, and with chains of a float8 head; prompts of 1,024 and 2,048 tokens; a plain step, a
+verification and draft passes of the 8B shape at batch 1. Reports kernels by name, count and time; full tables are
+written to profile_*.txt in $OUT, or in this folder's results. `--only NAMES` selects cases.
 """
 
 import os
@@ -33,18 +33,18 @@ from wingbeat.runtime.verifier.loading.loader import LoadedModel
 CONTEXT, NODES, STEPS, TOP = 1024, 16, 5, 40
 PROMPTS, FP8_BATCHES = (1024, 2048), (1, 64)
 BATCHES = (16, 64)
-"""Of whole rounds at the 8B shape; the stages are of batch 1."""
+"""Batch sizes of whole rounds at the 8B shape; stages are measured at batch 1."""
 DEMO_BATCHES = (1, 8)
 OUT = Path(os.environ.get("OUT") or Path(__file__).resolve().parents[1] / "results")
 
 
 def profiling(bench: Bench) -> profile:
-    """Kernels of the device, and operations where it is the CPU."""
+    """Profiler of the device's kernels, or of operations on the CPU."""
     return profile(activities=[ProfilerActivity.CUDA if bench.device.type == "cuda" else ProfilerActivity.CPU])
 
 
 def profiled(bench: Bench, cases: Cases, name: str, step: Callable[[], object]) -> list[Figure]:
-    """Launches and time of one step."""
+    """Profiles one step: launches and time."""
     on_gpu = bench.device.type == "cuda"
     step()
     if on_gpu:
@@ -58,11 +58,11 @@ def profiled(bench: Bench, cases: Cases, name: str, step: Callable[[], object]) 
 
 
 KINDS = MappingProxyType({"plain": False, "chains": True})
-"""Of rounds, and whether they speculate."""
+"""Kinds of rounds -> whether they speculate."""
 
 
 def rounds(bench: Bench, cases: Cases, name: str, engine: Engine, kinds: Mapping[str, bool] = KINDS) -> list[Figure]:
-    """Launches and time of a round of each kind."""
+    """Profiles a round of each kind: launches and time."""
     figures = []
     for kind, speculation in kinds.items():
         profiler = profiling(bench)
@@ -73,7 +73,7 @@ def rounds(bench: Bench, cases: Cases, name: str, engine: Engine, kinds: Mapping
 
 
 def told(bench: Bench, cases: Cases, name: str, profiler: profile, times: int) -> list[Figure]:
-    """What was profiled so many times: the table to a file, kernels to the result's details, sums as figures."""
+    """Reports a profile of `times` repetitions: table to a file, kernels to the result's details, sums as figures."""
     on_gpu = bench.device.type == "cuda"
     averages = profiler.key_averages()
     column = "self_device_time_total" if on_gpu else "self_cpu_time_total"
@@ -93,7 +93,7 @@ def told(bench: Bench, cases: Cases, name: str, profiler: profile, times: int) -
 
 
 def demo_rounds(bench: Bench, cases: Cases, batch: int) -> list[Figure]:
-    """Of the demo pair as it is stored."""
+    """Profiles rounds of the demo pair in its stored dtype."""
     context, num_rounds = workload(bench)
     pair, length = demo_pair(), context + 2 * num_rounds * CHAIN.max_path
     config = EngineConfig(
@@ -119,7 +119,7 @@ def prompt(bench: Bench, loaded: LoadedModel, cases: Cases, length: int) -> list
 
 
 def whole_rounds(bench: Bench, loaded: LoadedModel, cases: Cases) -> None:
-    """Of the 8B shape."""
+    """Profiles rounds of the 8B shape."""
 
     def of_batch(batch: int, fp8: bool) -> list[Figure]:
         case = Case("chain", batch, CHAIN, ForcedAcceptance.length(CHAIN_LENGTH))
@@ -135,7 +135,7 @@ def whole_rounds(bench: Bench, loaded: LoadedModel, cases: Cases) -> None:
 
 
 def stages(bench: Bench, loaded: LoadedModel, cases: Cases, context: int) -> None:
-    """Of the 8B shape at batch 1."""
+    """Profiles stages of the 8B shape at batch 1."""
     for length in lengths(bench) if bench.quick else PROMPTS:
         cases.run(f"prompt of {length}", partial(prompt, bench, loaded, cases, length))
     steps = Steps(bench, loaded, 1, context, NODES, (1, 2, 3) if bench.quick else (2, 16, 29))
@@ -160,7 +160,7 @@ def stages(bench: Bench, loaded: LoadedModel, cases: Cases, context: int) -> Non
 
 
 def measure(bench: Bench) -> Result:
-    """Rounds and stages, sequences of 1k tokens."""
+    """Profiles rounds and stages with sequences of 1k tokens."""
     config, context = llama_config(bench), 40 if bench.quick else CONTEXT
     cases = Cases(bench, shape_facts(config, bench.dtype) | {"context": f"{context} tokens"})
     for batch in DEMO_BATCHES:

@@ -1,7 +1,7 @@
 """Tokens with and without speculation, and with and without CUDA graphs, on a small model.
 
-In float32 they must be equal; in bfloat16 differently shaped matrix products round ties apart, so the share of equal
-sequences is reported, and how far apart the two tokens' logits were where sequences first differ.
+In float32 they must be equal. In bfloat16, matrix products of different shapes round ties differently, so the share of
+equal sequences is reported, and the distance of the two tokens' logits where sequences first differ.
 """
 
 from functools import partial
@@ -27,15 +27,15 @@ SPECULATION = SpeculationConfig(draft_steps=5, draft_top_k=3, verify_tree_size=1
 
 
 class Generated(NamedTuple):
-    """Of one engine."""
+    """Result of one engine."""
 
     sequences: list[list[int]]
-    """Prompts with what was written."""
+    """Prompts with their continuations."""
     acceptance_length: float
 
 
 class KnownTextDrafter(Drafter):
-    """Drafts what comes next behind two wrong siblings on every level, and something wrong in every third tree."""
+    """Drafts the known text behind two wrong siblings on every level; every third tree is wrong."""
 
     def __init__(self, sequences: list[list[int]], vocab_size: int) -> None:
         self.sequences, self.vocab_size = sequences, vocab_size
@@ -70,7 +70,7 @@ class KnownTextDrafter(Drafter):
 
 
 def generate(bench: Bench, loaded: LoadedModel, prompts: list[list[int]], drafter: Drafter | None) -> Generated:
-    """Greedy continuations by the engine, all prompts at once."""
+    """Greedy continuations by the engine, all prompts concurrently."""
     num_tokens = 16 if bench.quick else 128
     config = EngineConfig(
         max_num_seqs=len(prompts), max_model_len=256, max_num_batched_tokens=64, num_kv_blocks=200,
@@ -98,7 +98,7 @@ def first_gap(loaded: LoadedModel, one: list[int], other: list[int]) -> float:
 
 
 def equal_share(pairs: list[tuple]) -> float:
-    """Of pairs of token lists or tensors."""
+    """Share of pairs of token lists or tensors that are equal."""
     return sum(bool(torch.equal(a, b)) if isinstance(a, Tensor) else a == b for a, b in pairs) / len(pairs)
 
 
@@ -114,7 +114,7 @@ def graphs_on_and_off(bench: Bench, loaded: LoadedModel, num_steps: int) -> list
             text.append(decode(inputs).token_ids.clone())
             inputs = inputs._replace(token_ids=text[-1][:, None], num_context=inputs.num_context + 1)
         texts.append(torch.stack(text))
-    # Guesses that repeat the decoded text are accepted in part, so that paths of several lengths are walked and moved.
+    # Drafts that repeat the decoded text are accepted in part, so that paths of several lengths are walked and moved.
     trees = steps.random_inputs(4, 16)
     trees.token_ids[:, 0] = torch.arange(4)
     trees.token_ids[:, 3] = texts[1][0]
@@ -123,12 +123,12 @@ def graphs_on_and_off(bench: Bench, loaded: LoadedModel, num_steps: int) -> list
 
 
 def measure(bench: Bench) -> Result:
-    """Eight prompts of 3 to 64 tokens, 128 tokens each."""
+    """Measures eight prompts of 3 to 64 tokens, with 128 new tokens each."""
     torch.set_float32_matmul_precision("highest")
     hidden = 64 if bench.quick else 512
     shape = dict(hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=4, vocab_size=997)
     heads = dict(num_attention_heads=8, num_key_value_heads=2, head_dim=max(hidden // 8, 16))
-    # Weights large enough for decisive logits: rounding then decides nothing in float32.
+    # Weights are large enough for decisive logits, so that rounding decides nothing in float32.
     config = llama_config(bench, **shape, **heads, initializer_range=1.6 * hidden**-0.5)
     prompts = [torch.randint(0, 997, (length,)).tolist() for length in PROMPT_LENS]
     facts = shape_facts(config, torch.float32) | {

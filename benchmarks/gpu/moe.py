@@ -1,7 +1,8 @@
-"""A mixture of experts at the shape of Qwen3-30B-A3B, 12 of its 48 layers: is it captured, a layer's time and launches.
+"""Mixture of experts at the shape of Qwen3-30B-A3B, 12 of its 48 layers: capture, time and launches per layer.
 
-Plain steps and a verification, random weights. A layer's figures are those of 12 layers less those of 2, over 10. The
-details name the implementation of the experts, and what a capture that failed said; then the stage is timed uncaptured.
+Plain steps and a verification, random weights. A layer's figures are those of 12 layers minus those of 2, divided by
+10. The details name the implementation of the experts, and the error of a failed capture; then the stage is timed
+uncaptured.
 """
 
 from functools import partial
@@ -18,7 +19,7 @@ from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 CONTEXT, NODES = 1024, 16
 SHAPES = ((1, 1), (16, 1), (64, 1), (1, NODES), (16, NODES))
-"""Sequences, and nodes of each; one node is a plain step."""
+"""(sequences, nodes per sequence); one node is a plain step."""
 LAYERS, TOY_LAYERS = (12, 2), (3, 1)
 _SHAPE = {
     "vocab_size": 151936,
@@ -56,14 +57,14 @@ class Cost(NamedTuple):
 
 
 def moe_config(bench: Bench, num_layers: int) -> Qwen3MoeConfig:
-    """So many layers of the shape; of a toy in a quick run."""
+    """Configuration with `num_layers` layers; a toy shape in a quick run."""
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     shape = {**_SHAPE, **_TOY} if bench.quick else _SHAPE
     return Qwen3MoeConfig(**shape, **ids, num_hidden_layers=num_layers, tie_word_embeddings=False)
 
 
 def cost(bench: Bench, loaded: LoadedModel, batch: int, nodes: int, failures: dict[str, str]) -> Cost:
-    """A plain step or a verification, captured where it can be."""
+    """Measures a plain step or a verification, captured if possible."""
     context = 40 if bench.quick else CONTEXT
     steps = Steps(bench, loaded, batch, context, NODES, () if nodes == 1 else (0,))
     inputs, captured = steps.random_inputs(batch, nodes), True
@@ -87,7 +88,7 @@ def cost(bench: Bench, loaded: LoadedModel, batch: int, nodes: int, failures: di
 
 
 def measure(bench: Bench) -> Result:
-    """Every shape by both numbers of layers."""
+    """Measures every shape with both numbers of layers."""
     most, least = TOY_LAYERS if bench.quick else LAYERS
     config = moe_config(bench, most)
     facts = {

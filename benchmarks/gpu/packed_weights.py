@@ -1,6 +1,6 @@
-"""Weights that stay packed, at the 8B shape: products beside bfloat16's, and an engine plainly and with chains.
+"""Weights that stay packed, at the 8B shape: products compared with bfloat16's, and an engine plainly and with chains.
 
-Forms are FP8 in blocks of 128 (`fp8`), four bits in groups of 128 (`int4`, as AWQ), and GGUF's Q4_0 (`q4_0`). Numbers
+Formats are FP8 in blocks of 128 (`fp8`), four bits in groups of 128 (`int4`, as AWQ), and GGUF's Q4_0 (`q4_0`). Weights
 are random, so acceptance is forced.
 """
 
@@ -44,7 +44,7 @@ def random_matrix(form: str, columns: int, inputs: int, device: torch.device) ->
 
 
 def model_of(bench: Bench, config: LlamaConfig, form: str) -> LoadedModel:
-    """A verifier whose layers' products, and the output matrix, are of a form."""
+    """Verifier whose layer products and output matrix are in one format."""
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(config, dtype=bench.dtype)
     draw_weights(model)
@@ -79,7 +79,7 @@ def products(bench: Bench, config: LlamaConfig, form: str) -> list[Figure]:
 
 
 def engine(bench: Bench, config: LlamaConfig, form: str) -> list[Figure]:
-    """Plain decoding and chains of one model."""
+    """Measures plain decoding and chains of one model."""
     loaded = model_of(bench, config, form)
     figures = [Figure(f"{form}: weights", held_bytes(loaded.model) / 1e9, "GB")]
     for batch in BATCHES[: 1 if bench.quick else None]:
@@ -99,7 +99,7 @@ def engine(bench: Bench, config: LlamaConfig, form: str) -> list[Figure]:
 
 @torch.no_grad()
 def measure(bench: Bench) -> Result:
-    """Every form; what is measured is reported as it comes."""
+    """Measures every format; figures are reported as they are measured."""
     config = llama_config(bench)
     measured = Cases(bench, shape_facts(config, bench.dtype) | facts(bench), {"forced_acceptance": True})
     for form in FORMS:

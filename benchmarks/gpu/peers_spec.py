@@ -1,8 +1,8 @@
-"""transformers' own speculation and continuous batching beside ours: the same widened verifier, the same prompts.
+"""transformers' own speculation and continuous batching compared with ours: same widened verifier, same prompts.
 
-The verifier is the demo pair's at the 8B shape (`_wide.py`), so that text and what is accepted of it are real. Peers:
-`generate()` plainly and with prompt lookup at batch 1, `generate_batch()` at 1, 16 and 64. Tokens per second of whole
-calls, prompts included, behind a first call of the same kind.
+The verifier is the demo pair's at the 8B shape (`_wide.py`), so that text and acceptance are real. Peers: `generate()`
+plainly and with prompt lookup at batch 1, `generate_batch()` at 1, 16 and 64. Tokens per second of whole calls, prompts
+included, after a warm-up call of the same kind.
 """
 
 import time
@@ -23,7 +23,7 @@ from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 
 BATCHES = (1, 16, 64)
 LOOKUP_TOKENS = 7
-"""Drafts of prompt lookup, as many as our chains have."""
+"""Draft tokens of prompt lookup, as many as in our chains."""
 Texts = Sequence[Sequence[int]]
 
 
@@ -46,7 +46,7 @@ class Writers:
     """Ways to write the same texts.
 
     Args:
-        num_tokens: of each text.
+        num_tokens: tokens of each text.
     """
 
     def __init__(self, bench: Bench, pair: WidePair, num_tokens: int) -> None:
@@ -66,7 +66,7 @@ class Writers:
         return texts
 
     def by_batches(self, prompts: Texts) -> Texts:
-        """transformers' continuous batching."""
+        """Runs transformers' continuous batching."""
         config = GenerationConfig(max_new_tokens=self.num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
         found = self.pair.loaded.model.generate_batch([list(prompt) for prompt in prompts], generation_config=config)
         if len(found) != len(prompts) or any(one.error for one in found.values()):
@@ -74,7 +74,7 @@ class Writers:
         return [one.generated_tokens for one in found.values()]
 
     def by_engine(self, speculates: bool, batch: int) -> Callable[[Texts], Texts]:
-        """Ours, in this process."""
+        """Returns a function that runs Wingbeat's engine in this process."""
         length, shape = sizes(self.bench)[0] + self.num_tokens, chain(5) if speculates else SpeculationConfig()
         config = EngineConfig(
             max_num_seqs=batch, max_model_len=length + shape.num_nodes, block_size=BLOCK_SIZE,
@@ -98,7 +98,7 @@ class Writers:
 
 @torch.no_grad()
 def measure(bench: Bench) -> Result:
-    """Ours first, whose attention is then taken out of the model."""
+    """Measures Wingbeat first, because its attention is then removed from the model."""
     config, (length, num_tokens) = wide_config(bench), sizes(bench)
     told = shape_facts(config, bench.dtype) | facts(bench)
     told["workload"] = f"greedy, prompts of {length} tokens of held-out code, {num_tokens} new ones each"
@@ -118,7 +118,7 @@ def measure(bench: Bench) -> Result:
     def peer(batch: int, name: str, write: Callable[[Texts], Texts]) -> list[Figure]:
         speed, texts = rate(bench, write, code_prompts(batch, length))
         label = f"batch {batch}, {name}"
-        # Fewer prompts are the first ones of more.
+        # Smaller sets of prompts are prefixes of larger ones.
         written = ours.get(batch) or max(ours.values(), key=len, default=())
         same = [list(one) == list(other) for one, other in zip(texts, written, strict=False)]
         alike = sum(same) / max(len(same), 1)

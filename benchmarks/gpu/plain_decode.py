@@ -1,4 +1,4 @@
-"""A plain step at batch 1 against its floor, captured and eager, and transformers' generate() beside it.
+"""A plain step at batch 1 relative to its floor, captured and eager, and transformers' generate().
 
 The peer runs the same weights with its static cache and its own torch.compile, timed from token to token.
 """
@@ -20,7 +20,7 @@ PEER_TOKENS = 64
 
 
 class TokenTimes:
-    """A streamer for generate() that notes when each token arrives."""
+    """Streamer for generate() that records when each token arrives."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -33,13 +33,13 @@ class TokenTimes:
         """Called after the last token."""
 
     def median_ms(self) -> float:
-        """Between generated tokens."""
+        """Median milliseconds between generated tokens."""
         gaps = [(after - before) * 1e3 for before, after in zip(self.times[1:-1], self.times[2:], strict=True)]
         return statistics.median(gaps)
 
 
 def peer_ms(bench: Bench, loaded: LoadedModel, context: int) -> float:
-    """Milliseconds per token of generate() on its own attention code, compiled in a first run."""
+    """Milliseconds per token of generate() with its own attention code, compiled in a first run."""
     prompt = torch.randint(0, loaded.vocab_size, (1, context), device=bench.device)
     num_tokens = 4 if bench.quick else PEER_TOKENS
     options = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "do_sample": False, "pad_token_id": 0}
@@ -54,7 +54,7 @@ def peer_ms(bench: Bench, loaded: LoadedModel, context: int) -> float:
 
 
 def measure(bench: Bench) -> Result:
-    """One sequence of 1k tokens."""
+    """Measures one sequence of 1k tokens."""
     config, context = llama_config(bench), 40 if bench.quick else CONTEXT
     loaded = random_model(bench, config)
     floor_ms = plain_step_bytes(config, bench.dtype.itemsize, context) / bench.copy_bytes_per_s() * 1e3
@@ -80,7 +80,7 @@ def measure(bench: Bench) -> Result:
         return [Figure("generate(), static cache, compiled", ms, "ms"), ratio]
 
     cases.run("captured and eager", ours)
-    if PEER in sys.argv or bench.quick:  # it compiles for minutes
+    if PEER in sys.argv or bench.quick:  # compiles for minutes
         cases.run("generate()", peer)
     return cases.result
 

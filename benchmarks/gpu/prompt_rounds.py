@@ -1,6 +1,7 @@
-"""Rounds of prompts alone at the 8B shape: from a prompt's arrival in an idle engine to its first token on the host.
+"""Rounds of single prompts at the 8B shape: from a prompt's arrival in an idle engine to its first token on the host.
 
-Captured, by the operations that are captured, padded alike, and as an engine runs them that captures none.
+Measured in three ways: captured; the same operations launched one by one, padded alike; and eagerly without such
+padding.
 """
 
 import statistics
@@ -23,17 +24,17 @@ FIRST_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, spe
 
 
 def lengths(bench: Bench) -> tuple[int, ...]:
-    """Of the prompts that are measured."""
+    """Lengths of the measured prompts."""
     return LENGTHS[:2] if bench.quick else LENGTHS
 
 
 def new_engine(
     bench: Bench, loaded: LoadedModel, cuda_graphs: str | None, graph_device: GraphDevice | None = None
 ) -> Engine:
-    """An engine without a drafter.
+    """Creates an engine without a drafter.
 
     Args:
-        graph_device: captures in place of CUDA.
+        graph_device: replaces CUDA for captures.
     """
     longest = max(lengths(bench)) + 2
     config = EngineConfig(
@@ -50,7 +51,7 @@ def new_engine(
 
 
 def first_token_ms(bench: Bench, engine: Engine, length: int) -> float:
-    """Median milliseconds from a prompt's arrival to its token, by the host's clock."""
+    """Median milliseconds from a prompt's arrival to its first token, by the host's clock."""
     times = []
     for number in range(3 if bench.quick else 23):
         prompt = torch.randint(0, engine.loaded.vocab_size, (length,)).tolist()
@@ -63,7 +64,7 @@ def first_token_ms(bench: Bench, engine: Engine, length: int) -> float:
 
 
 def ways(bench: Bench, length: int, eager: Engine, capturing: Engine | None) -> list[Figure]:
-    """One length, each way."""
+    """Measures one length in every way."""
     found = {"eager": first_token_ms(bench, eager, length)}
     if capturing is not None:
         graphs = capturing.runner.graphs
@@ -74,10 +75,10 @@ def ways(bench: Bench, length: int, eager: Engine, capturing: Engine | None) -> 
 
 @torch.no_grad()
 def measure(bench: Bench, graph_device: GraphDevice | None = None) -> Result:
-    """Every length; what is measured is reported as it comes.
+    """Measures every length; figures are reported as they are measured.
 
     Args:
-        graph_device: captures in place of CUDA.
+        graph_device: replaces CUDA for captures.
     """
     config = llama_config(bench)
     loaded = random_model(bench, config)

@@ -1,9 +1,9 @@
 """Real text and real acceptance at the cost of an 8B: the demo pair widened to the 8B shape (`_wide.py`).
 
 Nothing is forced: prompts are files of the standard library that the demo pair was not trained on, drafts are the
-head's, and what is accepted is what the verifier writes. Plain decoding, chains of 3, 5 and 7, the tree that a GPU
+head's, and acceptance follows the verifier's text. Measures plain decoding, chains of 3, 5 and 7, the tree that a GPU
 drafts by default, and its adaptive form. Activations are mostly zeros, which draw less power than real ones: products
-of many rows may look up to a tenth faster, rounds bound by memory do not.
+of many rows may look up to a tenth faster; memory-bound rounds do not.
 """
 
 from functools import partial
@@ -30,7 +30,7 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 BATCHES = (1, 16, 64)
 CHECKED_PROMPTS, CHECKED_TOKENS, CHECKED_LENGTH = 4, 96, 64
-"""Texts of the wide pair that are held against the narrow pair's, and the length of their prompts."""
+"""Prompts, tokens and prompt length for comparing the wide pair's texts with the narrow pair's."""
 _TOY = {
     "vocab_size": 4160,
     "hidden_size": 192,
@@ -40,11 +40,11 @@ _TOY = {
     "num_key_value_heads": 4,
     "head_dim": 64,
 }
-"""Another hidden size, other heads, layers and vocabulary than the demo pair's."""
+"""Toy shape that differs from the demo pair in hidden size, heads, layers and vocabulary."""
 
 
 def chain(length: int) -> SpeculationConfig:
-    """Chains of so many drafts."""
+    """Chains of `length` drafts."""
     return SpeculationConfig(draft_steps=length, draft_top_k=1, verify_tree_size=length + 1)
 
 
@@ -55,16 +55,16 @@ SHAPES = {
     "chain of 3": chain(3),
     "chain of 7": chain(7),
 }
-"""The most wanted first."""
+"""Draft shapes, most important first."""
 
 
 def wide_config(bench: Bench):
-    """The 8B shape; a toy in a quick run."""
+    """The 8B shape; a toy shape in a quick run."""
     return llama_config(bench, **_TOY) if bench.quick else llama_config(bench)
 
 
 def code_prompts(count: int, length: int) -> list[list[int]]:
-    """Token ids of held-out code, the beginnings of files first, then what follows in the longer ones."""
+    """Token ids of held-out code: the beginnings of files first, then later pieces of the longer files."""
     tokenizer, root = Tokenizer.load(demo_pair().verifier), stdlib_root()
     texts = [tokenizer.encode(read_text(path) or "") for path in split_files(root).held_out]
     pieces = [
@@ -79,18 +79,18 @@ def code_prompts(count: int, length: int) -> list[list[int]]:
 
 
 def wide_pair(bench: Bench) -> WidePair:
-    """The demo pair at the 8B shape, or at a toy one."""
+    """The demo pair at the 8B shape, or at a toy shape."""
     [text] = code_prompts(1, 512)
     return widened(bench, demo_pair(), wide_config(bench), 3104 if bench.quick else 32000, text)
 
 
 def drafter_of(bench: Bench, pair: WidePair, shape: SpeculationConfig) -> EagleDrafter:
-    """Drafts by the wide head."""
+    """Drafter with the wide head."""
     return EagleDrafter(pair.head, shape, CudaGraphDevice(bench.device) if bench.device.type == "cuda" else None)
 
 
 def texts_of(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """Greedy texts of so many tokens, drafted for."""
+    """Greedy texts of `num_tokens` tokens, with drafts."""
     params, texts = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True), [[] for _ in prompts]
     for index, prompt in enumerate(prompts):
         engine.add_request(Request(str(index), tuple(prompt), params))
@@ -101,7 +101,7 @@ def texts_of(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[
 
 
 def same_function(bench: Bench, pair: WidePair) -> list[Figure]:
-    """Texts and acceptance of the wide pair beside the narrow pair's; equal in float32."""
+    """Compares texts and acceptance of the wide pair with the narrow pair's; equal in float32."""
     prompts, shape = code_prompts(CHECKED_PROMPTS, CHECKED_LENGTH), chain(5)
     room = CHECKED_LENGTH + CHECKED_TOKENS + shape.num_nodes
     config = EngineConfig(
@@ -127,21 +127,21 @@ def same_function(bench: Bench, pair: WidePair) -> list[Figure]:
 
 
 def engine_with(bench: Bench, pair: WidePair, config: EngineConfig) -> Engine:
-    """The wide pair in one process."""
+    """Engine with the wide pair in one process."""
     drafter = drafter_of(bench, pair, config.speculation)
     return build_engine(pair.loaded, config, drafter, partial(InProcessChannel, device=bench.device))
 
 
 class Rounds:
-    """Measures engines over the wide pair."""
+    """Measures engines with the wide pair."""
 
     def __init__(self, bench: Bench, pair: WidePair) -> None:
         self.bench, self.pair = bench, pair
         self.plain: dict[int, Speed] = {}
-        """By batch size."""
+        """Plain speed by batch size."""
 
     def measure(self, name: str, batch: int) -> tuple[list[Figure], dict[str, Any]]:
-        """Measures an engine's rounds, and plain rounds where none were measured for that batch."""
+        """Measures an engine's rounds, and plain rounds if that batch size has none yet."""
         bench, shape, label = self.bench, SHAPES[name], f"batch {batch}, {name}"
         case = Case(name, batch, shape, None)
         why_not = too_large(bench, self.pair.loaded, case)
@@ -177,14 +177,14 @@ class Rounds:
 
 
 def _alike(drafted: Speed, plain: Speed) -> float:
-    """Share of the texts that are equal as far as both go."""
+    """Share of the texts that are equal up to the end of the shorter one."""
     pairs = zip(drafted.texts, plain.texts, strict=True)
     return sum(all(a == b for a, b in zip(one, other, strict=False)) for one, other in pairs) / len(plain.texts)
 
 
 @torch.no_grad()
 def measure(bench: Bench) -> Result:
-    """Every batch size and shape; what is measured is reported as it comes."""
+    """Measures every batch size and shape; figures are reported as they are measured."""
     config = wide_config(bench)
     told = shape_facts(config, bench.dtype) | facts(bench)
     told["model"] = told["model"].replace("random", "the demo pair's") + ", padded by zeros and random weights"

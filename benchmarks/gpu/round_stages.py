@@ -1,7 +1,7 @@
-"""Where a round's time goes at the 8B shape, beside the floor of each stage: plain, chains, trees at batch 1, 16, 64.
+"""Round time by stage at the 8B shape, with the floor of each stage: plain, chains, trees at batch 1, 16, 64.
 
-Acceptance is forced, as in `engine_speed.py`, whose engine this is. A stage is timed between CUDA events, on a CPU by
-the host's clock. Verifier and drafter share one process, so that nothing hops; `hop.py` has what that adds.
+Acceptance is forced, as in `engine_speed.py`, which provides the engine. Stages are timed between CUDA events, on a CPU
+by the host's clock. Verifier and drafter share one process, so there is no hop; `hop.py` measures its cost.
 """
 
 from functools import partial
@@ -20,12 +20,12 @@ from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 BATCHES = (1, 16, 64)
 TREE = SpeculationConfig.default("cuda", adaptive=False)
-"""What a GPU drafts unless it is told otherwise."""
+"""Tree that a GPU drafts by default."""
 CHAINS, TREES, PLAIN = "chain", "tree", "plain"
 
 
 class Repeated:
-    """Stands for CUDA graphs where there are none, so that a quick run goes the same way: functions run again."""
+    """Replaces CUDA graphs on the CPU by calling the functions again, so that a quick run takes the same path."""
 
     def new_pool(self) -> None:
         """See `GraphDevice.new_pool`; there is none."""
@@ -47,7 +47,7 @@ class Repeated:
                 kept.copy_(new)
 
     def synchronize(self) -> None:
-        """See `GraphDevice.synchronize`; the host has done everything itself."""
+        """See `GraphDevice.synchronize`; the host has already done all work."""
 
     def memory_bytes(self) -> int:
         """See `GraphDevice.memory_bytes`."""
@@ -55,20 +55,23 @@ class Repeated:
 
 
 class Rounds:
-    """Measures engines over one pair.
+    """Measures engines with one pair.
 
     Args:
-        rates: of this card.
+        rates: measured rates of this card.
     """
 
     def __init__(self, bench: Bench, loaded: LoadedModel, rates: Rates) -> None:
         self.bench, self.loaded, self.rates = bench, loaded, rates
         self.config, self.head = llama_config(bench), random_head(bench._replace(device=torch.device("meta")))
         self.plain: dict[int, Speed] = {}
-        """By batch size."""
+        """Plain speed by batch size."""
 
     def measure(self, name: str, case: Case) -> tuple[list[Figure], list[dict[str, Any]]]:
-        """One engine's rounds, and plain ones where none were measured of that batch: figures, rows for programs."""
+        """Measures an engine's rounds, and plain rounds if that batch size has none yet.
+
+        Returns figures, and rows for programs.
+        """
         engine = engine_of(self.bench, self.loaded, case, None if self.bench.device.type == "cuda" else Repeated())
         figures, rows = [], []
         for kind in (name,) if case.batch in self.plain else (PLAIN, name):
@@ -94,7 +97,7 @@ class Rounds:
     def _row(self, kind: str, case: Case, measured: Speed, times: StageTimes) -> dict[str, Any]:
         per_round = measured.tokens_per_s * measured.round_ms / 1e3 / case.batch
         prompt, num_rounds = workload(self.bench)
-        # In the middle of what was measured, behind the rounds that warmed it up.
+        # Context length in the middle of the measured rounds, after the warm-up rounds.
         context = prompt + per_round * (num_rounds // 4 + num_rounds / 2)
         floors = {stage: work.floor_ms(self.rates) for stage, work in self._works(kind, case, context).items()}
         stages = {stage: ms for stage, ms in times.stages_ms.items() if stage in floors}
@@ -133,7 +136,7 @@ def _figures(row: dict[str, Any]) -> list[Figure]:
 
 
 def cases(bench: Bench) -> list[tuple[str, Case]]:
-    """Chains and trees by batch size, the smallest first."""
+    """Chains and trees by batch size, smallest first."""
     shapes = (
         (CHAINS, CHAIN, ForcedAcceptance.length(CHAIN_LENGTH), f"length forced to {CHAIN_LENGTH}"),
         (TREES, TREE, ForcedAcceptance.flat(FLAT_RATE), f"forced {FLAT_RATE} a level"),
@@ -147,9 +150,9 @@ def cases(bench: Bench) -> list[tuple[str, Case]]:
 
 
 def measure(bench: Bench) -> Result:
-    """Every batch size and shape; what is measured is reported as it comes."""
+    """Measures every batch size and shape; figures are reported as they are measured."""
     config = llama_config(bench)
-    # First, because what is copied takes the place of half a model.
+    # Measured first, because the copied buffers take as much memory as half a model.
     rates = Rates(bench.copy_bytes_per_s(), bench.matmul_flops_per_s())
     if bench.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,10 +1,10 @@
-"""The demo pair served by Ray, its drafter in another process: texts, speed, and a drafter that is killed.
+"""The demo pair served by Ray, its drafter in another process: texts, speed, and a killed drafter.
 
 benchmarks/gpu/run.sh served
 
-Starts `wingbeat serve` as a user does, so Ray and Wingbeat have to be installed. Greedy and sampled requests, with
-drafts and without, eight at once and alone: all texts of a prompt must be the same. Without a GPU, --quick serves on
-the CPU.
+Starts `wingbeat serve` as a user does, so Ray and Wingbeat must be installed. Greedy and sampled requests, with drafts
+and without, eight concurrently and alone: all texts of a prompt must be equal. Without a GPU, --quick serves on the
+CPU.
 """
 
 import json
@@ -46,11 +46,11 @@ START_S, ANSWER_S, STOP_S, AGAIN_S = 240.0, 120.0, 40.0, 60.0
 READY, ATTACHED = "Ready after", re.compile(r"attached, process (\d+)")
 POLL_S = 0.1
 KILL_AFTER_S = 0.1
-"""For the streams to be under way."""
+"""Seconds until the streams are under way."""
 
 
 class Server(NamedTuple):
-    """`wingbeat serve`, which answers."""
+    """A running `wingbeat serve`."""
 
     url: str
     log: Path
@@ -58,11 +58,11 @@ class Server(NamedTuple):
     model: str
 
     def drafters(self) -> list[int]:
-        """Processes that have been attached so far."""
+        """Process ids of the drafters attached so far."""
         return [int(pid) for pid in ATTACHED.findall(self.log.read_text())]
 
     def text(self, prompt: str, num_tokens: int, temperature: float, drafts: bool) -> str:
-        """Of one completion."""
+        """Text of one completion."""
         asked = {"model": self.model, "prompt": prompt, "max_tokens": num_tokens, "temperature": temperature}
         body = json.dumps({**asked, "seed": 7, "ignore_eos": True, "speculation": {"enabled": drafts}}).encode()
         request = urllib.request.Request(f"{self.url}/v1/completions", body, {"content-type": "application/json"})
@@ -70,21 +70,21 @@ class Server(NamedTuple):
             return json.load(answer)["choices"][0]["text"]
 
     def texts(self, num_tokens: int, temperature: float, drafts: bool) -> list[str]:
-        """Of all prompts at once."""
+        """Texts of all prompts, requested concurrently."""
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
             return list(pool.map(lambda prompt: self.text(prompt, num_tokens, temperature, drafts), PROMPTS))
 
 
 @contextmanager
 def serving(bench: Bench, folder: Path, *given: str) -> Iterator[Server]:
-    """Start it, and end it with the block.
+    """Runs a server until the block ends.
 
     Args:
-        folder: for its log.
-        given: options beside the port and the device.
+        folder: folder for its log.
+        given: options besides port and device.
 
     Raises:
-        RuntimeError: it does not start; what it said last.
+        RuntimeError: the server does not start; with its last line of output.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -111,7 +111,7 @@ def serving(bench: Bench, folder: Path, *given: str) -> Iterator[Server]:
 
 
 def asked(bench: Bench, server: Server, temperature: float) -> list[Figure]:
-    """Plainly and with drafts, twice each, of which the second time counts; the same texts every time."""
+    """Sends requests plainly and with drafts, twice each, of which the second counts; all texts must be equal."""
     num_tokens, figures, texts = 16 if bench.quick else 128, [], []
     for drafts in (False, True):
         for _ in range(2):
@@ -130,7 +130,7 @@ def asked(bench: Bench, server: Server, temperature: float) -> list[Figure]:
 
 
 def killed(bench: Bench, server: Server) -> list[Figure]:
-    """A drafter killed while it is drafted for: requests that end as before, and the time until there is another."""
+    """Kills a drafter in use: checks that requests end as before, and measures the time until another is attached."""
     num_tokens, before = 64 if bench.quick else 1500, server.drafters()
     expected = server.texts(num_tokens, 0.0, drafts=True)
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
@@ -151,7 +151,7 @@ def killed(bench: Bench, server: Server) -> list[Figure]:
 
 
 def measure(bench: Bench) -> Result:
-    """One server for all of it."""
+    """Runs all measurements on one server."""
     facts: dict[str, Any] = {"pair": "the demo's, in its own dtype", "prompts": f"{len(PROMPTS)}, seeded"}
     cases = Cases(bench, facts)
     with tempfile.TemporaryDirectory() as folder, serving(bench, Path(folder)) as server:

@@ -1,10 +1,10 @@
-"""The 8B shape served by Ray, its drafter in another process of the same GPU: tokens per second over HTTP.
+"""The 8B shape served by Ray, its drafter in another process on the same GPU: tokens per second over HTTP.
 
 benchmarks/gpu/run.sh served
 
 Random weights, written to a temporary folder as checkpoints (16 GB), so acceptance is forced as in `engine_speed.py`:
-chains of seven, 3.9 tokens a round. Each number of requests plainly and with drafts in turns; then a drafter is killed
-while they are drafted for, and every request has to end with all its tokens.
+chains of seven, 3.9 tokens per round. Each concurrency is measured plainly and with drafts in turns; then a drafter in
+use is killed, and every request must still return all its tokens.
 """
 
 import json
@@ -36,32 +36,32 @@ from wingbeat.runtime.heads.save import save_eagle_head
 
 AT_ONCE, TURNS = (1, 16, 64), 2
 KILLED_AT = 0.75
-"""Of the time that its requests take: behind their prompts."""
+"""Share of the requests' expected duration after which the drafter is killed: after their prompts."""
 LAST_LINES = 12
-"""Of what the server says of its drafters, for the log."""
+"""Lines of the server's log about its drafters that are printed."""
 JSON = {"content-type": "application/json"}
 ROOM = 16
-"""Tokens of a request beside its prompt and its answer."""
+"""Tokens of room for a request besides its prompt and its answer."""
 
 
 class Load(NamedTuple):
     """Requests of one size."""
 
     num_tokens: int
-    """Of a prompt."""
+    """Tokens of a prompt."""
     max_tokens: int
     at_once: tuple[int, ...]
 
 
 def load_of(bench: Bench) -> Load:
-    """What is asked for."""
+    """Requests of the measurement."""
     return Load(16, 16, (1, 2)) if bench.quick else Load(1024, 192, AT_ONCE)
 
 
 def write_pair(bench: Bench, folder: Path) -> tuple[Path, Path]:
-    """Checkpoints of a verifier and its head, with the demo's tokenizer: prompts are token ids."""
+    """Writes checkpoints of a verifier and its head, with the demo's tokenizer; prompts are token ids."""
     demo = demo_pair().verifier
-    # A token that the tokenizer has no word for is no word in the answer.
+    # Tokens that the tokenizer does not know have no text in the answer.
     overrides = {"vocab_size": 4096} if bench.quick else {}
     config = llama_config(bench, **overrides)
     loaded = random_model(bench, config)
@@ -74,7 +74,7 @@ def write_pair(bench: Bench, folder: Path) -> tuple[Path, Path]:
 
 
 def answer(server: Server, prompt: list[int], max_tokens: int, drafts: bool) -> int:
-    """Tokens of one completion."""
+    """Number of tokens of one completion."""
     asked = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     body = json.dumps({**asked, "speculation": {"enabled": drafts}}).encode()
     request = urllib.request.Request(f"{server.url}/v1/completions", body, JSON)
@@ -83,7 +83,7 @@ def answer(server: Server, prompt: list[int], max_tokens: int, drafts: bool) -> 
 
 
 def answers(server: Server, load: Load, at_once: int, drafts: bool) -> float:
-    """Tokens per second of so many requests, prompts included."""
+    """Tokens per second of `at_once` concurrent requests, prompts included."""
     prompts = torch.randint(1, 4096, (at_once, load.num_tokens)).tolist()
     began = time.perf_counter()
     with ThreadPoolExecutor(at_once) as pool:
@@ -94,7 +94,7 @@ def answers(server: Server, load: Load, at_once: int, drafts: bool) -> float:
 
 
 def rates(server: Server, load: Load, at_once: int) -> list[Figure]:
-    """Plainly and with drafts, in turns behind one of each."""
+    """Measures plainly and with drafts, in turns, after a warm-up of each."""
     speeds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(1 + TURNS):
         for drafts, measured in speeds.items():
@@ -108,7 +108,7 @@ def rates(server: Server, load: Load, at_once: int) -> list[Figure]:
 
 
 def token_times(server: Server, load: Load, prompt: list[int]) -> list[float]:
-    """When each token of a completion came, all of which have to come."""
+    """Arrival time of every token of a completion; raises if some are missing."""
     asked = {
         "model": server.model,
         "prompt": prompt,
@@ -129,7 +129,7 @@ def token_times(server: Server, load: Load, prompt: list[int]) -> list[float]:
 
 
 def killed(server: Server, load: Load) -> list[Figure]:
-    """A drafter killed while it is drafted for, once every request has its first token."""
+    """Kills a drafter in use, after every request has its first token."""
     at_once, before = load.at_once[-1], server.drafters()
     prompts = torch.randint(1, 4096, (at_once, load.num_tokens)).tolist()
     lasts_s = at_once * load.max_tokens / answers(server, load, at_once, True)
@@ -154,11 +154,11 @@ def killed(server: Server, load: Load) -> list[Figure]:
 
 @contextmanager
 def served_pair(bench: Bench, load: Load) -> Iterator[Server]:
-    """The pair's server."""
+    """Runs a server of the pair."""
     with tempfile.TemporaryDirectory() as folder:
         verifier, drafter = write_pair(bench, Path(folder))
         if bench.device.type == "cuda":
-            torch.cuda.empty_cache()  # the server's processes need it
+            torch.cuda.empty_cache()  # frees memory for the server's processes
         forced = ",".join(map(str, ForcedAcceptance.length(CHAIN_LENGTH).rates))
         options = {
             "drafter": drafter,
@@ -175,7 +175,7 @@ def served_pair(bench: Bench, load: Load) -> Iterator[Server]:
 
 
 def measure(bench: Bench) -> Result:
-    """One server for all of it."""
+    """Runs all measurements on one server."""
     load, config = load_of(bench), llama_config(bench)
     facts = shape_facts(config, bench.dtype) | {
         "workload": f"greedy, prompts of {load.num_tokens} random tokens, {load.max_tokens} new ones each, over HTTP",

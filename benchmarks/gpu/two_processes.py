@@ -1,4 +1,4 @@
-"""The drafter in a process of its own on the verifier's GPU, against both in one process.
+"""The drafter in a process of its own on the verifier's GPU, compared with both in one process.
 
 benchmarks/gpu/run.sh --only two_processes
 
@@ -34,7 +34,7 @@ DRAFTER = "--drafter"
 
 
 def draft(name: str, device: str, quick: str) -> None:
-    """The drafter's process: answers rounds until its channel closes."""
+    """Entry point of the drafter process: answers rounds until its channel closes."""
     torch.set_num_threads(1)
     bench = Bench("drafter", torch.device(device), quick == "quick")
     with torch.no_grad():
@@ -48,13 +48,13 @@ def draft(name: str, device: str, quick: str) -> None:
 
 
 def attach(name: str, device: torch.device) -> DrafterSide:
-    """The drafter's end of the channel."""
+    """Attaches the drafter's end of the channel."""
     return CudaIpcChannel.attach(name, 1, device) if device.type == "cuda" else ShmChannel.attach(name, 1)
 
 
 @contextmanager
 def engine_apart(bench: Bench, loaded: LoadedModel, case: Case) -> Iterator[Engine]:
-    """An engine whose drafter has a process of its own."""
+    """Runs an engine whose drafter has a process of its own."""
     on_gpu = bench.device.type == "cuda"
     needs = new_drafter(bench, CHAIN, graphs=False).needs
     engine = Engine(loaded, engine_config(bench, case), needs)
@@ -79,7 +79,7 @@ def engine_apart(bench: Bench, loaded: LoadedModel, case: Case) -> Iterator[Engi
 
 
 def measure(bench: Bench) -> Result:
-    """Both ways, batch by batch; what is measured is reported as it comes."""
+    """Measures both ways at every batch size; figures are reported as they are measured."""
     torch.set_num_threads(1)
     config = llama_config(bench, max_position_embeddings=131072)
     loaded = random_model(bench, config)

@@ -90,7 +90,7 @@ _LENGTH_BYTES = 8
 
 
 class Link:
-    """One side of a link. One thread uses it; only `wake` may be called by any thread.
+    """A side of a link. One thread uses it; only `wake` may be called by any thread.
 
     Args:
         memory: file descriptor of the shared memory.

@@ -1,4 +1,4 @@
-"""Who may use the HTTP surface: which Host and Origin headers are taken, and which keys."""
+"""Access rules of the HTTP API: accepted Host and Origin headers, and keys."""
 
 import hmac
 import ipaddress
@@ -20,20 +20,20 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 @dataclass(frozen=True)
 class Access:
-    """The rules of one server; by default everyone may use it, but for pages of other origins."""
+    """Access rules of one server. By default every client is allowed except web pages of other origins."""
 
     hosts: frozenset[str] = frozenset({ANY})
-    """Names without port, in lower case."""
+    """Accepted host names without port, in lower case."""
     origins: frozenset[str] = frozenset()
-    """Origins that are taken beside the server's own, in lower case."""
+    """Accepted origins beside the server's own, in lower case."""
     origin_hosts: frozenset[str] = frozenset()
-    """Hosts whose origins are taken at any port."""
+    """Hosts whose origins are accepted at any port."""
     api_keys: tuple[SecretStr, ...] = field(default=())
-    """With one or several, a request must carry one of them."""
+    """If not empty, a request must carry one of these keys."""
     operator_keys: tuple[SecretStr, ...] = field(default=())
-    """Keys of those who run the server, likewise; they open nothing else."""
+    """If not empty, requests to operators' paths must carry one of these keys, which open no other paths."""
     operators_only_by_key: bool = False
-    """Whether, without any of these keys set, nobody counts as an operator."""
+    """Whether operators' paths are refused to all clients if `operator_keys` is empty."""
 
     @classmethod
     def of_server(
@@ -45,10 +45,10 @@ class Access:
         allowed_origins: Sequence[str] | None = None,
         allowed_hosts: Sequence[str] | None = None,
     ) -> "Access":
-        """The rules of a server bound to `bound_host`; None stands for what an operator left open.
+        """Builds the rules of a server bound to `bound_host`; None for a rule takes its default.
 
-        A server on a loopback address is reached under a loopback name. Any other name in `Host` is a page that had
-        its own name resolved to this machine.
+        A server on a loopback address accepts only loopback names in `Host` by default: any other name comes from a web
+        page whose own host name was made to resolve to this machine (DNS rebinding).
         """
         local = is_loopback(bound_host)
         if allowed_hosts is None:
@@ -63,16 +63,19 @@ class Access:
         )
 
     def check_host(self, header: str | None) -> None:
-        """Raises ApiError, 403, for a `Host` header of another server."""
+        """Raises ApiError, 403, if the `Host` header is not an accepted name."""
         if ANY in self.hosts:
             return
         match = _HOST_HEADER.fullmatch((header or "").lower())
         if match is None or match[1] not in self.hosts:
-            message = f"This server does not answer under the host {shown(header or '')!r}; allowed_hosts names others."
+            message = (
+                f"This server does not answer under the host {shown(header or '')!r}; the setting allowed_hosts can "
+                "add it."
+            )
             raise ApiError(message, status=403, code="host_not_allowed")
 
     def takes_origin(self, origin: str, host: str | None) -> bool:
-        """Whether a page of this origin may read answers of a server that it reached as `host`."""
+        """Returns whether a page of this origin may use the server, which it reached under the name `host`."""
         origin = origin.lower()
         if origin in self.origins or ANY in self.origins:
             return True
@@ -85,11 +88,11 @@ class Access:
         return is_own or name in self.origin_hosts
 
     def check_key(self, authorizations: Sequence[str], keys: Sequence[str]) -> None:
-        """Raises ApiError, 401, where keys are set and the headers carry none of them.
+        """Raises ApiError, 401, if keys are set and the headers carry none of them.
 
         Args:
-            authorizations: the `Authorization` headers.
-            keys: the `X-Api-Key` headers, Anthropic's, which count where there is no other.
+            authorizations: values of the `Authorization` headers.
+            keys: values of the `X-Api-Key` headers (Anthropic's), used if there is no `Authorization`.
         """
         if not authorizations and len(keys) == 1:
             authorizations = (f"Bearer {keys[0]}",)
@@ -97,12 +100,14 @@ class Access:
             raise _unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
 
     def check_operator(self, authorizations: Sequence[str]) -> None:
-        """Raises ApiError, 401 or 403, for a request that does not come from an operator.
+        """Raises ApiError, 401 or 403, if a request does not come from an operator.
 
-        Without an operator key set, that is whoever reaches a server on a loopback address that asks for no key at all.
+        Without operator keys, every client counts as an operator if the server is bound to a loopback address and has
+        no
+        API keys; otherwise none does.
         """
         if not self.operator_keys and self.operators_only_by_key:
-            message = "This path is for operators, and the server has no operator_key."
+            message = "This path is for operators, and the server has no operator_key; set one to use it."
             raise ApiError(message, status=403, code="operator_key_not_set")
         if self.operator_keys and not _is_among(self.operator_keys, authorizations):
             raise _unauthorized("A valid operator key is needed: send it as 'Authorization: Bearer KEY'.")
@@ -111,7 +116,7 @@ class Access:
 def _is_among(keys: Sequence[SecretStr], authorizations: Sequence[str]) -> bool:
     scheme, _, given = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
     given = given.strip().encode() if scheme.lower() == "bearer" else b""
-    # All are compared, each in constant time: how long it takes tells nothing about a key.
+    # Compares every key, each in constant time, so that the duration reveals nothing about the keys.
     return any([hmac.compare_digest(given, key.get_secret_value().encode()) for key in keys])
 
 
@@ -120,7 +125,7 @@ def _unauthorized(message: str) -> ApiError:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether only this machine can reach a server bound to `host`."""
+    """Returns whether only this machine can reach a server bound to `host`."""
     if host is None or host.lower() == "localhost":
         return host is not None
     try:

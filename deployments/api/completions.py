@@ -1,4 +1,4 @@
-"""From a checked request body to text: tokenize, check against the model, fan out to the engines, stream text back."""
+"""Turns checked request bodies into text: tokenizes, plans choices, runs them on engines and streams their text."""
 
 import asyncio
 import secrets
@@ -43,19 +43,19 @@ _NOTHING = StreamedText("", 0, stopped=False)
 
 
 class ChatReader(Protocol):
-    """Reads the text of chat answers, whose form it may decide."""
+    """Parser of chat answers (tool calls, thoughts); may also choose the answer's JSON form."""
 
     def describe(self) -> str:
-        """Line about what is read, for a start's log."""
+        """Returns a line for the start's log that names the parsers."""
         ...
 
     def read(self, body: ChatBody, prompt: Prompt, generation: Generation) -> Generation:
-        """The generation as its answer is read; raises ApiError where the request asks for what cannot be."""
+        """Returns the generation with parsers added; raises ApiError if the request cannot be served with them."""
         ...
 
 
 class CompletionService:
-    """Answers checked requests with the engines of one model."""
+    """Answers checked requests on the engines of one model."""
 
     def __init__(
         self,
@@ -70,14 +70,21 @@ class CompletionService:
         beside: "CompletionService | None" = None,
         of_parts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`aliases`: further names of the model. `beside`: a service of the same router, which has room for answers
-        and writes long ones in turn with this one. `of_parts`: see `surface` in `wingbeat.deployments.parts`."""
+        """Makes the service.
+
+        Args:
+            aliases: further names of the model.
+            beside: another service of the same router; both share the room for answers and the turn for long ones.
+            of_parts: values by name for routes of parts, see `surface` in `wingbeat.deployments.parts`.
+        """
         self.pool = pool
         self.sizes = AnswerSizes(max_answer_bytes) if beside is None else beside.sizes
         self.speculates = True
-        """Whether requests are drafted for that do not say themselves whether they are."""
+        """Whether requests without a `speculation` field are drafted for."""
         self.turn = asyncio.Lock() if beside is None else beside.turn
-        """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
+        """Lock held while a piece of a long answer is written; see `paced` in
+        `wingbeat.deployments.api.answers.json_pieces`.
+        """
         self.prompts = Prompts(pool, tokenizer, prompt_reader, takes_templates, aliases)
         self.tokenizer = tokenizer
         self._reader = chat_reader
@@ -85,17 +92,17 @@ class CompletionService:
         self.of_parts = of_parts
 
     async def plan_completion(self, body: CompletionBody) -> Generation:
-        """Tokenize the prompts and fix every choice's parameters.
+        """Tokenizes the prompts and fixes every choice's parameters.
 
         Raises:
-            ApiError: the model is another one, or prompt and max_tokens do not fit it.
+            ApiError: the model is not served here, or prompt and max_tokens exceed its context.
         """
         self.check_model(body.model)
         self._check_choices(len(body.prompt), body.num_choices)
         return self._plan(body, await self.prompts.of_completion(body), "cmpl", DEFAULT_MAX_TOKENS)
 
     async def plan_chat(self, body: ChatBody) -> Generation:
-        """Apply the chat template and fix every choice's parameters; raises ApiError as `plan_completion`."""
+        """Applies the chat template and fixes every choice's parameters; raises ApiError as `plan_completion`."""
         body = self.prompts.continued(body)
         self._check_choices(1, body.num_choices)
         prompt = await self.prompts.of_chat(body)
@@ -103,14 +110,16 @@ class CompletionService:
         return generation if self._reader is None else self._reader.read(body, prompt, generation)
 
     async def run(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
-        """Generate all choices at once; yields what they gain, in order of arrival.
+        """Generates all choices concurrently; yields their deltas in order of arrival.
 
-        Closing the generator early aborts the choices that are still running.
+        Closing the generator early aborts the choices that are still running. After the last three errors below, the
+        other
+        choices are aborted.
 
         Raises:
-            EngineOverloaded: there is no room for all of them, and none was started.
-            ApiError: an engine refused a choice; the others are aborted, as with the next two.
-            EngineUnavailable, RequestFailed: one choice could not be generated.
+            EngineOverloaded: there is no room for all choices; none was started.
+            ApiError: an engine refused a choice.
+            EngineUnavailable, RequestFailed: a choice could not be generated.
         """
         admission = self.pool.admit(len(generation.choices))
         try:
@@ -127,27 +136,27 @@ class CompletionService:
                         yield delta
         except RequestRefused as error:
             field, _, problem = str(error).partition(" ")
-            # An engine has no other word for what it is given.
+            # Engines call every input "prompt"; the error names the request's own field.
             raise invalid(generation.prompt_field if field == "prompt" else field, problem.removesuffix(".")) from error
         finally:
             admission.release()
 
     def check_model(self, model: str | None) -> None:
-        """Raises ApiError, 404, for the name of another model."""
+        """Raises ApiError, 404, if the name is not this model's or one of its variants'."""
         self.prompts.variant_of(model)
 
     def _check_choices(self, num_prompts: int, num_choices: int) -> None:
         limit = self.pool.max_requests
         if num_prompts * num_choices > limit:
             param = "n" if num_prompts == 1 or num_choices > limit else "prompt"
-            problem = f"asks for {num_prompts * num_choices} choices, this server takes {limit} at once"
+            problem = f"asks for {num_prompts * num_choices} choices, but this server takes at most {limit} at once"
             raise invalid(param, problem)
 
     def _plan(
         self, body: GenerationBody, prompts: Sequence[Prompt], prefix: str, default_max_tokens: int | None
     ) -> Generation:
         unique_id, variant = f"{prefix}-{uuid.uuid4().hex}", self.prompts.variant_of(body.model)
-        # Below 2^53, so that it survives JSON readers that keep numbers as doubles; even with n added.
+        # Below 2^53 even after adding n, so that JSON readers that store numbers as doubles keep the seed exact.
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
         asked = body.speculation or SpeculationOptions(enabled=self.speculates)
         shared = body.sampling_params(
@@ -166,10 +175,10 @@ class CompletionService:
         answer_bytes = self.sizes.check(body, lengths, max(*limits, body.min_tokens or 0))
         for prompt, max_tokens in zip(prompts, limits, strict=True):
             for sample in range(body.num_choices):
-                # An engine writes one token at least.
+                # An engine generates at least one token.
                 params = replace(shared, max_tokens=max(1, max_tokens), seed=_wrap_int64(seed + sample))
                 if sample:
-                    # A prompt's first choice alone reports on it.
+                    # Only the first choice of a prompt reports the prompt's log-probabilities.
                     params = replace(params, prompt_logprobs=None)
                 request = Request(
                     f"{unique_id}-{len(choices)}", prompt.token_ids, params, variant=variant, spans=prompt.spans
@@ -203,7 +212,7 @@ class CompletionService:
         )
 
     def _max_tokens(self, num_prompt_tokens: int, body: GenerationBody, default: int | None) -> int:
-        """Tokens to generate at most; a default is cut to what fits, a caller's number must fit."""
+        """Returns the maximum of tokens to generate. A default is lowered to what fits; a caller's number must fit."""
         limit, asked = self.pool.info.max_model_len, body.asked_max_tokens
         rest = limit - num_prompt_tokens
         if num_prompt_tokens == 0:

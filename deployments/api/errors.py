@@ -1,4 +1,4 @@
-"""Errors of the HTTP surface, each with the body OpenAI's API would send for it."""
+"""Errors of the HTTP API, with bodies in the form of OpenAI's API."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -17,17 +17,17 @@ logger = logging.getLogger(__name__)
 
 
 SHOWN_CHARS = 80
-"""Of a caller's own text in a message to the caller."""
+"""Maximum characters of a caller's own text in an error message."""
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its answer was there."""
+    """The client closed the connection before it was answered."""
 
 
 class ApiError(Exception):
-    """An answer other than 200: HTTP status, OpenAI error body, headers.
+    """An answer other than 200: HTTP status, OpenAI error body and headers.
 
-    Not a ValueError on purpose: raised inside a pydantic validator it reaches the caller unchanged.
+    Not a ValueError, so that an ApiError raised inside a pydantic validator reaches the caller unchanged.
     """
 
     def __init__(
@@ -49,29 +49,29 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def body(self) -> dict:
-        """The JSON body: `{"error": {"message", "type", "param", "code"}}`."""
+        """Returns the JSON body: `{"error": {"message", "type", "param", "code"}}`."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
 def error_body(path: str, error: ApiError) -> dict:
-    """The JSON body of an error as clients of this path read it."""
+    """Returns the JSON body of an error in the form that clients of this path expect."""
     forms = (form(path, error) for form in hooks("error_body"))
     return next((form for form in forms if form is not None), None) or error.body()
 
 
 def unknown_model(model: str, served: str) -> ApiError:
-    """404 for a model that is not served here."""
+    """Returns a 404 for a model that is not served here."""
     message = f"The model {shown(model)!r} does not exist; this server has {served!r}."
     return ApiError(message, status=404, param="model", code="model_not_found")
 
 
 def shown(text: str) -> str:
-    """A caller's own text, cut to what a message can hold."""
+    """Shortens a caller's own text to `SHOWN_CHARS` characters."""
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The answer to any exception a request can end with; unexpected ones become a 500 without details."""
+    """Converts any exception of a request to an answer; unexpected exceptions become a 500 without details."""
     match error:
         case ApiError():
             return error
@@ -87,7 +87,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def log_failure(error: Exception, request_id: str) -> None:
-    """Log an error that is answered by 500 without details, with the id under which its caller saw it."""
+    """Logs an error that is answered by a 500 without details, with the request id that its caller received."""
     if not isinstance(error, ApiError) and as_api_error(error).status == 500:
         logger.error("Request %s failed.", request_id, exc_info=error)
 
@@ -98,19 +98,19 @@ def _try_later(error: TryLater, message: str, code: str) -> ApiError:
 
 
 def unsupported(param: str, instead: str | None = None) -> ApiError:
-    """400 for a field whose value asks for something this server does not do."""
+    """Returns a 400 for a field whose value asks for an unsupported feature."""
     hint = f" ({instead})" if instead else ""
     message = f"'{param}' with this value is not supported by this server{hint}; leave it out."
     return ApiError(message, param=param, code="unsupported_parameter")
 
 
 def invalid(param: str, problem: str) -> ApiError:
-    """400 for a field with a value it cannot have."""
+    """Returns a 400 for a field with an invalid value."""
     return ApiError(f"'{param}' {problem}.", param=param, code="invalid_value")
 
 
 def prompt_too_long(param: str, limit: int, num_tokens: int | None) -> ApiError:
-    """400 for a prompt that alone is longer than the context; without a number it was not tokenized."""
+    """Returns a 400 for a prompt longer than the context; `num_tokens` None if tokenizing was stopped at the limit."""
     found = f"more than {limit}" if num_tokens is None else num_tokens
     message = (
         f"This model's maximum context length is {limit} tokens, but the request has {found} tokens in the prompt. "
@@ -120,14 +120,14 @@ def prompt_too_long(param: str, limit: int, num_tokens: int | None) -> ApiError:
 
 
 def unknown_parameter(param: str) -> ApiError:
-    """400 for a field the API does not have."""
+    """Returns a 400 for a field that the API does not have."""
     param = shown(param)
     return ApiError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
 
 
 @contextmanager
 def field_names(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename fields in errors raised within: `names` maps a chat request's field to the caller's."""
+    """Renames fields in errors raised inside the block; `names` maps a chat request's field to the caller's field."""
     try:
         yield
     except ApiError as error:

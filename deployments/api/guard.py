@@ -1,6 +1,7 @@
-"""What every HTTP request meets first: the rules of `docs/http_api.md` up to its body, and what every answer carries.
+"""ASGI middleware around all routes: checks requests up to the body by the rules of `docs/http_api.md`, and adds the
+headers of every answer.
 
-ASGI middleware; it knows the routes, but not what they do.
+Uses the routes' paths and methods, and nothing of what the routes do.
 """
 
 import asyncio
@@ -25,55 +26,54 @@ from wingbeat.deployments.request_context import RequestContext, enter
 
 logger = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a client that left; only access logs see it."""
+"""nginx's status for a client that closed the connection; appears only in access logs."""
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 _OPERATORS = frozenset({"/reset_prefix_cache"}).union(*hooks("operator_paths"))
-"""Paths for those who run the server, whose key alone opens them."""
+"""Paths for operators, which only an operator key opens."""
 _KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
-"""Paths begin so that compute, or tell what a caller without a key should not know."""
+"""Prefixes of paths that compute, or return what a caller without a key should not see."""
 _WITHOUT_BODY = ("/ping", "/reset_prefix_cache")
-"""POST means here that something is done; a body, which some clients send, is not looked at."""
+"""Paths whose POST triggers an action; a body, which some clients send, is ignored."""
 _MAY_LACK_BODY = frozenset().union(*hooks("optional_bodies"))
-"""Paths whose fields may all be left out."""
+"""Paths whose POST may have no body, because all fields are optional."""
 _CORS = {"access-control-expose-headers": f"X-Request-Id, Retry-After, {HEADER}", "vary": "Origin"}
 _PREFLIGHT_AGE_S = "600"
 _MOST_TOLD = 1024
-"""Sets of ignored fields that are remembered to have been logged: an agent sends the same ones each time."""
+"""Maximum sets of ignored fields remembered as logged, because an agent sends the same set with each request."""
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """What one request may take."""
+    """Limits of one HTTP request."""
 
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout_s: float = 60.0
-    """From a request's headers to the end of its body; a client that is slower holds a place that others wait for."""
+    """Seconds from a request's headers to the end of its body. A slower client would hold a place that others need."""
     refuses_unknown_fields: bool = False
-    """Whether a field that nothing reads is a 400, and not named as ignored."""
+    """Whether an unknown field is answered by 400 instead of being named as ignored."""
     max_held_bodies: int = 16
-    """Longest bodies that there is room for at once, short ones not counted; further ones get 503."""
+    """Bodies of maximum size that fit in memory at once, short bodies not counted; further ones get 503."""
     max_dropped_bytes: int = 64 * 2**20
-    """Of a body that is not looked at, because its request is refused already: as many are taken before the connection
-    ends, so that the client comes to read why."""
+    """Bytes of a refused request's body that are read and dropped before closing, so the client sees the answer."""
     drop_timeout_s: float = 10.0
-    """How long they may take."""
+    """Seconds for reading those bytes."""
 
 
 class RequestWatcher:
-    """Sees every HTTP request come and go, whatever it is answered."""
+    """Observer of every HTTP request, whatever its answer."""
 
     def began(self, scope: Scope, context: RequestContext) -> None:
-        """It has arrived."""
+        """Called when a request has arrived."""
 
     def ended(self, scope: Scope, context: RequestContext) -> None:
-        """Its answer is complete, or was given up; the status is in the context."""
+        """Called when the answer is complete or was given up; the status is in the context."""
 
     def close(self) -> None:
-        """The router ends; may block."""
+        """Called when the router ends; may block."""
 
 
 class HttpGuard:
-    """Middleware that refuses what breaks a rule, reads bodies, and answers errors that nothing else answered."""
+    """Middleware that refuses requests that break a rule, reads bodies, and answers exceptions raised by routes."""
 
     def __init__(
         self,
@@ -86,8 +86,12 @@ class HttpGuard:
         watchers: Sequence[RequestWatcher] = (),
         marks: Mapping[str, str] | None = None,
     ) -> None:
-        """`adds_request_id` is False where the server in front writes `X-Request-Id` itself, as Serve's proxy does;
-        `marks` are headers of every answer."""
+        """Makes the middleware.
+
+        Args:
+            adds_request_id: False if the server in front writes `X-Request-Id` itself, as Serve's proxy does.
+            marks: headers of every answer.
+        """
         self._app = app
         self._routes = routes
         self._access = access
@@ -99,7 +103,7 @@ class HttpGuard:
         self._bodies = Bodies(limits.max_held_bodies * limits.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request; an exception leaves only after an answer was begun."""
+        """Handles one request; an exception is raised only if the answer had begun."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -141,14 +145,14 @@ class HttpGuard:
     async def _pass_on(
         self, scope: Scope, headers: Headers, problem: ApiError | None, receive: Receive, send: Send
     ) -> None:
-        """Check the rules in the order of the contract, then let the application answer."""
+        """Checks the rules in the order of `docs/http_api.md`, then lets the application answer."""
         route, origin, host = self._route(scope), _joined(headers, "origin"), _joined(headers, "host")
         is_preflight = scope["method"] == "OPTIONS" and origin and "access-control-request-method" in headers
         if scope["method"] not in route.methods and not is_preflight:
             raise _not_allowed(scope["method"], route)
         self._access.check_host(host)
         if origin is not None and not self._access.takes_origin(origin, host):
-            message = f"Pages of {shown(origin)!r} may not use this server; allowed_origins names others."
+            message = f"Pages of {shown(origin)!r} may not use this server; the setting allowed_origins can add them."
             raise ApiError(message, status=403, code="origin_not_allowed")
         if is_preflight:
             await _preflight_answer(headers, route)(scope, receive, send)
@@ -175,14 +179,14 @@ class HttpGuard:
         raise ApiError(message, status=404, code="unknown_url")
 
     async def _read_body(self, headers: Headers, receive: Receive, room: BodyRoom) -> Receive:
-        """A `receive` that hands out the whole body as one message, then what comes after it."""
+        """Reads the whole body; returns a `receive` that yields the body as one message, then later messages."""
         kind = headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
             message = f"The Content-Type is {shown(kind)!r}; it must be 'application/json'."
             raise ApiError(message, status=415, code="unsupported_media_type")
         encoding = headers.get("content-encoding", "")
         if encoding.strip().lower() not in ("", "identity"):
-            message = f"The Content-Encoding is {shown(encoding)!r}; a body is sent as it is, without compression."
+            message = f"The Content-Encoding is {shown(encoding)!r}; send the body without compression."
             identity = {"Accept-Encoding": "identity"}
             raise ApiError(message, status=415, code="unsupported_media_type", headers=identity)
         announced, limit = headers.get("content-length", ""), self._limits.max_body_bytes
@@ -192,7 +196,7 @@ class HttpGuard:
             async with asyncio.timeout(self._limits.body_timeout_s):
                 body = await _body(receive, limit, room)
         except TimeoutError:
-            message = f"The request body was not there after {self._limits.body_timeout_s:g} s."
+            message = f"The request body was not complete after {self._limits.body_timeout_s:g} s."
             raise ApiError(message, status=408, code="body_timeout") from None
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -202,7 +206,7 @@ class HttpGuard:
         return receive_again
 
     def _named(self, scope: Scope, ignored: IgnoredFields) -> list[tuple[bytes, bytes]]:
-        """The header that names the fields which were ignored, if any; the same ones are logged once."""
+        """Returns the header that names ignored fields, if any; logs each set of ignored fields once."""
         names = str(ignored)
         if not names:
             return []
@@ -215,7 +219,7 @@ class HttpGuard:
         return [(HEADER.lower().encode(), names.encode())]
 
     def _added_headers(self, headers: Headers, request_id: str) -> list[tuple[bytes, bytes]]:
-        """What every answer to this request carries."""
+        """Returns the headers of every answer to this request."""
         added = self._marks | ({"x-request-id": request_id} if self._adds_request_id else {})
         origin = _joined(headers, "origin")
         if origin is not None and self._access.takes_origin(origin, _joined(headers, "host")):
@@ -224,11 +228,11 @@ class HttpGuard:
 
 
 async def _body(receive: Receive, limit: int, room: BodyRoom) -> bytes:
-    """The whole body.
+    """Reads the whole body.
 
     Raises:
-        ApiError: 413, it has more than `limit` bytes; what is beyond is not kept.
-        EngineOverloaded: there is no room for it.
+        ApiError: 413, the body has more than `limit` bytes.
+        EngineOverloaded: there is no room for the body.
         ClientGone: the connection was closed first.
     """
     body = bytearray()
@@ -246,7 +250,7 @@ async def _body(receive: Receive, limit: int, room: BodyRoom) -> bytes:
 
 
 def _request_id(headers: Headers) -> tuple[str, ApiError | None]:
-    """The caller's `X-Request-Id` or one that is drawn, and why the caller's cannot be taken."""
+    """Returns the caller's `X-Request-Id` or a random one, and the error if the caller's is invalid."""
     given, drawn = headers.getlist("x-request-id"), uuid.uuid4().hex
     if not given:
         return drawn, None
@@ -257,7 +261,7 @@ def _request_id(headers: Headers) -> tuple[str, ApiError | None]:
 
 
 def _joined(headers: Headers, name: str) -> str | None:
-    """A header's value; one that is given twice, as no browser does, becomes one that no rule takes."""
+    """Returns a header's value. A repeated header, which no browser sends, becomes a value that no rule accepts."""
     return ", ".join(headers.getlist(name)) if name in headers else None
 
 

@@ -1,4 +1,4 @@
-"""What a client is still sending while it is answered already."""
+"""Bodies of requests: room in memory, and answers that are sent before a body is complete."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,23 +10,24 @@ from starlette.types import Message, Receive, Scope, Send
 from wingbeat.deployments.fleet.interface import EngineOverloaded
 
 SHORT_BODY_BYTES = 2**16
+"""Bodies up to this size are always accepted and not counted."""
 
 _AT_ONCE_S = 0.05
-"""What the rest of a body may take to be there, so that its connection can go on to the next request."""
+"""Seconds to wait for the rest of a body, so that the connection can be kept for the next request."""
 
 
 class BodyRoom:
-    """What one request's body takes."""
+    """Memory counted for one request's body."""
 
     def __init__(self, bodies: "Bodies") -> None:
         self._bodies = bodies
         self.num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """The body has become so long.
+        """Counts `num_bytes` for the body read so far.
 
         Raises:
-            EngineOverloaded: there is no room for it now.
+            EngineOverloaded: bodies of all requests exceed the limit.
         """
         if num_bytes <= SHORT_BODY_BYTES:
             return
@@ -37,14 +38,14 @@ class BodyRoom:
 
 
 class Bodies:
-    """Bodies of all requests that are not answered yet; short ones are always taken."""
+    """Memory of the bodies of all unanswered requests; short bodies are not counted."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.num_bytes = max_bytes, 0
 
     @contextmanager
     def room(self) -> Iterator[BodyRoom]:
-        """While it is entered, a request's body counts."""
+        """Context in which a request's body is counted."""
         room = BodyRoom(self)
         try:
             yield room
@@ -53,10 +54,10 @@ class Bodies:
 
 
 class Incoming:
-    """A request's messages; knows whether its body is complete.
+    """ASGI `receive` of a request that records whether the body is complete.
 
     Args:
-        max_dropped_bytes: of the body that may be read for nothing.
+        max_dropped_bytes: maximum bytes of a body that `drain` reads.
     """
 
     def __init__(self, receive: Receive, max_dropped_bytes: int) -> None:
@@ -64,13 +65,13 @@ class Incoming:
         self.complete = False
 
     async def __call__(self) -> Message:
-        """The next one."""
+        """Returns the next message."""
         message = await self._receive()
         self.complete |= message["type"] == "http.disconnect" or not message.get("more_body", False)
         return message
 
     async def drain(self, timeout_s: float) -> None:
-        """Read and drop what comes of the body."""
+        """Reads and drops the rest of the body, up to `max_dropped_bytes` and `timeout_s` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self.complete and self._num_left > 0:
@@ -78,13 +79,13 @@ class Incoming:
 
 
 async def answer_early(response: Response, scope: Scope, incoming: Incoming, send: Send, timeout_s: float) -> None:
-    """Send an answer that does not wait for the request's body.
+    """Sends an answer before the request's body is complete.
 
-    A connection that is closed while its client sends is reset, and the answer is lost to a client that reads only once
-    it has sent all. So the answer is sent, the rest of the body is dropped for at most `timeout_s`, and then the
-    connection ends.
+    If the connection is closed while the client still sends, it is reset, and a client that reads only after sending
+    loses the answer. So the answer is sent, the rest of the body is dropped for at most `timeout_s` seconds, and then
+    the connection is closed.
     """
-    # Whoever waits for `100 Continue` is not to be asked for a body, which the first look at one does.
+    # A client that waits for `100 Continue` must not be asked for its body, which the first receive() does.
     if (b"expect", b"100-continue") not in scope["headers"]:
         await incoming.drain(_AT_ONCE_S)
     if incoming.complete:

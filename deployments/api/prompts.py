@@ -1,6 +1,7 @@
-"""Prompts of requests: templates, tokens, variants, beginnings and spans, each checked against the model.
+"""Makes prompts of requests: chat templates, tokens, variants, saved beginnings and media spans, checked against the
+model.
 
-Work on long texts and bodies is outside the event loop, so that other streams keep moving.
+Work on long texts and bodies runs outside the event loop, so that other streams keep moving.
 """
 
 import asyncio
@@ -30,25 +31,25 @@ from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 PROMPT_END_CHARS = 64
-"""More than what a chat template writes to open or close thoughts."""
+"""Characters kept from the end of a chat's text: more than a chat template writes to open or close thoughts."""
 
 HUGE = 2**18
-"""Characters, tokens or bytes. What is made of so many can take a hundred times their memory for a moment."""
+"""Characters, tokens or bytes above which an input is huge: processing may briefly take a hundred times its memory."""
 
 Made = TypeVar("Made")
 
 
 class OffLoop:
-    """Runs functions in threads; of those with a huge input one at a time, which leaves no memory behind."""
+    """Runs functions in threads; those with a huge input one at a time, returning their memory to the system."""
 
     def __init__(self) -> None:
-        # One thread has one of the allocator's arenas, each of which would keep the most that it ever held.
+        # A single thread uses a single arena of the allocator; each arena keeps the most memory that it ever held.
         self._huge = ThreadPoolExecutor(1, "huge")
 
     async def run(self, size: int, function: Callable[..., Made], *arguments, long: int = LONG_TEXT_CHARS) -> Made:
-        """The function's result; with an input of up to `long` it is called here.
+        """Returns the function's result. Inputs of size up to `long` are processed on the event loop.
 
-        A huge input whose turn has not come is dropped with whoever waits for it.
+        If the caller is cancelled, a huge input that still waits for its turn is dropped.
         """
         if size <= long:
             return function(*arguments)
@@ -66,7 +67,7 @@ def _trimmed(function: Callable[..., Made], *arguments) -> Made:
 
 
 def _give_back() -> None:
-    """Return freed memory to the system, where the C library is one that keeps it: glibc."""
+    """Returns freed memory to the system if the C library keeps it (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -76,47 +77,47 @@ TEMPLATES_REFUSED = "templates of requests are run only where the server's setti
 
 
 class CutPrompt(Protocol):
-    """A request's body, as far as it says how its prompt is cut."""
+    """Fields of a request's body that truncate its prompt."""
 
     truncate_prompt_tokens: int | None
     truncation_side: Literal["left", "right"] | None
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """Tokens that the answer may have, where the request says it."""
+        """Maximum tokens of the answer; None if the request does not set it."""
         ...
 
 
 class Beginning(Protocol):
-    """Beginning of a request's prompt, which the request names."""
+    """Saved beginning of a prompt that a request names."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Token ids that a plain prompt begins by."""
+        """Token ids to put before a plain prompt."""
         ...
 
     def before(self, body: ChatBody) -> ChatBody:
-        """A chat request as if its client had sent the beginning; raises ApiError where that is no chat's."""
+        """Returns the chat with the beginning's messages in front; raises ApiError if the beginning is not a chat's."""
         ...
 
 
 class PromptReader(Protocol):
-    """Reads the parts of contents that are no text, for one model; all of it may raise ApiError, 400."""
+    """Reader of content parts other than text, for one model; every method may raise ApiError, 400."""
 
     async def read(self, body: ChatBody) -> Sequence[Any]:
-        """A request's other parts, in their order; each has `num_tokens`, which stand for it in a prompt."""
+        """Reads a request's parts other than text, in order; `num_tokens` of each is its length in the prompt."""
         ...
 
     def expand(self, text: str, parts: Sequence[Any]) -> str:
-        """A conversation's text with the tokens of its parts in it."""
+        """Returns a conversation's text with placeholder tokens of its parts inserted."""
         ...
 
     def place(self, token_ids: Sequence[int], parts: Sequence[Any]) -> tuple[PromptSpan, ...]:
-        """Spans of a prompt that its parts are."""
+        """Returns the spans of a prompt that its parts occupy."""
         ...
 
     def held(self, spans: Sequence[PromptSpan]) -> AbstractContextManager[None]:
-        """While it is entered a request's spans count as held; raises EngineOverloaded where there is no room."""
+        """Context in which a request's spans count towards held memory; raises EngineOverloaded if there is no room."""
         ...
 
 
@@ -124,8 +125,8 @@ class Prompts:
     """Makes the prompts of one model's requests.
 
     Args:
-        reader: None for a model of text alone.
-        takes_templates: whether requests may have a chat template of their own.
+        reader: reader of media parts; None for a text-only model.
+        takes_templates: whether requests may bring a chat template of their own.
         aliases: further names of the base model.
     """
 
@@ -141,26 +142,26 @@ class Prompts:
         self._aliases = tuple(aliases)
         self._takes_templates = takes_templates
         self.off_loop = OffLoop()
-        """Where long texts are worked on."""
+        """Threads for work on long texts."""
         self.pool = pool
         self._tokenizer = tokenizer
 
     @property
     def in_parts(self) -> bool:
-        """Whether the chat template is given contents in parts: that of a model that takes more than text."""
+        """Whether the chat template receives contents as lists of parts, as multimodal models' templates expect."""
         return self.reader is not None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the base model, the one that answers bear first."""
+        """Names of the base model; answers carry the first."""
         return (self.pool.info.model_name, *self._aliases)
 
     def knows(self, model: str) -> bool:
-        """Whether it is a name of the base model or of a variant."""
+        """Returns whether a name is the base model's or a variant's."""
         return model in self.names or self.pool.variants.find(model) is not None
 
     async def of_completion(self, body: CompletionBody) -> list[Prompt]:
-        """In the request's order; raises ApiError where one does not fit the model."""
+        """Returns the prompts in the request's order; raises ApiError if one does not fit the model."""
         return await self.off_loop.run(sum(map(len, body.prompt)), self._completion_prompts, body)
 
     async def of_chat(self, body: ChatBody) -> Prompt:
@@ -177,7 +178,7 @@ class Prompts:
         return await self.off_loop.run(size, self._chat_prompt, body)
 
     async def read(self, body: ChatBody) -> Sequence[Any]:
-        """A request's parts that are no text; raises ApiError, 400 naming the part that cannot be used."""
+        """Reads a request's parts other than text; raises ApiError, 400, naming a part that cannot be used."""
         if self.reader is not None:
             return await self.reader.read(body)
         part = body.other_parts[0]
@@ -188,12 +189,12 @@ class Prompts:
         return self.reader.held(spans) if spans else nullcontext()
 
     def continued(self, body: ChatBody) -> ChatBody:
-        """A chat with the messages that it goes on from; raises ApiError as `beginning` of parts."""
+        """Returns a chat with the messages of the saved beginning that it names; raises as the hook `beginning`."""
         beginning = self._beginning(body)
         return body if beginning is None else beginning.before(body)
 
     def variant_of(self, model: str | None) -> Variant | None:
-        """What runs on top of the base model; raises ApiError, 404, for the name of another model."""
+        """Returns the variant with this name; None for the base model. Raises ApiError, 404, for an unknown name."""
         if model is None or model in self.names:
             return None
         variant = self.pool.variants.find(model)
@@ -202,7 +203,7 @@ class Prompts:
         return variant
 
     def _beginning(self, body: GenerationBody) -> Beginning | None:
-        """Beginning that a request names; raises ApiError as `variant_of`, and as parts do."""
+        """Returns the saved beginning that a request names; raises as `variant_of` and the hook `beginning`."""
         variant = self.variant_of(body.model)
         if all(getattr(body, name) is None for name in OF_PARTS):
             return None
@@ -220,7 +221,7 @@ class Prompts:
         if not body.echo:
             return Prompt(token_ids)
         if echo is not None and not is_cut:
-            # A text holds none of the special tokens that the tokenizer has put around it.
+            # The text given is echoed: without the special tokens that the tokenizer has added.
             return Prompt(token_ids, echo)
         skips = body.skip_special_tokens is not False
         return Prompt(token_ids, self._tokenizer.decode(token_ids, skips), echo_skips_special=skips)
@@ -233,7 +234,7 @@ class Prompts:
             raise invalid(param, problem)
 
     def chat_text(self, body: ChatBody) -> str:
-        """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
+        """Renders the conversation with the chat template; raises ApiError if the template refuses it."""
         if body.chat_template is not None and not self._takes_templates:
             raise unsupported("chat_template", TEMPLATES_REFUSED)
         try:
@@ -260,13 +261,13 @@ class Prompts:
     def tokens(
         self, prompt: str | list[int], body: CutPrompt, param: str, add_special_tokens: bool
     ) -> tuple[tuple[int, ...], bool]:
-        """A plain prompt's tokens, and whether its beginning was cut off.
+        """Returns a plain prompt's tokens, and whether the prompt was truncated.
 
         Args:
-            param: where the request has the prompt.
+            param: field of the request that holds the prompt.
 
         Raises:
-            ApiError: there are too many, or one is not in the vocabulary.
+            ApiError: the prompt has too many tokens, or a token id is outside the vocabulary.
         """
         token_ids, is_cut = self._tokens(prompt, body, param, add_special_tokens)
         self._check_ids(token_ids, param)
@@ -275,7 +276,7 @@ class Prompts:
     def _tokens(
         self, prompt: str | list[int], body: CutPrompt, param: str, add_special_tokens: bool
     ) -> tuple[tuple[int, ...], bool]:
-        """The prompt's tokens, and whether its beginning was cut off; raises ApiError where there are too many."""
+        """Returns the prompt's tokens, and whether the prompt was truncated; raises ApiError if there are too many."""
         limit, kept = self.pool.info.max_model_len, body.truncate_prompt_tokens
         if kept == -1:
             kept = max(1, limit - (body.asked_max_tokens or 1))

@@ -1,4 +1,4 @@
-"""The HTTP surface as a FastAPI application; knows the OpenAI API and a completion service, but not Ray."""
+"""The HTTP API as a FastAPI application on top of completion services. Uses nothing of Ray."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -37,12 +37,16 @@ def create_app(
     marks: Mapping[str, str] | None = None,
     more_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
-    """The application: every endpoint of `docs/http_api.md`; `/metrics` with a monitor.
+    """Builds the application with every endpoint of `docs/http_api.md`.
 
-    Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`. `marks`: headers of
-    every answer. `more_routes`: add routes that need more than this.
+    Args:
+        access: access rules; None allows everyone.
+        adds_request_id: see `HttpGuard`.
+        monitor: adds `/metrics` if given.
+        marks: headers of every answer.
+        more_routes: functions that add routes which need more than this function has.
     """
-    # No generated API description: bodies are read by hand, so FastAPI would describe them wrongly.
+    # FastAPI's generated API description is off: bodies are not declared to FastAPI, which would describe them wrongly.
     app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
     models = ServedModels.of(served)
     app.state.off_loop = models.first.prompts.off_loop

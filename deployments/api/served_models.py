@@ -1,4 +1,4 @@
-"""The models behind one endpoint: a request's `model` chooses one."""
+"""The models behind one endpoint, chosen by a request's `model`."""
 
 from collections.abc import Iterator
 
@@ -8,14 +8,14 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 
 
 class ServedModels:
-    """Services of one or more models, the first one first; names are those of one of them alone."""
+    """Completion services of one or more models, in order; their model names do not overlap."""
 
     def __init__(self, *services: CompletionService) -> None:
         self._services = services
 
     @classmethod
     def of(cls, served: "CompletionService | ServedModels") -> "ServedModels":
-        """The models, or those of one service that is alone."""
+        """Returns `served`, wrapped if it is a single service."""
         return served if isinstance(served, ServedModels) else cls(served)
 
     def __iter__(self) -> Iterator[CompletionService]:
@@ -26,20 +26,20 @@ class ServedModels:
 
     @property
     def first(self) -> CompletionService:
-        """Whose threads read all bodies."""
+        """The first model's service, whose threads read all bodies."""
         return self._services[0]
 
     @property
     def pools(self) -> list[EnginePool]:
-        """By model."""
+        """Engine pools by model."""
         return [service.pool for service in self._services]
 
     def names(self) -> list[str]:
-        """Names that a request may give as `model`, variants not counted."""
+        """Names that a request may pass as `model`, without variants."""
         return [name for service in self._services for name in service.prompts.names]
 
     def choose(self, model: str | None) -> CompletionService:
-        """The service of a model, or of one of its variants. Where one model is served, no name is needed.
+        """Returns the service of a model or of a variant. The name is optional if only one model is served.
 
         Raises:
             ApiError: 404, there is no such model; 400, several models are served and none is named.

@@ -1,4 +1,4 @@
-"""Other forms of a conversation, for a chat template that refuses the messages as the client sent them."""
+"""Alternative forms of a conversation, for a chat template that refuses the messages as sent."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +10,9 @@ Message = dict[str, Any]
 
 
 def other_forms(body: ChatBody, in_parts: bool) -> Iterator[list[Message]]:
-    """Messages as a stricter template may read them, the first form that it takes being the one to use.
+    """Yields forms of the messages for stricter templates; the first form that the template accepts is to be used.
 
-    Some templates refuse fields of parts as they came, and some refuse a system message behind other messages.
+    Some templates refuse certain fields of content parts, and some refuse a system message after other messages.
 
     Args:
         in_parts: as for `ChatMessage.as_template_input`.
@@ -26,9 +26,9 @@ def other_forms(body: ChatBody, in_parts: bool) -> Iterator[list[Message]]:
 
 
 def with_system_first(messages: list[Message]) -> list[Message]:
-    """System messages at the start become a single one; the text of a later one is a user's, at the same place.
+    """Joins system messages at the start into one, and turns later system messages into user messages in place.
 
-    Nothing moves, so that a prompt still begins by the prompt of the turn before.
+    No message moves, so that a prompt still begins with the prompt of the previous turn (for the prefix cache).
     """
     found: list[Message] = []
     was_system = False

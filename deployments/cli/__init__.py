@@ -1,1 +1,1 @@
-"""The `wingbeat` command."""
+"""The `wingbeat` command and its options."""

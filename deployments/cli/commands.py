@@ -1,4 +1,4 @@
-"""Pieces that the commands of `wingbeat` are made of; loads no torch."""
+"""Building blocks of the commands of `wingbeat`. Imports no torch."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from wingbeat.deployments.log import LEVEL_VARIABLE, LogLevel, show_log
 from wingbeat.kernels.parts import load_function
 
 READS_LATER = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Settings of a command that reads its own arguments once it runs, so that what they need is imported then."""
+"""Click settings of a command that parses its own arguments when it runs, so that their imports happen only then."""
 
 Level = Annotated[
     LogLevel | None,
@@ -21,14 +21,14 @@ Level = Annotated[
         "--log-level",
         metavar="|".join(LogLevel),
         show_default=False,
-        help="Least level of Wingbeat's own log lines.",
+        help="Lowest level of Wingbeat's log lines to show.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def new_app(help_text: str | None, add_completion: bool = False) -> typer.Typer:
-    """A group of commands, or one that stands alone."""
+    """Makes a typer application: a group of commands, or a single command."""
     return typer.Typer(
         help=help_text,
         add_completion=add_completion,
@@ -39,7 +39,7 @@ def new_app(help_text: str | None, add_completion: bool = False) -> typer.Typer:
 
 
 def show_log_from(level: LogLevel | None) -> None:
-    """Show log lines from a level up; without a level, warnings alone, as Python does."""
+    """Shows log lines of a level and above; None shows only warnings and errors, as Python does by default."""
     if level is not None:
         os.environ[LEVEL_VARIABLE] = level.value
         show_log()
@@ -53,13 +53,14 @@ def add_late_command(
     arguments: tuple[str, ...] = (),
     takes_folder: bool = False,
 ) -> None:
-    """Add a command that reads its arguments once it runs: folders that are not there are said before its options,
-    which may take seconds, are imported.
+    """Adds a command whose options are imported, which may take seconds, only when the command runs.
+
+    Missing folders are reported before that import.
 
     Args:
-        options: `module:Class` of its settings.
+        options: `module:Class` of the command's settings.
         run: `run(config, **own)`, see `options.model_command`; its docstring is the command's help.
-        arguments: fields that may be given by their place.
+        arguments: fields that may be given as positional arguments.
         takes_folder: whether the first word is a folder.
     """
 

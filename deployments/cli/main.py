@@ -1,4 +1,4 @@
-"""The `wingbeat` command. Errors of the caller are one line on stderr and exit code 2."""
+"""The `wingbeat` command. Errors in its usage are printed as one line on stderr, with exit code 2."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ ClickException = next(kind for kind in typer.BadParameter.__mro__ if kind.__name
 
 
 def main(args: list[str] | None = None) -> None:
-    """Entry point; `args` are for tests. Ends by SystemExit."""
+    """Entry point; tests pass `args`. Always raises SystemExit."""
     args = sys.argv[1:] if args is None else args
     show_lines("wingbeat.runtime.hub")
     try:
@@ -41,7 +41,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _words_of_serve(args: list[str]) -> list[str]:
-    """The words of `serve` as parts read them; a line on stderr for each that changes nothing."""
+    """Lets parts translate the words of `serve`, and prints to stderr a line for each word that has no effect."""
     for read in hooks("words_of_serve"):
         args, notes = read(args, AppConfig)
         for note in notes:
@@ -79,7 +79,7 @@ def _show_version(asked: bool) -> None:
 
 def _serve(
     config: AppConfig,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address of this machine to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     address: Annotated[
         str | None,
@@ -87,8 +87,8 @@ def _serve(
             metavar="HOST:PORT",
             show_default=False,
             rich_help_panel=CLUSTER,
-            help="Running Ray cluster, of which this machine is a node, to serve in, or 'auto' for the one started "
-            "here. The application ends with this command.",
+            help="Address of a running Ray cluster to serve in, of which this machine is a node; 'auto' finds the "
+            "cluster started on this machine. The application ends with this command unless --detach is given.",
         ),
     ] = None,
     detach: Annotated[
@@ -96,18 +96,18 @@ def _serve(
         typer.Option(
             "--detach",
             rich_help_panel=CLUSTER,
-            help="In a running cluster, return once it serves and leave the application.",
+            help="With a running cluster: return as soon as the application serves, and leave it running.",
         ),
     ] = False,
     log_level: Level = None,
 ) -> None:
-    """Serve the OpenAI API with Ray until SIGTERM or Ctrl-C, which let running requests end."""
+    """Serve the OpenAI API with Ray until SIGTERM or Ctrl-C, after which running requests are completed."""
     if log_level is not None:
-        os.environ[LEVEL_VARIABLE] = log_level.value  # of the processes that Ray starts
+        os.environ[LEVEL_VARIABLE] = log_level.value  # inherited by the processes that Ray starts
     start_up = StartUp()
     try:
         start_up.event("checking the settings and the files")
-        # In a cluster Ray's own count decides, once it is joined.
+        # In a cluster, Ray's count of GPUs decides after joining.
         for take_gpus in hooks("take_gpus") if preflight.is_here(address) else ():
             config = take_gpus(config, False, start_up.event)
         preflight.check(config, host, port, address)

@@ -1,4 +1,4 @@
-"""Folders on a command line that are not there: said at once, by commands whose own options take seconds to import."""
+"""Early check for missing folders on a command line, for commands whose options take seconds to import."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,9 +11,9 @@ _OPTIONS = ("--model", "--drafter")
 
 
 def check_named_folders(args: Sequence[str], takes_folder: bool = False) -> None:
-    """Refuse a model or a drafter that can only be a folder and is none.
+    """Refuses a model or a drafter that can only be a folder and does not exist.
 
-    What is no path for sure, such as `mtp`, an import path or a name of the hub, is left to those who read it.
+    Values that may be something else, such as `mtp`, an import path or a name on the hub, are not checked here.
 
     Args:
         takes_folder: whether the first word is a folder too.

@@ -1,4 +1,4 @@
-"""Command-line options generated from a pydantic model, so that every setting has exactly one definition."""
+"""Generates command-line options from a pydantic model, so that each setting has exactly one definition."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class UserError(Exception):
-    """Something the caller can put right; its message is the one line that says how."""
+    """Error that the user can correct; its message is one line that says how."""
 
 
 def model_command(
     config_class: type[Config], run: Callable[..., None], arguments: Sequence[str] = ()
 ) -> Callable[..., None]:
-    """A command with one option per field of `config_class`, that calls `run(config, **own)`.
+    """Makes a command with one option per field of `config_class`, which calls `run(config, **own)`.
 
-    Parameters of `run` after the first, with their typer annotations, become options beside the model's.
+    Parameters of `run` after the first, with their typer annotations, become further options.
 
     Args:
-        arguments: fields that may stand without their option's name too, in this order.
+        arguments: fields that may also be given as positional arguments, in this order.
     """
     own = list(inspect.signature(run).parameters.values())[1:]
 
@@ -41,7 +41,7 @@ def model_command(
     parameters = [_argument(name) for name in arguments]
     panel = panel_of(config_class)
     options = [_parameter(name, config_class.model_fields[name], panel(name)) for name in config_class.model_fields]
-    # Typer reads the signature; keyword-only, because options have no order.
+    # Typer reads the signature. Parameters are keyword-only, so that they can be sorted freely.
     own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     command.__signature__ = inspect.Signature([*parameters, *sorted([*options, *own], key=place)])
     command.__doc__ = run.__doc__
@@ -49,10 +49,10 @@ def model_command(
 
 
 def build_config(config_class: type[Config], values: dict[str, Any]) -> Config:
-    """The model from option values, None meaning not given.
+    """Builds the model from option values, of which None means not given.
 
     Raises:
-        UserError: naming the first option that is missing or wrong.
+        UserError: an option is missing or invalid; names the first one.
     """
     given = {name: value for name, value in values.items() if value is not None}
     for name, value in given.items():
@@ -65,18 +65,18 @@ def build_config(config_class: type[Config], values: dict[str, Any]) -> Config:
 
 
 def option_name(field_name: str) -> str:
-    """`--hidden-size` for `hidden_size`."""
+    """Returns the option of a field: `--hidden-size` for `hidden_size`."""
     return "--" + field_name.replace("_", "-")
 
 
 def _argument(name: str) -> inspect.Parameter:
-    argument = typer.Argument(metavar=name.upper(), help=f"As {option_name(name)}.", show_default=False)
+    argument = typer.Argument(metavar=name.upper(), help=f"Same as {option_name(name)}.", show_default=False)
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(f"{name}_argument", kind, default=None, annotation=Annotated[str | None, argument])
 
 
 def _take_argument(name: str, values: dict[str, Any]) -> None:
-    """Move what stands without its option's name to the field.
+    """Moves a positional argument to the field of its option.
 
     Raises:
         UserError: the option is given too.
@@ -85,7 +85,9 @@ def _take_argument(name: str, values: dict[str, Any]) -> None:
     if given is None:
         return
     if values[name] is not None:
-        raise UserError(f"{option_name(name)} {values[name]}: the {name} is given twice, the other time as {given}")
+        raise UserError(
+            f"{option_name(name)} {values[name]}: the {name} is given twice, also as {given}; leave one out"
+        )
     values[name] = given
 
 

@@ -1,4 +1,4 @@
-"""Groups of options in a command's help, which typer calls panels: the most used first, the others by their subject."""
+"""Groups of options in a command's help (typer's panels): the most used options first, the others by subject."""
 
 import inspect
 from collections.abc import Callable
@@ -22,7 +22,7 @@ MOST_USED = (
     *("model", "drafter", "host", "port", "api_key", "served_model_name", "max_model_len", "max_num_seqs"),
     *("dtype", "num_replicas"),
 )
-"""Options of `wingbeat serve` that most starts give, first in its help; the settings among them are first in others."""
+"""Options that are shown first, in this order, in the help of `wingbeat serve` and of other commands that have them."""
 
 _OF_CLASS = {
     "LoadOptions": MODEL,
@@ -35,7 +35,7 @@ _OF_CLASS = {
     "DrafterPlaceOptions": CLUSTER,
     "ScalingOptions": CLUSTER,
 }
-"""Classes of settings; options of all other classes stand among the first ones."""
+"""Panel by class of settings; options of other classes are in the first panel."""
 
 OF_FIELD = {
     **dict.fromkeys(("kv_cache_dtype", "kernels", "deterministic", "engine_dir", "cuda_graphs"), MODEL),
@@ -45,14 +45,14 @@ OF_FIELD = {
     **dict.fromkeys(("engine_factory", "drafter_factory", "verifier_resources"), CLUSTER),
     "served_model_name": API,
 }
-"""Settings that are not about the subject of their class."""
+"""Panel of settings that belong to another subject than their class."""
 
 
 def panel_of(config_class: type[BaseModel]) -> Callable[[str], str | None]:
-    """Titles of the panels of a command's options, by field; None is the first panel.
+    """Returns a function from a field's name to its panel's title; None is the first panel.
 
     Args:
-        config_class: whose fields are the options.
+        config_class: class whose fields are the options.
     """
 
     def panel(name: str) -> str | None:
@@ -67,22 +67,22 @@ def panel_of(config_class: type[BaseModel]) -> Callable[[str], str | None]:
 
 
 def _owner(config_class: type[BaseModel], name: str) -> str:
-    """Name of the class that has brought a field."""
+    """Returns the name of the class that declares a field."""
     return [kind for kind in config_class.__mro__ if name in inspect.get_annotations(kind)][-1].__name__
 
 
 def place(option: inspect.Parameter) -> tuple[int, int]:
-    """Where an option of a signature stands: the most used, others of the first panel, then panel by panel."""
+    """Returns the sort key of an option: the most used, others of the first panel, then panel by panel."""
     title = getattr(getattr(option.annotation, "__metadata__", [None])[0], "rich_help_panel", None)
     first = MOST_USED.index(option.name) if option.name in MOST_USED else len(MOST_USED)
     return (0, first) if title is None else (1 + TITLES.index(title), 0)
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help has a heading for each panel."""
+    """Command whose help has a heading for each panel."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, then the options panel by panel, in the order of their first options."""
+        """Writes the arguments, then the options panel by panel, in the order of their first options."""
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)

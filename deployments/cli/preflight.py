@@ -1,6 +1,7 @@
-"""What is checked before Ray starts: the address, and what the files alone tell of the settings and the checkpoints.
+"""Checks before Ray starts: the address, the settings and the checkpoints' files.
 
-None of it needs torch or transformers, which take seconds to import: what these read of a checkpoint, the engine says.
+The checks need neither torch nor transformers, which take seconds to import. Errors that only these can find are
+reported by the engine when it loads the checkpoint.
 """
 
 import errno
@@ -19,14 +20,14 @@ from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 
 class PreflightError(ValueError):
-    """The application would not start; one line that names the setting or the file to change."""
+    """The application cannot start; one line that names the setting or the file to change."""
 
 
 def check(config: AppConfig, host: str, port: int, address: str | None = None) -> None:
-    """Refuse a start that cannot succeed.
+    """Refuses a start that cannot succeed.
 
-    A cluster that runs already may have other machines, whose memory, GPUs and modules are not looked at here. In one
-    that is named by its `address`, Serve may listen at the port already, which is then the right one.
+    A running cluster may have other machines, whose memory, GPUs and modules are not checked. In a cluster given by
+    `address`, Serve may already listen on the port, so that the port is not checked either.
 
     Raises:
         ValueError, OSError: one line that names the setting, the file or the tensor.
@@ -55,10 +56,10 @@ def _check_model(config: AppConfig, here: bool) -> None:
 
 
 def check_address(host: str, port: int) -> None:
-    """Refuse an address that another server listens at, or that this process may not have.
+    """Refuses an address that is in use or that this process may not bind.
 
     Raises:
-        PreflightError: one line that says why.
+        PreflightError: one line with the reason.
     """
     try:
         bind(host, port).close()
@@ -74,8 +75,8 @@ def _why_unbound(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EACCES:
         return f"port {port} on {host} may not be used by this user: give a --port from 1024 on"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"host {host} is no address of this machine: give another --host"
-    return f"port {port} on {host} cannot be listened at: {error.strerror or error}"
+        return f"host {host} is not an address of this machine: give another --host"
+    return f"cannot listen on port {port} of {host}: {error.strerror or error}"
 
 
 def _check_cluster(address: str) -> None:
@@ -89,7 +90,7 @@ def _check_cluster(address: str) -> None:
 
 
 def check_positions(config: AppConfig, name: str, num_positions: int | None) -> None:
-    """Refuse contexts that the model has no positions for; None where nothing says how many it has.
+    """Refuses a `max_model_len` above the model's positions; None skips the check.
 
     Raises:
         PreflightError: one line with both numbers.
@@ -101,7 +102,7 @@ def check_positions(config: AppConfig, name: str, num_positions: int | None) -> 
 
 
 def _check_drafter_name(config: AppConfig, here: bool) -> None:
-    """The mistakes about a drafter that need no imports."""
+    """Checks a drafter for mistakes that can be found without imports."""
     choice = config.choice()
     if not drafter_is_ours(config, choice, here):
         return
@@ -116,16 +117,16 @@ def _check_drafter_name(config: AppConfig, here: bool) -> None:
 
 
 def drafter_is_ours(config: AppConfig, choice: DrafterChoice, here: bool) -> bool:
-    """Whether Wingbeat's own code will load the drafter, from what this machine has (`is_here`)."""
+    """Returns whether Wingbeat's own code will load the drafter, and this machine (`here`) has what it needs."""
     return config.drafter_factory is None and (here or not choice.is_class)
 
 
 def is_here(address: str | None) -> bool:
-    """Whether the application will run on this machine alone, so that what is here is what it will have."""
+    """Returns whether the application will run on this machine only, whose resources can then be checked."""
     return address is None and not _joins_cluster()
 
 
 def _joins_cluster() -> bool:
-    """Whether Ray will join a cluster rather than start one on this machine; by the signs that Ray itself goes by."""
+    """Returns whether Ray will join a cluster, judged by the variable and the file that Ray itself reads."""
     folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
     return bool(os.environ.get("RAY_ADDRESS")) or (folder / "ray_current_cluster").exists()

@@ -1,4 +1,4 @@
-"""Calls of a server that runs, as its operator, and the options that say which server and by which key."""
+"""Calls of a running server as its operator, and the options for the server's URL and key."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     import urllib.error
 
 TIMEOUT_S = 600.0
-"""A prefix is computed behind what the engines have to do already."""
-Url = Annotated[str, typer.Option(help="Of the server.")]
+"""Seconds for an answer: a prefix, for example, is computed after the engines' other work."""
+Url = Annotated[str, typer.Option(help="URL of the server.")]
 Key = Annotated[
     str | None,
-    typer.Option("--operator-key", envvar="WINGBEAT_OPERATOR_KEY", help="Of the server.", show_default=False),
+    typer.Option(
+        "--operator-key", envvar="WINGBEAT_OPERATOR_KEY", help="Operator key of the server.", show_default=False
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what the server answers.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON.")]
 LOCAL = "http://127.0.0.1:8000"
 
 
@@ -30,22 +32,22 @@ def call_server(
     body: dict[str, Any] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """The server's answer.
+    """Sends a request and returns the server's answer.
 
     Raises:
-        UserError: it cannot be reached, or refuses.
+        UserError: the server cannot be reached, or refuses.
     """
     import urllib.error
     import urllib.request
 
     class NoRedirects(urllib.request.HTTPRedirectHandler):
-        """The key is for this server alone."""
+        """Follows no redirects, so that the key is sent only to this server."""
 
         def redirect_request(self, *args: Any, **kwargs: Any) -> None:
             return None
 
     if not url.startswith(("http://", "https://")):
-        raise UserError(f"--url is {url!r}: must begin by http:// or https://")
+        raise UserError(f"--url is {url!r}: must begin with http:// or https://")
     headers = {} if body is None else {"Content-Type": "application/json"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key.partition(',')[0].strip()}"
@@ -62,7 +64,7 @@ def call_server(
 
 
 def _is_of_this_machine(url: str) -> bool:
-    """Whether a server runs here, where no proxy of the environment reaches."""
+    """Returns whether the server runs on this machine, where a proxy (http_proxy) would not reach it."""
     host = urlsplit(url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
 

@@ -20,8 +20,9 @@ refusals = (
     Refusal(INT8_ACTIVATIONS, RANKS, "ranks hold no packed weights"),
 )
 _DESCRIPTION = (
-    "Inputs of linear layers with packed weights, on CPUs: 'int8' rounds them in blocks of 32, as llama.cpp does, "
-    "which is faster and changes texts, with and without speculation alike; 'exact' leaves them as they are."
+    "On CPUs, inputs of linear layers with packed weights: 'int8' rounds them to eight bits in blocks of 32, as "
+    "llama.cpp does, which is faster and changes texts, equally with and without speculation; 'exact' does not round "
+    "them."
 )
 _FIELD = Field("exact", description=_DESCRIPTION, json_schema_extra={"panel": MODEL})
 model_settings = {"cpu_activations": (Literal["exact", "int8"], _FIELD)}

@@ -20,7 +20,7 @@ class Verdict(StrEnum):
 
 
 class Finding(NamedTuple):
-    """One line of the report."""
+    """A line of the report."""
 
     part: str
     verdict: Verdict

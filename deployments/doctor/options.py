@@ -8,4 +8,4 @@ from wingbeat.deployments.local.engine import LocalConfig
 class DoctorConfig(LocalConfig):
     """Options of `wingbeat doctor`."""
 
-    load: bool = Field(True, description="Load the model and its drafter too, and let them write a few tokens.")
+    load: bool = Field(True, description="Also load the model and its drafter and generate a few tokens.")

@@ -99,7 +99,7 @@ def _weights_of(module: "nn.Module") -> dict[int, int]:
     packed = module.packed if isinstance(module, Packable) else None
     if packed is not None:
         return {id(packed): packed.nbytes()}
-    return {one.data_ptr(): one.nbytes for one in module.parameters(recurse=False)}
+    return {one.data_ptr() or id(one): one.nbytes for one in module.parameters(recurse=False)}
 
 
 def _share_of_experts(config: object) -> float:

@@ -21,7 +21,7 @@ MOST_HIDDEN = 16_384
 
 
 class EmbeddingKind(NamedTuple):
-    """Kind of a model's embeddings."""
+    """Pooling and size of a model's embeddings."""
 
     pooling: Pooling | None = None
     """None if the model has no embeddings."""
@@ -33,8 +33,8 @@ class EmbeddingKind(NamedTuple):
 
 NO_EMBEDDINGS = EmbeddingKind()
 _DESCRIPTION = (
-    "What /v1/embeddings answers: the model's last hidden states, their mean or the last one, with "
-    f"length 1. 'auto' is what {POOLING_FILE} of the model's folder says, and none without it."
+    "Pooling of /v1/embeddings: 'mean' of the model's last hidden states or the 'last' one, normalised to length 1; "
+    f"'none' serves no embeddings. 'auto' reads {POOLING_FILE} in the model's folder, and is none without that file."
 )
 _FIELD = Field("auto", description=_DESCRIPTION, json_schema_extra={"panel": FEATURES})
 SETTINGS = {"embeddings": (Literal["auto", "none", "mean", "last"], _FIELD)}

@@ -1,1 +1,1 @@
-"""Engines as a router sees them."""
+"""A router's side of the engines: connections, admission and routing."""

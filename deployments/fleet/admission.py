@@ -1,4 +1,4 @@
-"""Places that a router has given out, and where requests wait while there is no engine."""
+"""Reserved places for requests, and the wait of requests while there is no engine."""
 
 import asyncio
 import logging
@@ -11,30 +11,30 @@ ASK_AGAIN_S = 1.0
 
 
 class CountsPlaces(Protocol):
-    """Who gives them out; `wingbeat.deployments.fleet.engine_pool.EnginePool` does."""
+    """Counter of reserved places; implemented by `wingbeat.deployments.fleet.engine_pool.EnginePool`."""
 
     num_admitted: int
 
 
 class Reservation:
-    """Places for requests, in the engines or in the queue before them; taken until they are released."""
+    """Places reserved for requests, in engines or in the queue, until they are released."""
 
     def __init__(self, pool: CountsPlaces, num_requests: int) -> None:
         self._pool = pool
         self._num_left = num_requests
 
     def release(self, num_requests: int | None = None) -> None:
-        """Give back some places, or all that are left; more than are left are not given back."""
+        """Releases `num_requests` places, at most those left; None releases all that are left."""
         num_requests = self._num_left if num_requests is None else min(num_requests, self._num_left)
         self._num_left -= num_requests
         self._pool.num_admitted -= num_requests
 
 
 class EngineWait:
-    """Where requests wait until an engine may be there, and how one is asked for.
+    """Lets requests wait for an engine, and makes Serve start one.
 
     Args:
-        ask: a call that waits for an engine, which is what makes Serve start one.
+        ask: a call to any engine; while the call waits, Serve's autoscaling starts an engine.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[object]]) -> None:
@@ -44,11 +44,11 @@ class EngineWait:
         self._over = asyncio.Event()
 
     async def until(self, deadline: float, *, ask: bool) -> None:
-        """Return when there may be an engine, at the deadline, or after a while, when it is time to ask again.
+        """Returns when there may be an engine, at the deadline, or after `ASK_AGAIN_S` seconds.
 
         Args:
-            deadline: on the monotonic clock.
-            ask: whether an engine has to be asked for.
+            deadline: time on the monotonic clock.
+            ask: whether to make Serve start an engine.
         """
         if ask and (self._asking is None or self._asking.done()):
             self._asking = asyncio.get_running_loop().create_task(self._ask_once())
@@ -62,11 +62,11 @@ class EngineWait:
             self.num_waiting -= 1
 
     def over(self) -> None:
-        """There may be an engine: whoever waits looks again."""
+        """Wakes all waiting requests, because there may be an engine."""
         self._over.set()
 
     def end(self) -> None:
-        """Ask no more; whoever waits looks again."""
+        """Cancels the call for an engine and wakes all waiting requests."""
         self._over.set()
         if self._asking is not None:
             self._asking.cancel()
@@ -75,5 +75,5 @@ class EngineWait:
         try:
             await self._ask()
         except Exception as error:
-            # Whatever the transport raises; it is asked again as long as a request waits.
-            logger.warning("No engine comes: %s: %s", type(error).__name__, error)
+            # The transport may raise anything; the call is repeated as long as a request waits.
+            logger.warning("No engine has started: %s: %s", type(error).__name__, error)

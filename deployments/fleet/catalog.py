@@ -1,7 +1,7 @@
-"""Things that requests name, as routers and replicas know them; the last change of a name counts.
+"""Named things that requests refer to (variants, saved prefixes), replicated in routers and replicas.
 
-Every router has the whole list, and so has every replica, which keeps it for routers to come: a change is told to all
-replicas, and by each of them to its routers.
+The latest change of a name wins. Every router and every replica holds the whole list: a router sends a change to all
+replicas, and each replica passes it on to its routers, including routers that start later.
 """
 
 import asyncio
@@ -13,60 +13,61 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from wingbeat.deployments.parts import hooks
 
 VARIANTS = "variants"
-"""Kind of the model's variants, which requests name in its place."""
+"""Kind of the model's variants, which requests name instead of the model."""
 KINDS = (VARIANTS, *chain(*hooks("names")))
-"""Kinds of things that engines keep, as a `Keeper` of theirs does."""
+"""All kinds of named things; a `Keeper` in each engine holds the things of a kind."""
 Thing = TypeVar("Thing")
 
 
 class CatalogEntry(NamedTuple, Generic[Thing]):
-    """What a name stands for."""
+    """A name, the version of its last change, and the thing that it refers to."""
 
     name: str
     version: int
-    """Nanoseconds since 1970 by the clock of the router that changed it, but later than what that had heard of; 0 for
-    what the settings say."""
+    """Unix time in nanoseconds by the clock of the router that made the change, but above every version that the router
+    knew; 0 for names from the settings.
+    """
     thing: Thing | None
-    """None for one that is gone."""
+    """None for a deleted name."""
 
 
 NameChanges = Mapping[str, tuple[CatalogEntry[Any], ...]]
-"""Changes as they travel, by kind: the whole of each kind whose names are not as they were."""
+"""Changes in transit, by kind: all entries of each kind in which a name has changed."""
 
 
 class Catalog(Generic[Thing]):
-    """Names and what they stand for."""
+    """Names of one kind and the things they refer to."""
 
     def __init__(self) -> None:
         self.changing = asyncio.Lock()
-        """Held while a router changes a name in all engines."""
+        """Lock held while a router changes a name in all engines."""
         self._entries: dict[str, CatalogEntry[Thing]] = {}
 
     @property
     def things(self) -> tuple[Thing, ...]:
-        """Those that requests may name."""
+        """Things that requests may name."""
         return tuple(entry.thing for entry in self._entries.values() if entry.thing is not None)
 
     def find(self, name: str) -> Thing | None:
-        """What a name stands for; None where that is nothing."""
+        """Returns the thing with this name; None if there is none."""
         entry = self._entries.get(name)
         return None if entry is None else entry.thing
 
     def next_version(self, name: str) -> int:
-        """Of a change that is made now."""
+        """Returns the version for a change made now."""
         before = self._entries.get(name)
         return max(time.time_ns(), 0 if before is None else before.version + 1)
 
     def put(self, name: str, thing: Thing | None, version: int | None = None) -> None:
-        """Let a name stand for something from now on, or for nothing.
+        """Sets or, with None, deletes the thing of a name.
 
         Args:
-            version: of `next_version`; None takes the next one.
+            version: version from `next_version`; None takes the next one.
         """
         self._entries[name] = CatalogEntry(name, self.next_version(name) if version is None else version, thing)
 
     def merge(self, entries: Iterable[CatalogEntry[Thing]]) -> bool:
-        """Take over what is newer; returns whether anything was."""
+        """Takes over newer entries; returns whether there were any."""
         changed = False
         for entry in entries:
             before = self._entries.get(entry.name)
@@ -76,20 +77,20 @@ class Catalog(Generic[Thing]):
         return changed
 
     def changes(self) -> tuple[CatalogEntry[Thing], ...]:
-        """What differs from the settings, to be merged elsewhere."""
+        """Returns the entries that differ from the settings, to be merged elsewhere."""
         return tuple(entry for entry in self._entries.values() if entry.version)
 
 
 class Names:
-    """All that requests can name, beside the model: a catalog by kind."""
+    """All catalogs, by kind."""
 
     def __init__(self) -> None:
         self.catalogs: dict[str, Catalog[Any]] = {kind: Catalog() for kind in KINDS}
 
     def merge(self, changes: NameChanges) -> NameChanges:
-        """Take over what is newer; returns the whole of each kind of which something was."""
+        """Takes over newer entries; returns all entries of the kinds in which there were any."""
         return {kind: self.catalogs[kind].changes() for kind in changes if self.catalogs[kind].merge(changes[kind])}
 
     def changes(self) -> NameChanges:
-        """What differs from the settings."""
+        """Returns the entries that differ from the settings, by kind."""
         return {kind: found for kind, catalog in self.catalogs.items() if (found := catalog.changes())}

@@ -1,4 +1,4 @@
-"""One router's connection to one engine: one stream for all its requests, and what the engine still owes."""
+"""A router's connection to one engine: one stream for all its requests, and the tokens still outstanding."""
 
 import asyncio
 import logging
@@ -16,37 +16,37 @@ from wingbeat.runtime.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
 END_S = 5.0
-"""For calls that were cancelled to end; the connection is lost whether they do or not."""
+"""Seconds for cancelled calls to end; the connection is lost even if they do not."""
 CALL_S = 30.0
-"""For what a replica does by itself. A connection whose call takes longer is lost, and its requests go on elsewhere."""
+"""Seconds for a call that the replica answers itself; then the connection is lost and requests move elsewhere."""
 WORK_S = 960.0
-"""For what its engine does, such as computing a prefix: a little longer than the replica gives the engine."""
+"""Seconds for a call that the engine handles, such as computing a prefix: slightly above the replica's own limit."""
 DESCRIBE_S = 120.0
-"""For an answer that may wait for a replica to start; then it is asked for again."""
+"""Seconds for a call that may wait for a replica to start; the call is then repeated."""
 
 
 class EngineTransport(Protocol):
-    """The engines of one model, and calls to them by id, which raise whatever the transport raises when one is gone."""
+    """Calls to the engines of one model by id. For a lost engine they raise whatever the transport raises."""
 
     async def describe(self) -> ModelInfo:
-        """The model, from any engine; waits until one is there."""
+        """Returns the model from any engine; waits until there is one."""
         ...
 
     def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
-        """Report the live engines now and at every change, from any thread; returns the way to unsubscribe."""
+        """Calls `listener` with the live engines now and at each change, from any thread; returns an unsubscriber."""
         ...
 
     def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
-        """Messages for this client, as `encode` makes them; the first one as soon as requests may be submitted."""
+        """Yields messages for this client, encoded by `encode`; the first as soon as requests may be submitted."""
         ...
 
     async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
-        """Call a method of `wingbeat.deployments.replica.verifier_replica.Verifier`."""
+        """Calls a method of `wingbeat.deployments.replica.verifier_replica.Verifier`."""
         ...
 
 
 class EngineConnection:
-    """Submits requests to one engine and hands its messages out to them."""
+    """Submits requests to one engine and distributes its messages to them."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class EngineConnection:
         self.open = False
         self.retiring = False
         self.index = PrefixIndex()
-        """What its prefix cache holds, as far as it has told."""
+        """Content of the engine's prefix cache, as reported by the engine."""
         self.other_requests = 0
-        """Of other routers there, as it has told; so the tokens they have outstanding."""
+        """Requests of other routers at the engine, as reported; `_other_tokens` are their outstanding tokens."""
         self._other_tokens = 0
         self.weights = ""
-        """Digest of what the engine serves; empty for what the settings name. Another engine has another connection."""
+        """Digest of the weights that the engine serves; empty for the weights named by the settings."""
         self.stalled = False
-        """Whether the engine makes no progress: it is replaced unless it goes on."""
+        """Whether the engine makes no progress; it is replaced unless it continues."""
         self._answers = answers or AnswerLength()
         self._takes = True
-        """Whether the engine takes what has not begun: not while its weights are replaced, nor after its last words."""
+        """Whether the engine accepts new requests: not while weights are replaced, nor after giving up requests."""
         self._transport = transport
         self._on_end = on_end
         self._on_tokens = on_tokens
@@ -91,26 +91,26 @@ class EngineConnection:
 
     @property
     def num_requests(self) -> int:
-        """Requests not finished."""
+        """Number of unfinished requests."""
         return len(self._streams)
 
     @property
     def outstanding_tokens(self) -> int:
-        """Prompt tokens to compute and tokens expected of the requests not finished, other routers' included."""
+        """Prompt tokens to compute and tokens expected to be generated for unfinished requests, of all routers."""
         expected = self._answers.expected_tokens
         own = sum(stream.uncomputed_tokens + expected(stream.unwritten_tokens) for stream in self._streams.values())
         return own + self._other_tokens
 
     @property
     def unwritten_tokens(self) -> int:
-        """Tokens still to come, at most, of the requests not finished."""
+        """Maximum tokens still to be generated for unfinished requests of this router."""
         return sum(stream.unwritten_tokens for stream in self._streams.values())
 
     def submit(self, request: Request, num_cached_tokens: int = 0) -> RequestStream:
-        """Queue a request for the next call to the engine; requests of one moment travel together.
+        """Queues a request for the next call to the engine, which carries all queued requests.
 
         Args:
-            num_cached_tokens: of its prompt, that the engine is known to have.
+            num_cached_tokens: prompt tokens that the engine is known to have cached.
         """
         stream = RequestStream(self._next_number, request, num_cached_tokens)
         self._next_number += 1
@@ -120,39 +120,39 @@ class EngineConnection:
         return stream
 
     def release(self, stream: RequestStream) -> None:
-        """Forget a request; aborts it in the engine unless it has ended."""
+        """Removes a request; aborts it in the engine unless it has ended."""
         if self._streams.pop(stream.number, None) is not None and not stream.ended:
             self._aborts.append(stream.number)
             self._send.set()
         self._close_if_retired()
 
     def waiting(self) -> list[RequestStream]:
-        """Requests of which nothing has come back and that were not asked back, oldest first."""
+        """Returns requests without any output that were not withdrawn, oldest first."""
         return [s for s in self._streams.values() if not (s.begun or s.asked_back or s.ended)]
 
     def withdraw(self, streams: Iterable[RequestStream]) -> None:
-        """Ask for requests back; those that have not begun to run there end by EngineLost."""
+        """Asks the engine to return requests; those that have not begun to run end with EngineLost."""
         for stream in streams:
             stream.asked_back = True
             self._withdrawals.append(stream.number)
         self._send.set()
 
     def retire(self) -> None:
-        """Take no further requests; close when the last one ends."""
+        """Accepts no further requests; closes when the last one ends."""
         self.retiring = True
         self._close_if_retired()
 
     def give_up_all(self, reason: str) -> None:
-        """Have every request go on elsewhere, from the tokens that have come; no blame on any of them."""
+        """Moves every request to another engine, where it continues from its tokens so far; none is suspected."""
         self.fail_all(EngineLost(reason, taken_up=False))
 
     async def close(self) -> None:
-        """Close now; running requests end by EngineLost."""
+        """Closes the connection now; running requests end with EngineLost."""
         self._task.cancel()
         await asyncio.wait([self._task], timeout=2 * END_S)
 
     def fail_all(self, error: Exception) -> None:
-        """End every running request by an error."""
+        """Ends every running request with an error."""
         for stream in list(self._streams.values()):
             if not stream.ended:
                 stream.fail(error)
@@ -166,7 +166,7 @@ class EngineConnection:
         receiver = asyncio.get_running_loop().create_task(self._receive_loop())
         reason: BaseException | None = None
         try:
-            # As long as the connection lasts: signs of life, each with its limit, end it where the other side hangs.
+            # No timeout: the sender's periodic calls, each with a limit, end the connection if the replica hangs.
             done, _ = await asyncio.wait([sender, receiver], return_when=asyncio.FIRST_COMPLETED)
             reason = next((task.exception() for task in done if task.exception() is not None), None)
         finally:
@@ -180,9 +180,9 @@ class EngineConnection:
             self._on_end(self)
 
     def _lose_all(self, is_dead: bool) -> None:
-        """Have every request go on elsewhere, or at the same engine where that is not dead and has no blame to give."""
+        """Ends every request with EngineLost; requests that ran count as possible causes only if the engine is dead."""
         unsent = {waiting.number for waiting in self._submits}
-        # The engine runs requests that run alone in the order in which they came: the others are innocent.
+        # An engine runs requests marked `alone` one by one in order: if one was running, no other can be the cause.
         alone = next((n for n, stream in self._streams.items() if stream.alone and not stream.ended), None)
         for number, stream in list(self._streams.items()):
             if not stream.ended:
@@ -202,7 +202,7 @@ class EngineConnection:
                 self._on_tokens(num_tokens)
 
     def _take(self, output: WireOutput) -> int:
-        """Give an output to its request, and return its tokens' number."""
+        """Passes an output to its request; returns the number of its tokens."""
         stream, num_tokens = self._streams.get(output.number), len(output.token_ids)
         if stream is None:
             return 0
@@ -229,7 +229,7 @@ class EngineConnection:
         while True:
             renew = False
             try:
-                # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the event.
+                # Not `wait_for`, which before Python 3.12 loses a cancellation that coincides with the event.
                 async with asyncio.timeout(self._renew_interval_s):
                     await self._send.wait()
             except TimeoutError:
@@ -249,9 +249,10 @@ def _first_line(error: BaseException) -> str:
 
 
 class PatientEngines:
-    """An `EngineTransport` over another one.
+    """`EngineTransport` that adds time limits to another transport.
 
-    Every call raises TimeoutError, by the name of what did not answer, beside what the other one raises.
+    Calls raise TimeoutError, naming the engine and the operation that did not answer, beside the other transport's
+    errors.
     """
 
     def __init__(self, transport: EngineTransport) -> None:
@@ -259,23 +260,23 @@ class PatientEngines:
         self.subscribe: Callable[[Callable[[frozenset[str]], None]], Callable[[], None]] = transport.subscribe
 
     async def describe(self) -> ModelInfo:
-        """The model, from any engine; waits until one is there."""
+        """Returns the model from any engine; waits until there is one."""
         while True:
             try:
                 async with asyncio.timeout(DESCRIBE_S):
                     return await self._transport.describe()
             except TimeoutError:
-                logger.warning("No engine has said within %.0f s what it serves: asking again", DESCRIBE_S)
+                logger.warning("No engine has answered within %.0f s which model it serves: asking again", DESCRIBE_S)
 
     def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
-        """Messages without a limit: signs of life, which have one, end a connection where no message comes."""
+        """Yields messages without a time limit; the sender's periodic calls detect an engine that hangs."""
         return self._transport.stream(engine_id, client_id)
 
     async def call(self, engine_id: str, name: str, *, works: bool = False, **arguments: Any) -> Any:
-        """A call of the other one.
+        """Calls the other transport with a time limit.
 
         Args:
-            works: whether the engine may take its time for it.
+            works: True for `WORK_S` instead of `CALL_S`, for operations that the engine itself computes.
         """
         limit_s = WORK_S if works else CALL_S
         try:

@@ -1,4 +1,4 @@
-"""Which engines are live: written by Serve's request router, read by the engine pool of the same process."""
+"""Directory of live engines: written by Serve's request router, read by the engine pool of the same process."""
 
 import threading
 from collections import defaultdict
@@ -7,11 +7,11 @@ from typing import Any
 
 Listener = Callable[[frozenset[str]], None]
 Deployment = Any
-"""Serve's DeploymentID: hashable, and all that is asked of it here."""
+"""Serve's DeploymentID, used only as a dictionary key."""
 
 
 class EngineDirectory:
-    """Live engines per deployment, with listeners; safe to use from several threads."""
+    """Live engines per deployment, with listeners; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,7 +19,7 @@ class EngineDirectory:
         self._listeners: defaultdict[Deployment, list[Listener]] = defaultdict(list)
 
     def publish(self, deployment: Deployment, engine_ids: frozenset[str]) -> None:
-        """Replace the live engines of a deployment and tell its listeners where that changed something."""
+        """Replaces the live engines of a deployment; calls its listeners if the set has changed."""
         with self._lock:
             if self._engines.get(deployment) == engine_ids:
                 return
@@ -29,16 +29,16 @@ class EngineDirectory:
             listener(engine_ids)
 
     def remove(self, deployment: Deployment, engine_id: str) -> None:
-        """Take out one engine that is known to be dead."""
+        """Removes an engine that is known to be dead."""
         self.publish(deployment, self.engines(deployment) - {engine_id})
 
     def engines(self, deployment: Deployment) -> frozenset[str]:
-        """Ids of the live engines."""
+        """Returns the ids of the live engines."""
         with self._lock:
             return self._engines.get(deployment, frozenset())
 
     def subscribe(self, deployment: Deployment, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with the live engines now and at every change, from whichever thread learns of it.
+        """Calls `listener` with the live engines now and at each change, from the thread that reports the change.
 
         Returns the function that ends the subscription.
         """
@@ -55,4 +55,4 @@ class EngineDirectory:
 
 
 DIRECTORY = EngineDirectory()
-"""One per process: Serve constructs the request router, so the two can only meet in a global."""
+"""Directory of this process. Global, because Serve itself constructs the request router that writes it."""

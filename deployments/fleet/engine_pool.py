@@ -1,4 +1,4 @@
-"""All engines of one model as a router sees them: spreads requests, streams outputs, continues what an engine lost."""
+"""A router's pool of a model's engines: distributes requests, streams outputs, resumes requests of lost engines."""
 
 import asyncio
 import logging
@@ -34,8 +34,10 @@ from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOu
 
 logger = logging.getLogger(__name__)
 MAX_UNEXPLAINED = 2
-"""Engines that may die under a request, one after the other, until it runs alone: one that breaks whatever runs it must
-not take the whole fleet down. Where it, or one of a few, has ended an engine for certain, it runs alone in the next."""
+"""Engines in a row that may die while running a request before the request must run alone, so that a request that
+breaks engines cannot end the whole fleet. A request that certainly ended an engine, or is one of a few that did, runs
+alone in the next engine at once.
+"""
 RECONNECT_S = 0.5
 DRAIN_POLL_S = 0.05
 SHUTTING_DOWN = "The server is shutting down."
@@ -45,11 +47,11 @@ class EnginePool:
     """All engines that serve one model, with one multiplexed connection to each.
 
     Args:
-        max_num_seqs: requests that one engine runs, until the engines say how many these are.
-        engine_wait_s: what a request waits for an engine where there is none; such requests are queued, and one is
-            asked for.
-        may_sleep: whether there being no replica at all is as it should be, as nobody has asked for anything.
-        grace_s: what running requests have to end in an engine that is taken out; then they go on elsewhere.
+        max_num_seqs: requests that one engine runs at once, until the engines report their own number.
+        max_queued_requests: requests that may wait, over all engines and routers, beyond those that the engines run.
+        engine_wait_s: seconds that a request waits if there is no engine; meanwhile an engine is asked for.
+        may_sleep: whether autoscaling may remove all replicas while there are no requests.
+        grace_s: seconds for running requests to end in an engine that is being removed; then they move elsewhere.
     """
 
     def __init__(
@@ -70,23 +72,23 @@ class EnginePool:
         self._grace_s = grace_s
         self._wait = EngineWait(source.describe)
         self.num_admitted = 0
-        """Places taken and not given back."""
+        """Places reserved by this router and not released."""
         self._token_rate = TokenRate()
         self._answers = AnswerLength()
         self._info: ModelInfo | None = None
         self.every_engine = EveryEngine(source.call, self._open_engines)
         self.names = Names()
         self.engine_ids: frozenset[str] = frozenset()
-        """The engines that are live, whether they take requests or not."""
+        """Ids of live engines, whether they accept requests or not."""
         self.connections: dict[str, EngineConnection] = {}
-        """By engine."""
+        """Connections by engine id."""
         self._retired: set[EngineConnection] = set()
         self._unsubscribe: Callable[[], None] | None = None
         self._closed = False
         self._draining = False
 
     async def start(self) -> None:
-        """Wait for the first engine, learn its model and connect."""
+        """Waits for the first engine, stores its model's description and connects."""
         event_loop = asyncio.get_running_loop()
         self._info = await self._source.describe()
         self.variants.merge(CatalogEntry(variant.name, 0, variant) for variant in self._info.variants)
@@ -95,11 +97,11 @@ class EnginePool:
         )
 
     def limit(self, max_queued_requests: int, engine_wait_s: float) -> None:
-        """Admit by other limits from now on; what waits already waits as it was told."""
+        """Changes the limits of admission; requests that already wait keep their own deadline."""
         self._max_queued_requests, self._engine_wait_s = max_queued_requests, engine_wait_s
 
     async def close(self) -> None:
-        """Close every connection; running requests end by EngineUnavailable."""
+        """Closes every connection; running requests end with EngineUnavailable."""
         self._closed = True
         self._wait.end()
         if self._unsubscribe is not None:
@@ -108,7 +110,7 @@ class EnginePool:
         await asyncio.gather(*(connection.close() for connection in connections))
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no further requests and wait for those that run; at the timeout the rest end by EngineUnavailable."""
+        """Refuses new requests and waits for running ones; those running at the timeout end with EngineUnavailable."""
         self._draining = True
         event_loop = asyncio.get_running_loop()
         deadline = event_loop.time() + timeout_s
@@ -124,7 +126,7 @@ class EnginePool:
 
     @property
     def info(self) -> ModelInfo:
-        """The model every engine serves.
+        """Description of the model that every engine serves.
 
         Raises:
             EngineUnavailable: no engine has been reached yet.
@@ -135,16 +137,16 @@ class EnginePool:
 
     @property
     def variants(self) -> Catalog[Variant]:
-        """Variants of the model that requests may name."""
+        """Catalog of the model's variants, which requests may name."""
         return self.names.catalogs[VARIANTS]
 
     def healthy(self) -> bool:
-        """Whether some engine takes requests and makes progress, or will once it is asked."""
+        """Returns whether some engine accepts requests and makes progress, or would be started for a request."""
         sleeps = self._may_sleep and not self.engine_ids
         return not self._draining and (sleeps or any(not load.stalled for load in self.loads()))
 
     def loads(self) -> list[EngineLoad]:
-        """The engines that take requests, with what all routers have outstanding there."""
+        """Returns the load, over all routers, of each engine that accepts requests."""
         return [
             EngineLoad(engine_id, c.outstanding_tokens, c.num_requests + c.other_requests, c.stalled)
             for engine_id, c in self.connections.items()
@@ -153,19 +155,19 @@ class EnginePool:
 
     @property
     def max_num_seqs(self) -> int:
-        """Requests that one engine runs."""
+        """Requests that one engine runs at once."""
         return (self._info and self._info.max_num_seqs) or self._max_num_seqs
 
     @property
     def max_requests(self) -> int:
-        """Requests that one engine runs and this router queues: more are never admitted together."""
+        """Maximum choices of one HTTP request: requests that one engine runs, plus its queue."""
         return self.max_num_seqs + self._max_queued_requests
 
     def admit(self, num_requests: int) -> Reservation:
-        """Take places for requests that are to run together: all of them, or none.
+        """Reserves places for all of `num_requests` requests, or for none.
 
         Raises:
-            EngineOverloaded: there are not so many places now.
+            EngineOverloaded: there are not enough places now.
             EngineUnavailable: there is no engine and requests do not wait for one, or the server is shutting down.
         """
         if self._draining:
@@ -173,7 +175,7 @@ class EnginePool:
         engines = [connection for connection in self.connections.values() if connection.open]
         if not engines and not self._engine_wait_s:
             raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
-        # Places are the fleet's, however many routers give them out.
+        # Places belong to the fleet, so requests of all routers count.
         num_admitted = self.num_admitted + sum(connection.other_requests for connection in engines)
         missing = num_missing_places(
             num_requests, num_admitted, len(engines), self.max_num_seqs, self._max_queued_requests
@@ -186,26 +188,32 @@ class EnginePool:
         return Reservation(self, num_requests)
 
     async def generate(self, request: Request, session_id: str = "") -> AsyncGenerator[RequestOutput, None]:
-        """Run a request that was admitted; yields its tokens as they arrive, several per output possible.
+        """Runs an admitted request; yields its tokens as they arrive, possibly several per output.
 
-        The last output carries finish_reason, metrics and num_cached_tokens; an earlier one may carry the metrics
-        so far. Closing the generator early (aclose, cancellation) aborts the request and frees its blocks.
+        The last output carries finish_reason, metrics and num_cached_tokens; an earlier one may carry the metrics so
+        far.
+        Closing the generator early (aclose, cancellation) aborts the request and frees its blocks.
 
-        When the engine dies, another one continues from the tokens so far: noise is keyed by seed and position, so
-        the text is the one the first engine would have written. An engine that dies by an exception names the request
-        that has caused it, which is not tried again, or those that may have; one that just vanishes says nothing, so
-        that every request it ran may have. Whatever outlives `ALONE_TOKENS` at an engine has not broken those before.
+        If the engine dies, another engine continues from the tokens so far. Noise is keyed by seed and position, so the
+        text
+        is the same as from the first engine. An engine that dies by an exception names the request that caused it,
+        which is
+        not retried, or the suspected requests; if an engine vanishes, every request that it ran is suspected. A request
+        that
+        has received more than `ALONE_TOKENS` tokens from an engine is no longer suspected for earlier engines.
 
-        A text goes on by the weights that it was begun by: while others are pushed, at engines that have them still.
+        A request continues only on engines that still serve the weights with which it began, also while new weights are
+        pushed.
 
         Args:
-            session_id: what requests of one conversation have in common; where engines cost the same it keeps to one.
+            session_id: id shared by the requests of a conversation; among equally loaded engines the same one is
+                chosen.
 
         Raises:
-            EngineUnavailable: no engine is left to run it.
-            RequestFailed: processing it raised, or its engine broke in its first round.
-            EnginesEnded: its engine died while it ran alone there, because engines had died under it before.
-            RequestRefused: the engine refused it.
+            EngineUnavailable: no engine is left to run the request.
+            RequestFailed: processing the request raised an exception, or the engine broke in the request's first round.
+            EnginesEnded: the engine died while the request ran alone, after earlier engines had died with it.
+            RequestRefused: the engine refused the request.
         """
         emitted: list[int] = []
         num_lost, suspected, weights = 0, False, None
@@ -243,10 +251,10 @@ class EnginePool:
         return [engine_id for engine_id, connection in self.connections.items() if connection.open]
 
     async def _engine_for(self, request: Request, session_id: str, weights: str | None) -> tuple[EngineConnection, int]:
-        """The connection for a request, and how many of its tokens the engine there has cached.
+        """Returns the connection for a request, and the number of its tokens that the engine has cached.
 
         Args:
-            weights: of `EngineConnection.weights`, by which it was begun; None where it was not.
+            weights: `EngineConnection.weights` with which the request began; None if it has not begun.
 
         Raises:
             EngineUnavailable: there is no engine, and none came in time.
@@ -267,7 +275,7 @@ class EnginePool:
         return self.connections[engine_id], num_cached_tokens(engine_id)
 
     def _loads_of(self, weights: str | None) -> list[EngineLoad]:
-        """`loads` of the engines that may go on with a text of these weights; None: of all."""
+        """Returns the loads of the engines with these weights; of all engines for None."""
         if weights is None:
             return self.loads()
         return [load for load in self.loads() if self.connections[load.engine_id].weights == weights]
@@ -277,12 +285,12 @@ class EnginePool:
             connection.withdraw(connection.waiting())
 
     def _move_on(self, connection: EngineConnection) -> None:
-        """The time of an engine that was taken out is over, if there is another one."""
+        """Moves the requests of a removed engine elsewhere after its grace period, if there is another engine."""
         if connection in self._retired and any(other.open for other in self.connections.values()):
             connection.give_up_all(f"engine {connection.engine_id} is being stopped")
 
     def _prompt_blocks(self, request: Request) -> PromptBlocks:
-        # A prompt that is to be reported on is computed anew, wherever it is cached.
+        # A prompt whose log-probabilities are requested is always computed, even if it is cached.
         block_size = self._info.block_size if request.params.prompt_logprobs is None else 0
         token_ids = [*request.prompt_token_ids, *request.output_token_ids]
         if request.spans:
@@ -303,7 +311,7 @@ class EnginePool:
         for engine_id in engine_ids - self.connections.keys():
             self._connect(engine_id)
         for engine_id in self.connections.keys() - engine_ids:
-            # Serve drains a replica before it ends it: what runs there may finish.
+            # Serve drains a replica before ending it, so running requests may finish.
             connection = self.connections.pop(engine_id)
             self._retired.add(connection)
             connection.retire()
@@ -323,7 +331,7 @@ class EnginePool:
         for connection in self._retired:
             self._hand_over(connection)
         for connection in self.connections.values():
-            # The oldest requests have slots, or are next to get one: the others choose anew.
+            # The oldest requests have slots or get the next ones; the others may choose the new engine.
             num_waiting = connection.num_requests + connection.other_requests - self.max_num_seqs
             if num_waiting > 0:
                 connection.withdraw(connection.waiting()[-num_waiting:])
@@ -336,7 +344,7 @@ class EnginePool:
 
 
 def _for_caller(output: RequestOutput, request: Request, source: EngineConnection) -> RequestOutput:
-    """Under the caller's id, with what wrote it; a resumed request counts only its own prompt as cached."""
+    """Returns the output under the caller's id, with engine and weights; only prompt tokens count as cached."""
     num_cached = min(output.num_cached_tokens, len(request.prompt_token_ids))
     return output._replace(
         request_id=request.request_id,

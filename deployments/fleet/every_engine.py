@@ -1,4 +1,4 @@
-"""What is asked of every engine at once, and how names are changed in all of them."""
+"""Calls to every engine at once, also for changes of names."""
 
 import asyncio
 import logging
@@ -12,16 +12,16 @@ logger = logging.getLogger(__name__)
 
 
 class EngineCall(Protocol):
-    """`wingbeat.deployments.fleet.connection.PatientEngines.call`."""
+    """Signature of `wingbeat.deployments.fleet.connection.PatientEngines.call`."""
 
     async def __call__(self, engine_id: str, name: str, *, works: bool = False, **arguments: Any) -> Any: ...
 
 
 class EveryEngine:
-    """The engines that take requests.
+    """Calls all engines that accept requests.
 
     Args:
-        engine_ids: of those.
+        engine_ids: returns the ids of these engines.
     """
 
     def __init__(self, call: EngineCall, engine_ids: Callable[[], list[str]]) -> None:
@@ -30,13 +30,13 @@ class EveryEngine:
         self._sharing: list[asyncio.Future] = []
 
     async def operate(self, operation: str, *arguments: Any, works: bool = False) -> list[Any]:
-        """Every engine's answer to one of `operations_of`.
+        """Calls one of `operations_of` on every engine; returns all answers.
 
         Args:
-            works: whether an engine may take its time for it.
+            works: whether the engine itself computes, which allows more time.
 
         Raises:
-            EngineUnavailable: there is no engine, or one is gone before it answered.
+            EngineUnavailable: there is no engine, or an engine was lost before it answered.
         """
         calls = [self._operate(engine_id, operation, arguments, works) for engine_id in self._engine_ids()]
         if not calls:
@@ -44,21 +44,21 @@ class EveryEngine:
         try:
             return await asyncio.gather(*calls)
         except Exception as error:
-            # Of any kind: whatever the transport raises for an engine that is gone; a mistake of ours is in the log.
+            # The transport may raise anything for a lost engine; the log shows errors of our own code too.
             logger.warning("An engine has not answered %s", operation, exc_info=error)
             raise EngineUnavailable("An engine was lost before it answered.") from error
 
     async def operate_where_possible(self, operation: str, *arguments: Any) -> None:
-        """Have every engine do something; one that is gone has nothing to do."""
+        """Calls an operation on every engine; lost engines are ignored."""
         asked = {"operation": operation, "arguments": arguments}
         await asyncio.gather(*(self._try(engine_id, "operate", **asked) for engine_id in self._engine_ids()))
 
     async def tell(self, changes: NameChanges) -> None:
-        """Tell every replica what names stand for; one that is gone is told when it is back."""
+        """Sends changed names to every replica; a lost replica gets them when it is back."""
         await asyncio.gather(*(self._tell(one, changes) for one in self._engine_ids()))
 
     def share(self, engine_id: str, changes: NameChanges) -> None:
-        """Tell a replica that has come what it may not know; one that is gone again needs nothing."""
+        """Sends changed names to a new replica in the background; a lost replica is ignored."""
         if changes:
             self._sharing.append(asyncio.ensure_future(self._tell(engine_id, changes)))
             self._sharing = [task for task in self._sharing if not task.done()]
@@ -67,13 +67,13 @@ class EveryEngine:
         return await self.call(engine_id, "operate", works=works, operation=operation, arguments=arguments)
 
     async def _tell(self, engine_id: str, changes: NameChanges) -> None:
-        # What engines keep is computed and written before this returns.
+        # The call returns after the engine has computed and stored the named things, which may take long.
         await self._try(engine_id, "tell", works=True, changes=changes)
 
     async def _try(self, engine_id: str, name: str, **arguments: Any) -> None:
-        """A call of an engine that may be gone."""
+        """Calls an engine; logs errors, because the engine may be lost."""
         try:
             await self.call(engine_id, name, **arguments)
         except Exception as error:
-            # As above.
+            # The transport may raise anything for a lost engine.
             logger.warning("Engine %s has not answered %s", engine_id, name, exc_info=error)

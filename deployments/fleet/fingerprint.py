@@ -1,4 +1,4 @@
-"""Fingerprint that tells answers of other weights or settings apart."""
+"""Fingerprint that distinguishes answers of different weights or settings."""
 
 import hashlib
 import json
@@ -8,13 +8,13 @@ from importlib.metadata import version
 
 @lru_cache(1024)
 def fingerprint(text_identity: str, digest: str, variant: str = "") -> str:
-    """OpenAI's `system_fingerprint`: two answers that have the same are of the same weights and settings.
+    """Returns OpenAI's `system_fingerprint`: equal fingerprints mean equal weights and settings.
 
-    What the settings name is known by its name: files that are written over there change no fingerprint.
+    Files named by the settings enter by name only: overwriting them does not change the fingerprint.
 
     Args:
-        text_identity: of the settings, `AppConfig.text_identity`.
-        digest: of the weights that were pushed; empty for those of the settings.
+        text_identity: `AppConfig.text_identity`.
+        digest: digest of the pushed weights; empty for the weights named by the settings.
         variant: digest of the variant, if any.
     """
     made_by = [text_identity, digest, variant, version("wingbeat")]

@@ -1,4 +1,4 @@
-"""Names of one kind in a router, and how they are changed in all engines."""
+"""Names of one kind in a router, and their changes in all engines."""
 
 from typing import Generic
 
@@ -7,17 +7,17 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 
 
 class FleetNames(Generic[Thing]):
-    """Names of one kind; a change of one waits for those before it."""
+    """Names of one kind; changes are serialised."""
 
     kind: str
-    """See `catalog.KINDS`."""
+    """Kind of the names, see `catalog.KINDS`."""
 
     def __init__(self, pool: EnginePool) -> None:
         self.catalog: Catalog[Thing] = pool.names.catalogs[self.kind]
         self._engines = pool.every_engine
 
     async def delete(self, name: str) -> Thing | None:
-        """Let no further request name a thing; requests that do go on. None where there is none of that name."""
+        """Deletes a name for new requests; returns its thing, or None if unknown. Running requests are not affected."""
         async with self.catalog.changing:
             before = self.catalog.find(name)
             if before is not None:
@@ -25,6 +25,6 @@ class FleetNames(Generic[Thing]):
             return before
 
     async def _put(self, name: str, thing: Thing | None, version: int | None = None) -> None:
-        """`Catalog.put` in every engine."""
+        """Applies `Catalog.put` here and in every engine."""
         self.catalog.put(name, thing, version)
         await self._engines.tell({self.kind: self.catalog.changes()})

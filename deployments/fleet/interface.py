@@ -1,4 +1,4 @@
-"""What the HTTP surface is told of the engines behind it: their model, and why a request did not run."""
+"""Types that the HTTP API gets from the engines: the model's description, and errors of requests."""
 
 from dataclasses import dataclass, field
 
@@ -6,76 +6,76 @@ from wingbeat.runtime.scheduling.request import Variant
 
 
 class TryLater(Exception):
-    """The same request can succeed later."""
+    """The request failed, but can succeed later."""
 
     def __init__(self, message: str = "", *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """Seconds after which it is worth trying again."""
+        """Seconds after which a retry is worthwhile."""
 
 
 class EngineOverloaded(TryLater):
-    """No engine may queue another request; the same request can succeed a moment later."""
+    """All queues are full; the request can succeed a moment later."""
 
 
 class EngineUnavailable(TryLater):
-    """No engine is there to take the request, or the one that had it is gone."""
+    """There is no engine to run the request, or the engine that ran it is lost."""
 
 
 class RouterGone(Exception):
-    """An engine has closed the connection of a router that showed no sign of life, and aborted its requests."""
+    """An engine has closed the connection of a router that has not called for too long, and aborted its requests."""
 
 
 class RequestRefused(ValueError):
-    """No engine can ever run this request; the message says why, and begins with the field that is to blame."""
+    """No engine can ever run this request; the message begins with the field that is the cause."""
 
 
 class RequestFailed(Exception):
-    """Processing this request raised in its engine; the engine and its other requests go on."""
+    """Processing this request raised an exception in its engine; the engine and its other requests continue."""
 
 
 class EnginesEnded(RequestFailed):
-    """Engine after engine has died, or was ended because it was stuck, while it ran this request.
+    """Several engines in a row died, or were ended because they were stuck, while running this request.
 
     Args:
-        num_engines: so many.
-        last: what became of the last of them.
+        num_engines: number of engines.
+        last: what happened to the last engine.
     """
 
     def __init__(self, num_engines: int, last: str) -> None:
         engines = "An engine" if num_engines == 1 else f"{num_engines} engines in a row"
         self.for_caller = f"{engines} died or had to be ended while running this request; it is not tried again."
-        """In words that tell of nothing else."""
+        """Message for the caller, without internal details."""
         super().__init__(f"{self.for_caller} The last one: {last}")
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The served model, as far as requests are checked against it."""
+    """Description of the served model, against which requests are checked."""
 
     model_name: str
-    """The name requests give in `model`."""
+    """First name that requests may pass as `model`."""
     max_model_len: int
     """Longest sequence, prompt and output together, in tokens."""
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = ""
-    """Of weights and KV, by torch's name."""
+    """Torch's name of the dtype of weights and KV cache."""
     drafter: str = "none"
-    """One word or path for people to read."""
+    """Name or path of the drafter, for display."""
     remembers: bool = False
-    """Whether drafts may come from other requests' texts: what of them was rejected is not the asker's to read."""
+    """Whether drafts may come from other requests' texts, so that rejected draft tokens must not be shown."""
     num_spec_tokens: int = 0
-    """Greatest depth of a draft tree."""
+    """Maximum depth of a draft tree."""
     max_num_seqs: int | None = None
-    """Sequences that one engine runs at once; None where its factory does not say."""
+    """Sequences that one engine runs at once; None if the engine's factory does not report the number."""
     num_kv_tokens: int = 0
-    """Tokens that the KV pool of one engine holds; 0 where its factory does not say."""
+    """Tokens that the KV pool of one engine holds; 0 if the engine's factory does not report the number."""
     block_size: int = 0
-    """Tokens per block of the engines' prefix caches; 0 where they have none, or tell nothing of them."""
+    """Tokens per block of the engines' prefix caches; 0 if they have none or do not report its content."""
     variants: tuple[Variant, ...] = ()
-    """Variants of it that are served from the start."""
+    """Variants of the model that are served from the start."""
     takes: dict[str, str] = field(default_factory=dict)
-    """By kind of media that the model has an encoder for: `served`, or why they are not."""
+    """By kind of media for which the model has an encoder: `served`, or the reason why the kind is not served."""
     text_identity: str = ""
-    """Of the settings, what decides the text; `AppConfig.text_identity`."""
+    """See `AppConfig.text_identity`."""

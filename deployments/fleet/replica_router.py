@@ -1,6 +1,7 @@
-"""How a call reaches a particular engine: Serve's request router, which runs in the process of each caller.
+"""Serve's request router that sends calls to a particular engine; runs in the process of each caller.
 
-Serve pickles this module by value into every caller, so it holds no state and reaches the directory by module.
+Serve pickles this module by value into every caller, so the module holds no state and imports the directory as a
+module.
 """
 
 from typing import Any
@@ -14,34 +15,35 @@ MAX_LEAVING = 64
 
 
 class EngineRequestRouter(RequestRouter):
-    """Sends a call to the engine named by its `engine_id` argument; calls that name none go to any.
+    """Sends a call to the engine in its argument `engine_id`; calls without the argument go to any engine.
 
-    A call for an engine that is gone goes to another one, which refuses it: left waiting, it would wait for ever. One
-    that is being stopped still answers for the requests that it has.
+    A call for a lost engine is sent to another engine, which refuses the call, because a call without a replica would
+    wait
+    forever. An engine that is being stopped still answers calls about its requests.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._leaving: dict[str, RunningReplica] = {}
-        """By engine, the latest replicas that Serve has taken out and nobody has found dead."""
+        """By engine id, the latest replicas that Serve has removed and that have not been found dead."""
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
-        """Serve's own choice knows no replica that it has taken out; one that refuses a call is not asked again."""
+        """Chooses a removed replica by id, which Serve's own choice would not find; a retry does not."""
         leaving = None if is_retry else self._leaving.get(pending_request.kwargs.get("engine_id"))
         return leaving or await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Serve's hook: ranks of replicas, best first."""
+        """Serve's hook: returns ranks of replicas, best first."""
         engine_id = None if pending_request is None else pending_request.kwargs.get("engine_id")
         named = [replica for replica in candidate_replicas if replica.replica_id.unique_id == engine_id]
         return [named or candidate_replicas]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Serve's hook: the replicas that run now."""
+        """Serve's hook, called with the replicas that run now."""
         live = {replica.replica_id for replica in replicas}
         gone = {i.unique_id: replica for i, replica in self.curr_replicas.items() if i not in live}
         self._leaving = dict([*self._leaving.items(), *gone.items()][-MAX_LEAVING:])
@@ -49,7 +51,7 @@ class EngineRequestRouter(RequestRouter):
         engine_directory.DIRECTORY.publish(self._deployment_id, frozenset(r.replica_id.unique_id for r in replicas))
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Serve's hook: a call found the replica dead before the controller did."""
+        """Serve's hook, called when a call finds a replica dead before the controller does."""
         super().on_replica_actor_died(replica_id)
         self._leaving.pop(replica_id.unique_id, None)
         engine_directory.DIRECTORY.remove(self._deployment_id, replica_id.unique_id)

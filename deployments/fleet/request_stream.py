@@ -1,4 +1,4 @@
-"""One request of a router at one engine: what has come of it, and how it ended there."""
+"""Output of one request from one engine, and how the request ended there."""
 
 import asyncio
 
@@ -8,11 +8,11 @@ from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOu
 
 
 class EngineLost(Exception):
-    """The connection broke while the request ran; another engine can continue it.
+    """The connection broke while the request ran; another engine can continue the request.
 
     Args:
-        taken_up: False where the engine cannot have died of this request, which did not run.
-        suspected: whether it or one of a few has broken the engine for certain.
+        taken_up: False if the request did not run, so that it cannot have broken the engine.
+        suspected: whether this request, or one of a few with it, certainly broke the engine.
     """
 
     def __init__(self, message: str, *, taken_up: bool = True, suspected: bool = False) -> None:
@@ -22,20 +22,20 @@ class EngineLost(Exception):
 
 
 class RequestStream:
-    """What has come for one request and was not read yet."""
+    """Unread output of one request, and its state."""
 
     def __init__(self, number: int, request: Request, num_cached_tokens: int = 0) -> None:
         self.number = number
         self.uncomputed_tokens = request.num_tokens - num_cached_tokens
-        """Of the prompt; 0 as soon as anything has come back."""
+        """Prompt tokens not yet computed; 0 after the first output."""
         self.unwritten_tokens = request.params.max_tokens - len(request.output_token_ids)
         self.begun = False
-        """Whether anything has come back."""
+        """Whether any output has arrived."""
         self.asked_back = False
         self.ended = False
-        """Whether the engine has nothing left to do for it."""
+        """Whether the engine has finished or given up the request."""
         self.num_written = 0
-        """Tokens that have come back."""
+        """Number of tokens received."""
         self._begins_alone = request.alone
         self._unread: WireOutput | None = None
         self._error: Exception | None = None
@@ -43,15 +43,15 @@ class RequestStream:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing runs beside it, as soon as it runs."""
+        """Whether the engine runs this request without any other beside it."""
         return self._begins_alone and self.num_written <= ALONE_TOKENS
 
     def put(self, output: WireOutput) -> None:
-        """Add an output, or the engine's word that there will be none; behind an error nothing counts any more."""
+        """Adds an output, or the engine's message that it gives up the request; ignored after an error."""
         if self._error is not None:
             return
         if (given_up := output.given_up) is not None:
-            # One that failed while it was sent may still run in the engine: it is aborted there.
+            # A request whose output could not be sent may still run in the engine, and is aborted there.
             self.ended = given_up.verdict is not Verdict.FAILED
             self.fail(_as_error(given_up))
             return
@@ -66,16 +66,16 @@ class RequestStream:
         self._ready.set()
 
     def fail(self, error: Exception) -> None:
-        """End the stream by an error once what came before has been read; the first error counts."""
+        """Ends the stream with an error, raised after earlier output has been read; only the first error counts."""
         self._error = self._error or error
         self._ready.set()
 
     async def next(self) -> RequestOutput:
-        """Everything that has arrived, as one output.
+        """Waits for output and returns everything that has arrived as one output.
 
         Raises:
             EngineLost: the connection broke.
-            RequestFailed: processing the request raised.
+            RequestFailed: processing the request raised an exception.
             RequestRefused: the engine refused the request.
         """
         while self._unread is None:
@@ -88,7 +88,7 @@ class RequestStream:
 
 
 def _as_error(given_up: GivenUp) -> Exception:
-    """What a request ends by in this router."""
+    """Returns the error with which a given-up request ends in this router."""
     match given_up.verdict:
         case Verdict.REFUSED:
             return RequestRefused(given_up.reason)

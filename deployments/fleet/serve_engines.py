@@ -1,4 +1,4 @@
-"""Calls to verifier replicas through a Serve handle: the pool's source of engines."""
+"""Calls to verifier replicas through a Serve handle; the pool's transport."""
 
 import asyncio
 import logging
@@ -16,23 +16,23 @@ ASK_AGAIN_S = 0.5
 
 
 class ServeEngines:
-    """`EngineTransport` over Ray Serve; each call names the replica it is for.
+    """`EngineTransport` over Ray Serve; each call names its replica.
 
-    While an application is updated, there are engines of its old and its new settings.
+    While an application is updated, engines of its old and its new settings exist side by side.
 
     Args:
-        text_identity: `AppConfig.text_identity` of the router; engines for which it is another take no requests of it.
+        text_identity: `AppConfig.text_identity` of the router; engines with another identity refuse its requests.
     """
 
     def __init__(self, handle: DeploymentHandle, text_identity: str) -> None:
-        # By Serve's gRPC, not as calls of actors: at the end of one of those Ray keeps the replica's event loop until
-        # the caller has taken the last result, and a router that hangs would hold up all others.
+        # Serve's gRPC instead of actor calls: at the end of an actor's stream Ray blocks the replica's event loop until
+        # the caller has taken the last result, so that a hanging router would block all other routers.
         self._handle = handle.options(_by_reference=False)
         self._text_identity = text_identity
         self._streaming = self._handle.options(method_name="stream", stream=True)
 
     async def describe(self) -> ModelInfo:
-        """The model, from any engine that serves the router's; waits until one is there."""
+        """Returns the model from any engine with the router's `text_identity`; waits until there is one."""
         told = False
         while (info := await call_apart(self._handle.describe)).text_identity != self._text_identity:
             if not told:
@@ -42,11 +42,11 @@ class ServeEngines:
         return info
 
     def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
-        """Report the live engines now and at every change; returns the way to unsubscribe."""
+        """Calls `listener` with the live engines now and at each change; returns the unsubscribe function."""
         return DIRECTORY.subscribe(self._handle.deployment_id, listener)
 
     async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
-        """Messages for this client; closing the generator ends the stream in the engine too."""
+        """Yields messages for this client; closing the generator ends the stream in the engine too."""
         identity = self._text_identity
         messages = call_apart(self._streaming, engine_id=engine_id, client_id=client_id, text_identity=identity)
         try:
@@ -56,5 +56,5 @@ class ServeEngines:
             messages.cancel()
 
     async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
-        """A method of one `Verifier`."""
+        """Calls a method of one `Verifier`."""
         return await call_apart(getattr(self._handle, name), engine_id=engine_id, **arguments)

@@ -1,5 +1,7 @@
-"""What crosses between router, replica and engine: requests, which are pickled once each, and outputs, which come with
-every round and so are structs that msgspec turns into bytes and back."""
+"""Messages between router, replica and engine.
+
+Requests are pickled, once each. Outputs come with every round and are msgspec structs, which are cheap to encode.
+"""
 
 import logging
 from dataclasses import replace
@@ -23,39 +25,39 @@ logger = logging.getLogger(__name__)
 
 
 class Verdict(StrEnum):
-    """What became of a request that its engine does not finish."""
+    """Reason why an engine does not finish a request."""
 
     REFUSED = "refused"
-    """It can never run."""
+    """The request can never run."""
     FAILED = "failed"
-    """Processing it raised, or it has broken the engine."""
+    """Processing the request raised an exception, or the request has broken the engine."""
     SUSPECTED = "suspected"
-    """It or another one has broken the engine: it is to run alone at the next one."""
+    """This request or another one has broken the engine; it must run alone at the next engine."""
     RETURNED = "returned"
-    """The engine goes down without having taken it up: another one can run it as if it had never been here."""
+    """The engine shuts down without having begun the request; another engine can run it without suspicion."""
     WITHDRAWN = "withdrawn"
-    """It had not begun to run, and its router has asked for it back."""
+    """The request had not begun to run, and its router has withdrawn it."""
 
 
 class GivenUp(NamedTuple):
-    """An engine's last word on a request."""
+    """An engine's final message about a request that it does not finish."""
 
     verdict: Verdict
     reason: str
 
 
 class WireRequest(NamedTuple):
-    """A request on its way to an engine."""
+    """A request sent to an engine."""
 
     number: int
-    """Within the connection."""
+    """Number of the request within the connection."""
     request: Request
     shared: Any = None
-    """Its prompt's spans where they are not in it, because both processes map their memory (`share_spans` of parts)."""
+    """Reference to the prompt's spans in shared memory, if they are not in `request`; see hook `share_spans`."""
 
 
 def received(request: Request, request_id: str) -> Request:
-    """A request under the id that the engine knows it by, with its fields checked again: pickle does not.
+    """Returns a request under the engine's id, with its parameters validated again, because unpickling does not.
 
     Raises:
         ValueError: a sampling field is out of range.
@@ -65,10 +67,10 @@ def received(request: Request, request_id: str) -> Request:
 
 
 class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
-    """New tokens of a request, or an engine's last word on it."""
+    """New tokens of a request, or the engine's message that it gives up the request."""
 
     number: int
-    """Within the connection."""
+    """Number of the request within the connection."""
     token_ids: list[int] = []
     finish_reason: FinishReason | None = None
     metrics: SpeculationMetrics | None = None
@@ -76,14 +78,14 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     given_up: GivenUp | None = None
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: tuple[int, bytes] | None = None
-    """`PackedLogprobs.as_bytes`"""
+    """Result of `PackedLogprobs.as_bytes`."""
     rounds: list[VerifiedRound] = []
     queue_s: float = 0.0
     report: bytes = b""
 
     @classmethod
     def of(cls, number: int, output: RequestOutput) -> "WireOutput":
-        """A round's output as it travels; its request's id stays behind."""
+        """Converts a round's output; the request's id is replaced by `number`."""
         given_up = None
         if output.failure is not None:
             given_up = GivenUp(Verdict.REFUSED if output.is_refusal else Verdict.FAILED, output.failure)
@@ -103,11 +105,11 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing more comes of its request."""
+        """Whether this is the request's last output."""
         return self.finish_reason is not None or self.given_up is not None
 
     def add(self, later: "WireOutput") -> None:
-        """Take over what came after it of the same request."""
+        """Appends a later output of the same request."""
         self.token_ids += later.token_ids
         self.finish_reason = later.finish_reason
         self.metrics = later.metrics or self.metrics
@@ -119,7 +121,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
         self.report = self.report or later.report
 
     def opened(self) -> RequestOutput:
-        """The inverse of `of`, without a request's id."""
+        """Converts back, see `of`; the request's id is empty."""
         return RequestOutput(
             "",
             tuple(self.token_ids),
@@ -135,18 +137,18 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Conflated:
-    """Outputs that wait to be sent, one per request however many rounds it had: so many are the requests at most."""
+    """Outputs waiting to be sent, merged to one per request, which bounds their number."""
 
     def __init__(self) -> None:
         self._outputs: dict[int, WireOutput] = {}
         self._last_words: dict[int, WireOutput] = {}
-        """Of requests that are given up; they go behind the outputs, and nothing more of these requests does."""
+        """Final messages of given-up requests, sent after the outputs; later output of these requests is dropped."""
 
     def __bool__(self) -> bool:
         return bool(self._outputs or self._last_words)
 
     def put(self, output: WireOutput) -> None:
-        """Add an output, which is not the caller's any more."""
+        """Adds an output, which the caller must not use any more."""
         if output.number in self._last_words:
             return
         if output.given_up is not None:
@@ -157,35 +159,35 @@ class Conflated:
             earlier.add(output)
 
     def give_up(self, number: int, verdict: Verdict, reason: str) -> None:
-        """Say that a request will not be finished."""
+        """Adds the message that a request will not be finished."""
         self.put(WireOutput(number, given_up=GivenUp(verdict, reason)))
 
     def take(self) -> list[WireOutput]:
-        """All of it."""
+        """Removes and returns all waiting outputs."""
         outputs = [*self._outputs.values(), *self._last_words.values()]
         self._outputs, self._last_words = {}, {}
         return outputs
 
 
 class EngineReport(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """What an engine tells a router beside the router's own outputs."""
+    """State of an engine that is sent to a router beside outputs; None fields are unchanged."""
 
     changes: CacheChanges | None = None
-    """Of its prefix cache."""
+    """Changes of the engine's prefix cache."""
     others: tuple[int, int] | None = None
-    """Requests of other routers there, and their tokens outstanding; None where that is as it was."""
+    """Number of other routers' requests at the engine, and their outstanding tokens."""
     names: bytes | None = None
-    """Changes of names that its replica knows of, as pickled `NameChanges`; None where there are none."""
+    """Changed names known to the replica, as pickled `NameChanges`."""
     stalled: bool | None = None
-    """Whether it makes no progress; None where that is as it was."""
+    """Whether the engine makes no progress."""
     takes: bool | None = None
-    """Whether it takes requests that have not begun; None where that is as it was."""
+    """Whether the engine accepts new requests."""
     weights: str | None = None
-    """Digest of what was pushed and is served, empty for what the settings name; None where that is as it was."""
+    """Digest of the pushed weights that are served; empty for the weights named by the settings."""
 
 
 class Message(NamedTuple):
-    """What a replica has for a router, or an engine for a router's requests."""
+    """A message from a replica to a router, or from an engine to its replica."""
 
     outputs: list[WireOutput]
     report: EngineReport | None = None
@@ -197,15 +199,15 @@ _RAWS = msgspec.msgpack.Decoder(tuple[list[msgspec.Raw], EngineReport | None])
 
 
 def encode(outputs: list[WireOutput], report: EngineReport | None = None) -> bytes:
-    """A message as bytes; an output that cannot be sent gives up its request and no other."""
+    """Encodes a message; an output that cannot be encoded gives up only its own request."""
     try:
         return _ENCODER.encode((outputs, report))
-    except Exception:  # whatever an engine of somebody else's has put into one of them
+    except Exception:  # a user's own engine may put anything into an output
         return _ENCODER.encode((list(map(_sendable, outputs)), report))
 
 
 def decode(message: bytes) -> Message:
-    """The inverse; an output that cannot be read gives up its request and no other."""
+    """Decodes a message; an output that cannot be decoded gives up only its own request."""
     try:
         return _DECODER.decode(message)
     except msgspec.ValidationError:

@@ -47,7 +47,7 @@ def take_gpus(config: AppConfig, in_cluster: bool, say: Callable[[str], None]) -
 
 
 def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
-    """The same settings with GPU shares filled in, if the settings leave them open.
+    """Returns the settings with GPU shares filled in, if the settings leave them open.
 
     Verifier and drafter get a GPU each if two are free for the pair, else 0.7 and 0.3 of one. Without a GPU everything
     runs on CPUs, unless the settings require a GPU.

@@ -15,6 +15,7 @@ from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.options import UserError
+from wingbeat.deployments.inspection.advice import advice_tables, advise
 from wingbeat.deployments.inspection.options import InspectConfig
 from wingbeat.deployments.inspection.tables import Findings, layers_table, readings_table, self_test_table
 from wingbeat.deployments.local.engine import LocalConfig, OpenEngine, check_device
@@ -80,6 +81,23 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
         print(json.dumps(found))
         return
     for table in _tables(found):
+        Console().print(table)
+
+
+def advise_command(config: InspectConfig, source: Path, as_json: bool) -> None:
+    """Print drafters that exist for a model, and the speeds to expect.
+
+    Raises:
+        UserError: the model's configuration cannot be read.
+    """
+    try:
+        found = advise(source, torch.device(config.resolved_device()))
+    except (ValueError, OSError) as error:
+        raise UserError((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+    if as_json:
+        print(json.dumps(found))
+        return
+    for table in advice_tables(found):
         Console().print(table)
 
 

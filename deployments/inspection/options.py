@@ -12,5 +12,6 @@ class InspectConfig(LoadOptions):
 
     model: Path | None = Field(
         None,
-        description="Folder of the verifier to try the drafter with; a model's own, to try its prediction modules.",
+        description="Folder of the verifier to try the drafter with. If it is the inspected folder itself, the "
+        "model's own multi-token prediction modules are tried.",
     )

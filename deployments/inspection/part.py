@@ -21,11 +21,16 @@ def add_commands(app: "typer.Typer") -> None:
             Path, typer.Argument(help="Folder of a draft head or a model, or an engine directory.", show_default=False)
         ],
         as_json: JsonOption = False,
+        advise: Annotated[
+            bool, typer.Option("--advise", help="Show which drafters exist for the model, and what a head would gain.")
+        ] = False,
     ) -> None:
         """Show what a checkpoint holds, and how it drafts for a verifier."""
-        from wingbeat.deployments.inspection.command import inspect_command
+        from wingbeat.deployments.inspection.command import advise_command, inspect_command
         from wingbeat.deployments.local.engine import open_engine
 
+        if advise:
+            return advise_command(config, folder, as_json)
         inspect_command(config, folder, as_json, open_engine)
 
     options = "wingbeat.deployments.inspection.options:InspectConfig"

@@ -1,4 +1,4 @@
-"""One learner for all replicas that share a folder: the replica that holds the lock keeps it running."""
+"""The single learner of all replicas that share a folder: the replica that holds the lock keeps it running."""
 
 import asyncio
 import json

@@ -20,7 +20,7 @@ _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 class LearnOptions(Settings):
-    """The setting `learn`.
+    """Fields of the setting `learn`.
 
     Raises:
         pydantic.ValidationError: a field is unknown, of the wrong type, or outside the allowed range.
@@ -29,17 +29,30 @@ class LearnOptions(Settings):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     dir: Path | None = Field(
-        None, description="Folder of what is stored; none takes `learning` in Wingbeat's cache folder."
+        None, description="Folder for stored rounds and heads. By default `learning` in Wingbeat's cache folder."
     )
-    max_bytes: int = Field(2 * 10**9, ge=1, description="Of tokens and hidden states on disk; then older ones go.")
-    expire_s: float = Field(7 * 86400.0, gt=0, le=MOST_SECONDS, description="Age at which they go in any case.")
-    share: float = Field(1.0, gt=0, le=1, description="Share of the requests that are learnt from.")
-    trains: bool = Field(True, description="False stores and trains nothing, and serves what operators promote.")
-    core_share: float = Field(0.25, gt=0, le=1, description="Share of one core that the learner may use.")
+    max_bytes: int = Field(
+        2 * 10**9,
+        ge=1,
+        description="Maximum bytes of stored tokens and hidden states; the oldest are deleted beyond it.",
+    )
+    expire_s: float = Field(
+        7 * 86400.0,
+        gt=0,
+        le=MOST_SECONDS,
+        description="Seconds after which stored tokens and hidden states are deleted.",
+    )
+    share: float = Field(1.0, gt=0, le=1, description="Fraction of the requests that is learnt from.")
+    trains: bool = Field(
+        True, description="False stores and trains nothing, and serves the heads that operators promote."
+    )
+    core_share: float = Field(0.25, gt=0, le=1, description="Fraction of one CPU core that the learner may use.")
     max_load: float | None = Field(
-        None, gt=0, description="Load average at which it pauses; none takes twice the cores there are."
+        None, gt=0, description="Load average at which the learner pauses. By default twice the number of cores."
     )
-    margin: float = Field(0.02, ge=0, le=10, description="By how much a head has to be better to be promoted.")
+    margin: float = Field(
+        0.02, ge=0, le=10, description="Relative improvement of the acceptance that a head needs to be promoted."
+    )
 
 
 def _from_command_line(value: Any) -> Any:
@@ -55,14 +68,15 @@ def _from_command_line(value: Any) -> Any:
 Learning = Annotated[LearnOptions | None, BeforeValidator(_from_command_line)]
 """Type of the setting: true, a mapping, or either as text on the command line."""
 _DESCRIPTION = (
-    "Whether the draft head is trained on what is served, and replaced where it is measurably better: true, or "
-    'fields such as {"core_share": 0.5}; others are dir, max_bytes, expire_s, share, trains, max_load, margin.'
+    "Train the draft head on served requests, and replace it when a new version is measurably better: true, or JSON "
+    'such as {"core_share": 0.5}. Fields: dir, max_bytes, expire_s (seconds), share (of the requests), trains, '
+    "core_share (of one core), max_load (load average), margin (by how much a new version must be better)."
 )
 SETTINGS = {"learn": (Learning, Field(None, description=_DESCRIPTION, json_schema_extra={"panel": LEARNING}))}
 
 
 def learns(config: "AppConfig") -> bool:
-    """Whether rounds are stored and a head is trained."""
+    """Whether rounds are stored and the draft head is trained."""
     return config.learn is not None and config.learn.trains
 
 

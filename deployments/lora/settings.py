@@ -1,4 +1,4 @@
-"""Settings of LoRA adapters."""
+"""Settings of LoRA adapters (`lora_modules` and others)."""
 
 import json
 from functools import partial
@@ -47,22 +47,25 @@ Folders = Annotated[dict[str, Path] | None, BeforeValidator(_by_name), AfterVali
 _field = partial(Field, json_schema_extra={"panel": FEATURES})
 _MODULES = _field(
     None,
-    description="LoRA adapters by the name that requests give as their model: name=folder, several separated by "
-    "commas, or a JSON object.",
+    description="LoRA adapters by the name that requests pass as `model`: name=folder, several separated by commas, or "
+    "a JSON object.",
 )
 _FOLDER = _field(
     None,
-    description="Folder below which operators may load adapters while the server runs "
-    "(/v1/load_lora_adapter); none serves no such path.",
+    description="Folder below which operators may load adapters while the server runs (/v1/load_lora_adapter). By "
+    "default the path is not served.",
 )
 _NUMBER = _field(
-    8, ge=1, le=MOST_LORAS, description="Adapters an engine holds at once; others are read again when needed."
+    8,
+    ge=1,
+    le=MOST_LORAS,
+    description="Adapters that an engine holds in memory; others are read from disk when needed.",
 )
 SETTINGS = {
     "lora_modules": (Folders, _MODULES),
     "lora_update_dir": (Path | None, _FOLDER),
     "max_loras": (int, _NUMBER),
-    "max_lora_rank": (int, _field(RANK, ge=1, le=MOST_RANK, description="Highest rank of an adapter.")),
+    "max_lora_rank": (int, _field(RANK, ge=1, le=MOST_RANK, description="Maximum rank of an adapter.")),
 }
 LIVE_SETTINGS = {"lora_modules": (Annotated[dict[str, str], AfterValidator(_named)], {})}
 """Adapters beside those of the settings: folders below `lora_update_dir`, by name."""
@@ -82,7 +85,7 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def variant_names(config: "AppConfig") -> tuple[str, ...]:
-    """Names of the adapters of the settings."""
+    """Names of the adapters in `lora_modules`."""
     return tuple(config.lora_modules or ())
 
 

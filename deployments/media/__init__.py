@@ -1,1 +1,1 @@
-"""Images and audio of requests: fetched where that is allowed, decoded within limits, made ready for the model."""
+"""Images and audio of requests: fetched from allowed hosts, decoded within limits, and prepared for the model."""

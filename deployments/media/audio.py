@@ -1,4 +1,4 @@
-"""From a sound's bytes to samples of one channel, by libsndfile and libsoxr; decoding ends at the longest duration."""
+"""Decodes audio to mono samples with libsndfile and libsoxr; decoding stops at the maximum duration."""
 
 import io
 from collections.abc import Iterator
@@ -10,32 +10,34 @@ import soxr
 from wingbeat.deployments.media.limits import MediaError
 
 RATES = (4_000, 192_000)
-"""Samples per second, at least and at most."""
+"""Minimum and maximum sampling rate, in samples per second."""
 MOST_CHANNELS = 8
 LOUDEST = 32.0
-"""Times full scale, which is 1; a spectrogram of much more is no number."""
+"""Maximum amplitude, in multiples of full scale (1); the spectrogram of much larger samples overflows."""
 _ENCODINGS = {"wav": {"PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"}, "mp3": {"MPEG_LAYER_III"}}
-"""By format, the encodings of samples that are decoded, as libsndfile names them."""
+"""Supported sample encodings by file format, by libsndfile's names."""
 _BLOCK = 2**16
-"""Frames that are decoded at once."""
+"""Frames decoded at a time."""
 _UNKNOWN_BYTES = 0xFFFFFFFF
-"""The length in the header of a WAV file that was written as a stream."""
+"""Length field in the header of a WAV file that was written as a stream."""
 
 
 def decode_audio(data: bytes, audio_format: str | None, rate: int, max_seconds: float) -> np.ndarray:
-    """The mean of the channels at a rate, full scale is 1: float32 [num_samples].
+    """Returns the mean of the channels, resampled to `rate`, with full scale 1: float32 [num_samples].
 
     Args:
-        audio_format: `wav` or `mp3`, as the request declares it; None leaves that to the first bytes.
+        audio_format: `wav` or `mp3` as declared by the request; None detects the format from the first bytes.
+        rate: samples per second of the result.
+        max_seconds: maximum duration.
 
     Raises:
-        MediaError: the format is another one, the file is damaged, lasts too long, or has a rate, channels or an
-            encoding that are not taken.
+        MediaError: the format differs or is not supported, the file is damaged or too long, or its sampling rate,
+            number of channels or encoding is not supported.
     """
     found = _format_of(data)
     if found is None or audio_format not in (None, found):
-        said = "wav and mp3 can" if audio_format is None else f"its format is said to be {audio_format}"
-        raise MediaError(f"is no audio that can be decoded; {said}")
+        said = "wav and mp3 are supported" if audio_format is None else f"its declared format is {audio_format}"
+        raise MediaError(f"is not audio that can be decoded; {said}")
     if found == "wav":
         _check_length(data)
     try:
@@ -58,16 +60,16 @@ def _format_of(data: bytes) -> str | None:
 
 
 def _check_length(data: bytes) -> None:
-    """Raises MediaError for a WAV file that is cut off: libsndfile reads such a file as far as it goes."""
+    """Raises MediaError if a WAV file is truncated, which libsndfile would read without an error."""
     num_bytes = int.from_bytes(data[4:8], "little")
-    # A length counts from the ninth byte on; some writers count the whole file, or a byte of padding that is missing.
+    # The length counts from the ninth byte; some writers count the whole file, or a padding byte that is missing.
     if len(data) < num_bytes != _UNKNOWN_BYTES:
-        raise MediaError(f"is cut off: its header says {num_bytes} bytes, and it has {len(data)}")
+        raise MediaError(f"is truncated: its header says {num_bytes} bytes, but it has {len(data)}")
 
 
 def _check(file: soundfile.SoundFile, found: str) -> None:
-    if file.subtype not in _ENCODINGS[found]:  # libsndfile also finds other formats behind an ID3 tag
-        raise MediaError(f"holds {file.subtype_info} in {file.format_info}, which is not decoded")
+    if file.subtype not in _ENCODINGS[found]:  # libsndfile also reads other formats after an ID3 tag
+        raise MediaError(f"holds {file.subtype_info} in {file.format_info}, which is not supported")
     if file.channels > MOST_CHANNELS:
         raise MediaError(f"has {file.channels} channels, this server takes 1 to {MOST_CHANNELS}")
     if not RATES[0] <= file.samplerate <= RATES[1]:
@@ -75,12 +77,12 @@ def _check(file: soundfile.SoundFile, found: str) -> None:
 
 
 def _blocks(file: soundfile.SoundFile, max_seconds: float) -> Iterator[np.ndarray]:
-    """The mean of the channels, block by block: the length in an MP3's header need not be true."""
+    """Yields the mean of the channels block by block, because the length in an MP3's header may be wrong."""
     num_frames = 0
     while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
         num_frames += len(block)
         if num_frames > max_seconds * file.samplerate:
             raise MediaError(f"lasts longer than {max_seconds:g} s")
         if not (np.abs(block) <= LOUDEST).all():
-            raise MediaError(f"has samples that are no numbers, or beyond {LOUDEST:g} times full scale")
+            raise MediaError(f"has samples that are NaN or infinite, or beyond {LOUDEST:g} times full scale")
         yield block.mean(axis=1)

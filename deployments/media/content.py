@@ -1,4 +1,4 @@
-"""Images and audio among the content parts of requests: chat's, Responses' and Messages'."""
+"""Parses image and audio content parts of chat completions, the Responses API and the Messages API."""
 
 from typing import Any, Literal
 
@@ -9,22 +9,22 @@ from wingbeat.deployments.media.source import AUDIO_FORMATS, MediaSource
 from wingbeat.runtime.media.media_input import AUDIO, IMAGE
 
 _DETAILS = (None, "auto", "high", "original")
-"""An image is read as large as the model takes it, whatever is asked for; low would be another picture."""
+"""Accepted values of `detail`: an image is always read at the model's full resolution; `low` would be another image."""
 _SOURCES = {"base64": "data", "url": "url"}
-"""By the type of a source of Messages, the field that has it."""
+"""Field with the data, by the type of a Messages API source."""
 
 
 Kind = Literal["image", "audio"]
 
 
 class MediaContent(OtherPart):
-    """An image or a sound."""
+    """An image or audio part."""
 
     type: Kind
     source: MediaSource
 
     def as_template_input(self) -> dict[str, Any]:
-        """See `OtherPart.as_template_input`; Qwen2-Audio's template looks for the URL."""
+        """See `OtherPart.as_template_input`; Qwen2-Audio's template expects the key `audio_url`."""
         return {"type": AUDIO, "audio_url": ""} if self.type == AUDIO else {"type": self.type}
 
 
@@ -52,7 +52,7 @@ def _input_image(part: dict[str, Any], path: str) -> MediaContent:
 
 
 def _image_block(block: dict[str, Any], block_path: str) -> MediaContent:
-    """An image of Messages by its URL or in base64; no files are kept."""
+    """Parses an image of the Messages API, by URL or in base64; file ids are not supported."""
     _pass_over(block, block_path, "type", "source")
     source, path = block.get("source"), f"{block_path}.source"
     if not isinstance(source, dict) or (name := _SOURCES.get(str(source.get("type")))) is None:
@@ -63,7 +63,7 @@ def _image_block(block: dict[str, Any], block_path: str) -> MediaContent:
 
 
 def content_parts(api: str) -> dict[str, PartReader]:
-    """By type of a part, what reads it in requests of an API."""
+    """Returns the readers of an API's content parts, by the part's type."""
     return {
         "chat": {"image_url": _url, "input_audio": _input_audio, "audio_url": _url},
         "responses": {"input_image": _input_image, "input_audio": _input_audio},
@@ -78,7 +78,7 @@ def _content(kind: Kind, part: dict[str, Any], part_path: str, path: str, source
 def _inner(
     part: dict[str, Any], name: str, needed: str, path: str, optional: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], str]:
-    """The object under a part's name, and its path; fields that it may not have are passed over or refused."""
+    """Returns the object under a part's name and its path; unknown fields are ignored or refused by setting."""
     _pass_over(part, path, "type", name)
     given, where = part.get(name), f"{path}.{name}"
     if not isinstance(given, dict) or not isinstance(given.get(needed), str):
@@ -98,6 +98,6 @@ def _string(given: dict[str, Any], name: str, path: str) -> str:
 
 
 def _check_detail(given: dict[str, Any], path: str) -> None:
-    """Raises ApiError, 400, for another picture than the one that is given."""
+    """Raises ApiError, 400, if `detail` asks for a reduced image."""
     if given.get("detail") not in _DETAILS:
         raise unsupported(f"{path}.detail")

@@ -1,4 +1,4 @@
-"""From an image's bytes to its pixels. Of an image that is too large nothing but its header is read."""
+"""Decodes images. If an image has too many pixels, only its header is read."""
 
 import io
 
@@ -7,23 +7,23 @@ from PIL import Image, ImageOps
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-"""Of which Pillow's reader is used; of a GIF the first picture counts."""
+"""Supported formats, read with Pillow; a GIF is read as its first frame."""
 
 
 def decode_image(data: bytes, limits: MediaLimits) -> Image.Image:
-    """An upright picture in RGB.
+    """Returns the image in RGB, rotated upright by its EXIF orientation.
 
     Raises:
-        MediaError: it is none of the formats, is damaged, or has too many pixels.
+        MediaError: the format is not supported, the file is damaged, or the image has too many pixels.
     """
     try:
         picture = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = picture.size
         if width * height > limits.max_pixels:
-            raise MediaError(f"has {width} x {height} pixels, this server takes {limits.max_pixels}")
+            raise MediaError(f"has {width} x {height} pixels, this server takes at most {limits.max_pixels}")
         return ImageOps.exif_transpose(picture).convert("RGB")
     except MediaError:
         raise
     except Exception as error:
-        # A damaged file makes Pillow's readers raise nearly anything.
-        raise MediaError(f"is no image that can be decoded; {', '.join(FORMATS)} can") from error
+        # Pillow's readers raise nearly any exception for a damaged file.
+        raise MediaError(f"is not an image that can be decoded; {', '.join(FORMATS)} are supported") from error

@@ -1,4 +1,4 @@
-"""Metrics of Prometheus about encoders of images and audio."""
+"""Prometheus metrics of the encoders of images and audio."""
 
 from collections.abc import Iterator
 
@@ -11,18 +11,18 @@ from wingbeat.runtime.media.media_input import AUDIO, IMAGE
 
 
 def media_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """All of them."""
-    known = "Times that an image or a sound in a prompt chunk was known already."
+    """Yields the metric families."""
+    known = "Images or audio in prompt chunks whose embeddings were cached."
     parts = (
-        ("wingbeat_media_encoded", "num_encoded", "Images or sounds that the model's encoder of them has run over."),
+        ("wingbeat_media_encoded", "num_encoded", "Images or audio that the model's encoder has computed."),
         ("wingbeat_media_cache_hits", "num_hits", known),
     )
     for name, field, text in parts:
         yield counter(name, text, LABELS, rows(snapshot, _encoders(field)))
     for kind, stood in ((IMAGE, "an image"), (AUDIO, "audio")):
-        text = f"Tokens of prompts that stood for {stood}, by requests that have ended."
+        text = f"Prompt tokens that stand for {stood}, of requests that have ended."
         yield counter(f"wingbeat_prompt_{kind}_tokens", text, LABELS, rows(snapshot, _tokens(kind)))
-    text = "Bytes of the embeddings of media that are remembered."
+    text = "Bytes of cached embeddings of images and audio."
     yield gauge("wingbeat_media_cache_bytes", text, LABELS, rows(snapshot, _encoders("num_bytes")))
 
 

@@ -1,7 +1,7 @@
-"""Images and audio from the hosts that an operator allows, and from no address inside the operator's own network.
+"""Fetches images and audio from the hosts that an operator allows, and never from addresses in private networks.
 
-A name is resolved once for each connection; all of its addresses are checked, and the connection goes to those, so that
-a second look-up cannot answer otherwise. Every hop of a redirect is checked in the same way.
+A name is resolved once per connection. All of its addresses are checked, and the connection uses those addresses, so
+that a second DNS answer cannot differ. Each hop of a redirect is checked in the same way.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from wingbeat.deployments.media.limits import MediaError, MediaLimits
 from wingbeat.runtime.media.media_input import IMAGE
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""(host, port) -> its addresses; raises OSError where there is none."""
+"""(host, port) -> addresses of the host; raises OSError if there is none."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 2**16
 _UNSAID = frozenset({"application/octet-stream", "binary/octet-stream"})
-"""What a host says that does not know what it sends; aiohttp has the first one where nothing is said."""
+"""Content types that say nothing about the content; aiohttp reports the first if the header is absent."""
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the open internet: not private, local, shared, reserved, or a way around that."""
+    """Returns whether an address is public: not private, local, shared or reserved, nor a tunnel to such."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
         if parsed.ipv4_mapped is not None:
@@ -39,7 +39,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 async def look_up(host: str, port: int) -> list[str]:
-    """The addresses of a host, by this machine's resolver."""
+    """Resolves a host with this machine's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
@@ -48,9 +48,10 @@ class Fetcher:
     """Fetches images or audio over http and https.
 
     Args:
-        kind: of the media, which is a content type's first half.
-        resolve: finds addresses.
-        may_connect: whether an address may be connected to.
+        limits: allowed hosts, sizes and times.
+        kind: kind of media, equal to the first half of the content type.
+        resolve: resolves host names.
+        may_connect: returns whether connections to an address are allowed.
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class Fetcher:
         self._resolver = _CheckedResolver(resolve, may_connect)
 
     async def fetch(self, url: str) -> bytes:
-        """What is at a URL.
+        """Fetches the content of a URL.
 
         Raises:
-            MediaError: it may not be fetched, is too large, takes too long, or is not to be had.
+            MediaError: the URL is not allowed, or its content is too large, too slow or cannot be fetched.
         """
         try:
             async with asyncio.timeout(self._limits.timeout_s):
@@ -97,14 +98,14 @@ class Fetcher:
                     url = urljoin(url, target)
                     continue
                 if response.status != 200:
-                    raise MediaError(f"cannot be fetched: its host answers {response.status}")
+                    raise MediaError(f"cannot be fetched: its host answered {response.status}")
                 return await self._read(response)
         raise MediaError(f"is redirected more than {self._limits.max_redirects} times")
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         content_type = response.content_type.lower()
         if content_type.partition("/")[0] != self._kind and content_type not in _UNSAID:
-            raise MediaError(f"is of content type {content_type[:64]}, which is no {self._kind}")
+            raise MediaError(f"has the content type {content_type[:64]}, which is not {self._kind}")
         if (response.content_length or 0) > self._limits.max_bytes:
             raise MediaError(f"has more than {self._limits.max_bytes} bytes")
         body = bytearray()
@@ -115,32 +116,32 @@ class Fetcher:
         return bytes(body)
 
     def _check(self, url: str) -> None:
-        """Raises MediaError for a URL that may not be fetched, whatever its host's addresses are."""
+        """Raises MediaError if a URL may not be fetched, before its host is resolved."""
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
         except ValueError:
-            raise MediaError("is no URL") from None
+            raise MediaError("is not a URL") from None
         if parts.scheme not in ("http", "https") or not host:
             raise MediaError("must be a URL of scheme http, https or data")
         if parts.username is not None or parts.password is not None:
-            raise MediaError("holds a user's name, which is not sent")
+            raise MediaError("contains a user name, which is not supported")
         if host.lower() not in self._limits.allowed_domains:
-            raise MediaError("is at a host that is not among --allowed-media-domains")
-        # A host that is an address is connected to without being resolved.
+            raise MediaError("is at a host that is not in --allowed-media-domains")
+        # A host that is an IP address is not resolved, so the resolver's check would not apply.
         if _is_address(host) and not self._resolver.may_connect(host):
             raise MediaError("is at an address that is not public")
 
 
 class _CheckedResolver(AbstractResolver):
-    """Gives the connection addresses that have been checked, all of them, or none."""
+    """Resolver that returns a host's addresses only if all of them are allowed."""
 
     def __init__(self, resolve: Resolve, may_connect: Callable[[str], bool]) -> None:
         self._resolve = resolve
         self.may_connect = may_connect
 
     async def resolve(self, host: str, port: int = 0, family: int = socket.AF_UNSPEC) -> list[ResolveResult]:
-        """See `AbstractResolver`; raises MediaError where an address may not be connected to."""
+        """See `AbstractResolver`; raises MediaError if an address is not allowed."""
         addresses = await self._resolve(host, port)
         if not addresses or not all(map(self.may_connect, addresses)):
             raise MediaError("is at an address that is not public")
@@ -157,7 +158,7 @@ class _CheckedResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the resolver holds no resources."""
 
 
 def _is_address(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""How much an image or a sound may ask of a router, and the error of one that asks for more."""
+"""Limits of images and audio in a router, and the error for media that exceed them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from wingbeat.runtime.media.media_input import AUDIO, IMAGE
 
 PER_REQUEST = {IMAGE: 4, AUDIO: 4}
-"""Most media of one request, by kind."""
+"""Maximum media of one request, by kind."""
 MAX_HELD_MEDIA_BYTES = 2**31
-"""Bytes made of images and audio, over all requests of a router that have not ended."""
+"""Maximum bytes of decoded images and audio over all running requests of a router."""
 
 
 class MediaError(ValueError):
@@ -17,19 +17,19 @@ class MediaError(ValueError):
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """Of one request."""
+    """Limits of one request's media, and of their memory in a router."""
 
     allowed_domains: frozenset[str] = frozenset()
-    """Hosts that media are fetched from; none fetches nothing."""
+    """Hosts from which media may be fetched; if empty, nothing is fetched."""
     per_request: Mapping[str, int] = field(default_factory=PER_REQUEST.copy)
     max_bytes: int = 16 * 2**20
-    """Of an image or a sound as it is sent or fetched."""
+    """Maximum bytes of an image or audio file as sent or fetched."""
     max_pixels: int = 25_000_000
-    """Of an image, before anything of it is decoded."""
+    """Maximum pixels of an image, checked before decoding."""
     timeout_s: float = 5.0
-    """To fetch one, redirects included."""
+    """Seconds to fetch one file, redirects included."""
     max_redirects: int = 3
     max_held_bytes: int = MAX_HELD_MEDIA_BYTES
-    """Of what is made of media, over all requests of a router that have not ended."""
+    """Maximum bytes of decoded media over all running requests of a router."""
     max_audio_s: float = 600.0
-    """Of a sound; decoding ends there."""
+    """Maximum seconds of audio, at which decoding stops."""

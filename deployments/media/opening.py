@@ -1,4 +1,4 @@
-"""Reading of a model's images or audio, or why they are not read; nothing that it needs is imported for text."""
+"""Makes the reader of a model's images or audio, or the reason why there is none. Imports libraries only if needed."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -26,24 +26,24 @@ NEEDS = {
 
 
 class MediaRefused(NamedTuple):
-    """In the place of a `MediaReader`, for a model that could take media."""
+    """Replaces `MediaReader` for a multimodal model whose media cannot be read here."""
 
     reasons: Mapping[str, str]
-    """By kind."""
+    """Reasons by kind of media."""
 
     async def read(self, body: ChatBody) -> NoReturn:
-        """Raises ApiError, 400 naming the part that cannot be used."""
+        """Raises ApiError, 400, naming the part that cannot be used."""
         part = body.other_parts[0]
         raise unserved_part(part.part_type, part.part_path, self.reasons.get(part.type) or only_served())
 
 
 def needs_torch(folder: Path) -> bool:
-    """Whether a checkpoint has an encoder of images or audio, whose preparation needs torch."""
+    """Returns whether a checkpoint has an encoder of images or audio, whose preprocessing needs torch."""
     return any(ConfigFile.read(folder).fields.get(name) for name in ("vision_config", "audio_config"))
 
 
 def prompt_details(spans: Sequence[PromptSpan]) -> dict[str, int]:
-    """Tokens that stand for audio, if any do."""
+    """Returns the number of prompt tokens that stand for audio; empty if there are none."""
     num_tokens = sum(one.length for one in spans if one.kind == AUDIO)
     return {"audio_tokens": num_tokens} if num_tokens else {}
 
@@ -51,11 +51,11 @@ def prompt_details(spans: Sequence[PromptSpan]) -> dict[str, int]:
 def prompt_reader(
     config: AppConfig, takes: Mapping[str, str], folder: Path, tokenizer: Tokenizer
 ) -> "MediaReader | MediaRefused | None":
-    """Reader of a model's media; None for a model of text.
+    """Makes the reader of a model's media; returns None for a text-only model.
 
     Args:
-        takes: as in `ModelInfo`.
-        folder: the model's checkpoint.
+        takes: kinds of media, as in `ModelInfo.takes`.
+        folder: folder of the model's checkpoint.
     """
     if not takes:
         return None

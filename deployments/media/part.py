@@ -1,4 +1,4 @@
-"""Images and audio of requests; imported by commands too, so that what reads them is imported when it is asked for."""
+"""Hooks for images and audio. Commands import this module too, so that other modules are imported only when used."""
 
 settings = "wingbeat.deployments.media.settings:SETTINGS"
 ram_settings = ("max_media_memory_bytes",)

@@ -1,4 +1,4 @@
-"""From the images or the audio of a chat request to what an engine gets of them."""
+"""Reads the images or audio of chat requests and prepares them for the engine."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +17,14 @@ from wingbeat.runtime.media.processor import AudioProcessor, MediaProcessor, Rea
 from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 
 Decode = Callable[[bytes, MediaSource], Any]
-"""(bytes, where they are from) -> what a model's processor reads; raises MediaError."""
+"""(bytes, source) -> decoded media for the model's processor; raises MediaError."""
 _PARTS = {IMAGE: "'text' and 'image_url' are", AUDIO: "'text', 'input_audio' and 'audio_url' are"}
 _AT_ONCE = 2
-"""Media that are decoded at the same time: each may take some hundred megabytes meanwhile."""
+"""Media decoded at the same time; each may need some hundred megabytes meanwhile."""
 
 
 class MediaReader:
-    """Reads the media of requests for one model, which are of one kind."""
+    """Reads the media of requests for one model, which takes one kind of media."""
 
     def __init__(
         self, processor: MediaProcessor, limits: MediaLimits, decode: Decode, fetcher: Fetcher | None = None
@@ -34,14 +34,14 @@ class MediaReader:
         self._decode = decode
         self._fetcher = fetcher or Fetcher(limits, processor.kind)
         self.num_held_bytes = 0
-        """Of requests that have not ended."""
+        """Bytes of decoded media of running requests."""
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def read(self, body: ChatBody) -> list[ReadMedia]:
-        """A request's media, in the order of their parts.
+        """Fetches, decodes and prepares a request's media, in the order of their parts.
 
         Raises:
-            ApiError: 400 naming the part that cannot be used, or the field that media do not go with.
+            ApiError: 400, naming the part that cannot be used or the field that conflicts with media.
         """
         parts: list[Any] = [*body.other_parts]
         kind = self.processor.kind
@@ -49,7 +49,7 @@ class MediaReader:
             raise unserved_part(other.part_type, other.part_path, f"only {_PARTS[kind]}")
         limit = self.limits.per_request[kind]
         if len(parts) > limit:
-            problem = f"is {kind} {limit + 1} of the request; this server takes {limit} (limit_mm_per_prompt)"
+            problem = f"is {kind} {limit + 1} of the request; this server takes at most {limit} (limit_mm_per_prompt)"
             raise invalid(parts[limit].path, problem)
         if body.truncate_prompt_tokens is not None:
             raise invalid("truncate_prompt_tokens", "cannot be used with images or audio, which would be cut")
@@ -64,14 +64,14 @@ class MediaReader:
         return media
 
     def expand(self, text: str, parts: Sequence[ReadMedia]) -> str:
-        """See `PromptReader.expand`; raises ApiError where the text has other marks than those of its media."""
+        """See `PromptReader.expand`; raises ApiError if the text's placeholders do not match its media."""
         try:
             return self.processor.expand(text, parts)
         except ValueError as error:
             raise invalid("messages", str(error)) from error
 
     def place(self, token_ids: Sequence[int], parts: Sequence[ReadMedia]) -> tuple[MediaInput, ...]:
-        """See `PromptReader.place`; raises ApiError where a prompt's tokens are not those of its media."""
+        """See `PromptReader.place`; raises ApiError if the prompt's tokens do not match its media."""
         try:
             return self.processor.place(token_ids, parts)
         except ValueError as error:
@@ -95,16 +95,16 @@ class MediaReader:
         try:
             return self.processor.read(decoded)
         except ValueError as error:
-            # Of a shape that the model does not take, such as a strip.
+            # The model does not take this shape, such as a very narrow image.
             raise MediaError(f"cannot be read by this model: {error}") from error
 
 
 def decoder_of(processor: MediaProcessor, limits: MediaLimits) -> Decode:
-    """What a processor's media are decoded by.
+    """Returns the decoder for a processor's kind of media.
 
     Raises:
         ImportError: a library of the extra `images` or `audio` is missing.
-        OSError: soundfile finds no libsndfile.
+        OSError: soundfile does not find libsndfile.
     """
     if isinstance(processor, AudioProcessor):
         from wingbeat.deployments.media.audio import decode_audio

@@ -1,4 +1,4 @@
-"""Settings of the images and the audio of requests."""
+"""Settings for images and audio in requests."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def _check_domains(domains: tuple[str, ...] | None) -> tuple[str, ...] | None:
     lowered = None if domains is None else tuple(domain.lower() for domain in domains)
     bad = [domain for domain in lowered or () if not _DOMAIN.fullmatch(domain)]
     if bad:
-        raise ValueError(f"{bad[0]!r}: must be a host's name without scheme, port and path")
+        raise ValueError(f"{bad[0]!r}: must be a host name without scheme, port and path")
     return lowered
 
 
@@ -40,21 +40,22 @@ Domains = Annotated[tuple[str, ...] | None, BeforeValidator(listed), AfterValida
 Limits = Annotated[dict[str, int] | None, BeforeValidator(_of_json), AfterValidator(_check_limits)]
 _DOMAINS = Field(
     None,
-    description="Hosts that images and audio are fetched from over http and https, redirects included; none takes "
-    "data URLs alone.",
+    description="Hosts, separated by commas, from which images and audio of requests may be fetched over http and "
+    "https, redirects included. By default only data URLs are accepted. Needs the extra wingbeat[images] or "
+    "wingbeat[audio].",
     **_PANEL,
 )
 _LIMITS = Field(
     None,
-    description=f"Images or audio of one request, such as {json.dumps(PER_REQUEST)}, which is the default; 0 takes "
-    "none.",
+    description=f"Maximum images and audio of one request, as JSON; by default {json.dumps(PER_REQUEST)}, and 0 "
+    "accepts none. An image may have at most 25,000,000 pixels, audio 600 s, and each file 16 MiB.",
     **_PANEL,
 )
 _HELD = Field(
     MAX_HELD_MEDIA_BYTES,
     ge=1,
-    description="Of what is made of images and audio, over all requests of a router that have not ended; further "
-    "ones with some get 503.",
+    description="Maximum bytes of decoded images and audio over all running requests of a router; further requests "
+    "with images or audio get 503.",
     **_PANEL,
 )
 SETTINGS = {
@@ -65,7 +66,7 @@ SETTINGS = {
 
 
 def limits_of(config: Any) -> MediaLimits:
-    """Limits of what images and audio of requests may ask of a router, by an `AppConfig`."""
+    """Builds a router's limits for images and audio from an `AppConfig`."""
     held = config.max_media_memory_bytes
     return MediaLimits(
         allowed_domains=frozenset(config.allowed_media_domains or ()),

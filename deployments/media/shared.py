@@ -1,6 +1,7 @@
-"""Media on their way from a replica to its engine's process: as memory that both map, and not through their link.
+"""Passes media from a replica to its engine's process in shared memory instead of through their pipe.
 
-The memory has no name. The engine finds it among the replica's open files, and it goes when both have let go of it.
+The memory is a nameless memfd. The engine opens it through the replica's file descriptor in /proc, and the kernel frees
+the memory when both processes have closed it.
 """
 
 import mmap
@@ -18,16 +19,16 @@ _ALIGNMENT = 64
 
 
 class SharedMedia(NamedTuple):
-    """Where the media of a request lie while it is on its way to its engine's process."""
+    """Reference to a request's media in shared memory."""
 
     path: str
     size: int
     media: tuple[MediaInput, ...]
-    """With the place of each array in the memory as the array."""
+    """The media, whose arrays are replaced by their places in the memory."""
 
 
 class _Place(NamedTuple):
-    """Where an array lies in the memory."""
+    """Place of an array in the memory: offset in bytes, dtype and shape."""
 
     offset: int
     dtype: str
@@ -35,10 +36,11 @@ class _Place(NamedTuple):
 
 
 def share_spans(sent: WireRequest) -> tuple[WireRequest, int]:
-    """A request that has media, with them in memory of their own, and its file descriptor, which the caller closes.
+    """Moves a request's media to shared memory; returns the request and the memory's file descriptor, for the caller to
+    close.
 
     Raises:
-        OSError: there is no room for them.
+        OSError: there is not enough memory.
     """
     given, media, end = cast("tuple[MediaInput, ...]", sent.request.spans), [], 0
     try:
@@ -57,16 +59,16 @@ def share_spans(sent: WireRequest) -> tuple[WireRequest, int]:
             os.close(fd)
             raise
     except OSError as error:
-        raise OSError(f"its media find no room in memory: {error}") from error
+        raise OSError(f"there is no memory for its media: {error}") from error
     shared = SharedMedia(f"/proc/{os.getpid()}/fd/{fd}", max(end, 1), tuple(media))
     return WireRequest(sent.number, replace(sent.request, spans=()), shared), fd
 
 
 def attach_spans(sent: WireRequest) -> Request:
-    """The inverse, in the engine's process, of a request that has media; nothing is copied.
+    """Restores a request in the engine's process, see `share_spans`; the arrays are mapped, not copied.
 
     Raises:
-        OSError, ValueError: the memory is gone, because the request is.
+        OSError, ValueError: the memory was freed, because the request has ended.
     """
     fd = os.open(sent.shared.path, os.O_RDONLY | os.O_CLOEXEC)
     try:

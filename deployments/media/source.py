@@ -1,4 +1,4 @@
-"""Where an image or a sound of a request is, and its bytes where the request holds it; neither Pillow nor aiohttp."""
+"""Sources of images and audio in requests, and decoding of inline data. Imports neither Pillow nor aiohttp."""
 
 import base64
 import binascii
@@ -8,36 +8,36 @@ from typing import NamedTuple
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
 
 AUDIO_FORMATS = ("wav", "mp3")
-"""Formats that are decoded."""
+"""Supported audio formats."""
 _DATA_URL = re.compile(r"data:[\w.+-]*/?[\w.+-]*(;[\w=.+-]+)*;base64,", re.IGNORECASE)
 
 
 class MediaSource(NamedTuple):
-    """What a request says of one."""
+    """Source of one image or audio file, as given in the request."""
 
     text: str
-    """A URL of scheme http, https or data, or base64."""
+    """URL of scheme http, https or data, or base64 text."""
     is_base64: bool = False
     audio_format: str | None = None
-    """What it is said to be; None leaves that to its first bytes."""
+    """Declared format; None detects the format from the first bytes."""
 
     @property
     def is_here(self) -> bool:
-        """Whether the request holds it."""
+        """Whether the data is inline in the request."""
         return self.is_base64 or self.text[:5].lower() == "data:"
 
 
 def bytes_of(source: MediaSource, limits: MediaLimits) -> bytes:
-    """What a source holds that is in its request.
+    """Returns the bytes of inline data.
 
     Raises:
-        MediaError: it is malformed, or holds too much.
+        MediaError: the data is malformed or too large.
     """
     begin = 0
     if not source.is_base64:
         head = _DATA_URL.match(source.text[:256])
         if head is None:
-            raise MediaError("is no data URL in base64, such as data:image/png;base64,...")
+            raise MediaError("is not a data URL in base64, such as data:image/png;base64,...")
         begin = head.end()
     if (len(source.text) - begin) * 3 // 4 > limits.max_bytes + 2:
         raise MediaError(f"has more than {limits.max_bytes} bytes")

@@ -1,1 +1,1 @@
-"""Figures of the application: gathered from its engines and routers, shown to Prometheus."""
+"""Metrics of the application, gathered from its engines and routers, in Prometheus' format."""

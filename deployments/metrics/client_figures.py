@@ -1,4 +1,4 @@
-"""What clients see, measured in the router: latencies and how requests end, by engine; an answer's own times."""
+"""Client-side figures measured in the router: latencies and ends of requests by engine, timings of an answer."""
 
 import time
 from collections.abc import Callable
@@ -11,33 +11,34 @@ from wingbeat.runtime.metrics import CHOICES, FIRST_TOKEN_S, PER_TOKEN_S, REQUES
 from wingbeat.runtime.scheduling.request import Request
 
 ENDS = ("stop", "length", "abort", "error")
-"""vLLM's finish reasons: an abort is a client that left, an error one that got none or half of its tokens."""
+"""vLLM's finish reasons: "abort" if the client disconnected, "error" if it got no tokens or not all."""
 
 
 @dataclass
 class ClientFigures:
-    """One router's requests to one engine. Where an engine was lost, those count for the one that went on.
+    """Figures of one router's requests to one engine. Requests of a lost engine count for the engine that continued
+    them.
 
     Args:
-        max_model_len: bounds the histograms of tokens.
+        max_model_len: upper bound of the histograms of tokens.
     """
 
     max_model_len: int
     time_to_first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
-    """From the request's arrival in the router."""
+    """Seconds from the request's arrival in the router."""
     inter_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
-    """Per token after the first: k tokens that arrive together after a gap count k times, each with its share of it."""
+    """Seconds per token after the first: k tokens that arrive together count k times, each with a k-th of the gap."""
     time_per_output_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
-    """Its mean over a request."""
+    """Mean seconds per token after the first, per request."""
     e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
     prompt_tokens: Histogram | None = None
     generation_tokens: Histogram | None = None
     span_tokens: dict[str, int] = field(default_factory=dict)
-    """Tokens of prompts' spans, by the span's kind."""
+    """Tokens of prompts' media spans, by the span's kind."""
     max_tokens: Histogram | None = None
-    """What requests allow."""
+    """`max_tokens` of requests."""
     num_choices: Histogram = field(default_factory=lambda: Histogram(CHOICES))
-    """`n` of requests, once for each prompt."""
+    """`n` of requests, once per prompt."""
     ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
 
     def __post_init__(self) -> None:
@@ -48,12 +49,12 @@ class ClientFigures:
 
 
 class ClientWatch:
-    """One choice on its way to its client: told of its tokens, then of how it ended.
+    """Context manager that measures one choice.
 
-    One that is left without an end was aborted, or failed where an exception says so.
+    Without a finish reason, the choice counts as aborted, or as an error if an exception leaves the context.
 
     Args:
-        num_choices: `n` where this choice is the first of its prompt, else 0.
+        num_choices: `n` if this choice is the first of its prompt, else 0.
     """
 
     def __init__(self, clients: "RouterFigures", request: Request, max_model_len: int, num_choices: int = 0) -> None:
@@ -69,11 +70,11 @@ class ClientWatch:
         self.queue_s = 0.0
         self.engine_id = ""
         self.end: str | None = None
-        """One of `ENDS`, set when the last tokens are there."""
+        """One of `ENDS`, set with the last tokens."""
         self._engine: ClientFigures | None = None
 
     def took(self, num_tokens: int, engine_id: str, queue_s: float) -> None:
-        """Tokens arrived from an engine; once per message."""
+        """Records tokens that arrived from an engine; called once per message."""
         self.queue_s = self.queue_s or queue_s
         self._engine, self.engine_id = self._clients.of_engine(engine_id, self._max_model_len), engine_id
         if not num_tokens:
@@ -117,11 +118,11 @@ class ClientWatch:
 
 
 class RouterFigures:
-    """What one router measured since its start.
+    """Figures of one router since its start.
 
     Args:
-        router_id: tells routers apart.
-        num_admitted: choices that hold places now, in engines and in the queue.
+        router_id: id of the router.
+        num_admitted: returns the choices that hold places now, in engines and in the queue.
     """
 
     def __init__(self, router_id: str = "", num_admitted: Callable[[], int] = lambda: 0) -> None:
@@ -129,26 +130,28 @@ class RouterFigures:
         self.num_admitted = num_admitted
         self.num_reports = 0
         self.answers: dict[str, int] = {}
-        """HTTP answers by status."""
+        """Number of HTTP answers by status."""
         self._by_engine: dict[str, ClientFigures] = {}
 
     def watch(self, request: Request, max_model_len: int, num_choices: int = 0) -> ClientWatch:
-        """Measure a choice: `with figures.watch(request, ...) as watch`; arguments as for `ClientWatch`."""
+        """Measures a choice: `with figures.watch(request, ...) as watch`; arguments as for `ClientWatch`."""
         return ClientWatch(self, request, max_model_len, num_choices)
 
     def of_engine(self, engine_id: str, max_model_len: int) -> ClientFigures:
-        """What was measured of requests to one engine."""
+        """Returns the figures of requests to one engine."""
         if engine_id not in self._by_engine:
             self._by_engine[engine_id] = ClientFigures(max_model_len)
         return self._by_engine[engine_id]
 
     def answered(self, status: int) -> None:
-        """Count an HTTP answer."""
+        """Counts an HTTP answer."""
         self.answers[str(status)] = self.answers.get(str(status), 0) + 1
 
     def report(self, engine_id: str) -> dict[str, Any]:
-        """Everything an engine is told, so that whichever router asks it next learns of this one. Sums, not steps:
-        a report that is lost or arrives twice changes nothing."""
+        """Returns the report for an engine, which passes it on to other routers that ask.
+
+        A report holds sums since the start, so that a lost or repeated report does no harm.
+        """
         self.num_reports += 1
         clients = self._by_engine.get(engine_id)
         return {
@@ -159,11 +162,11 @@ class RouterFigures:
         }
 
     def own(self) -> dict[str, Any]:
-        """What does not belong to an engine."""
+        """Returns the figures that do not belong to an engine."""
         return {"num_admitted": self.num_admitted(), "answers": dict(self.answers)}
 
     def forget_engines(self, live: frozenset[str]) -> None:
-        """Let go of engines that are gone."""
+        """Removes the figures of engines that no longer exist."""
         for engine_id in self._by_engine.keys() - live:
             del self._by_engine[engine_id]
 
@@ -172,11 +175,11 @@ FIELDS = ("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean
 
 
 class Timings:
-    """Times the choices of one answer, from the arrival of its request.
+    """Timings of one answer, measured from the arrival of its request.
 
     Args:
-        num_choices: of the request.
-        clock: seconds; the one that `RequestContext.arrived_at` is from.
+        num_choices: choices of the request.
+        clock: returns seconds; must be the clock of `RequestContext.arrived_at`.
     """
 
     def __init__(self, num_choices: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -189,7 +192,7 @@ class Timings:
         self._queue_s = 0.0
 
     def add(self, index: int, num_tokens: int, queue_s: float) -> None:
-        """A choice gained tokens; once per message."""
+        """Records new tokens of a choice; called once per message."""
         self._queue_s = max(self._queue_s, queue_s)
         if not num_tokens:
             return
@@ -200,12 +203,12 @@ class Timings:
         self._num_tokens[index] += num_tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields beside `metrics.speculative_decoding`, in milliseconds; null where there is nothing to divide."""
+        """Returns the fields beside `metrics.speculative_decoding`: milliseconds and tokens/s; null if undefined."""
         begun = [(first, last) for first, last in zip(self._first_at, self._last_at, strict=True) if first is not None]
         if not begun:
             return dict.fromkeys(FIELDS)
         first_at, last_at = min(first for first, _ in begun), max(self._last_at)
-        # Choices run side by side: gaps are counted within each.
+        # Choices run concurrently, so gaps are counted within each choice.
         num_gaps = sum(self._num_tokens) - len(begun)
         gaps_s = sum(last - first for first, last in begun)
         total_s = last_at - self._arrived_at

@@ -1,4 +1,4 @@
-"""Figures in the text that Prometheus reads."""
+"""Writes metrics in Prometheus' text format or OpenMetrics."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -15,13 +15,13 @@ from wingbeat.deployments.parts import hooks
 
 
 class SnapshotCollector(Collector):
-    """Shows snapshots, one of each model, to a registry of prometheus_client."""
+    """Collector of prometheus_client for snapshots, one per model."""
 
     def __init__(self, *snapshots: FleetSnapshot) -> None:
         self._snapshots = snapshots
 
     def collect(self) -> Iterator[Metric]:
-        """All families, those without a row too: their names are the documentation."""
+        """Yields all metric families, also empty ones, because their names and help are the documentation."""
         for same in zip(*map(_families, self._snapshots), strict=True):
             yield _joined(same)
 
@@ -32,7 +32,7 @@ def _families(snapshot: FleetSnapshot) -> Iterable[Metric]:
 
 
 def _joined(families: Sequence[Metric]) -> Metric:
-    """One family of several models' rows. Rows without a model in their labels are a router's: they are summed."""
+    """Merges a family over several models. Samples without a model label belong to the router and are summed."""
     first, *others = families
     if not others:
         return first
@@ -46,10 +46,11 @@ def _joined(families: Sequence[Metric]) -> Metric:
 
 
 def exposed(snapshots: Iterable[FleetSnapshot], accept: str) -> tuple[bytes, str]:
-    """The snapshots as one body and its media type: OpenMetrics 1.0.0 where an `Accept` header asks for it, else text.
+    """Returns body and media type: OpenMetrics 1.0.0 if the `Accept` header asks for it, else Prometheus' text format.
 
-    Names of lines are the same in both formats, whichever escaping the header names: the colon of vLLM's names is legal
-    in both, and the library's default would write an underscore in its place.
+    Metric names are the same in both formats, whichever escaping the header names: the colon of vLLM's names is legal
+    in
+    both, but the library's default would replace it by an underscore.
     """
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(*snapshots))

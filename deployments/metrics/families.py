@@ -1,4 +1,4 @@
-"""Rows of figures as prometheus_client's metric families."""
+"""Makes prometheus_client's metric families from rows of figures."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -11,7 +11,7 @@ Row = tuple[Sequence[str], Any]
 
 
 def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> GaugeMetricFamily:
-    """A value that goes up and down."""
+    """Makes a gauge family."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, value in rows:
         family.add_metric(values, value)
@@ -19,8 +19,8 @@ def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> G
 
 
 def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> CounterMetricFamily:
-    """A sum since the engine's start; shown as `name` with `_total` at its end."""
-    # Without the moment of its creation: readers that sum up lines by their beginnings would take it for a count.
+    """Makes a counter family (sums since the engine's start), whose samples are `name` with the suffix `_total`."""
+    # Without the `_created` sample: readers that sum lines by prefix would add its timestamp.
     family = CounterMetricFamily(name, text, labels=labels)
     for values, value in rows:
         family.add_metric(values, value)
@@ -28,7 +28,7 @@ def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) ->
 
 
 def histogram(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> HistogramMetricFamily:
-    """Counts by size, from `wingbeat.runtime.metrics.Histogram` as plain data."""
+    """Makes a histogram family from `wingbeat.runtime.metrics.Histogram` as plain data."""
     family = HistogramMetricFamily(name, text, labels=labels)
     for values, counts in rows:
         cumulative = accumulate(counts["counts"])

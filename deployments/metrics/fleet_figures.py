@@ -1,4 +1,4 @@
-"""The figures of all engines, as one router gathers them: asked rarely, in bounded time, on nobody's way."""
+"""Gathers the figures of all engines in a router: at most once a second, within a time limit, off the request path."""
 
 import asyncio
 import logging
@@ -11,37 +11,38 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 
 logger = logging.getLogger(__name__)
 FRESH_S = 1.0
-"""Figures this young are shown again: scrapes of several observers cost the engines one question."""
+"""Seconds for which figures are reused, so that several scrapers cost the engines one call."""
 PATIENCE_S = 2.0
-"""An engine answers between two of its rounds."""
+"""Seconds for an engine to answer, which happens between two of its rounds."""
 REPORT_EVERY_S = 3.0
-"""So often engines are told of this router, for the others' scrapes, when nobody asks this one."""
+"""Seconds between reports of this router to the engines, for scrapes of other routers."""
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
-"""From an engine's id and this router's report to the engine's figures; raises whatever the transport raises."""
+"""(engine id, this router's report) -> the engine's figures; raises whatever the transport raises."""
 
 
 @dataclass(frozen=True)
 class FleetSnapshot:
-    """The application at one moment."""
+    """Figures of one model's engines and of the routers at one moment."""
 
     model_name: str
     engines: dict[str, dict[str, Any]]
-    """Figures by engine, as `Verifier.stats` returns them."""
+    """Figures by engine id, as returned by `Verifier.stats`."""
     silent: tuple[str, ...] = ()
-    """Engines that run and did not answer in time."""
+    """Ids of live engines that did not answer in time."""
     routers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`RouterFigures.own` of each router."""
 
 
 class FleetFigures:
-    """Asks the engines, and tells them of this router's clients on the same occasion.
+    """Gets the engines' figures; the same calls report this router's figures to the engines.
 
     Args:
-        engine_ids: the engines that are live now.
-        own: what this router measured.
-        patience_s: after which an engine is left out.
-        clock: seconds.
+        engine_ids: returns the ids of the live engines.
+        ask: calls an engine.
+        own: figures of this router.
+        patience_s: seconds after which an engine is left out.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -64,16 +65,16 @@ class FleetFigures:
         self._asking: asyncio.Task[FleetSnapshot] | None = None
 
     async def snapshot(self) -> FleetSnapshot:
-        """The figures of a moment ago, or of now; several callers share one question to each engine."""
+        """Returns figures that are at most `FRESH_S` seconds old; concurrent callers share one call to each engine."""
         if self._latest is not None and self._clock() - self._taken_at < FRESH_S:
             return self._latest
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self._take())
-        # A caller that leaves must not take the answer from the others.
+        # Shielded, so that a cancelled caller does not cancel the call for the others.
         return await asyncio.shield(self._asking)
 
     async def run(self) -> None:
-        """Report to the engines for ever."""
+        """Reports to the engines forever."""
         while True:
             await self.snapshot()
             await asyncio.sleep(REPORT_EVERY_S)
@@ -94,14 +95,14 @@ class FleetFigures:
             async with asyncio.timeout(self._patience_s):
                 return await self._ask(engine_id, report)
         except Exception as error:
-            # Of any kind: what a transport raises for an engine that is gone or hangs is its own matter.
+            # The transport may raise any exception for an engine that is lost or hangs.
             if self._latest is None or engine_id not in self._latest.silent:
                 why = f"no answer within {self._patience_s:g} s" if isinstance(error, TimeoutError) else None
-                logger.info("Engine %s gives no figures: %s", engine_id, why or type(error).__name__)
+                logger.info("Engine %s returns no metrics: %s", engine_id, why or type(error).__name__)
             return None
 
     def _routers(self, engines: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The newest that any engine has heard of each router."""
+        """Returns each router's newest report among those that the engines hold."""
         newest: dict[str, dict[str, Any]] = {}
         for figures in engines.values():
             for router_id, router in figures.get("routers", {}).items():

@@ -1,4 +1,4 @@
-"""What one router shows of the application, beside the API that it serves."""
+"""Sources of a router's metrics and logs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 
 @dataclass(frozen=True)
 class Monitor:
-    """Who measures, and where the figures are."""
+    """Sources of metrics, and watchers of requests."""
 
     own: RouterFigures
-    """What this router measures."""
+    """Figures of this router."""
     fleets: Sequence[FleetFigures]
-    """What all engines and routers measured, by model."""
+    """Figures of all engines and routers, by model."""
     watchers: Sequence[Any] = ()
-    """What of parts looks at requests, each an `api.guard.RequestWatcher`."""
+    """Request watchers of parts, each an `api.guard.RequestWatcher`."""
     access_log: bool = False
     """Whether every request is logged."""

@@ -1,20 +1,20 @@
-"""What the routers of an application told one engine of themselves: kept there, so that every router can show it."""
+"""Reports of all routers, stored in each engine, from which any router can read them."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
 RECENT_S = 15.0
-"""A router that was silent for longer shows no present state."""
+"""Seconds without a report after which a router's current state is not shown."""
 GONE_S = 600.0
-"""One that was silent for longer will not come back: its sums are all that is kept."""
+"""Seconds without a report after which a router counts as gone, and only its sums are kept."""
 
 
 class RouterReports:
-    """Newest report by router; nothing of what routers that are gone have counted is lost.
+    """Newest report of each router, and the sums of routers that are gone.
 
     Args:
-        clock: seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -23,7 +23,7 @@ class RouterReports:
         self._gone: dict[str, Any] | None = None
 
     def add(self, report: dict[str, Any]) -> None:
-        """Take a report; one older than what is there changes nothing."""
+        """Stores a report, unless a newer one of the same router is stored."""
         now, router_id = self._clock(), report["router_id"]
         _, known = self._reports.get(router_id, (0.0, {"number": 0}))
         if report["number"] > known["number"]:
@@ -34,14 +34,14 @@ class RouterReports:
                 del self._reports[other]
 
     def clients(self) -> dict[str, Any] | None:
-        """What clients of this engine saw, over all routers; None before the first one."""
+        """Returns the client figures of this engine summed over all routers; None before the first report."""
         total = self._gone
         for _, report in self._reports.values():
             total = summed(total, report["clients"])
         return total
 
     def routers(self) -> dict[str, dict[str, Any]]:
-        """Routers heard of lately: their own figures, and the number of the report they are from."""
+        """Returns the figures of routers with a recent report, each with the report's number."""
         now = self._clock()
         return {
             router_id: {**report["router"], "number": report["number"]}
@@ -51,7 +51,7 @@ class RouterReports:
 
 
 def summed(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
-    """`ClientFigures` as plain data, or None, added up."""
+    """Adds two `ClientFigures` in plain data; either may be None."""
     if one is None or other is None:
         return one or other
     counted = {name: _sum(value, other[name]) for name, value in one.items()}

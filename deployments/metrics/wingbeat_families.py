@@ -1,4 +1,4 @@
-"""What vLLM has no name for: trees, the drafter, the policy's decisions, the phases of a round, the routers."""
+"""Metrics without a name in vLLM: draft trees, drafter, speculation policy, phases of rounds, routers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ DRAFTER_STATES = ("attached", "late", "lost", "none")
 
 
 def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """Everything, by engine or by router."""
+    """Yields all families with Wingbeat's names."""
     yield from _up(snapshot)
     yield from _acceptance(snapshot)
     yield from _rounds(snapshot)
@@ -26,11 +26,11 @@ def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
 def _up(snapshot: FleetSnapshot) -> Iterator[Metric]:
     answered = (((snapshot.model_name, engine_id), 1) for engine_id in snapshot.engines)
     silent = (((snapshot.model_name, engine_id), 0) for engine_id in snapshot.silent)
-    text = "1 where the engine's figures are here, 0 where it runs and did not answer in time."
+    text = "1 if the engine returned its metrics, 0 if it runs and did not answer in time."
     yield gauge("wingbeat_engine_up", text, LABELS, (*answered, *silent))
     yield counter(
         "wingbeat_engine_restarts",
-        "Engines that the replica has started after one that died.",
+        "Engines that the replica has started after an engine died.",
         LABELS,
         rows(snapshot, figure("num_engine_restarts")),
     )
@@ -39,58 +39,60 @@ def _up(snapshot: FleetSnapshot) -> Iterator[Metric]:
 def _acceptance(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield counter(
         "wingbeat_trees_by_accepted_depth",
-        "Verified trees by the depth of the accepted path; at depth 0 only the root counted.",
+        "Verified trees by the depth of the accepted path; at depth 0 no draft token was accepted.",
         (*LABELS, "depth"),
         by_key(snapshot, _accepted_depths),
     )
     yield histogram(
         "wingbeat_tree_nodes",
-        "Nodes of each verified tree, its root not counted.",
+        "Nodes of each verified tree, without its root.",
         LABELS,
         rows(snapshot, figure("tree_nodes")),
     )
     yield in_labels(
-        "wingbeat_tree_config_info", "Which trees are drafted, in labels.", rows(snapshot, figure("tree_config"))
+        "wingbeat_tree_config_info",
+        "Configuration of the draft trees, as labels.",
+        rows(snapshot, figure("tree_config")),
     )
     yield gauge(
         "wingbeat_forced_acceptance",
-        "1 where the engine draws what is accepted, for a benchmark: its text is not the model's.",
+        "1 if acceptance is forced for a benchmark, so that the text is not the model's.",
         LABELS,
         rows(snapshot, lambda figures: int(figures["forced_acceptance"] is not None)),
     )
     parts = (
-        ("drafts", "num_drafts", "Draft trees verified, by tokens of context."),
-        ("draft_tokens", "num_draft_tokens", "Tree nodes verified, by tokens of context."),
-        ("accepted_tokens", "num_accepted_tokens", "Tree nodes accepted, by tokens of context."),
+        ("drafts", "num_drafts", "Draft trees verified, by length of the context in tokens."),
+        ("draft_tokens", "num_draft_tokens", "Tree nodes verified, by length of the context in tokens."),
+        ("accepted_tokens", "num_accepted_tokens", "Tree nodes accepted, by length of the context in tokens."),
     )
     for name, field, text in parts:
         yield counter(f"wingbeat_{name}", text, (*LABELS, "context"), by_key(snapshot, _by_context(field)))
 
 
 def _rounds(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    yield counter("wingbeat_rounds", "Rounds.", LABELS, rows(snapshot, figure("phases", "num_rounds")))
+    yield counter("wingbeat_rounds", "Rounds of the engine.", LABELS, rows(snapshot, figure("phases", "num_rounds")))
     yield counter(
         "wingbeat_plain_rounds",
-        "Rounds that decoded without any tree, by reason.",
+        "Rounds that decoded without any draft tree, by reason.",
         (*LABELS, "reason"),
         by_key(snapshot, figure("plain_rounds")),
     )
     yield counter(
         "wingbeat_draft_decisions",
-        "Decisions of the speculation policy on the next round's draft.",
+        "Decisions of the speculation policy about the next round's draft.",
         (*LABELS, "decision"),
         by_key(snapshot, figure("policy", "decisions")),
     )
     yield gauge(
         "wingbeat_break_even_acceptance_length",
-        "Tokens per draft at which the best draft at the present load would be as fast as plain decoding.",
+        "Tokens per draft at which the best draft at the current load is as fast as plain decoding.",
         LABELS,
         rows(snapshot, figure("policy", "break_even")),
     )
     costs = rows(snapshot, figure("policy", "costs_s"))
     yield gauge(
         "wingbeat_round_cost_seconds",
-        "What the policy expects of a plain round, a draft of all levels, and the round that verifies whole trees.",
+        "Expected seconds of a plain round, of a draft of all levels, and of a round that verifies whole trees.",
         (*LABELS, "phase", "requests"),
         (
             ((*labels, phase, str(size)), seconds)
@@ -107,14 +109,14 @@ def _rounds(snapshot: FleetSnapshot) -> Iterator[Metric]:
     )
     yield counter(
         "wingbeat_device_seconds",
-        "Seconds of the devices in each stage: by CUDA events, on CPUs by the host's clock.",
+        "Device seconds in each stage, by CUDA events, or on CPUs by the host's clock.",
         (*LABELS, "stage"),
         by_key(snapshot, figure("device_s")),
     )
     stages = rows(snapshot, figure("stages"))
     yield gauge(
         "wingbeat_stages",
-        "Stages at one shape that are captured, whose capture failed, and that are eager as another one failed.",
+        "Stages at one shape by state: captured, failed, or eager because another capture failed.",
         (*LABELS, "process", "state"),
         (
             ((*labels, process, state), number)
@@ -128,13 +130,13 @@ def _rounds(snapshot: FleetSnapshot) -> Iterator[Metric]:
 def _drafter(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield gauge(
         "wingbeat_drafter_state",
-        "1 in the state that the engine's drafter is in.",
+        "1 for the current state of the engine's drafter.",
         (*LABELS, "state"),
         by_key(snapshot, lambda figures: {name: int(figures["drafter_state"] == name) for name in DRAFTER_STATES}),
     )
     yield gauge(
         "wingbeat_self_test_passed",
-        "1 where the drafter has passed the self-test of the engine's start, 0 where it is served all the same.",
+        "1 if the drafter passed the self-test at the engine's start, 0 if it failed and is served anyway.",
         LABELS,
         rows(snapshot, figure("self_test", "passed")),
     )
@@ -146,7 +148,7 @@ def _drafter(snapshot: FleetSnapshot) -> Iterator[Metric]:
     )
     yield counter(
         "wingbeat_replayed_tokens",
-        "Tokens computed again for a drafter that lacked them.",
+        "Tokens computed again because the drafter lacked their hidden states.",
         LABELS,
         rows(snapshot, figure("num_replayed_tokens")),
     )
@@ -155,12 +157,12 @@ def _drafter(snapshot: FleetSnapshot) -> Iterator[Metric]:
 def _heads(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield gauge(
         "wingbeat_head_version",
-        "Version of the draft head that drafted last; 0 is the one that the settings name.",
+        "Version of the draft head that drafted last; 0 is the head named by the settings.",
         LABELS,
         rows(snapshot, figure("head_version")),
     )
     parts = ("rounds", "draft_tokens", "accepted_tokens")
-    texts = ("Sequences' rounds with a tree", "Tree nodes verified", "Tree nodes accepted")
+    texts = ("Rounds of sequences with a draft tree", "Tree nodes verified", "Tree nodes accepted")
     for index, (name, text) in enumerate(zip(parts, texts, strict=True)):
         yield counter(
             f"wingbeat_head_{name}",
@@ -171,10 +173,10 @@ def _heads(snapshot: FleetSnapshot) -> Iterator[Metric]:
 
 
 def _kv(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    yield gauge("wingbeat_kv_blocks", "KV blocks.", LABELS, rows(snapshot, figure("num_blocks")))
-    text = "KV blocks that can be handed out, cached ones included."
+    yield gauge("wingbeat_kv_blocks", "KV blocks in the pool.", LABELS, rows(snapshot, figure("num_blocks")))
+    text = "KV blocks that can be allocated, evictable cached blocks included."
     yield gauge("wingbeat_kv_blocks_free", text, LABELS, rows(snapshot, figure("num_free_blocks")))
-    text = "KV blocks of saved prefixes, which nothing else may have."
+    text = "KV blocks of saved prefixes, which cannot be evicted."
     yield gauge("wingbeat_kv_blocks_pinned", text, LABELS, rows(snapshot, figure("num_pinned_blocks")))
 
 
@@ -182,7 +184,7 @@ def _routers(snapshot: FleetSnapshot) -> Iterator[Metric]:
     routers = snapshot.routers.items()
     yield gauge(
         "wingbeat_router_requests",
-        "Choices that hold a place with a router, in engines and in its queue.",
+        "Choices admitted by the router, in engines and in its queue.",
         ("router",),
         (((router_id,), figures["num_admitted"]) for router_id, figures in routers),
     )

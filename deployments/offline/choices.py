@@ -11,7 +11,7 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 
 class RunningChoice:
-    """One choice of a prompt.
+    """A choice of a prompt.
 
     Args:
         asked: the caller's parameters.

@@ -1,1 +1,1 @@
-"""Settings of an application, by what they are of; `AppConfig` has all of them."""
+"""Settings of an application, grouped by subject; `AppConfig` inherits all of them."""

@@ -1,4 +1,4 @@
-"""Settings that are for measuring alone, and refused elsewhere."""
+"""Settings for measurements only. Servers refuse them unless the environment permits them."""
 
 import os
 from typing import Any, ClassVar
@@ -11,20 +11,23 @@ from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcce
 from wingbeat.runtime.refusals import Feature
 
 FORCED_HEADER = "X-Wingbeat-Forced-Acceptance"
-"""Of every answer of a server whose text is not the model's: the rates."""
+"""Response header with the forced acceptance rates, sent when the text is not the model's."""
 
 
 class BenchmarkOptions(ModelOptions):
-    """The part of a command's settings by which speed is measured with weights that agree on nothing."""
+    """Settings that force an acceptance rate, so that speed can be measured with weights whose drafter never agrees
+    with the verifier.
+    """
 
     measures: ClassVar[bool] = False
-    """Whether the command is a benchmark: others need the variable."""
+    """Whether the command is a benchmark; other commands need the variable `BENCHMARK_VARIABLE`."""
 
     forced_acceptance: tuple[float, ...] | None = Field(
         None,
-        description="For benchmarks: draw how much of a draft is accepted, so that the text is not the model's: the "
-        "probability of each level, such as 0.8 or 0.9,0.8,0.7, whose last one holds for all deeper ones. Refused "
-        f"by servers unless the environment has {BENCHMARK_VARIABLE}=1.",
+        description="For benchmarks: draw at random how many drafted tokens are accepted, so that the text is not the"
+        " model's. A value is the probability of acceptance at each tree level, such as 0.8 or "
+        "0.9,0.8,0.7; the last value applies to all deeper levels. Servers refuse this setting unless "
+        f"{BENCHMARK_VARIABLE}=1 is in the environment.",
     )
 
     @field_validator("forced_acceptance", mode="before")
@@ -40,12 +43,12 @@ class BenchmarkOptions(ModelOptions):
         if value is None:
             return None
         if not cls.measures and os.environ.get(BENCHMARK_VARIABLE) != "1":
-            raise ValueError(f"its text is not the model's, so it is for benchmarks only; set {BENCHMARK_VARIABLE}=1")
+            raise ValueError(f"the text is not the model's, so this is for benchmarks only; set {BENCHMARK_VARIABLE}=1")
         ForcedAcceptance(value)
         return value
 
     def asked(self) -> dict[str, tuple[bool, str]]:
-        """As for every model, with what is drawn."""
+        """Adds `forced_acceptance` and a missing drafter to the features that may conflict."""
         return super().asked() | {
             Feature.FORCED_ACCEPTANCE: (self.forced_acceptance is not None, "forced_acceptance is given"),
             Feature.NO_DRAFTER: (not self.choice().drafts, "drafter is none"),
@@ -56,10 +59,10 @@ class BenchmarkOptions(ModelOptions):
         return super()._engine_config(forced_acceptance=forced, **given)
 
     def answer_marks(self) -> dict[str, str]:
-        """Headers of every HTTP answer."""
+        """Headers added to every HTTP answer: the forced rates, if any."""
         rates = self.forced_acceptance
         return {} if rates is None else {FORCED_HEADER: ",".join(f"{rate:g}" for rate in rates)}
 
     def environment(self) -> dict[str, str]:
-        """What processes of an engine must find in their environment, so as to let it draw."""
+        """Environment variables that an engine's processes need so that they permit forced acceptance."""
         return {} if self.forced_acceptance is None else {BENCHMARK_VARIABLE: "1"}

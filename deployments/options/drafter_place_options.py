@@ -1,4 +1,4 @@
-"""What an operator can set about where drafters run."""
+"""Settings that place drafters on processes and nodes."""
 
 from typing import Literal
 
@@ -11,16 +11,20 @@ from wingbeat.runtime.refusals import Feature
 
 
 class DrafterPlaceOptions(ModelOptions):
-    """The part of `AppConfig` that says whose process a drafter is in, and on which nodes."""
+    """Settings of `AppConfig` for the process and the nodes that drafters run on."""
 
     drafter_place: Literal["actor", "engine"] = Field(
         "actor",
-        description="Where a verifier's drafter runs: in an actor of its own, or in the engine's process, without a "
-        "channel, each ending with the other. Where it is not given, a GPU without CUDA IPC makes it engine.",
+        description="Where each verifier's drafter runs: 'actor' is a process of its own that exchanges rounds with "
+        "the engine over a channel; 'engine' is the engine's process, without a channel, so that a crash "
+        "of either ends both. If the setting is absent and two processes cannot share the GPU's memory "
+        "(no CUDA IPC), 'engine' is chosen.",
     )
     drafter_resources: NodeResources = Field(
         None,
-        description="Ray resources of the nodes that drafters may run on, beside CPUs and GPUs, such as cheap_gpu.",
+        description="Custom Ray resources that each drafter takes, beside CPUs and GPUs, as JSON such as "
+        "{\"cheap_gpu\": 1}; drafters run only on nodes that have them. With channel 'auto' this allows "
+        "drafters on other nodes than their verifiers.",
     )
 
     def asked(self) -> dict[str, tuple[bool, str]]:
@@ -30,21 +34,23 @@ class DrafterPlaceOptions(ModelOptions):
         }
 
     def has_drafter(self) -> bool:
-        """False where every request decodes plainly and no drafter process exists."""
+        """Returns False if every request decodes plainly and no drafter exists."""
         return self.choice().drafts
 
     def has_own_drafter(self) -> bool:
-        """Whether each verifier has a drafter beside it, not one that is shared, within the engine, or none at all."""
+        """Whether each verifier has a drafter process of its own: not a shared drafter, and not a drafter in the
+        engine's process.
+        """
         return self.has_channel() and not self.num_shared_drafters()
 
     def has_channel(self) -> bool:
-        """Whether rounds go to another process."""
+        """Whether the drafter runs in another process, so that rounds go over a channel."""
         return self.has_drafter() and not self.drafts_in_engine()
 
     def num_shared_drafters(self) -> int:
-        """Drafters that are placed by themselves, for all verifiers; 0 where each has its own."""
+        """Number of drafters shared by all verifiers; 0 if each verifier has its own."""
         return first("num_shared_drafters", self) or 0
 
     def drafts_in_engine(self) -> bool:
-        """Whether a drafter is a part of its engine, by name."""
+        """Whether `drafter_place` names the engine's process."""
         return self.drafter_place == "engine"

@@ -1,4 +1,4 @@
-"""What an operator can change while replicas run: the `user_config` of the deployments `Router` and `Verifier`."""
+"""Settings that an operator can change while replicas run: `user_config` of the deployments `Router` and `Verifier`."""
 
 from typing import Any, Self
 
@@ -10,7 +10,8 @@ from wingbeat.deployments.parts import merged
 
 
 class LiveLogOptions(BaseModel):
-    """Of a `Verifier`, and of every replica. What is not given is as at the start.
+    """Settings that every replica, router or verifier, takes from `user_config`; absent ones return to their value at
+    the start.
 
     Raises:
         pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
@@ -19,14 +20,14 @@ class LiveLogOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     log_level: LogLevel = Field(default_factory=level_at_start)
-    """Of Wingbeat's own lines in the replica's processes; in routers those of the access log too."""
+    """Lowest level of Wingbeat's log lines in the replica's processes; in routers also of the access log."""
 
     @classmethod
     def of(cls, user_config: Any) -> Self:
-        """Those of a `user_config`.
+        """Reads a `user_config`.
 
         Raises:
-            ValueError: it is wrong; one line that names the field.
+            ValueError: a field is unknown, of the wrong type or out of range; one line that names the field.
         """
         try:
             return cls.model_validate(user_config)
@@ -40,14 +41,15 @@ PartOptions = create_model(
     __base__=LiveLogOptions,
     **merged("live_settings"),
 )
-"""Options of the parts that are there."""
+"""Live settings including those of the installed parts."""
 
 
 class LiveOptions(PartOptions):
-    """Of a `Router`. What is not given is as the settings say."""
+    """Settings that a running router takes from `user_config`; absent ones keep `AppConfig`'s value."""
 
     max_queued_requests: int | None = Field(None, ge=0, lt=2**31)
-    """As the setting, and so the next one."""
+    """Replaces the setting `max_queued_requests`; None keeps it."""
     engine_wait_s: float | None = Field(None, ge=0, le=1e7)
+    """Replaces the setting `engine_wait_s`, seconds; None keeps it."""
     speculation: bool = True
-    """Whether requests are drafted for that do not say themselves whether they are; texts are the same either way."""
+    """Whether requests without a `speculation` field are drafted for. Texts are the same either way."""

@@ -1,4 +1,4 @@
-"""What every command that runs a model can be told: which model, which drafter, and how the two are run."""
+"""Settings of every command that runs a model: the model, the drafter, and how both are loaded and run."""
 
 from dataclasses import fields
 from itertools import chain
@@ -42,14 +42,14 @@ _ALLOWED = "must be a directory with a config.json, or org/name of the Hugging F
 
 
 class ModelFolder(Settings):
-    """A model's folder."""
+    """Setting that names the model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
     model: Path | None = Field(
         None,
-        description="Folder of a Hugging Face checkpoint, a GGUF file, a name on the hub, org/name[@revision], or the "
-        "name of a model that wingbeat fetch has; none takes the demo pair.",
+        description="Folder of a Hugging Face checkpoint, a GGUF file, a name on the Hugging Face hub, "
+        "org/name[@revision], or the short name of a model that wingbeat fetch has. By default the demo's verifier.",
     )
 
     @model_validator(mode="before")
@@ -60,14 +60,14 @@ class ModelFolder(Settings):
     @field_validator("model", mode="before")
     @classmethod
     def _as_it_was_written(cls, value: Any) -> Any:
-        # As a path, ./org/name is org/name, which may be of the hub.
+        # Path("./org/name") drops the "./", after which the path would read as a name on the hub.
         if isinstance(value, str) and value.startswith((".", "~")) and not Path(value).is_dir():
             raise ValueError(f"{folder_problem(value)}; {_ALLOWED}")
         return value
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
-        """A name of the hub is looked up where it is used."""
+        """Checks that a local folder holds a model. A name on the hub is only resolved when the model is loaded."""
         if self.model is None or HubName.parse(self.model) is not None:
             return self
         if (problem := folder_problem(self.model)) is not None:
@@ -75,38 +75,44 @@ class ModelFolder(Settings):
         return self
 
     def model_dir(self, with_weights: bool = True) -> Path:
-        """The verifier's checkpoint, fetched from the hub if need be.
+        """Returns the folder of the verifier's checkpoint, fetched from the hub if necessary.
 
         Args:
-            with_weights: False where configuration and tokenizer will do.
+            with_weights: False fetches only the configuration and the tokenizer.
 
         Raises:
-            FileNotFoundError: none is given and this installation comes without the demo pair.
-            HubError: it has a name of the hub and is not to be had.
+            FileNotFoundError: no model is given and this installation has no demo pair.
+            HubError: the model is named on the hub and cannot be fetched.
         """
         return demo_pair().verifier if self.model is None else checkpoint_folder(self.model, with_weights)
 
 
 class LoadOptions(ModelFolder):
-    """A model's folder, and where and how its weights are held."""
+    """The model, and the device and dtype of its weights."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] | None = Field(
         None,
-        description="Of weights and KV; by default float16 or else bfloat16 on GPUs, float32 on CPUs. 'auto' is the "
-        "same, but for a checkpoint in bfloat16 on a CPU that has units for it: tried both ways, the faster is taken. "
-        "'int8' on CPUs: float32, but linear layers' weights are rounded to eight bits with a scale per channel.",
+        description="Dtype of weights and KV cache. By default float32 on CPUs, and on GPUs float16 if config.json "
+        "names it and bfloat16 otherwise. 'auto' is the default, except for a bfloat16 checkpoint on a CPU with "
+        "bfloat16 units (AVX512-BF16, AMX): both dtypes are timed at the start, bfloat16 is taken if rounds are 10 % "
+        "shorter, and the choice is kept in the cache folder; texts then have bfloat16's rounding, so name a dtype "
+        "if replicas run on different kinds of CPU. 'int8', on CPUs only: float32 with linear layers' weights "
+        "rounded to eight bits with one scale per channel, which are read in half the time of bfloat16 and change "
+        "texts.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
-        description="'auto' is cuda where there is one; of a server whose shares of GPUs are given, where they are "
-        "above 0. 'cpu' takes no GPU.",
+        description="'auto' is cuda if there is a GPU; a server whose GPU shares are given uses a GPU if the "
+        "verifier's share is above 0. 'cpu' takes no GPU.",
     )
     threads: int | None = Field(
         None,
         ge=0,
         le=1024,
-        description="CPU threads; of a server, the verifier's and the drafter's each. 0 tries at start-up how many of "
-        "this machine's cores their passes are worth; so does the default, where one pair is served.",
+        description="CPU threads of the verifier, and of the drafter. 0 measures at the start how many cores pay for "
+        "the verifier and for a head that drafts with the CPU kernels; other drafters get 1. The default "
+        "does the same for a single pair and is 1 with several replicas, models, ranks or shared "
+        "drafters. With 1, verifier and drafter share one core if one can be spared.",
     )
 
     @field_validator("dtype", mode="before")
@@ -115,7 +121,7 @@ class LoadOptions(ModelFolder):
         return value if value is None else dtype_name(str(value))
 
     def resolved_device(self) -> str:
-        """`cpu` or `cuda`; imports torch to know whether there is one."""
+        """Returns `cpu` or `cuda`. With `auto`, imports torch to check for a GPU."""
         if self.device != "auto":
             return self.device
         import torch
@@ -123,10 +129,10 @@ class LoadOptions(ModelFolder):
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     def resolved_dtype(self, checkpoint: Path | None = None) -> str:
-        """Name of torch's dtype, before anything is tried.
+        """Returns the name of the torch dtype, before any dtype is timed.
 
         Args:
-            checkpoint: the folder whose weights are meant; None is the verifier's.
+            checkpoint: folder of the weights; None is the verifier's folder.
         """
         named = self.dtype not in (None, "auto")
         if named or self.resolved_device() == "cpu":
@@ -135,22 +141,22 @@ class LoadOptions(ModelFolder):
         return resolve_dtype(self.dtype, self.resolved_device(), stored)
 
     def rounds_weights(self) -> bool:
-        """Whether the weights of linear layers are rounded to eight bits, beside `resolved_dtype`."""
+        """Whether linear layers' weights are rounded to eight bits; `resolved_dtype` is the dtype of the rest."""
         return self.dtype == INT8
 
     def shown_dtype(self, resolved: str) -> str:
-        """A dtype for people: `resolved`, and how the weights are held where that differs."""
+        """Describes the dtype for log lines: `resolved`, and how weights are stored if that differs."""
         return f"{INT8} weights, {resolved} otherwise" if self.rounds_weights() else resolved
 
     def tries_bfloat16(self) -> bool:
-        """Whether a CPU's own figures decide between float32 and bfloat16."""
+        """Whether timings on this CPU choose between float32 and bfloat16."""
         if self.dtype != "auto" or self.resolved_device() != "cpu":
             return False
         return stored_dtype(self.model_dir(with_weights=False)) == "bfloat16"
 
 
 def _of_drafters() -> dict[str, Any]:
-    """Fields of the settings that kinds of drafters have."""
+    """Returns pydantic fields for the settings that kinds of drafters declare."""
     panel: dict[str, Any] = {"panel": DRAFTING}
     return {
         one.name: (
@@ -168,71 +174,78 @@ ModelSettings = create_model(
     **merged("model_settings"),
     **_of_drafters(),
 )
-"""Settings of a model, those of parts and of kinds of drafters among them."""
+"""Settings of a model, including those of the installed parts and of kinds of drafters."""
 
 
 class ModelOptions(ModelSettings):
-    """A model and its drafter.
+    """Settings of a model and its drafter.
 
     Raises:
-        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+        pydantic.ValidationError: a field is unknown, of the wrong type or out of range.
     """
 
     drafter: str = Field(
         "auto",
-        description="Folder, or name on the hub, of a draft head (EAGLE, DFlash and others) or of a draft model, 'mtp' "
-        "(the model's own multi-token prediction), 'suffix' or 'ngram' (earlier text continued), 'none' (plain "
-        "decoding), the import path of a class, or 'auto': the demo pair's head for the demo model, 'mtp' where the "
-        "model's checkpoint has it, 'ngram' for any other.",
+        description="Folder, GGUF file or hub name of a draft head (EAGLE, DFlash and others) or of a draft model; "
+        "'mtp' (the model's own multi-token prediction), 'suffix' or 'ngram' (continues earlier text), "
+        "'none' (plain decoding), or the import path of a class. 'auto' is the demo's head for the demo "
+        "model, the head that comes with a short name, otherwise 'mtp' if the checkpoint has it, "
+        "otherwise 'ngram'.",
     )
     allow_bad_drafter: bool = Field(
-        False, description="Use a drafter that fails its self-test at the start, with a warning."
+        False,
+        description="Serve a drafter that fails its self-test at the start, with a warning. By default such a drafter "
+        "ends the start.",
     )
     drafter_weights: Literal["auto", "fp8"] = Field(
         "auto",
-        description="Of an EAGLE head: 'fp8' rounds them to eight bits with a scale per channel, which a GPU reads in "
-        "half the time; 'auto' has the dtype of the model.",
+        description="Weights of an EAGLE head: 'fp8' rounds them to eight bits with one scale per channel, which a "
+        "GPU reads in half the time; 'auto' keeps the model's dtype.",
     )
     draft_steps: int | None = Field(
-        None, description=f"Most levels of a draft tree below its root; {default_by_device('draft_steps')}."
+        None, description=f"Maximum levels of a draft tree below its root; {default_by_device('draft_steps')}."
     )
     draft_top_k: int | tuple[tuple[int, ...], ...] | None = Field(
         None,
-        description=f"Children per expanded node, 1 drafts a chain; {default_by_device('draft_top_k')}. Or a tree "
-        "of one shape, as JSON: the paths of its nodes as ranks among their parents' candidates, such as "
-        "[[0], [1], [0, 0]]; draft_steps and verify_tree_size then follow from it.",
+        description="Children per expanded node of a draft tree; 1 drafts a chain; "
+        f"{default_by_device('draft_top_k')}. Or a fixed tree as JSON: the path of each node as ranks among "
+        "its parents' candidates, such as [[0], [1], [0, 0]]; draft_steps and verify_tree_size then follow "
+        "from the tree.",
     )
     verify_tree_size: int | None = Field(
         None,
-        description="Most tree nodes verified per sequence and round, root included; "
+        description="Maximum tree nodes verified per sequence and round, root included; "
         f"{default_by_device('verify_tree_size')}.",
     )
     adaptive: bool | None = Field(
         None,
-        description="Let measured costs and tracked acceptance decide each round's depth and nodes, or that nothing is "
-        "drafted; by default true.",
+        description="Choose depth and nodes of each round's draft tree, or plain decoding, from measured costs and "
+        "tracked acceptance; by default true. False always drafts the full tree.",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         "auto",
-        description="Of the verifier's KV: 'fp8' rounds keys and values to float8_e4m3fn, which halves the memory of "
-        "bfloat16's and changes texts, with and without speculation alike; 'auto' has the dtype of the model.",
+        description="Dtype of the verifier's KV cache: 'auto' is the model's dtype; 'fp8' rounds keys and values to "
+        "float8_e4m3fn, so that the same memory holds twice the tokens of bfloat16 and four times those of float32. "
+        "fp8 changes texts, equally with and without speculation, is slower on CPUs, and does not go with "
+        "tensor_parallel_size or engine_dir.",
     )
 
     kernels: Literal["auto", "torch"] = Field(
         "auto",
-        description="On GPUs: 'auto' compiles Wingbeat's own and takes torch's operations where one of them does not "
-        "compute the same on this device; 'torch' compiles none, which is slower.",
+        description="On GPUs: 'auto' compiles Wingbeat's kernels, compares each with torch on the device at the "
+        "start, and uses torch's operations, with a warning, for a kernel that does not compile or "
+        "differs; 'torch' compiles none, which is slower.",
     )
     deterministic: bool = Field(
         False,
-        description="In any dtype: a request gets the same tokens, bit for bit, with and without speculation, alone "
-        "and in any batch. Layers run by own kernels alone, so that many rows of large models take longer in bfloat16, "
-        "on CPUs up to twice as long, and models with other layers are refused.",
+        description="Give each request the same tokens bit for bit, in any dtype, with and without speculation, alone"
+        " and in any batch. Layers then run only on Wingbeat's own kernels: models with other layers are "
+        "refused, and many rows of large models in bfloat16 take longer, on CPUs up to twice as long.",
     )
     engine_dir: Path | None = Field(
         None,
-        description="What wingbeat build-engine made of the model and its drafter: TensorRT engines, or graphs that a "
-        "CPU runs by ONNX Runtime, in the place of weights that torch runs.",
+        description="Folder made by wingbeat build-engine from the model and its drafter: its TensorRT engines, or "
+        "graphs that a CPU runs with ONNX Runtime, replace the weights that torch runs.",
     )
 
     @field_validator("draft_top_k", mode="before")
@@ -245,7 +258,7 @@ class ModelOptions(ModelSettings):
     @model_validator(mode="after")
     def _check_engine_dir(self) -> Self:
         if self.engine_dir is not None and not runs_engines():
-            raise ValueError("engine_dir is given: nothing that is installed runs engines")
+            raise ValueError("engine_dir is given, but no installed part can run engines: leave it out")
         if self.engine_dir is not None and not (self.engine_dir / "base_config.json").is_file():
             what = "no base_config.json there" if self.engine_dir.is_dir() else "there is no such folder"
             raise ValueError(f"engine_dir is {str(self.engine_dir)!r}: {what}")
@@ -264,7 +277,7 @@ class ModelOptions(ModelSettings):
         return self
 
     def asked(self) -> dict[str, tuple[bool, str]]:
-        """Features that do not go with everything: whether each is asked for, and how."""
+        """Returns each feature that conflicts with others: whether the settings use it, and the words that say so."""
         return merged("model_asked", self) | {
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
@@ -275,29 +288,29 @@ class ModelOptions(ModelSettings):
         }
 
     def num_threads(self) -> int:
-        """On CPUs; 0 where start-up tries how many pay."""
+        """Number of CPU threads; 0 if the start measures how many pay."""
         return self.threads or 0
 
     def drafter_settings(self) -> dict[str, Any]:
-        """Settings of the drafter's kind that are given."""
+        """Settings of the drafter's kind that were set."""
         found = {name: getattr(self, name) for name in KIND_OF_SETTING}
         return {name: value for name, value in found.items() if value is not None}
 
     def choice(self) -> DrafterChoice:
-        """The drafter, `auto` resolved."""
+        """Returns the drafter, with `auto` resolved."""
         return parse_drafter(self.drafter, self.model)
 
     def _positions(self) -> int | None:
-        """Positions of the model as its config.json has them; None where it leaves that to the class."""
+        """Positions of the model according to config.json; None if config.json leaves them to the model class."""
         return num_positions(self.model_dir(with_weights=False))
 
     def _engine_config(self, **given: Any) -> EngineConfig:
-        """Limits of one engine: the fields that bear a limit's name, and those `given` in their place.
+        """Builds the limits of one engine from the fields of the same names, which `given` overrides.
 
         Raises:
-            ValueError: a limit is out of range; names field and value.
+            ValueError: a limit is out of range; the message names field and value.
         """
-        # A command's own `speculation` is something else: whether its requests speculate.
+        # A command's field `speculation` differs from EngineConfig's: whether the command's requests speculate.
         names = (field.name for field in fields(EngineConfig) if field.name != "speculation")
         own = {name: getattr(self, name) for name in names if name in type(self).model_fields}
         device = self.resolved_device()
@@ -311,7 +324,7 @@ class ModelOptions(ModelSettings):
 
 
 def checkpoint_here(model: Path | None) -> Path | None:
-    """The folder of a verifier where it is a folder already; None for a name of the hub, and without the demo pair."""
+    """Returns the verifier's folder if it is on this machine; None for a name on the hub, or without the demo pair."""
     if model is not None:
         return None if HubName.parse(model) is not None else checkpoint_folder(model)
     try:

@@ -1,4 +1,4 @@
-"""Custom resources of Ray nodes, by which an operator says on which of them processes may run."""
+"""Custom Ray resources, with which an operator restricts processes to certain nodes."""
 
 from typing import Annotated, Any
 
@@ -21,4 +21,4 @@ def _check(value: dict[str, float] | None) -> dict[str, float] | None:
 
 
 NodeResources = Annotated[dict[str, float] | None, BeforeValidator(_read), AfterValidator(_check)]
-"""Amounts by name, that each process takes of its node; JSON on the command line."""
+"""Amounts of custom Ray resources by name that each process takes from its node; JSON on the command line."""

@@ -1,4 +1,4 @@
-"""Titles of the groups of settings in a command's help; loads nothing, since every process reads its settings."""
+"""Titles of the groups of settings in a command's help. Imports nothing, because every process imports the settings."""
 
 MODEL, DRAFTING, MEMORY = "Model and weights", "Drafting", "Batches and memory"
 CLUSTER, LIMITS, API = "Replicas and Ray", "Queues and time limits", "HTTP API"
@@ -8,4 +8,4 @@ FEATURES, LEARNING, MEASURING = (
     "Measuring",
 )
 TITLES = (MODEL, DRAFTING, MEMORY, API, CLUSTER, LIMITS, FEATURES, LEARNING, MEASURING)
-"""In the order of help."""
+"""All titles, in the order in which help shows them."""

@@ -1,4 +1,4 @@
-"""What is wrong with settings, in one line: from pydantic's errors to words for whoever wrote them."""
+"""Turns pydantic's validation errors into one line for the person who wrote the settings."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -12,28 +12,28 @@ from wingbeat.deployments.parts import first
 
 
 class SettingsError(click.ClickException, ValueError):
-    """Settings that make no application; one line. Ray's `serve` prints it as such, and no traceback."""
+    """Invalid settings, described in one line. Ray's `serve` prints the line without a traceback."""
 
 
 def plain_type(annotation: Any) -> Any:
-    """The type without its `| None`."""
+    """Returns the type without its `| None`."""
     if get_origin(annotation) in (Union, UnionType):
         return next(kind for kind in get_args(annotation) if kind is not NoneType)
     return annotation
 
 
 def first_problem(error: ValidationError, config_class: type[BaseModel], write: Callable[[str], str] = str) -> str:
-    """The first thing that is wrong, by the setting's name, its value unless it is a secret, and what is allowed.
+    """Describes the first error in one line: the setting's name, its value unless secret, and the allowed values.
 
     Args:
-        write: from a setting's name to how it was written, such as an option of the command line.
+        write: returns a setting's name in the form the user wrote, such as a command line option.
     """
     first = error.errors(include_url=False)[0]
     problem = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
         return problem
     name = str(first["loc"][0])
-    # Of a field that may be several things pydantic names the one it tried first, as `literal[...]`.
+    # For a field of a union type, pydantic adds the member that it tried to the location, as `literal[...]`.
     parts = (part for part in first["loc"][1:] if isinstance(part, str) and not part.startswith("literal["))
     option = ".".join([write(name), *parts])
     if first["type"] == "missing":

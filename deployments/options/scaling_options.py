@@ -1,4 +1,4 @@
-"""What an operator can set about the number of processes, and how it follows the load."""
+"""Settings for the number of replicas and for autoscaling."""
 
 import difflib
 from typing import Any
@@ -12,17 +12,25 @@ from wingbeat.runtime.refusals import Feature
 
 
 class ScalingOptions(ModelOptions):
-    """The part of `AppConfig` that says how many pairs and routers there are."""
+    """Settings of `AppConfig` for the number of verifier and drafter pairs and of routers."""
 
     num_replicas: int | None = Field(
-        None, ge=1, le=MOST_PROCESSES, description="Verifier + drafter pairs; 1 where nothing is given."
+        None,
+        ge=1,
+        le=MOST_PROCESSES,
+        description="Number of replicas, each a verifier with its drafter. 1 if neither this nor autoscaling_config "
+        "is given.",
     )
     autoscaling_config: dict[str, Any] | None = Field(
-        None, description="Ray Serve's autoscaling config for the pairs, in place of num_replicas."
+        None,
+        description='Ray Serve\'s autoscaling config for the replicas as JSON, such as {"min_replicas": 1, '
+        '"max_replicas": 4}, in place of num_replicas. Fields that Serve does not have are refused.',
     )
-    num_router_replicas: int = Field(1, ge=1, le=MOST_PROCESSES, description="HTTP router replicas.")
+    num_router_replicas: int = Field(1, ge=1, le=MOST_PROCESSES, description="Number of HTTP router replicas.")
     router_autoscaling_config: dict[str, Any] | None = Field(
-        None, description="Ray Serve's autoscaling config for the routers, in place of num_router_replicas."
+        None,
+        description="Ray Serve's autoscaling config for the routers as JSON, in place of num_router_replicas. "
+        "min_replicas must be at least 1, because no request could wake a router.",
     )
 
     @field_validator("autoscaling_config", "router_autoscaling_config", mode="before")
@@ -36,7 +44,7 @@ class ScalingOptions(ModelOptions):
         for name in ("min_replicas", "initial_replicas"):
             number = (value or {}).get(name)
             if isinstance(number, int | float) and number < 1:
-                raise ValueError(f"{name} is {number}: at least 1, nothing would wake a router")
+                raise ValueError(f"{name} is {number}: use at least 1, because no request could wake a router")
         return value
 
     @field_validator("autoscaling_config", "router_autoscaling_config")
@@ -54,23 +62,23 @@ class ScalingOptions(ModelOptions):
         }
 
     def min_pairs(self) -> int:
-        """Verifiers that there are at the least, while there are any."""
+        """Least number of verifiers while any are running (at least 1)."""
         if self.autoscaling_config is not None:
             return max(1, self.autoscaling_config.get("min_replicas", 1))
         return self.num_replicas or 1
 
     def may_sleep(self) -> bool:
-        """Whether there may be no pair at all while nobody asks for anything."""
+        """Whether autoscaling may remove every pair while there are no requests (min_replicas 0)."""
         return self.autoscaling_config is not None and self.autoscaling_config.get("min_replicas", 1) == 0
 
 
 def check_autoscaling(fields: dict[str, Any]) -> None:
-    """Hold an object to Serve's own model of it, which passes over what it does not know.
+    """Checks an autoscaling config against Ray Serve's model, which itself ignores unknown fields.
 
     Raises:
-        ValueError: names the field.
+        ValueError: a field is unknown or invalid; the message names it.
     """
-    # Takes a second or more, and most servers have a fixed number.
+    # Imported here because it takes a second or more, and most servers have a fixed number of replicas.
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
     _check_names(fields, AutoscalingConfig)
@@ -94,5 +102,5 @@ def _check_names(fields: dict[str, Any], model: type[BaseModel]) -> None:
     for name in fields:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-            raise ValueError(f"{name!r} is no field of it: {hint}")
+            hint = f"did you mean {close[0]}?" if close else f"its fields are {', '.join(known)}"
+            raise ValueError(f"{name!r} is not a field of Ray Serve's: {hint}")

@@ -1,4 +1,4 @@
-"""Settings of the HTTP surface: who may use it, and what it logs."""
+"""Settings of the HTTP API: keys, hosts, size limits and logging."""
 
 import os
 from pathlib import Path
@@ -13,50 +13,63 @@ from wingbeat.deployments.options.words import listed
 
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"
 OF_REQUESTS = "request"
-"""In the place of a chat template's file: requests may have one."""
+"""Value of `chat_template` that permits a template in each request."""
 OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
 
 
 class SurfaceOptions(ModelOptions):
-    """The part of `AppConfig` that routers go by."""
+    """Settings of `AppConfig` that routers use."""
 
-    # An error's input would show the key beside the field that is wrong.
+    # Pydantic's error text contains the whole input, keys included.
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1, description="Longest request body.")
+    max_body_bytes: int = Field(
+        MAX_BODY_BYTES, ge=1, description="Maximum size of a request body in bytes. Longer bodies are answered by 413."
+    )
     max_answer_bytes: int = Field(
         MAX_ANSWER_BYTES,
         ge=1,
-        description="Longest that log-probabilities, token ids and traces may make an answer; a router holds four.",
+        description="Maximum bytes that log-probabilities, token ids, traces and embeddings may add to one answer; "
+        "requests that could exceed it are refused. A router may hold four such answers at once.",
     )
     api_key: tuple[SecretStr, ...] | None = Field(
         default_factory=lambda: os.environ.get(API_KEY_VARIABLE) or None,
         validate_default=True,
-        description=f"Keys of which clients must send one as Bearer token; by default those in {API_KEY_VARIABLE}.",
+        description="Keys separated by commas; clients must send one of them as a Bearer token. By default read from "
+        f"the environment variable {API_KEY_VARIABLE}; without any, no key is asked for.",
     )
     operator_key: tuple[SecretStr, ...] | None = Field(
         default_factory=lambda: os.environ.get(OPERATOR_KEY_VARIABLE) or None,
         validate_default=True,
-        description="Keys of which operators (/trace, /reset_prefix_cache, /v1/prefixes, /v1/drafter/promote) must "
-        f"send one as Bearer token; by default those in {OPERATOR_KEY_VARIABLE}.",
+        description="Keys separated by commas; operators must send one of them as a Bearer token for /trace, "
+        "/reset_prefix_cache, /v1/prefixes, /v1/drafter/..., weight updates, rollouts and loading of "
+        f"adapters. By default read from the environment variable {OPERATOR_KEY_VARIABLE}.",
     )
-    access_log: bool = Field(False, description="Log every request: id, path, status, time.")
+    access_log: bool = Field(
+        False,
+        description="Log one line per request: id, path, status, time. /health, /ping, /load and /metrics are logged "
+        "only when they fail.",
+    )
     allowed_hosts: tuple[str, ...] | None = Field(
-        None, description="Names that Host headers may give, or '*'; by default local ones where the server is local."
+        None,
+        description="Accepted Host headers separated by commas, or '*' for any. By default only local names if the "
+        "server listens on a local address, and any name otherwise.",
     )
     allowed_origins: tuple[str, ...] | None = Field(
         None,
-        description="Origins of web pages that may use it, or '*'; by default local ones where the server is local.",
+        description="Accepted Origin headers (origins of web pages) separated by commas, or '*' for any. By default "
+        "only local origins if the server listens on a local address.",
     )
     unknown_fields: Literal["ignore", "refuse"] = Field(
         "ignore",
-        description="What becomes of fields of a request that mean nothing here: ignored, named in the answer's header "
-        "X-Wingbeat-Ignored-Fields and in the log; or answered by 400.",
+        description="Handling of request fields that have no meaning here: 'ignore' leaves them out and names them in"
+        " the response header X-Wingbeat-Ignored-Fields and in the log; 'refuse' answers 400.",
     )
     chat_template: str | None = Field(
         None,
-        description=f"File with a Jinja template in the place of the model's, or {OF_REQUESTS!r}: a chat request may "
-        "have one of its own as `chat_template`, run within limits of time and memory.",
+        description="File with a Jinja chat template that replaces the model's and is read when a router starts. Or "
+        f"{OF_REQUESTS!r}: a chat request may bring its own template as `chat_template`, run within limits"
+        " of time and memory. By default the model's template.",
     )
 
     @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")
@@ -70,7 +83,7 @@ class SurfaceOptions(ModelOptions):
         for key in keys or ():
             text = key.get_secret_value()
             if not (text and text.isascii() and text.isprintable() and " " not in text):
-                raise ValueError("holds a key that is empty or has a character that no header can carry")
+                raise ValueError("holds a key that is empty or has a character that an HTTP header cannot carry")
         return keys
 
     @field_validator("allowed_hosts")
@@ -91,7 +104,7 @@ class SurfaceOptions(ModelOptions):
         return value
 
     def own_template(self) -> str | None:
-        """The text of a chat template in the place of the model's; None where that is used.
+        """Returns the text of the chat template given by file; None if the model's template is used.
 
         Raises:
             OSError, ValueError: the file cannot be read.

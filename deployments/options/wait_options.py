@@ -1,4 +1,4 @@
-"""Settings of how long one process of an application waits for another, before it is ended and replaced."""
+"""Timeouts after which a process of the application counts as stuck and is replaced."""
 
 from pydantic import Field
 
@@ -6,32 +6,42 @@ from wingbeat.deployments.options.model_options import ModelOptions
 
 STUCK_AFTER_S = 30.0
 SLOW_STUCK_AFTER_S = 120.0
-"""On GPUs, where a drafter's first answer may take a minute, and where ranks wait as long for each other."""
+"""Seconds, on GPUs and with several ranks: a drafter's first answer may take a minute while kernels compile, and ranks
+wait as long for each other.
+"""
 DRAFTER_TIMEOUTS = 3.0
-"""A round waits for its drafter once, and no engine is stuck that does."""
+"""Multiple of the drafter's timeout that an engine gets at least: a round waits for its drafter once, and must not
+count as stuck meanwhile.
+"""
 
 
 class WaitOptions(ModelOptions):
-    """The part of `AppConfig` that says when an engine or a drafter counts as stuck."""
+    """Settings of `AppConfig` for when an engine or a drafter counts as stuck."""
 
     engine_stuck_after_s: float | None = Field(
         None,
         gt=0,
-        description="Seconds in one round, without an end, after which an engine is killed and replaced; more where "
-        "rounds of that size take over a tenth of them. None is 30 on CPUs, and 120 on GPUs or with several ranks.",
+        description="Seconds that one round may take before the engine counts as stuck and is killed and replaced; "
+        "larger if rounds of that size usually take more than a tenth of it. By default 30 on CPUs, and "
+        "120 on GPUs or with several ranks.",
     )
     engine_start_timeout_s: float = Field(
-        1800.0, gt=0, description="What an engine may take to start before it is killed and tried again."
+        1800.0,
+        gt=0,
+        description="Seconds that an engine may take to start, with its drafter, before it is killed and started "
+        "again. At the first start of a replica the timeout ends the replica.",
     )
     drafter_start_timeout_s: float = Field(
-        300.0, gt=0, description="What a drafter may take to start, or to answer, before it is killed and replaced."
+        300.0,
+        gt=0,
+        description="Seconds that a drafter may take to start, or to answer a call, before it is killed and replaced.",
     )
 
     def patience_s(self, slow: bool, drafter_timeout_s: float) -> float:
-        """What any round may take.
+        """Seconds that any round may take before the engine counts as stuck.
 
         Args:
-            slow: whether rounds may wait for a device's compiler, or for other ranks.
+            slow: whether rounds may wait for a GPU's compiler or for other ranks.
         """
         if self.engine_stuck_after_s is not None:
             return self.engine_stuck_after_s

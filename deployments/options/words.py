@@ -1,4 +1,4 @@
-"""How words of a command line become values: one that says nothing, objects as JSON, and lists."""
+"""Conversion of command line text to values: null words, JSON objects and lists."""
 
 import json
 from typing import Any, get_args
@@ -9,10 +9,10 @@ _NOTHING = ("", "none", "null")
 
 
 def with_nothing_by_word(settings: type[BaseModel], values: Any) -> Any:
-    """The same values with None for "none", "null" and "", of fields that may be None; a key may read so, and stays,
-    and so does a word of the field's own.
+    """Replaces "none", "null" and "" by None for fields that may be None; a command line has no other way to write
+    null.
 
-    The command line has no other way to say null.
+    Keys are left alone, because a key may be the word "none", and so are fields with "none" among their literal values.
     """
     if not isinstance(values, dict):
         return values
@@ -30,10 +30,10 @@ def _may_be_none(settings: type[BaseModel], name: str) -> bool:
 
 
 def object_of_json(text: Any, example: str) -> Any:
-    """An object as the command line has it; what is no text is returned as it is.
+    """Parses a JSON object from command line text; a value that is not text is returned unchanged.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: the text is not JSON.
     """
     if not isinstance(text, str):
         return text
@@ -44,12 +44,14 @@ def object_of_json(text: Any, example: str) -> Any:
 
 
 def listed(text: Any) -> Any:
-    """Items of a list as the command line has it, in JSON or between commas; what is no text is returned as it is."""
+    """Splits command line text, a JSON list or items separated by commas; a value that is not text is returned
+    unchanged.
+    """
     if not isinstance(text, str):
         return text
     try:
         items = json.loads(text)
     except ValueError:
-        # An address such as [::1] begins as a list does.
+        # An address such as [::1] begins like a JSON list.
         items = None
     return items if isinstance(items, list) else [part.strip() for part in text.split(",")]

@@ -1,1 +1,1 @@
-"""What a model's text says beside its answer: thoughts and tool calls, found in text that arrives in pieces."""
+"""Incremental parsers that find reasoning and tool calls in a model's text."""

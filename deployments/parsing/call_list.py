@@ -1,6 +1,6 @@
-"""Tool calls as a JSON list, `[{"name": "f", "arguments": {...}}, ...]`, and one call's arguments alone.
+"""Tool calls as a JSON list, `[{"name": "f", "arguments": {...}}, ...]`, and the bare arguments of one call.
 
-What a grammar makes a model write that must call a tool.
+A grammar makes a model write these forms if it must call a tool.
 """
 
 from enum import Enum, auto
@@ -18,7 +18,7 @@ class _At(Enum):
 
 
 class CallListParser(CallParser):
-    """A text that is no such list is text; so is what follows one."""
+    """Parser of a JSON list of calls; any other text, and text after the list, is answer text."""
 
     keeps_special_tokens = False
     _at = _At.START
@@ -46,7 +46,7 @@ class CallListParser(CallParser):
         return True
 
     def _read_between(self) -> bool:
-        """What stands between two objects."""
+        """Reads the characters between two objects."""
         rest = self._pending.lstrip(SPACE + ",")
         raw = self._raw + self._read(len(self._pending) - len(rest))
         if not rest:
@@ -80,7 +80,7 @@ class CallListParser(CallParser):
 
 
 class OneCallParser(Parser):
-    """All text is the arguments of one call, whose name is known beforehand."""
+    """Parser for which all text is the arguments of one call of a known function."""
 
     new_id = staticmethod(new_call_id)
 
@@ -88,7 +88,7 @@ class OneCallParser(Parser):
         self._name: str | None = name
 
     def push(self, text: str) -> MessageDelta:
-        """More of the arguments."""
+        """Returns new text as arguments."""
         text = text.lstrip() if self._name else text
         if not text:
             return MessageDelta()
@@ -96,5 +96,5 @@ class OneCallParser(Parser):
         return MessageDelta(tool_calls=(ToolCallDelta(0, text, self.new_id() if name else None, name),))
 
     def flush(self) -> MessageDelta:
-        """Nothing is held back."""
+        """Returns an empty delta, because nothing is held back."""
         return MessageDelta()

@@ -1,4 +1,4 @@
-"""What parsers of tool calls share: the answer around the calls, and calls that are sent as they come."""
+"""Base class of tool-call parsers: answer text around calls, and calls whose arguments are sent incrementally."""
 
 from abc import abstractmethod
 
@@ -7,9 +7,9 @@ from wingbeat.deployments.parsing.message import MessageDelta, Parser, ToolCallD
 
 
 class CallParser(Parser):
-    """A machine over the text that is not read yet: `_advance` reads some of it, as far as it is certain.
+    """State machine over unread text; `_advance` reads the part whose meaning is certain.
 
-    Space behind calls, and before calls that end the text, is left out of the answer.
+    White space after calls, and before calls that end the text, is left out of the answer.
     """
 
     keeps_special_tokens = True
@@ -18,26 +18,26 @@ class CallParser(Parser):
     def __init__(self) -> None:
         self._pending = ""
         self._ended = False
-        """No more text comes: what may be the beginning of a mark is none."""
+        """Whether the text has ended, so that an incomplete mark is not a mark."""
         self._out = MessageDelta()
         self._space = ""
         self._beside_call = False
-        """Whether a call was the last thing that was said."""
+        """Whether the last output was a call."""
         self._num_calls = 0
         self._call = JsonCall()
         self._raw = ""
-        """What was read of a call that may turn out to be none."""
+        """Text read of a call that may turn out not to be a call."""
         self._is_sent = False
 
     def push(self, text: str) -> MessageDelta:
-        """What is final after this text."""
+        """Returns what is certain after this text."""
         self._pending += text
         while self._pending and self._advance():
             pass
         return self._take()
 
     def flush(self) -> MessageDelta:
-        """The rest: an unfinished call that could not be sent is text."""
+        """Returns the rest; an unfinished call that was not sent becomes text."""
         self._ended = True
         while self._pending and self._advance():
             pass
@@ -48,26 +48,26 @@ class CallParser(Parser):
         return self._take()
 
     def cut(self) -> MessageDelta:
-        """See `Parser`. What is not read yet may begin a mark, and what was read of a call may become one."""
+        """See `Parser`. Unread text, which may begin a mark, and an unsent call are dropped."""
         if self._pending or (self._raw and not self._is_sent):
             self._pending = self._raw = self._space = ""
         return self.flush()
 
     @abstractmethod
     def _advance(self) -> bool:
-        """Read some of `_pending`; False where more text is needed first."""
+        """Reads some of `_pending`; returns False if more text is needed first."""
 
     def _take(self) -> MessageDelta:
         out, self._out = self._out, MessageDelta()
         return out
 
     def _read(self, length: int) -> str:
-        """The next characters of what is not read yet."""
+        """Removes and returns the next characters of `_pending`."""
         text, self._pending = self._pending[:length], self._pending[length:]
         return text
 
     def _say(self, text: str) -> None:
-        """Text of the answer; space at its end waits for what follows."""
+        """Adds text to the answer; white space at its end is held back until more text follows."""
         text = self._space + (text.lstrip() if self._beside_call else text)
         said = text.rstrip()
         self._space = text[len(said) :]
@@ -76,11 +76,11 @@ class CallParser(Parser):
             self._out = self._out.plus(MessageDelta(said))
 
     def _begin_call(self, raw: str, needs_arguments: bool = False) -> None:
-        """A call's object comes next; `raw` is what was read for it."""
+        """Starts reading a call's object; `raw` is the text read so far for the call."""
         self._call, self._raw, self._is_sent = JsonCall(needs_arguments), raw, False
 
     def _read_call(self) -> Progress:
-        """Read the call's object as far as it is there; one that turns out to be none is said as text."""
+        """Reads the available part of the call's object; an object that is not a call becomes text."""
         for position, char in enumerate(self._pending):
             progress = self._call.push(char)
             if progress is Progress.BAD and not self._is_sent:
@@ -106,7 +106,7 @@ class CallParser(Parser):
             self._send(arguments)
 
     def _send(self, arguments: str, name: str | None = None, own_id: str | None = None) -> None:
-        """Arguments of the latest call; with a name they begin the next one, under its own id where it has one."""
+        """Sends arguments of the latest call; with a name, begins the next call, with `own_id` or a new id."""
         if name is not None:
             self._beside_call = True
             self._num_calls += 1
@@ -114,7 +114,7 @@ class CallParser(Parser):
         self._out = self._out.plus(MessageDelta(tool_calls=(ToolCallDelta(index, arguments, call_id, name),)))
 
     def _send_value(self, value: JsonValue) -> bool:
-        """Send what is there of a JSON value that is a call's arguments; whether it is complete."""
+        """Sends the available part of a JSON value as arguments; returns whether the value is complete."""
         for position, char in enumerate(self._pending):
             value.take(char)
             if value.complete:

@@ -1,4 +1,4 @@
-"""Tool calls of DeepSeek's models, between marks that no keyboard has."""
+"""Tool calls of DeepSeek's models, between marks with full-width characters."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from wingbeat.deployments.parsing.marked_json import MarkedJsonParser, Marks
 
 
 def _mark(words: str) -> str:
-    """`<|tool_sep|>` with a wide bar and a low block."""
+    """Returns a mark such as `<|tool_sep|>`, with full-width bars (U+FF5C) and low blocks (U+2581) for spaces."""
     return "<\uff5c" + words.replace(" ", "\u2581") + "\uff5c>"
 
 
@@ -18,7 +18,7 @@ SEPARATOR = _mark("tool sep")
 
 
 class DeepSeekV31Parser(MarkedJsonParser):
-    """DeepSeek V3.1's: the name, and behind the separator the arguments."""
+    """Format of DeepSeek V3.1: the name, the separator, the arguments."""
 
     marks = Marks(
         section=SECTION,
@@ -35,7 +35,7 @@ class DeepSeekV31Parser(MarkedJsonParser):
 
 
 class DeepSeekV3Parser(MarkedJsonParser):
-    """DeepSeek V3's and R1's: the type before the name, and the arguments in a fenced block."""
+    """Format of DeepSeek V3 and R1: the type, the separator, the name, and the arguments in a fenced block."""
 
     marks = Marks(
         section=SECTION,

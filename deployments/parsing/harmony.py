@@ -1,7 +1,9 @@
-"""The harmony format of gpt-oss: messages in channels, thoughts and calls among them.
+"""The harmony format of gpt-oss: messages in channels, some of which are reasoning or calls.
 
-`<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>final<|message|>answer`, a call being
-`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>`. Prompts end in `<|start|>assistant`.
+Reasoning and answer:
+`<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>final<|message|>answer`.
+A call: `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>`. Prompts end in
+`<|start|>assistant`.
 """
 
 import re
@@ -38,13 +40,13 @@ class _At(Enum):
 
 
 class HarmonyParser(CallParser):
-    """Text without the format's marks is the answer."""
+    """Parser of reasoning and calls; text without the format's marks is the answer."""
 
     _at = _At.HEADER
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Thoughts or none, then one call: the token behind it ends the answer."""
+        """Format of optional reasoning and one call; not several, because a call's end token ends the answer."""
         heads = [
             in_order(text(f"<|channel|>commentary to=functions.{name} <|constrain|>json{MESSAGE}"), json_of(schema))
             for name, schema in functions
@@ -52,7 +54,7 @@ class HarmonyParser(CallParser):
         return in_order(_THOUGHTS, one_of(*heads))
 
     def thinking_format(self) -> Format:
-        """Thoughts or none, and what opens the answer."""
+        """Format of optional reasoning and the header of the answer."""
         return in_order(_THOUGHTS, text(f"<|channel|>final{MESSAGE}"))
 
     def __init__(self) -> None:
@@ -60,7 +62,7 @@ class HarmonyParser(CallParser):
         self._num_messages = 0
 
     def cut(self) -> MessageDelta:
-        """See `Parser`. A text in which no message has begun is the answer, unless it begins a header."""
+        """See `Parser`. Text in which no message has begun is the answer, unless it may begin a header."""
         header = self._pending.lstrip()
         begins_header = "<|".startswith(header[:2]) or _RECIPIENT.search(header)
         is_text = self._at is _At.HEADER and not self._num_messages and not begins_header

@@ -20,18 +20,18 @@ class _At(Enum):
 
 
 class HermesParser(CallParser):
-    """Text may stand around the calls."""
+    """Parser of calls that may have text around them."""
 
     _at = _At.TEXT
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Calls alone."""
+        """Format of calls only."""
         return calls(cls._tags(functions), "\n", several)
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Text with calls in it."""
+        """Format of text that may contain calls."""
         return text_with_calls(cls._tags(functions), BEGIN, several)
 
     @staticmethod
@@ -69,7 +69,7 @@ class HermesParser(CallParser):
         return True
 
     def _read_end(self) -> bool:
-        """The closing mark; models leave it out now and then."""
+        """Reads the closing mark, which models sometimes omit."""
         self._pending = self._pending.lstrip()
         if not self._ended and END.startswith(self._pending):
             if self._pending == END:
@@ -77,13 +77,13 @@ class HermesParser(CallParser):
                 self._at = _At.TEXT
             return False
         if self._pending.startswith(END) or END.startswith(self._pending):
-            # The mark, or what there is of it where the answer broke off.
+            # The mark, or its beginning if the answer was cut off.
             self._read(len(END))
         self._at = _At.TEXT
         return True
 
     def _skip(self) -> bool:
-        """Leave out what a call that was begun ends in, up to its mark: it is neither JSON nor text."""
+        """Drops the rest of a broken call up to its closing mark, because it is neither JSON nor text."""
         end = self._pending.find(END)
         if end >= 0:
             self._read(end + len(END))

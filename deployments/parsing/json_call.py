@@ -1,4 +1,4 @@
-"""One tool call in JSON, read character by character: `{"name": "f", "arguments": {...}}`."""
+"""Reads one tool call in JSON, `{"name": "f", "arguments": {...}}`, character by character."""
 
 import json
 from collections.abc import Collection
@@ -6,22 +6,22 @@ from enum import Enum, auto
 
 SPACE = " \t\r\n"
 KEYS = ("type", "id", "name", "arguments", "parameters")
-"""Keys that models write into a call's object."""
+"""Keys that models write in a call's object."""
 
 
 class JsonValue:
-    """Finds where a JSON value ends; it does not check the value's grammar."""
+    """Finds the end of a JSON value; does not validate the value."""
 
     def __init__(self) -> None:
         self.complete = False
-        """Whether the last character that was taken ended it."""
+        """Whether the last character taken ended the value."""
         self._depth = 0
         self._in_string = False
         self._escaped = False
         self._is_scalar = False
 
     def take(self, char: str) -> bool:
-        """Whether the character belongs to the value; a number or word ends before one that does not."""
+        """Takes a character; returns False if it is not part of the value (after a number or word)."""
         if self._in_string:
             self._take_in_string(char)
         elif self._is_scalar:
@@ -48,13 +48,13 @@ class JsonValue:
 
 
 class Progress(Enum):
-    """Where a call stands after a character."""
+    """State of a call after a character."""
 
     OPEN = auto()
     DONE = auto()
-    """The character ended it."""
+    """The character ended the call."""
     BAD = auto()
-    """It is no call."""
+    """The object is not a call."""
 
 
 class _At(Enum):
@@ -68,10 +68,10 @@ class _At(Enum):
 
 
 class JsonCall:
-    """A call's object: `name` once it is known, and its arguments as they come."""
+    """Incremental reader of a call's object: `name` once known, and the text of its arguments."""
 
     def __init__(self, needs_arguments: bool = False) -> None:
-        """`needs_arguments`: an object without arguments is no call but some other object with a name."""
+        """Makes the reader; with `needs_arguments`, an object without arguments is not a call."""
         self.name: str | None = None
         self.has_arguments = False
         """Whether the arguments have begun."""
@@ -85,16 +85,16 @@ class JsonCall:
 
     @property
     def known(self) -> bool:
-        """Whether this is a call for certain, and which."""
+        """Whether the object is certainly a call, and its name is known."""
         return self.name is not None and self.has_arguments
 
     def take_arguments(self) -> str:
-        """The arguments' text that is new since the last time."""
+        """Returns the arguments' text that is new since the last call of this method."""
         new, self._new = self._new, ""
         return new
 
     def may_become(self, names: Collection[str]) -> bool:
-        """Whether an object that broke off looks like a call of one of these functions; of any where none is named."""
+        """Returns whether an object that was cut off may be a call of one of `names`; of any function if empty."""
         if self.name is not None:
             return not names or self.name in names
         if self._at is _At.KEY:
@@ -104,7 +104,7 @@ class JsonCall:
         return not self._has_other_keys
 
     def push(self, char: str) -> Progress:
-        """Read a character."""
+        """Reads a character."""
         if self._at is _At.KEY:
             return self._read_key(char)
         if self._at is _At.IN_VALUE:
@@ -159,11 +159,11 @@ class JsonCall:
         return Progress.OPEN
 
     def _streams(self, char: str) -> bool:
-        """Whether the value is an object of arguments, which is handed out as it comes."""
+        """Returns whether the value is an object of arguments, whose text is passed on incrementally."""
         return self._key in ("arguments", "parameters") and not self._text and (self.has_arguments or char == "{")
 
     def _close_value(self) -> bool:
-        """Use a value that was read as a whole; whether a call may have it."""
+        """Processes a complete value; returns False if a call cannot have it."""
         if not self._text:
             return True
         value = _read(self._text)
@@ -171,7 +171,7 @@ class JsonCall:
             self.name = value if isinstance(value, str) and value else None
             return self.name is not None
         if self._key in ("arguments", "parameters"):
-            # Some models write the object into a string, and null for none.
+            # Some models write the arguments as a string, or null for no arguments.
             self._new = value if isinstance(value, str) else "{}" if value is None else self._text
             self.has_arguments = True
         return True
@@ -185,7 +185,7 @@ class JsonCall:
 
 
 def _read(text: str) -> object:
-    """The JSON value; None where it is none."""
+    """Returns the JSON value; None if the text is not valid JSON."""
     try:
         return json.loads(text)
     except ValueError:

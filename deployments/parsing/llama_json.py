@@ -19,18 +19,18 @@ class _At(Enum):
 
 
 class LlamaJsonParser(CallParser):
-    """An answer that begins otherwise is text as a whole."""
+    """Parser of calls; an answer that begins with anything else is text."""
 
     _at = _At.START
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Calls alone."""
+        """Format of calls only."""
         return calls(objects(functions, key="parameters"), "; ", several)
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Calls, or text that does not begin as a call does."""
+        """Format of calls, or of text that does not begin like a call."""
         return one_of(cls.calls_format(functions, several), {"type": "regex", "pattern": r"[^{<\s](.|\s)*"})
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class LlamaJsonParser(CallParser):
         return self
 
     def cut(self) -> MessageDelta:
-        """See `Parser`. An answer in JSON that is no call stays text."""
+        """See `Parser`. A JSON answer that cannot become a call is text."""
         is_text = self._at is _At.CALL and not self._is_sent and not self._call.may_become(self._names)
         return self.flush() if is_text else super().cut()
 
@@ -58,7 +58,7 @@ class LlamaJsonParser(CallParser):
                 return False
 
     def _read_start(self) -> bool:
-        """Where a call may begin: at the start of the text, and behind another call."""
+        """Reads the place where a call may begin: the start of the text, or after another call."""
         separators = SPACE + ";" if self._num_calls else SPACE
         body = self._pending.lstrip(separators)
         if not self._ended and TAG.startswith(body):
@@ -83,6 +83,6 @@ class LlamaJsonParser(CallParser):
         if progress is Progress.DONE:
             self._at = _At.START
         elif progress is Progress.BAD:
-            # What follows a call that broke off in its arguments has no form that could be told.
+            # After a call that broke off in its arguments, no further calls can be recognised.
             self._at = _At.TEXT
         return True

@@ -1,6 +1,6 @@
-"""Tool calls between marks, each a header with the name and then its arguments in JSON: a format is a table of marks.
+"""Tool calls between marks: each a header with the name, followed by JSON arguments. A format is a table of marks.
 
-Kimi's is below, DeepSeek's are in `deepseek.py`.
+Kimi's format is below, DeepSeek's formats are in `deepseek.py`.
 """
 
 import re
@@ -27,18 +27,18 @@ MOST_HEADER_CHARS = 256
 
 
 class Marks(NamedTuple):
-    """What stands where."""
+    """Marks of a format."""
 
     section: tuple[str, str]
-    """Around all calls of an answer."""
+    """Begin and end of the section with all calls of an answer."""
     call: str
-    """Begins a call."""
+    """Begin of a call."""
     arguments: str
-    """Ends a call's header, and begins its arguments."""
+    """End of a call's header and begin of its arguments."""
     ends: tuple[str, ...]
-    """What may stand behind the arguments, in this order; models leave some of it out now and then."""
+    """Marks that may follow the arguments, in this order; models sometimes omit some."""
     header: re.Pattern[str]
-    """Matches a header as a whole; has the group `name`, and `id` where the format numbers calls itself."""
+    """Pattern of a whole header, with the group `name`, and `id` if the format has ids of calls."""
 
 
 class _At(Enum):
@@ -50,20 +50,20 @@ class _At(Enum):
 
 
 class MarkedJsonParser(CallParser):
-    """Text may stand before and behind the calls; a call whose header or arguments are none is text."""
+    """Parser of calls with text before and after them; a call with an invalid header or arguments is text."""
 
     marks: ClassVar[Marks]
     _at = _At.TEXT
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Calls alone."""
+        """Format of calls only."""
         begin, end = cls.marks.section
         return in_order(text(begin), cls._calls(functions, several), text(end))
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Text with calls behind it."""
+        """Format of text that may be followed by calls."""
         begin, end = cls.marks.section
         return text_with_calls([between(begin, cls._calls(functions, several), end)], begin, several=False)
 
@@ -74,7 +74,7 @@ class MarkedJsonParser(CallParser):
     @classmethod
     @abstractmethod
     def _tag(cls, function: Function) -> Format:
-        """One call as the format writes it."""
+        """Returns the format of one call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,14 +109,14 @@ class MarkedJsonParser(CallParser):
         return True
 
     def _read_section(self) -> bool:
-        """What stands between two calls, and around them."""
+        """Reads the text between two calls, and before and after them."""
         begins = (self.marks.call, self.marks.section[1], *self.marks.ends)
         rest = self._pending.lstrip(SPACE)
         if any(mark.startswith(rest) and mark != rest for mark in begins):
             if not self._ended:
                 return False
             if self._is_sent:
-                # A mark that the answer broke off in.
+                # The answer was cut off in a mark.
                 rest = self._pending = ""
         space = self._read(len(self._pending) - len(rest))
         mark = next((mark for mark in begins if rest.startswith(mark)), "")
@@ -132,7 +132,7 @@ class MarkedJsonParser(CallParser):
         return True
 
     def _leave(self, is_section_over: bool = False) -> None:
-        """Go on with text: of a section without any call the marks are text, too."""
+        """Continues with text; the marks of a section without any call are text too."""
         if self._is_sent:
             self._raw = "" if is_section_over else self._raw
         if self._raw:
@@ -156,7 +156,7 @@ class MarkedJsonParser(CallParser):
         return True
 
     def _read_before_arguments(self) -> bool:
-        """An object follows; a call that ends at once has no arguments."""
+        """Reads up to the arguments' object; a call that ends at once has no arguments."""
         rest = self._pending.lstrip(SPACE)
         ends = self.marks.ends
         if not rest or (not self._ended and any(mark.startswith(rest) and mark != rest for mark in ends)):
@@ -187,9 +187,9 @@ class MarkedJsonParser(CallParser):
 
 
 class KimiK2Parser(MarkedJsonParser):
-    """Kimi K2's: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
+    """Format of Kimi K2: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
 
-    Its header is the call's id, by which the chat template finds the result.
+    The header is the call's id, by which the chat template finds the result.
     """
 
     marks = Marks(

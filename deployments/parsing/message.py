@@ -1,4 +1,4 @@
-"""What some text brought to a message, and the machine that reads text so: a parser."""
+"""Deltas of messages, and the base class of parsers that produce them from text."""
 
 import uuid
 from abc import ABC, abstractmethod
@@ -9,30 +9,30 @@ from wingbeat.deployments.parsing.call_format import Format, Function
 
 
 def new_call_id() -> str:
-    """An id for a tool call."""
+    """Returns a random id for a tool call."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class ToolCallDelta(NamedTuple):
-    """What one tool call gained; its first one has the id and the name."""
+    """New text of one tool call; the first delta of a call has its id and name."""
 
     index: int
     arguments: str
-    """JSON as the model writes it."""
+    """Part of the arguments' JSON, as written by the model."""
     id: str | None = None
     name: str | None = None
 
 
 class MessageDelta(NamedTuple):
-    """What a message gained; the sum of all is the message."""
+    """New content of a message; the sum of all deltas is the message."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    """At most one per call, in the calls' order."""
+    """At most one delta per call, in the calls' order."""
 
     def plus(self, other: "MessageDelta") -> "MessageDelta":
-        """Both, one after the other."""
+        """Returns this delta followed by another."""
         calls = {call.index: call for call in self.tool_calls}
         for call in other.tool_calls:
             begun = calls.get(call.index)
@@ -45,65 +45,65 @@ class MessageDelta(NamedTuple):
 
 
 class Parser(ABC):
-    """Reads one message's text; what it finds does not depend on how the text is cut into pieces."""
+    """Incremental parser of one message. Its result does not depend on how the text is divided into pieces."""
 
     keeps_special_tokens = False
-    """Whether its marks may be special tokens, which text usually leaves out."""
+    """Whether the parser's marks may be special tokens, which decoded text usually omits."""
 
     def know(self, functions: Sequence[Function]) -> Self:
-        """The parser, told before any text which functions may be called, for formats whose arguments have no types."""
+        """Sets the functions that may be called, for formats with untyped arguments; returns the parser itself."""
         return self
 
     @abstractmethod
     def push(self, text: str) -> MessageDelta:
-        """What is final after this text."""
+        """Returns what is certain after this text."""
 
     @abstractmethod
     def flush(self) -> MessageDelta:
-        """The rest, once no more text comes."""
+        """Returns the rest after the end of the text."""
 
     def cut(self) -> MessageDelta:
-        """The rest of a text that a limit or a stop string ended: `flush` without the beginning of a mark or call."""
+        """Like `flush` for a text that a limit or a stop string ended; drops an incomplete mark or call."""
         return self.flush()
 
     def thinking_format(self) -> Format | None:
-        """Of a reasoning parser: the form of thoughts that come before the answer; None where none come."""
+        """For reasoning parsers: format of reasoning before the answer; None if there is none."""
         return None
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format | None:
-        """Of a tool-call parser: the form of an answer that calls these functions; None where it has none of its own.
+        """For tool-call parsers: format of an answer that calls these functions; None if the parser has no format.
 
         Args:
-            functions: those that can be called.
+            functions: functions that may be called.
             several: whether more than one call may be made.
         """
         return None
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format | None:
-        """The same of an answer that may call them or not."""
+        """For tool-call parsers: format of an answer that may call these functions; None as in `calls_format`."""
         return None
 
     def parse(self, text: str) -> MessageDelta:
-        """A whole text; the parser is used up."""
+        """Parses a whole text; the parser cannot be used again."""
         return self.push(text).plus(self.flush())
 
 
 class PlainText(Parser):
-    """All text is the answer."""
+    """Parser for which all text is the answer."""
 
     def push(self, text: str) -> MessageDelta:
-        """The text."""
+        """Returns the text."""
         return MessageDelta(text)
 
     def flush(self) -> MessageDelta:
-        """Nothing is held back."""
+        """Returns an empty delta, because nothing is held back."""
         return MessageDelta()
 
 
 class ReasoningThenCalls(Parser):
-    """One parser takes the thoughts out, another one reads the rest."""
+    """Combines a parser that extracts reasoning with a parser of the remaining text."""
 
     def __init__(self, reasoning: Parser, answer: Parser) -> None:
         self._reasoning = reasoning
@@ -111,11 +111,11 @@ class ReasoningThenCalls(Parser):
         self.keeps_special_tokens = reasoning.keeps_special_tokens or answer.keeps_special_tokens
 
     def push(self, text: str) -> MessageDelta:
-        """What both find."""
+        """Returns what both parsers find."""
         return self._read_on(self._reasoning.push(text))
 
     def flush(self) -> MessageDelta:
-        """What both held back."""
+        """Returns what both parsers held back."""
         return self._read_on(self._reasoning.flush()).plus(self._answer.flush())
 
     def cut(self) -> MessageDelta:
@@ -128,7 +128,7 @@ class ReasoningThenCalls(Parser):
 
 
 class Filtered(Parser):
-    """Leaves out what the caller does not want of a parser's message."""
+    """Wraps a parser and drops reasoning or parallel calls that the caller does not want."""
 
     def __init__(self, parser: Parser, *, reasoning: bool = True, parallel_calls: bool = True) -> None:
         self._parser = parser
@@ -137,11 +137,11 @@ class Filtered(Parser):
         self.keeps_special_tokens = parser.keeps_special_tokens
 
     def push(self, text: str) -> MessageDelta:
-        """What is wanted of it."""
+        """Returns the wanted part of the parser's delta."""
         return self._wanted(self._parser.push(text))
 
     def flush(self) -> MessageDelta:
-        """What is wanted of the rest."""
+        """Returns the wanted part of the rest."""
         return self._wanted(self._parser.flush())
 
     def cut(self) -> MessageDelta:
@@ -156,7 +156,7 @@ class Filtered(Parser):
 
 
 def unfinished(text: str, marks: tuple[str, ...]) -> int:
-    """Characters at the end of a text that may be the beginning of a mark."""
+    """Returns the number of characters at the end of a text that may begin a mark."""
     longest = min(len(text), max(map(len, marks)) - 1)
     for length in range(longest, 0, -1):
         if any(mark.startswith(text[-length:]) for mark in marks):

@@ -1,7 +1,7 @@
-"""Tool calls of Mistral models, a list or one by one behind a mark.
+"""Tool calls of Mistral models, as a list or one by one after a mark.
 
-`[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]` in older models, `[TOOL_CALLS]f{...}`, `[TOOL_CALLS]f[ARGS]{...}`
-or `[TOOL_CALLS]f[CALL_ID]abc[ARGS]{...}` in newer ones.
+Older models: `[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]`. Newer models: `[TOOL_CALLS]f{...}`,
+`[TOOL_CALLS]f[ARGS]{...}` or `[TOOL_CALLS]f[CALL_ID]abc[ARGS]{...}`.
 """
 
 import secrets
@@ -32,7 +32,7 @@ _ID_CHARS = string.ascii_letters + string.digits
 
 
 def new_mistral_id() -> str:
-    """An id as Mistral's chat templates demand it: nine letters and digits."""
+    """Returns a random id in the form that Mistral's chat templates require: nine letters and digits."""
     return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
 
 
@@ -44,14 +44,14 @@ class _At(Enum):
 
 
 class MistralParser(CallParser):
-    """Text may stand before the calls."""
+    """Parser of calls that may have text before them."""
 
     new_id = staticmethod(new_mistral_id)
     _at = _At.TEXT
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """A list, or one by one, as the model likes."""
+        """Format of calls as a list or one by one, as the model chooses."""
         tags = [
             between(f"{MARK}{name}{mark}", json_of(schema), "")
             for name, schema in functions
@@ -78,7 +78,7 @@ class MistralParser(CallParser):
                 return self._read_arguments()
 
     def flush(self) -> MessageDelta:
-        """The rest."""
+        """Returns the rest."""
         rest = super().flush()
         return rest.plus(self._list.flush())
 
@@ -99,7 +99,7 @@ class MistralParser(CallParser):
         return False
 
     def _read_head(self) -> bool:
-        """A list's bracket, or a name up to its arguments."""
+        """Reads a list's bracket, or a name up to its arguments."""
         head = self._pending.lstrip()
         if head.startswith("[") and not self._num_calls:
             self._beside_call, self._raw, self._at = True, "", _At.LIST

@@ -1,4 +1,4 @@
-"""Parsers of answers by name, or of a user by import path; each is imported when it is asked for."""
+"""Parsers by name or by a user's import path; each is imported only when used."""
 
 import importlib
 from collections.abc import Callable
@@ -9,7 +9,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 NewParser = Callable[..., Parser]
 
 BY_TEMPLATE = "auto"
-"""In the place of a parser's name: what the chat template says."""
+"""Value of a parser setting that chooses the parser by the chat template."""
 
 TOOL_CALL_PARSERS = {
     "hermes": "hermes:HermesParser",
@@ -37,20 +37,20 @@ REASONING_PARSERS = {
     "harmony": "harmony:HarmonyParser",
     "openai_gptoss": "harmony:HarmonyParser",
 }
-"""Names of modules beside this one."""
+"""Parsers by name, as `module:Class` within this package; the same for `TOOL_CALL_PARSERS`."""
 
 
 def load_parser(name: str | None, known: dict[str, str], setting: str) -> NewParser | None:
-    """The class of this name among the known ones, or at `module:Class`; None of no name.
+    """Imports the parser class with a known name, or at `module:Class`; returns None for None.
 
     Raises:
-        ValueError: there is none; names the setting.
+        ValueError: there is no such parser; the message names the setting.
     """
     if name is None:
         return None
     module, colon, attribute = (f"{_PACKAGE}.{known[name]}" if name in known else name).partition(":")
     if not colon:
-        raise ValueError(f"{setting} is {name!r}: must be one of {', '.join(known)}, or module:Class of yours")
+        raise ValueError(f"{setting} is {name!r}: must be one of {', '.join(known)}, or your own module:Class")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

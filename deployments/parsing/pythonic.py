@@ -1,6 +1,6 @@
-"""Tool calls as Python writes them, in Llama's manner and in OLMo's.
+"""Tool calls in Python syntax, in the forms of Llama and OLMo.
 
-`[f(a=1, b="x"), g()]` as the whole answer, or one a line between `<function_calls>` and its end.
+Llama: `[f(a=1, b="x"), g()]` as the whole answer. OLMo: one call per line between `<function_calls>` and its end tag.
 """
 
 import ast
@@ -18,14 +18,14 @@ from wingbeat.deployments.parsing.message import unfinished
 from wingbeat.deployments.parsing.typed_text import ArgumentTypes, quoted
 
 TAGS = ("<|python_start|>", "<|python_tag|>")
-"""Before a list; special tokens."""
+"""Special tokens that may stand before a list."""
 BLOCK, BLOCK_END = "<function_calls>", "</function_calls>"
 LIST_ENDS = ("]<|python_end|>", "]")
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 _KEY = re.compile(r"[A-Za-z_]\w{0,127}")
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _WORDS = {"true": True, "false": False, "null": None}
-"""As JSON writes what Python writes otherwise."""
+"""JSON's words for Python's True, False and None, which models mix in."""
 
 
 class _At(Enum):
@@ -39,7 +39,7 @@ class _At(Enum):
 
 
 class PythonicParser(CallParser):
-    """What is no such list is text; so is what follows one, and a call of something that is no function."""
+    """Parser of such lists; other text, text after a list, and calls of unknown functions are text."""
 
     _at = _At.START
 
@@ -71,7 +71,7 @@ class PythonicParser(CallParser):
             case _At.TEXT:
                 return self._read_text()
             case _At.BROKEN:
-                # What a call that was begun breaks off in is neither a call nor text.
+                # The rest of a call that broke off is neither a call nor text.
                 self._pending = ""
                 return False
 
@@ -87,7 +87,7 @@ class PythonicParser(CallParser):
         return True
 
     def _open(self, mark: str, ends: tuple[str, ...]) -> None:
-        """A list of calls begins behind the mark."""
+        """Begins a list of calls after the mark."""
         self._raw, self._is_sent = self._read(self._pending.index(mark) + len(mark)), False
         self._ends, self._at = ends, _At.BETWEEN
 
@@ -102,7 +102,7 @@ class PythonicParser(CallParser):
         return True
 
     def _read_between(self) -> bool:
-        """What stands between two calls."""
+        """Reads the text between two calls."""
         rest = self._pending.lstrip(SPACE + ",")
         if not self._ended and any(end.startswith(rest) and end != rest for end in self._ends):
             return False
@@ -115,7 +115,7 @@ class PythonicParser(CallParser):
         return True
 
     def _read_function(self) -> bool:
-        """A name, its bracket and the first argument's name: with these it is a call."""
+        """Reads a name, its bracket and the first argument's name, which together make it certainly a call."""
         name = _NAME.match(self._pending)
         rest = self._pending[name.end() :] if name else ""
         if name and not rest and not self._ended:
@@ -136,7 +136,7 @@ class PythonicParser(CallParser):
         return True
 
     def _read_argument(self) -> bool:
-        """The next argument's name, or the end of the call."""
+        """Reads the next argument's name, or the end of the call."""
         self._pending = self._pending.lstrip(SPACE + ("," if self._num_arguments else ""))
         if self._pending.startswith(")"):
             self._read(1)
@@ -171,7 +171,7 @@ class PythonicParser(CallParser):
         return False
 
     def _give_up(self) -> bool:
-        """What was read of the list, if anything, is text; so is the rest."""
+        """Turns the unsent part of the list, and all following text, into answer text."""
         if self._num_calls:
             self._raw = ""
         self._drop_call()
@@ -180,7 +180,7 @@ class PythonicParser(CallParser):
 
 
 class _Scan:
-    """Finds where a value ends: before a comma or a bracket that is not its own."""
+    """Finds the end of a value: before a comma or a closing bracket outside the value."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -189,7 +189,7 @@ class _Scan:
         self._is_escaped = False
 
     def take(self, char: str) -> bool:
-        """Whether the character belongs to the value."""
+        """Takes a character; returns False if it is not part of the value."""
         if self._quote:
             if self._is_escaped:
                 self._is_escaped = False
@@ -197,7 +197,7 @@ class _Scan:
                 self._is_escaped = True
             elif char == self._quote:
                 self._quote = ""
-            # Models write a string over several lines, which Python would not read.
+            # Models write strings over several lines, which Python's parser would reject.
             self.text += "\\n" if char == "\n" else char
             return True
         if self._depth == 0 and char in ",)":
@@ -210,7 +210,7 @@ class _Scan:
 
 
 def _as_json(text: str) -> str | None:
-    """A Python literal as JSON; None where it is none."""
+    """Converts a Python literal to JSON; returns None if the text is not a literal."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -232,4 +232,4 @@ def _value(node: ast.expr) -> Any:
             return {key.value: _value(value) for key, value in zip(node.keys, node.values, strict=True)}
         case ast.Name() if node.id in _WORDS:
             return _WORDS[node.id]
-    raise ValueError("no literal")
+    raise ValueError("not a literal")

@@ -1,7 +1,7 @@
-"""Which parsers a model's answers need, told from its chat template.
+"""Chooses parsers for a model's answers from its chat template.
 
-What a template writes of calls that were made, the model writes of those it makes. Nothing is run; the template is
-looked through for marks.
+A model writes calls in the form in which its template renders earlier calls. The template is not run, but searched for
+marks.
 """
 
 import re
@@ -22,27 +22,27 @@ CALL_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", (r"<\|python_tag\|>",)),
     ("llama3_json", (r"\{\s*\\?\"name\\?\":", r"\"parameters\\?\":")),
 )
-"""A tool-call parser, and expressions of which a template has all; the first that fits is taken."""
+"""Tool-call parsers, each with regular expressions that a template must all match; the first match is taken."""
 REASONING_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("harmony", (r"<\|channel\|>",)),
     ("mistral", (r"\[THINK\]",)),
     ("qwen3", (r"</think>",)),
 )
-"""The same of reasoning parsers."""
+"""Reasoning parsers, in the same form."""
 _TOOLS = re.compile(r"\btools\b")
 
 
 class Recognised(NamedTuple):
-    """What a chat template says of answers."""
+    """Parsers chosen from a chat template."""
 
     tool_call_parser: str | None
     reasoning_parser: str | None
     shows_tools: bool
-    """Whether the template reads a request's tools."""
+    """Whether the template shows a request's tools to the model."""
 
 
 def recognise(template: str | None) -> Recognised:
-    """What a chat template says of answers; nothing where there is none."""
+    """Chooses parsers from a chat template; none without a template."""
     template = template or ""
     shows_tools = _TOOLS.search(template) is not None
     calls = _first(CALL_MARKS, template) if shows_tools else None

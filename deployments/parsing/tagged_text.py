@@ -1,7 +1,6 @@
-"""Tool calls whose arguments are text between tags, one by one: Qwen3-Coder's and GLM's.
+"""Tool calls whose arguments are untyped text between tags, in the forms of Qwen3-Coder and GLM.
 
-The text has no types: the function's schema says what a value is. A format is a table of marks, see the classes at the
-end.
+The function's schema gives the type of each value. A format is a table of tags, see the classes at the end.
 """
 
 import re
@@ -21,22 +20,22 @@ MOST_HEADER_CHARS = 256
 
 
 class Tags(NamedTuple):
-    """What stands where."""
+    """Tags of a format."""
 
     begins: tuple[str, ...]
-    """Any of them begins a call; the header follows, of which all but the first one is part."""
+    """Each begins a call. The header follows the first tag, and includes the other tags."""
     header: re.Pattern[str]
-    """Matches what stands before the first argument or the end; has the group `name`."""
+    """Pattern of the text before the first argument or the end, with the group `name`."""
     key: tuple[str, str]
-    """Around an argument's name."""
+    """Tags around an argument's name."""
     value: tuple[str, str]
-    """Around its value; the first may be empty."""
+    """Tags around the value; the first may be empty."""
     ends: tuple[str, ...]
-    """Any of them ends the arguments."""
+    """Tags of which each ends the arguments."""
     is_bare: bool
-    """Whether a header is a name and nothing else, so that only a known name makes it one."""
+    """Whether the header is only a name, so that text counts as a header only if it is a known function."""
     has_lines: bool
-    """Whether a value stands on lines of its own, whose breaks are not part of it."""
+    """Whether a value is on lines of its own, whose first and last line breaks are not part of the value."""
 
 
 class _At(Enum):
@@ -50,25 +49,25 @@ class _At(Enum):
 
 
 class TaggedTextParser(CallParser):
-    """Text may stand around the calls."""
+    """Parser of calls that may have text around them."""
 
     tags: ClassVar[Tags]
     _at = _At.TEXT
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Calls alone."""
+        """Format of calls only."""
         return calls(cls._tags_of(functions), "\n", several)
 
     @classmethod
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Text with calls in it."""
+        """Format of text that may contain calls."""
         return text_with_calls(cls._tags_of(functions), CALL, several)
 
     @classmethod
     @abstractmethod
     def _tags_of(cls, functions: Sequence[Function]) -> list[Format]:
-        """A call of each function as the format writes it."""
+        """Returns the format of a call of each function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +76,7 @@ class TaggedTextParser(CallParser):
         self._key = ""
         self._num_arguments = 0
         self._value = ""
-        """Of a value that is not sent as it comes, what there is of it."""
+        """Text so far of a value that is sent only when complete."""
         self._is_string = False
         self._has_begun = False
 
@@ -122,7 +121,7 @@ class TaggedTextParser(CallParser):
             return False
         header = self.tags.header.fullmatch(self._pending[:end]) if mark and not is_over else None
         if header is None or (self.tags.is_bare and not self._types.knows(header["name"])):
-            # A mark that is part of the header is said, too: reading on would find it again.
+            # A tag that is part of the header becomes text too; otherwise it would be found again.
             self._raw += self._read(0 if self._raw else len(self.tags.begins[-1]))
             self._drop_call()
             self._at = _At.TEXT
@@ -134,7 +133,7 @@ class TaggedTextParser(CallParser):
         return True
 
     def _read_arguments(self) -> bool:
-        """The next argument, or the end; what stands between two is left out."""
+        """Reads up to the next argument or the end; text between arguments is dropped."""
         marks = (self.tags.key[0], *self.tags.ends)
         begin, mark = self._first(marks)
         if not mark:
@@ -175,7 +174,7 @@ class TaggedTextParser(CallParser):
             if not self._pending:
                 return False
         end = self.tags.value[1]
-        # A break before the closing tag belongs to the tag.
+        # A line break before the closing tag belongs to the tag.
         marks = (f"\n{end}", end) if self.tags.has_lines else (end,)
         begin, mark = self._first(marks)
         held = 0 if mark else unfinished(self._pending, marks)
@@ -192,19 +191,19 @@ class TaggedTextParser(CallParser):
         return True
 
     def _read_end(self) -> bool:
-        """The tag around a call's; models leave it out now and then."""
+        """Reads the closing tag of a call, which models sometimes omit."""
         rest = self._pending.lstrip()
         if CALL_END.startswith(rest) and rest != CALL_END:
             if not self._ended:
                 return False
-            # A mark that the answer broke off in.
+            # The answer was cut off in a tag.
             rest = ""
         self._pending = rest.removeprefix(CALL_END)
         self._at = _At.TEXT
         return True
 
     def _first(self, marks: Sequence[str]) -> tuple[int, str]:
-        """The first of the marks in what is not read yet, and where; an empty one where there is none."""
+        """Returns position and text of the first mark in `_pending`; an empty text if there is none."""
         found = [(self._pending.find(mark), mark) for mark in marks if mark in self._pending]
         return min(found) if found else (-1, "")
 

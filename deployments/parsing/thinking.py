@@ -1,4 +1,4 @@
-"""Thoughts before an answer: `<think>...</think>answer`, where the prompt may have opened them already."""
+"""Reasoning before an answer: `<think>...</think>answer`, whose opening mark may be in the prompt."""
 
 from enum import Enum, auto
 
@@ -13,22 +13,22 @@ class _At(Enum):
 
 
 class ThinkingParser(Parser):
-    """Everything between the two marks is reasoning; the marks are left out."""
+    """Parser for which text between the two marks is reasoning; the marks are dropped."""
 
     begin = "<think>"
     end = "</think>"
     opens = False
-    """Whether an answer begins with thoughts where the prompt's end says nothing about them."""
+    """Whether an answer begins with reasoning even if the prompt does not end with a mark."""
 
     def __init__(self, prompt: str) -> None:
-        """`prompt`: the text before the answer, or its end."""
+        """Makes the parser; `prompt` is the text before the answer, or the end of that text."""
         prompt = prompt.rstrip()
         self._opens = prompt.endswith(self.begin) or self.opens
         self._at = _At.ANSWER if prompt.endswith(self.end) else _At.START
         self._pending = ""
 
     def thinking_format(self) -> Format | None:
-        """Text up to the closing mark, which may be left out where nothing has opened it."""
+        """Format of text up to the closing mark; optional if neither prompt nor model opens the reasoning."""
         if self._at is _At.ANSWER:
             return None
         space = {"type": "regex", "pattern": r"\n{0,2}"}
@@ -37,7 +37,7 @@ class ThinkingParser(Parser):
         return optional(in_order(any_text_until(self.end, self.begin), space))
 
     def push(self, text: str) -> MessageDelta:
-        """What is final after this text."""
+        """Returns what is certain after this text."""
         if self._at is _At.ANSWER and not self._pending:
             return MessageDelta(text)
         self._pending += text
@@ -46,19 +46,19 @@ class ThinkingParser(Parser):
         return self._read_thoughts() if self._at is _At.THINKING else self._rest()
 
     def flush(self) -> MessageDelta:
-        """A mark's beginning that was held back is no mark."""
+        """Returns the text held back, as an incomplete mark is not a mark."""
         rest = self._rest()
         if self._at is _At.THINKING or (self._at is _At.START and self._opens):
             return MessageDelta(reasoning=rest.content)
         return rest
 
     def cut(self) -> MessageDelta:
-        """Nothing: all that is held back is the beginning of a mark."""
+        """Returns an empty delta, because the text held back is the beginning of a mark."""
         self._pending = ""
         return MessageDelta()
 
     def _read_start(self) -> bool:
-        """Skip the opening mark; whether it is known if there is one."""
+        """Skips the opening mark; returns False if more text is needed to decide whether there is one."""
         text = self._pending.lstrip()
         if self.begin.startswith(text) and text != self.begin:
             return False
@@ -83,13 +83,13 @@ class ThinkingParser(Parser):
 
 
 class OpenThinkingParser(ThinkingParser):
-    """DeepSeek R1's: an answer begins with thoughts, whether or not the prompt shows it."""
+    """Parser for DeepSeek R1, whose answers always begin with reasoning, even without a mark in the prompt."""
 
     opens = True
 
 
 class MistralThinkingParser(ThinkingParser):
-    """Magistral's marks, which are special tokens."""
+    """Parser for Magistral, whose marks are special tokens."""
 
     keeps_special_tokens = True
     begin = "[THINK]"

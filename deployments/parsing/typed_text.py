@@ -1,4 +1,4 @@
-"""Arguments that a format writes as bare text, as JSON of the type that the function's schema gives them."""
+"""Converts arguments written as bare text to JSON of the type in the function's schema."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,38 +7,38 @@ from typing import Any, NamedTuple
 from wingbeat.deployments.parsing.call_format import Function
 
 _MOST_STEPS = 64
-"""Into a schema's references and branches."""
+"""Maximum references and branches of a schema that are followed."""
 _NAMES = {"True": "true", "False": "false", "None": "null"}
-"""As Python writes what JSON writes otherwise."""
+"""Python's words for JSON's literals."""
 
 
 class ArgumentType(NamedTuple):
-    """What the value of an argument may be; nothing in it where nothing says."""
+    """Types and listed values of an argument; empty if the schema does not restrict it."""
 
     types: frozenset[str] = frozenset()
-    """JSON's words."""
+    """Names of JSON types."""
     choices: frozenset[str] = frozenset()
-    """The texts that it may be, where these are listed."""
+    """Strings listed as the only values; empty if there is no list."""
 
     @property
     def is_free_text(self) -> bool:
-        """Whether every text is a value, just as it stands."""
+        """Whether any text is a valid value without conversion."""
         return self.types == {"string"} and not self.choices
 
 
 class ArgumentTypes:
-    """The types of the arguments of known functions."""
+    """Argument types of known functions."""
 
     def __init__(self, functions: Sequence[Function] = ()) -> None:
         self._schemas = {function.name: function.schema for function in functions}
         self._found: dict[tuple[str, str], ArgumentType] = {}
 
     def knows(self, name: str) -> bool:
-        """Whether there is such a function; where none is known, every name may be one."""
+        """Returns whether a function is known; True for any name if no functions are known."""
         return not self._schemas or name in self._schemas
 
     def of(self, name: str, argument: str) -> ArgumentType:
-        """The type of an argument."""
+        """Returns the type of an argument."""
         place = name, argument
         if place not in self._found:
             schema = self._schemas.get(name)
@@ -49,7 +49,7 @@ class ArgumentTypes:
 
 
 def as_json(text: str, kind: ArgumentType) -> str:
-    """A value's text as JSON of its type; text that is of no other type is a string."""
+    """Converts a value's text to JSON of its type; text that fits no other allowed type becomes a string."""
     types, choices = kind
     bare = text.strip()
     if bare in choices:
@@ -60,19 +60,19 @@ def as_json(text: str, kind: ArgumentType) -> str:
             found = _kind(json.loads(bare, parse_constant=_refuse))
         except (ValueError, RecursionError):
             found = "string"
-        # A text in quotes is a string with quotes.
+        # Text in quotes is a string that includes the quotes.
         if found != "string" and (not types or found in types or (found == "integer" and "number" in types)):
             return bare
     return quoted(text)
 
 
 def quoted(text: str) -> str:
-    """A string in JSON."""
+    """Returns a string in JSON."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _type(schema: Any, root: dict[str, Any], steps: Iterator[int]) -> ArgumentType:
-    # A schema of a client may refer to itself in every branch.
+    # A client's schema may refer to itself in every branch; `steps` bounds the search.
     if not isinstance(schema, dict) or next(steps, None) is None:
         return ArgumentType()
     if isinstance(schema.get("$ref"), str):
@@ -119,4 +119,4 @@ def _kind(value: Any) -> str:
 
 
 def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")

@@ -1,4 +1,4 @@
-"""Settings of saved prefixes."""
+"""Settings of saved prefixes (`prefix_dir`, `max_pinned_tokens`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +15,14 @@ PREFIX_DIR, NO_PREFIX_CACHE = "`prefix_dir`", "`enable_prefix_caching` false"
 _MOST_TOKENS = 2**31 - 1
 _FOLDER = Field(
     None,
-    description="Folder in which every engine keeps saved prefixes, such as system prompts (/v1/prefixes), and "
-    "from which it reads them when it starts; none keeps them in memory alone.",
+    description="Folder in which each engine stores saved prefixes, such as system prompts (/v1/prefixes), and "
+    "from which it reads them when it starts. By default prefixes are kept in memory only.",
     json_schema_extra={"panel": FEATURES},
 )
 _TOKENS = Field(
     None,
     ge=0,
-    description="Tokens of saved prefixes an engine holds; none takes a quarter of its KV blocks.",
+    description="Maximum tokens of saved prefixes that an engine holds. By default a quarter of its KV blocks.",
     json_schema_extra={"panel": FEATURES},
 )
 SETTINGS = {"prefix_dir": (Path | None, _FOLDER), "max_pinned_tokens": (int | None, _TOKENS)}

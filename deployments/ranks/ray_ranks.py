@@ -17,7 +17,7 @@ from wingbeat.runtime.tensor_parallel.group import RankGroup
 
 
 class RankActor:
-    """One further rank: a Ray actor that executes rank 0's commands until rank 0 ends.
+    """A further rank: a Ray actor that executes rank 0's commands until rank 0 ends.
 
     Torch is imported in `follow`, on the actor's only thread.
     """

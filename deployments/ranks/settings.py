@@ -10,8 +10,8 @@ from wingbeat.runtime.tensor_parallel.group import PART_OF_GPU, RANKS, THREADS_T
 if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 _DESCRIPTION = (
-    "Ranks that each verifier's weights and KV heads are divided among: processes of one node, each with "
-    "num_gpus_per_verifier and num_cpus_per_verifier."
+    "Number of ranks that each verifier's weights and KV heads are divided among. Ranks are processes of one node, "
+    "each with num_gpus_per_verifier and num_cpus_per_verifier."
 )
 _FIELD = Field(1, ge=1, description=_DESCRIPTION, json_schema_extra={"panel": CLUSTER})
 SETTINGS = {"tensor_parallel_size": (int, _FIELD)}

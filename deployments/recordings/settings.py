@@ -1,4 +1,4 @@
-"""Settings of recordings of live traffic."""
+"""Settings for recording live traffic (`recording_dir` and others)."""
 
 import os
 from pathlib import Path
@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 _PANEL = {"panel": LEARNING}
-_FOLDER = "Folder for tokens and hidden states of live requests, to train drafters on; none stores nothing."
-_SHARE, _MOST = "Share of the requests that are recorded.", "Of all recordings in recording_dir together."
+_FOLDER = "Folder in which tokens and hidden states of live requests are stored, to train drafters on. Off by default."
+_SHARE, _MOST = (
+    ("Fraction of the requests that is recorded."),
+    "Maximum bytes of all recordings in recording_dir together.",
+)
 SETTINGS = {
     "recording_dir": (Path | None, Field(None, description=_FOLDER, json_schema_extra=_PANEL)),
     "recording_share": (float, Field(0.01, gt=0, le=1, description=_SHARE, json_schema_extra=_PANEL)),

@@ -1,4 +1,4 @@
-"""One life of a pair in its replica, from start to end.
+"""A life of a pair in its replica, from start to end.
 
 It consists of the engine's process, the other tensor-parallel ranks if the model is divided, and the drafter.
 """

@@ -28,7 +28,7 @@ class Look(NamedTuple):
 
     stalled: bool = False
     stuck: str | None = None
-    """What the engine is stuck in, as text for the log; None if it is not stuck."""
+    """Operation that the engine is stuck in, as text for the log; None if it is not stuck."""
 
 
 class EngineWatch:

@@ -33,7 +33,7 @@ class WeightTransfer(BaseModel):
     backend: Literal["gloo", "nccl", "disk", "ray"] = Field(
         "ray",
         description="How trainers send weights: 'gloo' and 'nccl' broadcast them in a process group; 'disk' names "
-        "files; 'ray' hands over object references by a Serve handle. Files and references go with each of them.",
+        "files; 'ray' passes object references over a Serve handle. Files and references work with every backend.",
     )
 
 
@@ -52,8 +52,8 @@ SETTINGS = {
         bool,
         Field(
             False,
-            description="Serve /pause, /sleep, /update_weights and the like, for operators who sample what a policy in "
-            "training writes.",
+            description="Serve /pause, /sleep, /update_weights and related paths, for operators who sample from a "
+            "policy that is being trained.",
             json_schema_extra=_PANEL,
         ),
     ),
@@ -61,8 +61,8 @@ SETTINGS = {
         bool,
         Field(
             False,
-            description="Hold weights that are written over in host memory until their update is finished: one that "
-            "is not leaves the old weights, and not an engine without any.",
+            description="Keep overwritten weights in host memory until an update is finished, so that an unfinished "
+            "update restores the old weights. Needs rollouts.",
             json_schema_extra=_PANEL,
         ),
     ),
@@ -70,14 +70,19 @@ SETTINGS = {
         Path | None,
         Field(
             None,
-            description="Folder, on the machine of each replica, of draft heads that come with weights "
-            "(/start_draft_weight_update); it holds the last two, and is this server's alone.",
+            description="Folder, on each replica's machine, for draft heads that arrive by /start_draft_weight_update; "
+            "it holds the last two and must not be shared with another server. Needs rollouts.",
             json_schema_extra=_PANEL,
         ),
     ),
     "weight_transfer_config": (
         Annotated[WeightTransfer | None, BeforeValidator(_from_text)],
-        Field(None, description="As vLLM's, a JSON object of a backend; implies rollouts.", json_schema_extra=_PANEL),
+        Field(
+            None,
+            description='vLLM\'s setting, as JSON such as {"backend": "gloo"}: how trainers send weights (gloo, '
+            "nccl, disk, ray). Implies rollouts.",
+            json_schema_extra=_PANEL,
+        ),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Settings of several models behind one endpoint."""
+"""The setting `models`: several models behind one endpoint."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,8 +37,8 @@ def _from_command_line(value: Any) -> Any:
 Models = Annotated[tuple[dict[str, Any], ...] | None, BeforeValidator(_from_command_line)]
 """Type of the setting: the settings of each model, or JSON of them on the command line."""
 _DESCRIPTION = (
-    "Several models behind one endpoint, of which a request's `model` chooses one: the settings of "
-    f"each, such as {_EXAMPLE}; what stands beside it is for all of them."
+    "Several models behind one endpoint; a request's `model` chooses one. A list of the settings of each model, such "
+    f"as {_EXAMPLE}; settings given beside it apply to all models."
 )
 SETTINGS = {"models": (Models, Field(None, description=_DESCRIPTION, json_schema_extra={"panel": MODEL}))}
 
@@ -48,7 +48,7 @@ def check_settings(config: "AppConfig") -> None:
     names = [name for one in config.served() for name in one.all_names()] if config.models is not None else []
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"models: two of them have the name {twice!r}")
+        raise ValueError(f"models: two models have the name {twice!r}; give one of them another served_model_name")
 
 
 def served(config: "AppConfig") -> "tuple[AppConfig, ...] | None":

@@ -1,4 +1,4 @@
-"""One member of a drafter pool: starts a drafter, and replaces it when it dies or stops responding."""
+"""A member of a drafter pool: starts a drafter, and replaces it when it dies or stops responding."""
 
 import asyncio
 import logging

@@ -21,7 +21,7 @@ SHARED_DRAFTERS, _REMEDY = "`drafters`", "leave drafters out"
 
 
 class DrafterPoolOptions(Settings):
-    """The setting `drafters`.
+    """Fields of the setting `drafters`.
 
     Raises:
         pydantic.ValidationError: a field is unknown, of the wrong type, or outside the allowed range.
@@ -29,16 +29,16 @@ class DrafterPoolOptions(Settings):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    num: int = Field(ge=1, le=MOST_PROCESSES, description="Drafters, of whatever number of verifiers.")
+    num: int = Field(ge=1, le=MOST_PROCESSES, description="Number of drafters, whatever the number of verifiers.")
     max_num_seqs: int | None = Field(
         None, ge=1, le=MOST_OF_ENGINE["max_num_seqs"], description="Sequences that one drafter drafts for."
     )
-    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Of the KV that one drafter keeps.")
+    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes of the KV cache that one drafter keeps.")
     start_timeout_s: float = Field(
         30.0,
         ge=0,
         le=MOST_SECONDS,
-        description="What a starting verifier waits for a drafter before it serves without one.",
+        description="Seconds that a starting verifier waits for a drafter before it serves without one.",
     )
 
     def slots(self, max_num_seqs: int) -> int:
@@ -57,8 +57,10 @@ def _from_command_line(value: Any) -> Any:
 SharedDrafters = Annotated[DrafterPoolOptions | None, BeforeValidator(_from_command_line)]
 """Type of the setting: a mapping, or JSON on the command line."""
 _DESCRIPTION = (
-    'Drafters that all verifiers share, such as {"num": 2}, placed by themselves; none gives each '
-    "verifier its own. Further fields: max_num_seqs, kv_cache_memory_bytes, start_timeout_s."
+    'Drafters that all verifiers share, placed independently of them, as JSON such as {"num": 2}. Further fields: '
+    "max_num_seqs (sequences that one drafter drafts for), kv_cache_memory_bytes (KV cache of one drafter), "
+    "start_timeout_s (seconds that a verifier waits for a drafter at its start, by default 30). By default each "
+    "verifier has its own drafter."
 )
 _FIELD = Field(None, description=_DESCRIPTION, json_schema_extra={"panel": CLUSTER})
 SETTINGS = {"drafters": (SharedDrafters, _FIELD)}
@@ -73,7 +75,7 @@ def check_settings(config: "AppConfig") -> None:
     """Raise ValueError if a drafter has no room for one verifier."""
     most, needed = config.drafters and config.drafters.max_num_seqs, config.most_num_seqs()
     if most is not None and most < needed:
-        raise ValueError(f"drafters.max_num_seqs is {most}: at least max_num_seqs, {needed}, or no verifier fits")
+        raise ValueError(f"drafters.max_num_seqs is {most}: use at least max_num_seqs, {needed}, or no verifier fits")
 
 
 def check_before_start(config: "AppConfig") -> None:

@@ -1,4 +1,4 @@
-"""Settings of spans, and the packages that they need."""
+"""The setting `otlp_traces_endpoint`, and a check for the packages it needs."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 SDK = "opentelemetry.sdk.trace"
-_WHERE = "Where OpenTelemetry spans of requests go, such as http://localhost:4318/v1/traces; none writes none."
+_WHERE = (
+    "URL that OpenTelemetry spans of requests are sent to, such as http://localhost:4318/v1/traces. By default no "
+    "spans are written."
+)
 SETTINGS = {"otlp_traces_endpoint": (str | None, Field(None, description=_WHERE, json_schema_extra={"panel": API}))}
 
 

@@ -21,8 +21,8 @@ refusals = (
     Refusal(SUFFIX_BESIDE, Feature.ENGINE_DIR, "its engines are built for their drafter's trees"),
 )
 _DESCRIPTION = (
-    "Beside a drafter: continue earlier text, of the request and of outputs of others, where that is expected to bring "
-    "more tokens than a draft, which is then not asked for. For requests that quote: edits of files, tool results."
+    "Beside a drafter with weights: draft by continuing earlier text, of the request or of other requests' outputs, "
+    "if more tokens are expected from that than from a draft. For requests that quote: edits of files, tool results."
 )
 model_settings = {
     "suffix_beside": (bool, Field(False, description=_DESCRIPTION, json_schema_extra={"panel": DRAFTING}))
@@ -44,7 +44,7 @@ def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
     from wingbeat.deployments.metrics.vllm_families import LABELS, rows
 
     texts = {
-        "rounds": "Sequences' rounds with a tree that continued earlier text",
+        "rounds": "Rounds of sequences with a draft tree that continued earlier text",
         "draft_tokens": "Nodes of such trees verified",
         "accepted_tokens": "Nodes of such trees accepted",
     }

@@ -67,7 +67,7 @@ def _progress(num_steps: int) -> Iterator[Callable[[str], None]]:
 
 
 def summary(directory: EngineDirectory) -> str:
-    """One line about a directory, for people."""
+    """A line about a directory, for people."""
     base = directory.base
     engines = f"engines by {base.builder} {base.tools[base.builder]}" if base.builder else "ONNX files only"
     drafter = "no drafter" if directory.draft is None else f"drafter {directory.draft.name}"

@@ -1,1 +1,1 @@
-"""Products of which each row has the same bits in any batch."""
+"""Batch-invariant matrix products: the bits of a result row do not depend on the other rows."""

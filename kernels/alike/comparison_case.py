@@ -1,4 +1,4 @@
-"""The product held against its reference on a device, as `wingbeat.kernels.gpu.comparison` asks for it."""
+"""Comparison of the batch-invariant product with its reference, for `wingbeat.kernels.gpu.comparison`."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 
 
 def _product(device: torch.device, shape: Shape) -> list[Tensor]:
-    """Every height of a tile, with several splits; added to what is there, and in float32."""
+    """Results for every tile height, with several splits: once stored in float32, once added to an existing total."""
     weight = AlikeWeight.of(random_numbers(31, 200, 1100, dtype=shape.dtype).to(device))
     bias, outs = random_numbers(32, 200, dtype=shape.dtype).to(device), []
     for count in (3, 20, 50, 100):

@@ -1,4 +1,4 @@
-"""Products of which each row has the same bits in any batch, on GPUs; imports Triton where one is asked for."""
+"""Hooks of the batch-invariant products. Triton is imported when a kernel is first requested."""
 
 kernels = {"alike_product": "wingbeat.kernels.alike.triton"}
 cases = "wingbeat.kernels.alike.comparison_case:CASES"

@@ -1,6 +1,7 @@
-"""Products by weights in which a row has the same bits whatever is beside it; the torch reference.
+"""Batch-invariant products by a weight, with their torch reference.
 
-The inputs are summed in parts that are the weight's own, and the parts in their order, whoever does them.
+Inputs are summed in splits that depend on the weight's shape and the device alone, and the splits' sums are added in a
+fixed order, so that the bits of a row do not depend on the other rows.
 """
 
 from typing import NamedTuple
@@ -11,27 +12,27 @@ from torch import Tensor
 from wingbeat.kernels import choice
 
 STEP = 64
-"""Inputs of a step."""
+"""Inputs that one step of the inner loop multiplies."""
 
 
 class AlikeWeight(NamedTuple):
-    """A weight, and how its inputs are summed."""
+    """Weight of a batch-invariant product, with the kernel's scratch counters."""
 
     weight: Tensor
     """[columns, inputs], contiguous"""
     counters: Tensor
-    """int32 [tiles of columns, of two tiles of rows], zeros between products: programs that are done with a tile."""
+    """int32 [tiles of columns * 2 tiles of rows]: programs that have finished each tile. All zero between products."""
 
     @classmethod
     def of(cls, weight: Tensor) -> "AlikeWeight":
-        """A weight as it lies in memory."""
+        """Wraps a weight [columns, inputs] without copying or reordering the weight."""
         return cls(weight, torch.zeros(2 * -(-len(weight) // STEP), dtype=torch.int32, device=weight.device))
 
     def product(self, rows: Tensor, bias: Tensor | None, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """rows @ weight.T + bias, summed in float32: [num_rows, inputs] -> [num_rows, columns] in `dtype`.
+        """Computes rows @ weight.T + bias in float32: [num_rows, inputs] -> [num_rows, columns] in `dtype`.
 
         Args:
-            out: where they go; None makes room.
+            out: result buffer; None allocates a new buffer.
         """
         if out is None:
             out = rows.new_empty(len(rows), len(self.weight), dtype=dtype)
@@ -40,12 +41,12 @@ class AlikeWeight(NamedTuple):
         return out.copy_(self._summed(rows, bias))
 
     def add_product(self, total: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """A total [num_rows, columns], which changes, and the product, rounded once."""
+        """Adds the product to `total` [num_rows, columns] in place, rounding once, and returns `total`."""
         if kernels := choice.compiled("alike_product", rows):
             return kernels.product(rows.contiguous(), self, bias, total, True)
         return total.copy_(total.float() + self._summed(rows, bias))
 
     def _summed(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        # Of sums in double, float32 keeps nothing of the order that other rows lead to.
+        # Differences in summation order between batches are below float32's resolution when sums are in float64.
         out = (rows.double() @ self.weight.double().t()).float()
         return out if bias is None else out + bias.float()

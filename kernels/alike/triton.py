@@ -1,8 +1,9 @@
-"""The product on a GPU. Weights are a product's left side, so that few rows fill its instructions as well as many do.
+"""Batch-invariant product on a GPU.
 
-A program sums a tile over one of the splits of the inputs, and the last one that is done adds them; where tiles fill
-the device by themselves, a program does all splits of its tile, and adds them in the same order. Which instruction
-multiplies, and which inputs it sums at once, is the same for every number of rows.
+The weight is the left operand, so that few rows fill a matrix instruction as well as many rows do. A program sums a
+tile over one split of the inputs, and the last program to finish adds the splits in order. Where tiles alone fill the
+device, a program computes all splits of its tile and adds them in the same order. The matrix instruction and the inputs
+per step are the same for every number of rows.
 """
 
 import torch
@@ -16,11 +17,11 @@ from wingbeat.kernels.launching import options, wait_for_launch
 
 _FEW_ROWS = 64
 _OUT_TILE, _LARGE_TILE = 64, 128
-"""Columns of a program, for few rows and for many."""
+"""Columns of a program's tile, for few and for many rows."""
 _LEAST_ROWS = 16
 _PROGRAMS_OF_SM = 3
 _LEAST_STEPS = 8
-"""Steps of a split."""
+"""Minimum number of steps in a split."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -28,8 +29,8 @@ def _alike_product_kernel(
     inputs_ptr,  # [num_rows, in_features]
     weight_ptr,  # [out_features, in_features]
     bias_ptr,  # [out_features], or None
-    sums_ptr,  # float32 [tiles of rows, SPLITS, out_features, ROWS], or None where a program does all splits
-    counters_ptr,  # int32 [tiles of rows * tiles, or more]
+    sums_ptr,  # float32 [tiles of rows, SPLITS, out_features, ROWS]; None if a program computes all splits
+    counters_ptr,  # int32 [tiles of rows * tiles of columns] or longer
     out_ptr,  # [num_rows, out_features]
     num_rows,
     in_features,
@@ -43,7 +44,7 @@ def _alike_product_kernel(
     EARLY: tl.constexpr,
 ):
     wait_for_launch(EARLY)
-    # Programs of the same columns follow one another: they find the weights in the L2 cache.
+    # Programs of the same columns are adjacent, so that they find the weight in the L2 cache.
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tile = tl.program_id(1)
     columns = tile * OUT + tl.arange(0, OUT)
@@ -70,7 +71,7 @@ def _alike_product_kernel(
         sum_ptrs += tl.program_id(0) * SPLITS * size
         counters_ptr += tl.program_id(0) * tl.num_programs(1) + tile
         tl.store(sum_ptrs + first * size, total, mask=real[:, None])
-        tl.debug_barrier()  # all of the program's sums are stored before one thread says so
+        tl.debug_barrier()  # all sums of the program are stored before one thread increments the counter
         done = tl.atomic_add(counters_ptr, 1, sem="acq_rel")
         if done < SPLITS - 1:
             return
@@ -88,7 +89,7 @@ def _alike_product_kernel(
 
 
 def product(rows: Tensor, matrix: AlikeWeight, bias: Tensor | None, out: Tensor, add: bool) -> Tensor:
-    """See `AlikeWeight.product`; rows, and `out` [num_rows, columns], are contiguous."""
+    """Launches the kernel for `AlikeWeight.product`. `rows` and `out` [num_rows, columns] must be contiguous."""
     num_rows, (columns, inputs) = len(rows), matrix.weight.shape
     if out.numel() == 0:
         return out
@@ -112,7 +113,8 @@ def product(rows: Tensor, matrix: AlikeWeight, bias: Tensor | None, out: Tensor,
             SPLITS=splits,
             ADD=add,
             OUT=tile,
-            IN=STEP,
+            # Products of float32 hold a step's operands in registers.
+            IN=STEP // 2 if rows.dtype == torch.float32 else STEP,
             ROWS=height,
             PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
             num_warps=4 if tile == _OUT_TILE else 8,
@@ -123,18 +125,21 @@ def product(rows: Tensor, matrix: AlikeWeight, bias: Tensor | None, out: Tensor,
 
 
 def tile_of(num_rows: int, dtype: torch.dtype) -> int:
-    """Columns of a program, and its rows at most."""
+    """Columns of a program's tile, which is also the maximum number of its rows."""
     return _OUT_TILE if num_rows <= _FEW_ROWS or dtype == torch.float32 else _LARGE_TILE
 
 
 def splits_are_shared(device: torch.device, num_rows: int, tiles: tuple[int, int], splits: int) -> bool:
-    """Whether splits have programs of their own: where rows are few, or tiles by rows and columns leave half a GPU."""
-    idle = 2 * tiles[0] * tiles[1] <= _num_sms(device) and tiles[0] <= 2  # as counters are
+    """Returns whether each split has a program of its own.
+
+    True if rows are few, or if the tiles fill at most half of the GPU.
+    """
+    idle = 2 * tiles[0] * tiles[1] <= _num_sms(device) and tiles[0] <= 2  # the counters cover two tiles of rows
     return splits > 1 and (num_rows <= _FEW_ROWS or idle)
 
 
 def num_splits(device: torch.device, columns: int, inputs: int) -> int:
-    """Parts of the inputs: by the weight's shape and the GPU alone."""
+    """Number of splits of the inputs; depends only on the weight's shape and the GPU, never on the number of rows."""
     num_steps = triton.cdiv(inputs, STEP)
     wanted = _num_sms(device) * _PROGRAMS_OF_SM // triton.cdiv(columns, _OUT_TILE)
     splits = max(min(wanted, num_steps // _LEAST_STEPS), 1)

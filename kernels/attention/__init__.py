@@ -1,1 +1,1 @@
-"""Attention over paged keys and values, with tree masks."""
+"""Attention over a paged KV cache, with tree masks."""

@@ -1,8 +1,9 @@
-"""Attention of query rows over a paged KV cache: the torch reference, which is the CPU path, and the front of both.
+"""Attention of query rows over a paged KV cache: the entry point for all devices, and the torch reference.
 
-Prompt chunks, plain decodes and token trees differ only in their mask, so one function serves all three. The reference
-attends under an additive mask; on GPUs `tree_attention` runs `kernels.gpu.attention.launch`, without one, up to
-`MAX_HEAD_DIM`. Wider heads (Gemma 4) take the reference there too, whose shapes are as fixed.
+Prompt chunks, plain decodes and draft trees differ only in their mask, so one function serves all three. The reference
+adds a dense mask to the logits, and is the CPU path. On GPUs `tree_attention` runs `kernels.gpu.attention.launch`,
+which needs no dense mask, for heads up to `MAX_HEAD_DIM`; wider heads (Gemma 4) run the reference on GPUs too, whose
+shapes are equally fixed and can be captured.
 """
 
 import torch
@@ -34,38 +35,39 @@ def tree_attention(
     workspace: Tensor | None = None,
     alike: bool = False,
 ) -> Tensor:
-    """Attend to the committed context and, by their mask, to the new rows stored behind it.
+    """Attends to the committed context and to those new rows behind it that the mask shows.
 
-    Triton on CUDA, the torch reference elsewhere. New row n is stored at index num_context + n of its request; the
-    queries are the last `num_query` of `num_new` new rows (all of them in a verify pass; the newest level while a
-    drafter grows a tree). On CUDA the launches depend on shapes only and can be captured in a CUDA graph.
+    New row n is stored at index num_context + n of its request. The queries are the last `num_query` of `num_new` new
+    rows: all of them in a verify pass, the newest level while a drafter grows a tree. On CUDA the launches depend on
+    shapes only and can be captured in a CUDA graph.
 
     Args:
         query: [num_reqs, num_query, num_heads, key_dim], float32, float16 or bfloat16.
-        key_cache: [num_blocks, block_size, num_kv_heads, key_dim] in the query's dtype or float8_e4m3fn;
-            `value_cache` likewise with value_dim. Slots of new rows hold finite values.
-        block_tables: int64 [num_reqs, width]; keys past width * block_size are not seen.
-        num_context: int64 [num_reqs], tokens before the first new row; on the device of the query. Below 0, down to
-            -15, where the first new rows have no place: they are nobody's keys, and what they attend to is any finite
-            value.
-        positions: int64 [num_reqs, num_new], logical positions of the new rows (context + depth in a tree). Without a
-            mask it is not read: row j is at num_context + j.
-        mask_words: int64 [num_reqs, num_query, ceil(num_new / 64)], new rows each query sees, as
-            `kernels.tree.reference.pack_mask` packs them: itself at least, and no bit from num_new on. None is causal.
-        scaling: logits are scaling * q @ k, above 0.
-        sliding_window: keys at logical distance >= this are hidden; None hides nothing.
+        key_cache: [num_blocks, block_size, num_kv_heads, key_dim] in the query's dtype or float8_e4m3fn; `value_cache`
+            likewise with value_dim. Slots of new rows hold finite values.
+        block_tables: int64 [num_reqs, width]; keys past width * block_size are not read.
+        num_context: int64 [num_reqs], tokens before the first new row, on the query's device. A negative value, down to
+            -15, means that the first new rows have no place in the cache: no query sees their keys, and their own
+            results are arbitrary finite numbers.
+        positions: int64 [num_reqs, num_new], logical positions of the new rows (context + depth in a tree). Ignored
+            without a mask: row j is then at num_context + j.
+        mask_words: int64 [num_reqs, num_query, ceil(num_new / 64)], new rows that each query sees, as packed by
+            `kernels.tree.reference.pack_mask`. A query sees itself at least, and bits from num_new on are zero. None
+            means causal.
+        scaling: logits are scaling * q @ k; above 0.
+        sliding_window: keys at a logical distance of at least this are hidden; None hides no keys.
         softcap: logits become softcap * tanh(logits / softcap) (Gemma 2).
         sinks: [num_heads] logits of an extra key without a value (gpt-oss).
-        out: [num_reqs, num_query, num_heads, value_dim] to write into; allocated where None.
+        out: [num_reqs, num_query, num_heads, value_dim] buffer for the result; None allocates a new one.
         workspace: float32 scratch on CUDA, see `wingbeat.kernels.gpu.attention.splits.workspace_size`.
-        alike: on CUDA, a row has the same bits in any batch, alone, in a chunk and at the end of its path in a tree of
-            64 nodes at most.
+        alike: on CUDA, makes the bits of a row independent of its batch: the same alone, in a chunk, and at the end of
+            its path in a tree of at most 64 nodes.
 
     Returns:
         [num_reqs, num_query, num_heads, value_dim] in the query's dtype.
 
     Raises:
-        ValueError: an argument is of a shape, dtype or value other than the above.
+        ValueError: an argument has a shape, dtype or value other than the above.
     """
     _check_arguments(
         query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling, sliding_window,
@@ -116,7 +118,10 @@ def _check_arguments(
     sinks: Tensor | None,
     out: Tensor | None,
 ) -> None:
-    """Refuse what the kernels would read out of bounds or misread; shapes and dtypes alone are looked at."""
+    """Rejects arguments that the kernels would misread or read out of bounds.
+
+    Checks shapes and dtypes, no tensor values.
+    """
     num_reqs, num_query, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = key_cache.shape[2], value_cache.shape[3]
     if query.dtype not in _FLOATS:
@@ -133,9 +138,11 @@ def _check_arguments(
             f"caches are {key_cache.dtype} and {value_cache.dtype}: both must be {query.dtype}, the query's, or {_FP8}"
         )
     if block_tables.dtype != torch.int64 or block_tables.shape[0] != num_reqs or block_tables.stride(1) != 1:
-        raise ValueError(f"block_tables is {block_tables.dtype} {tuple(block_tables.shape)}: int64 [{num_reqs}, width]")
+        raise ValueError(
+            f"block_tables is {block_tables.dtype} {tuple(block_tables.shape)}: int64 [{num_reqs}, n] needed"
+        )
     if num_context.dtype != torch.int64 or num_context.shape != (num_reqs,) or not num_context.is_contiguous():
-        raise ValueError(f"num_context is {num_context.dtype} {tuple(num_context.shape)}: int64 [{num_reqs}]")
+        raise ValueError(f"num_context is {num_context.dtype} {tuple(num_context.shape)}: int64 [{num_reqs}] needed")
     if mask_words is not None:
         if positions is None or positions.shape[0] != num_reqs or positions.shape[1] < num_query:
             shape = None if positions is None else tuple(positions.shape)
@@ -144,7 +151,7 @@ def _check_arguments(
         if mask_words.shape != expected or mask_words.dtype != torch.int64 or mask_words.stride(2) != 1:
             raise ValueError(f"mask_words is {mask_words.dtype} {tuple(mask_words.shape)}: int64 {expected} needed")
         if positions.dtype != torch.int64 or positions.stride(1) != 1:
-            raise ValueError(f"positions is {positions.dtype} {tuple(positions.shape)}: int64 rows needed")
+            raise ValueError(f"positions is {positions.dtype} {tuple(positions.shape)}: contiguous int64 rows needed")
     if scaling <= 0 or (softcap is not None and softcap <= 0) or (sliding_window is not None and sliding_window < 1):
         raise ValueError(f"scaling {scaling}, softcap {softcap} and sliding_window {sliding_window} must be above 0")
     if sinks is not None and (sinks.shape != (num_heads,) or not sinks.is_contiguous()):
@@ -162,18 +169,18 @@ def context_mask(
     sliding_window: int | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Additive mask of new rows, or the last of them, over the committed context and each other.
+    """Builds the additive mask of the new rows, or the last of them, over the committed context and the new rows.
 
     Args:
         positions: int64 [num_reqs, num_new], logical positions (context + depth in a tree) of the new rows; the queries
             are the last num_query of them.
         num_context: int64 [num_reqs], committed tokens before the first new row; row j is stored at num_context + j.
-        visible: bool [num_reqs, num_query, num_new], which new rows each query attends to (itself included).
+        visible: bool [num_reqs, num_query, num_new], new rows that each query attends to, itself included.
         num_keys: keys in the gathered context, at least num_context + num_new.
-        sliding_window: keys at logical distance >= this are hidden; None hides nothing.
+        sliding_window: keys at a logical distance of at least this are hidden; None hides no keys.
 
     Returns:
-        [num_reqs, num_query, num_keys] in `dtype`: 0 where visible, the most negative finite value elsewhere.
+        [num_reqs, num_query, num_keys] in `dtype`: 0 for visible keys, the most negative finite value for hidden ones.
     """
     num_reqs, num_query, num_new = visible.shape
     keys = torch.arange(num_keys, device=positions.device)
@@ -201,7 +208,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend to the blocks of each request.
+    """Attends to the cached keys and values of each request under a dense mask.
 
     Args:
         query: [num_reqs, num_query, num_heads, key_dim].
@@ -219,19 +226,20 @@ def paged_attention(
 
 
 def read_kv(key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values of each request, [num_reqs, num_keys, num_kv_heads, dim] each; else as `paged_attention`.
+    """Gathers the keys and values of each request, [num_reqs, num_keys, num_kv_heads, dim] each.
 
     Args:
-        dtype: of the result: what a float8_e4m3fn cache is widened to, and that of any other.
+        key_cache: as for `paged_attention`; `value_cache` and `block_tables` likewise.
+        dtype: dtype of the result; a float8_e4m3fn cache is widened to `dtype`.
     """
     return _blocks_of(key_cache, block_tables).to(dtype), _blocks_of(value_cache, block_tables).to(dtype)
 
 
 def _blocks_of(cache: Tensor, block_tables: Tensor) -> Tensor:
     if cache.dtype == _FP8:
-        # torch indexes bytes, but not float8 everywhere.
+        # torch cannot index float8 on every device, so the bytes are indexed.
         return _blocks_of(cache.view(torch.uint8), block_tables).view(_FP8)
-    # Looking up rows of a table is the quickest of torch's ways to copy blocks.
+    # An embedding lookup is torch's fastest way to gather blocks.
     blocks = F.embedding(block_tables, cache.flatten(1))
     return blocks.view(len(block_tables), -1, *cache.shape[2:])
 
@@ -245,10 +253,13 @@ def masked_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Grouped-query attention over dense keys [num_reqs, num_keys, num_kv_heads, dim]; else as `paged_attention`."""
+    """Grouped-query attention over dense keys [num_reqs, num_keys, num_kv_heads, dim].
+
+    Other arguments: `paged_attention`.
+    """
     num_kv_heads = key.shape[2]
     group, num_query = query.shape[2] // num_kv_heads, query.shape[1]
-    # The heads of a group share their keys: they become rows of one tile, head by head.
+    # The query heads of a group share their keys, so they become rows of one tile, head by head.
     tiles = query.unflatten(2, (num_kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     mask = mask[:, None].repeat(1, 1, group, 1)
     out = _attend_tiles(tiles, key.transpose(1, 2), value.transpose(1, 2), mask, scaling, softcap, sinks)
@@ -264,7 +275,7 @@ def _attend_tiles(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """[num_reqs, num_kv_heads, rows, dim] over keys [num_reqs, num_kv_heads, num_keys, dim]."""
+    """Attends from [num_reqs, num_kv_heads, rows, dim] to keys [num_reqs, num_kv_heads, num_keys, dim]."""
     if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(tiles, key, value, attn_mask=mask, scale=scaling)
     logits = (tiles @ key.transpose(2, 3)) * scaling

@@ -1,1 +1,1 @@
-"""Operations on CPUs, in C++ that is compiled on the machine it runs on; torch references beside them."""
+"""CPU operations in C++, compiled on the machine that runs them, with torch references."""

@@ -1,4 +1,4 @@
-// What a verifier decides of trees on the host: which nodes see which, and the path along the target's choices.
+// Acceptance on the host: ancestor masks of draft trees, and the path along the target's choices.
 #pragma once
 
 #include <algorithm>
@@ -7,13 +7,13 @@
 
 #include "trees.h"
 
-// Acceptance by decree, for benchmarks: a level is accepted where its random bits are below its limit. As
-// `runtime/round/forced_acceptance.py` has it.
+// Forced acceptance, for benchmarks: a level is accepted if its random bits are below its limit. Must agree with
+// `runtime/round/forced_acceptance.py`.
 struct Forced {
     const int32_t* limits;  // [max_depth], or null: the target decides
     int64_t max_depth;
-    const int64_t *epochs;  // by slot
-    const int64_t *roots;   // [num_reqs], positions
+    const int64_t *epochs;  // by slot; seeds of the random bits
+    const int64_t *roots;   // [num_reqs], positions of the roots
 
     int64_t levels(int64_t req, int64_t slot) const {
         Noise noise = {0.0f, epochs[slot], roots[req]};
@@ -24,15 +24,17 @@ struct Forced {
     }
 };
 
-// Trees of one round, [num_reqs, num_nodes] by the row: a node's parent lies before it, the root's is below 0.
+// Draft trees of one round, [num_reqs, num_nodes], row-major. A node's parent precedes the node; the root's is
+// negative.
 struct VerifiedTrees {
     int64_t num_reqs, num_nodes;
-    const int64_t *token_ids, *parents, *num_valid;  // the last two null: bare roots
-    const int64_t* rows;     // [num_reqs, num_nodes], row of each node in `targets` and `taps`; null: one after another
-    const int64_t* targets;  // the token that the target chooses after each row; null: the best one by
+    // [num_reqs, num_nodes], [num_reqs, num_nodes], [num_reqs]; the last two null: bare roots
+    const int64_t *token_ids, *parents, *num_valid;
+    const int64_t* rows;     // [num_reqs, num_nodes], row of each node in `targets` and `taps`; null: consecutive
+    const int64_t* targets;  // [num_rows], token that the target chooses after each row; null: argmax of `logits`
     const float* logits;     // [num_rows, vocab]
     int64_t vocab;
-    const void* taps;        // [num_rows] of `tap_bytes` each, or null
+    const void* taps;        // [num_rows] of `tap_bytes` bytes each, or null
     int64_t tap_bytes;
     const int64_t* slots;    // [num_reqs]
     Forced forced;
@@ -40,21 +42,21 @@ struct VerifiedTrees {
     int64_t target(int64_t row) const { return targets ? targets[row] : best_of(logits + row * vocab, vocab); }
 };
 
-// The paths, and what slots hold at their ends.
+// Accepted paths, and the per-slot columns that the paths update.
 struct Paths {
-    int64_t longest, width;  // most nodes of a path, and columns of `token_ids`
-    int64_t *nodes;          // [num_reqs, longest], the last one repeated
+    int64_t longest, width;  // maximum number of nodes of a path; columns of `token_ids`
+    int64_t *nodes;          // [num_reqs, longest], the last node repeated
     int64_t *token_ids;      // [num_reqs, width], 0 behind the path
     int64_t *num_tokens;     // [num_reqs]
-    void* taps;              // [num_reqs, longest] of `tap_bytes` each, or null
-    int64_t *committed_lens, *last_token_ids;  // by slot
+    void* taps;              // [num_reqs, longest] of `tap_bytes` bytes each, or null
+    int64_t *committed_lens, *last_token_ids;  // by slot, updated in place
 };
 
-// Keys and values of all layers, paged: those of an accepted node go to its place in the sequence.
+// Paged keys and values of all layers, in which accepted nodes are moved to their place in the sequence.
 struct Pools {
-    int64_t count;  // 0: nothing is moved
+    int64_t count;  // number of pools; 0: no rows are moved
     char* const* data;
-    const int64_t* row_bytes;  // by pool, of a position
+    const int64_t* row_bytes;  // by pool: bytes of a position
     const int64_t* tables;     // [num_slots, table_width]
     int64_t table_width, block_size;
 
@@ -62,7 +64,7 @@ struct Pools {
         int64_t block = std::clamp<int64_t>(position / block_size, 0, table_width - 1);
         return tables[slot * table_width + block] * block_size + position % block_size;
     }
-    // Nodes of a path ascend, and none lies before its place: what is read has not been written.
+    // Nodes of a path ascend and nodes[step] >= step, so a row is always read before it is overwritten.
     void compact(int64_t slot, int64_t root, const int64_t* nodes, int64_t num_nodes) const {
         for (int64_t step = 1; count && step < num_nodes; step++) {
             if (nodes[step] == step) continue;
@@ -73,7 +75,7 @@ struct Pools {
     }
 };
 
-// Bits of a node and its ancestors, words [num_reqs, num_nodes, num_words].
+// Sets the bits of each node and its ancestors in words [num_reqs, num_nodes, num_words].
 static void ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_nodes, int64_t num_words, int64_t* words) {
     memset(words, 0, num_reqs * num_nodes * num_words * sizeof(int64_t));
     for (int64_t req = 0; req < num_reqs; req++, parents += num_nodes, words += num_nodes * num_words) {
@@ -86,7 +88,8 @@ static void ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_node
     }
 }
 
-// Whether an accepted node of any path lies elsewhere than its place in the sequence.
+// Accepts a path per tree. Returns true if an accepted node is stored at another position than its place in the
+// sequence.
 static bool accept(const VerifiedTrees& trees, const Paths& paths, const Pools& pools) {
     bool moved = false;
     for (int64_t req = 0; req < trees.num_reqs; req++) {
@@ -98,7 +101,7 @@ static bool accept(const VerifiedTrees& trees, const Paths& paths, const Pools& 
         for (int64_t end = trees.num_valid ? std::min(trees.num_valid[req], trees.num_nodes) : 1;;) {
             int64_t target = trees.target(row_of(node)), child = node + 1;
             auto is_child = [&] { return std::max<int64_t>(parents[child], 0) == node; };
-            if (forced >= 0) {  // the first child is the target's choice, as far as it goes
+            if (forced >= 0) {  // forced acceptance: the first child stands for the target's choice
                 while (child < end && !is_child()) child++;
                 if (count == forced) child = end;
                 if (child < end) target = token_ids[child];
@@ -107,7 +110,7 @@ static bool accept(const VerifiedTrees& trees, const Paths& paths, const Pools& 
             nodes[count] = node;
             emitted[count++] = target;
             if (count == paths.longest) break;
-            // Of equal children the first one is taken.
+            // If several children carry the chosen token, the first is taken.
             while (child < end && (token_ids[child] != target || !is_child())) child++;
             if (child >= end) break;
             node = child;

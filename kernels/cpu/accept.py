@@ -1,4 +1,4 @@
-"""Paths that a target chooses along trees on the host, by the C++ of `accept.h`."""
+"""Accepts the target's paths along draft trees on the host, in C++ (`accept.h`)."""
 
 from collections.abc import Iterable
 from ctypes import CDLL, POINTER, Structure, byref, c_int64, c_void_p, cast
@@ -7,17 +7,17 @@ from typing import NamedTuple
 from torch import Tensor
 
 MOST_KEPT = 256
-"""Shapes of paths that room is kept for."""
+"""Maximum number of path shapes whose result buffers are kept."""
 
 
 class Forced(Structure):
-    """Acceptance by decree; all null where the target decides."""
+    """Forced acceptance; all pointers are null if the target's choices decide."""
 
     _fields_ = [("limits", c_void_p), ("max_depth", c_int64), ("epochs", c_void_p), ("roots", c_void_p)]
 
 
 class VerifiedTrees(Structure):
-    """Trees of one round, and the target's choices."""
+    """Draft trees of one round, and the target's choices after each of their rows."""
 
     _fields_ = [
         ("num_reqs", c_int64),
@@ -32,7 +32,7 @@ class VerifiedTrees(Structure):
 
 
 class Paths(Structure):
-    """Where the accepted paths are left."""
+    """Buffers for the accepted paths."""
 
     _fields_ = [
         ("longest", c_int64),
@@ -45,7 +45,7 @@ class Paths(Structure):
 
 
 class Pools(Structure):
-    """Keys and values that follow the paths; all null where they stay."""
+    """KV pools whose rows are moved along accepted paths; all null if no rows are moved."""
 
     _fields_ = [
         ("count", c_int64),
@@ -56,7 +56,7 @@ class Pools(Structure):
 
 
 class Compacted(NamedTuple):
-    """What accepted nodes' keys and values are moved in, to the places of their tokens."""
+    """KV pools and block tables in which accepted nodes are moved to the positions of their tokens."""
 
     pools: list[Tensor]
     """Each [num_blocks, block_size, ...], contiguous, of any dtype."""
@@ -65,38 +65,42 @@ class Compacted(NamedTuple):
 
 
 class Decree(NamedTuple):
-    """How much of each tree is accepted whatever the target chooses, along first children; for benchmarks."""
+    """Forced acceptance, for benchmarks.
+
+    A random number of levels is accepted along first children, whatever the target chooses.
+    """
 
     limits: Tensor
-    """int32 [max_depth]: a level is accepted where its random bits are below."""
+    """int32 [max_depth]: a level is accepted if its random bits are below its limit."""
     epochs: Tensor
-    """[num_slots]"""
+    """[num_slots]: epochs, which seed the random bits."""
     roots: Tensor
-    """[num_reqs]: positions."""
+    """[num_reqs]: positions of the roots."""
 
 
 class Accepted(NamedTuple):
-    """Paths of a round's trees; but for the taps, until the call after the next."""
+    """Accepted paths of a round's trees. All tensors but `taps` are overwritten by the call after the next."""
 
     nodes: Tensor
-    """int64 [num_reqs, longest]: root and accepted nodes, the last one repeated."""
+    """int64 [num_reqs, longest]: the root and the accepted nodes; the last node is repeated."""
     token_ids: Tensor
-    """int64 [num_reqs, width]: the target's choices along the path; the rest is zero."""
+    """int64 [num_reqs, width]: the target's choices along the path, then zeros."""
     num_tokens: Tensor
-    """int64 [num_reqs]"""
+    """int64 [num_reqs]: number of the target's choices on each path."""
     taps: Tensor | None
-    """[num_reqs, longest, taps_size] along the path."""
+    """[num_reqs, longest, taps_size]: taps of the nodes in `nodes`."""
     moved: bool
-    """Whether an accepted node lies elsewhere than its place in the sequence."""
+    """True if some accepted node is stored at another position than its place in the sequence."""
 
 
 class TreeAcceptance:
-    """Walks trees where they lie; every tensor is contiguous, on the host, and int64 unless it says otherwise.
+    """Accepts paths along draft trees. All tensors are contiguous, on the host, and int64 unless stated otherwise.
 
     Args:
-        library: of `wingbeat.kernels.cpu.library`.
-        committed_lens: [num_slots], which go on by each path; `last_token_ids` likewise become its last token.
-        compacted: where accepted nodes' keys and values are moved; None leaves them where they are.
+        library: from `wingbeat.kernels.cpu.library`.
+        committed_lens: [num_slots], advanced by the length of each path; `last_token_ids` receives each path's last
+            token.
+        compacted: KV pools in which accepted nodes are moved; None leaves keys and values in place.
     """
 
     def __init__(
@@ -125,18 +129,21 @@ class TreeAcceptance:
         width: int,
         decree: Decree | None = None,
     ) -> Accepted:
-        """Follow the target's choices from each root; of equal children the first one is taken.
+        """Follows the target's choices from each root. If several children carry the chosen token, the first is taken.
 
         Args:
-            slots: [num_reqs], each another one.
-            token_ids: [num_reqs, num_nodes]; `parents` likewise, each below its node's own number; None of bare roots.
-            num_valid: [num_reqs]: nodes that count; the root always does. None likewise.
-            targets: [num_rows]: the token that the target chooses after each row; or the logits that its best one is
-                chosen by, float32 [num_rows, vocab_size], of which only rows along the paths are looked at.
-            rows: [num_reqs, num_nodes]: row of each node; None where nodes follow one another.
+            slots: [num_reqs], all different.
+            token_ids: [num_reqs, num_nodes]; `parents` likewise, each less than its node's number. `parents` is None
+                for bare roots.
+            num_valid: [num_reqs]: nodes that count; the root always does. None for bare roots.
+            targets: [num_rows] tokens that the target chooses after each row; or float32 logits [num_rows, vocab_size],
+                whose maximum is chosen. Only rows along the paths are read.
+            rows: [num_reqs, num_nodes]: row of each node in `targets` and `taps`; None if nodes are stored
+                consecutively.
             taps: [num_rows or more, taps_size], of any dtype.
-            longest: most tokens of a path; `width`, no less, columns of its tokens.
-            decree: in place of the target's choice, for benchmarks.
+            longest: maximum number of nodes of a path; `width`, at least `longest`, is the number of columns for its
+                tokens.
+            decree: forces the number of accepted levels, for benchmarks.
         """
         (num_reqs, num_nodes), vocab = token_ids.shape, targets.shape[1] if targets.dim() == 2 else 0
         room, trees, forced = self._room(num_reqs, longest, width), self._trees, Forced()
@@ -158,8 +165,8 @@ class TreeAcceptance:
         return Accepted(room.nodes, room.token_ids, room.num_tokens, path_taps, moved != 0)
 
     def _room(self, *shape: int) -> "_Room":
-        """For the paths of so many requests, of so many nodes and columns."""
-        self._rooms.reverse()  # a round is settled before the one after the next is decided
+        """Result buffers for paths of a shape (num_reqs, longest, width)."""
+        self._rooms.reverse()  # two sets alternate: a round is settled before the second round after it is accepted
         rooms = self._rooms[0]
         if shape not in rooms:
             if len(rooms) >= MOST_KEPT:
@@ -169,7 +176,7 @@ class TreeAcceptance:
 
 
 class _Room:
-    """Where paths of one shape are left, and at last the ends of their sequences."""
+    """Result buffers for paths of one shape, with the per-slot columns that accepting a path updates."""
 
     def __init__(self, num_reqs: int, longest: int, width: int, committed_lens: Tensor, last_token_ids: Tensor) -> None:
         new = committed_lens.new_empty

@@ -1,5 +1,5 @@
-// Attention over a paged KV cache that is read where it lies. Rows and heads that share keys are done together: two
-// vectors of keys at a time are turned into columns, which all of their queries meet.
+// Attention that reads a paged KV cache in place. Rows and heads that share keys are computed together: KEYS_AT_ONCE
+// keys at a time are transposed to columns, against which all of their queries are scored.
 #pragma once
 
 #include <algorithm>
@@ -12,22 +12,24 @@
 #include "threads.h"
 #include "vectors.h"
 
-// Two vectors of each fit into the registers; so many such groups of rows share what is made of their keys.
+// MOST_QUERIES: queries whose two accumulators each fit into the registers. Up to MOST_GROUPS groups of that many
+// queries share the transposed keys.
 constexpr int MOST_QUERIES = REGISTERS == 32 ? 12 : 6, MOST_GROUPS = 4, MOST_OF_TILE = MOST_QUERIES * MOST_GROUPS;
 constexpr int64_t KEYS_AT_ONCE = 2 * LANES, KEYS_PER_PASS = 256;
 constexpr float HIDDEN = -1e30f;
 
-// Rows of a batch that share a shape; strides are in elements.
+// Rows of a batch with one shape. Strides are in elements.
 struct Segment {
     int64_t start, num_reqs, num_query, num_new;
     const int64_t* tables;  // [num_reqs, width]
     int64_t table_stride, width;
     const int64_t* context;  // [num_reqs]
-    const int64_t* positions;  // [num_reqs, num_new]; not read where causal
+    const int64_t* positions;  // [num_reqs, num_new]; ignored if causal
     int64_t position_stride;
     const int64_t* mask;  // [num_reqs, num_query, mask_words], or null: causal
     int64_t mask_stride, mask_words;
-    const int64_t* row_starts;  // [num_reqs + 1], rows of each request behind `start`; null: num_query each
+    // [num_reqs + 1], first row of each request, relative to `start`; null: num_query rows each
+    const int64_t* row_starts;
 };
 
 struct Heads {
@@ -37,7 +39,7 @@ struct Heads {
     const float* sinks;    // [num_heads], or null
 };
 
-// Some rows of one request.
+// Consecutive rows of one request.
 struct Rows {
     const Segment* segment;
     int64_t request, first, count;
@@ -47,7 +49,7 @@ struct Rows {
         const int64_t* starts = segment->row_starts;
         return segment->start + (starts ? starts[request] : request * segment->num_query) + first + index;
     }
-    // New rows up to the last that any of these may see.
+    // Number of new rows up to the last one that any of these rows sees.
     int64_t num_new() const {
         if (!segment->mask) return first + count;
         int64_t most = 0;
@@ -57,7 +59,7 @@ struct Rows {
                     most = std::max<int64_t>(most, word * 64 + 64 - __builtin_clzll(bits));
         return most;
     }
-    // Keys from the first one on that all of these see, or that are context.
+    // Number of leading keys that are context or that all of these rows see.
     int64_t num_shared() const {
         if (!segment->mask) return context() + num_new();
         int64_t least = segment->num_new;
@@ -91,7 +93,7 @@ struct Rows {
     }
 };
 
-// scores[query][key] of KEYS_AT_ONCE keys.
+// scores[query][key] for KEYS_AT_ONCE keys.
 template <int QUERIES>
 __attribute__((noinline)) static void score(const float* queries, const float* keys, int64_t dim, float* scores, int64_t stride) {
     vec low[QUERIES] = {}, high[QUERIES] = {};
@@ -111,7 +113,7 @@ __attribute__((noinline)) static void score(const float* queries, const float* k
     }
 }
 
-// results[query][d] += weights[query][key] * values[key][d] for VECTORS * LANES numbers of each value.
+// results[query][d] += weights[query][key] * values[key][d], for VECTORS * LANES elements of each value from d on.
 template <int QUERIES, int VECTORS>
 __attribute__((noinline)) static void weigh(const float* weights, int64_t stride, const float* const* values,
                                             int64_t num_keys, int64_t d, float* results, int64_t dim) {
@@ -135,9 +137,9 @@ __attribute__((noinline)) static void weigh(const float* weights, int64_t stride
 
 static int64_t whole_vectors(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
 
-// Keys as columns: columns[d][key]; keys from `count` on are 0. Lines that are read next are fetched meanwhile, one at a time:
-// all of them at once are more than a processor has on their way. `next` has `num_next` keys; `values` has one for each key, or
-// is null.
+// Transposes keys to columns[d][key]; columns from `count` on are 0. Meanwhile prefetches the `num_next` keys of
+// `next`, and `values` (one per key, or null), a line at a time: prefetching all lines at once would exceed the
+// processor's outstanding loads.
 template <class T>
 static void keys_to_columns(const T* const* keys, int64_t count, int64_t dim, float* columns, const T* const* next,
                             int64_t num_next, const T* const* values, int64_t value_dim) {
@@ -163,7 +165,7 @@ using Weigh = void (*)(const float*, int64_t, const float* const*, int64_t, int6
 
 struct ByQueries {
     Score score;
-    Weigh weigh[2];  // one vector of values, two
+    Weigh weigh[2];  // for one vector of values, and for two
 };
 
 template <int... LESS_ONE>
@@ -173,7 +175,7 @@ static constexpr std::array<ByQueries, MOST_QUERIES + 1> by_queries(std::integer
 
 static const auto BY_QUERIES = by_queries(std::make_integer_sequence<int, MOST_QUERIES>());
 
-// The value itself, or a copy of whole vectors where it is not one of those.
+// Returns the value itself if it consists of whole float vectors, else a copy padded with zeros.
 static const float* whole_value(const float* value, int64_t dim, float* copy) {
     if (dim % LANES == 0) return value;
     for (int64_t d = 0; d < dim; d += LANES) store(copy + d, load_upto(value + d, dim - d));
@@ -186,11 +188,11 @@ static const float* whole_value(const T* value, int64_t dim, float* copy) {
     return copy;
 }
 
-// Keys that single rows of a tree see behind those that all rows of a tile see, in the order of each one's path: wherever
-// its nodes lie, a row's sums have the order that they have without a tree.
+// Keys that individual rows of a tree see behind the keys that all rows of a tile see, in path order. A row's sums
+// therefore have the same order as without a tree, wherever its nodes are stored.
 struct OwnKeys {
     std::vector<int64_t> keys;
-    int64_t ends[MOST_OF_TILE + 1];  // by row, where its keys begin; and where the last one's end
+    int64_t ends[MOST_OF_TILE + 1];  // by row: index of its first key; last element: end of the last row's keys
 
     void take(const Rows& rows, int64_t shared, int64_t most) {
         keys.clear();
@@ -204,7 +206,7 @@ struct OwnKeys {
     int64_t count(int64_t row) const { return ends[row + 1] - ends[row]; }
 };
 
-// Where the numbers of a tile are while it passes over its keys: by query, or of one pass.
+// Working memory of a tile: per query, and per pass over its keys.
 struct Scratch {
     float *columns, *queries, *own_queries, *results, *scores, *copies;
     float most[MOST_OF_TILE], total[MOST_OF_TILE];
@@ -221,7 +223,7 @@ struct Scratch {
     }
 };
 
-// Scores of `count` keys of a pass become weights, and what was summed before shrinks to them.
+// Online softmax: turns `count` scores of a pass into weights, and rescales the earlier sums to the new maximum.
 static void soften(float* scores, int64_t count, float& most, float& total, float* results, int64_t wide) {
     int64_t padded = (count + LANES - 1) / LANES * LANES;
     vec best = all(HIDDEN);
@@ -243,7 +245,8 @@ static void soften(float* scores, int64_t count, float& most, float& total, floa
     total += sum(added);
 }
 
-// One pass over the keys of `rows`, in groups of `rows_at_once`, for their queries of `num_heads` heads from `head` on.
+// Attends from `rows` to their keys in passes, for `num_heads` query heads from `head` on; rows are grouped by
+// `rows_at_once`.
 template <class T>
 static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at_once, int64_t head, int64_t num_heads,
                            const float* query, int64_t query_stride, const T* key_cache, const T* value_cache, int64_t block_size,
@@ -282,11 +285,11 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     const T *keys[KEYS_AT_ONCE], *next[KEYS_AT_ONCE], *fetched[KEYS_AT_ONCE];
     int64_t num_next = 0;
     const float* values[KEYS_PER_PASS];
-    int64_t places[KEYS_PER_PASS];  // of a pass's keys, in heads
+    int64_t places[KEYS_PER_PASS];  // of a pass's keys, in units of heads
     auto place = [&](int64_t key) {
         return (table[key / block_size] * block_size + key % block_size) * heads.num_kv_heads + kv_head;
     };
-    // Block by block: a division for each key would take as long as its products.
+    // Block by block: a division per key would take as long as the key's products.
     auto place_pass = [&](int64_t first, int64_t count) {
         for (int64_t index = 0; index < count;) {
             int64_t left = std::min(count - index, block_size - (first + index) % block_size);
@@ -298,7 +301,7 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     auto take_value = [&](int64_t index) {
         values[index] = whole_value(value_cache + places[index] * value_dim, value_dim, at.copies + index * wide);
     };
-    // Of `some` keys, at `index` of their pass, for `num_rows` rows from `row` on, whose queries lie at `from`.
+    // Scores `some` keys at `index` of their pass, for `num_rows` rows from `row` on, whose queries are at `from`.
     auto score_keys = [&](auto key_of, int64_t some, int64_t index, int64_t row, int64_t num_rows, const float* from,
                           const T* const* values_of) {
         for (int64_t i = 0; i < some; i++) keys[i] = key_cache + places[index + i] * dim;
@@ -319,13 +322,13 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
                 if (i >= some || !rows.sees(row + r, key_of(i), heads.window))
                     for (int64_t h = 0; h < num_heads; h++) scores[(r * num_heads + h) * KEYS_PER_PASS + i] = HIDDEN;
     };
-    // Keys [first, first + count) of a pass, for `num` queries from `q` on.
+    // Weighs keys [first, first + count) of a pass, for `num` queries from `q` on.
     auto weigh_values = [&](int64_t first, int64_t count, int64_t q, int64_t num) {
         for (int64_t d = 0; count > 0 && d < value_dim; d += 2 * LANES)
             BY_QUERIES[num].weigh[d + LANES < value_dim](at.scores + q * KEYS_PER_PASS + first, KEYS_PER_PASS,
                                                          values + first, count, d, at.results + q * wide, wide);
     };
-    // Passes end at multiples of their size, so that a row has the same ones whatever lies beside it.
+    // Passes end at multiples of KEYS_PER_PASS, so that a row's passes do not depend on the rows beside it.
     for (int64_t start = begin, end; start < shared + most_own; start = end) {
         end = std::min((start / KEYS_PER_PASS + 1) * KEYS_PER_PASS, shared + most_own);
         int64_t num_shared = std::clamp<int64_t>(shared - start, 0, end - start), skipped = start + num_shared - shared;
@@ -364,14 +367,15 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     }
     for (int q = 0; q < num_queries; q++) {
         float* to = out + rows.row(q / num_heads) * out_stride + (head + q % num_heads) * value_dim;
-        // A row of padding may see nothing: its keys lie past the table, and its window past the others.
+        // A padding row may see no key: its keys lie past the table, or its window behind all stored keys.
         float all_weights = at.total[q] > 0 ? at.total[q] : 1;
         for (int64_t d = 0; d < value_dim; d += LANES)
             store_upto(to + d, load(at.results + q * wide + d) / all_weights, value_dim - d);
     }
 }
 
-// out [num_rows, num_heads * value_dim] of queries [num_rows, num_heads * key_dim], whose keys and values are stored.
+// out [num_rows, num_heads * value_dim] for queries [num_rows, num_heads * key_dim], whose own keys and values are
+// stored.
 template <class T>
 static void attend(const Heads& heads, const Segment* segments, int64_t num_segments, const float* query,
                    int64_t query_stride, const T* key_cache, const T* value_cache, int64_t block_size, float* out,
@@ -382,7 +386,7 @@ static void attend(const Heads& heads, const Segment* segments, int64_t num_segm
     int64_t rows_at_once = std::max<int64_t>(MOST_QUERIES / heads_at_once, 1);
     static thread_local std::vector<Rows> tiles;
     tiles.clear();
-    // Groups of one request share a tile as long as every thread has one.
+    // Groups of one request share a tile as long as every thread still gets a tile.
     auto count_of = [](const Segment& segment, int64_t request) {
         const int64_t* starts = segment.row_starts;
         return starts ? starts[request + 1] - starts[request] : segment.num_query;

@@ -1,25 +1,26 @@
-// A pass of a head that drafts a block at once, of DFlash's body: keys and values of decided positions are made of taps
-// alone; then masked slots behind them run through the layers together, and trees grow of what they say.
+// One pass of a block drafter (DFlash body). `take_in` computes keys and values of decided positions from taps alone;
+// `grow` then runs all masked slots behind them through the layers together and grows trees from their logits.
 #pragma once
 
 #include "walks.h"
 
 struct BlockHead {
-    const Layer* layers;  // their caches are the pool's
-    const int64_t* causal;  // by layer, whether a slot sees those before it alone
+    const Layer* layers;  // their caches are the drafter's KV pool
+    const int64_t* causal;  // by layer: non-zero if a slot sees only the slots before it
     int64_t num_layers;
     Embedding embedding;
     float embedding_scale;
-    const float* mask;  // [hidden]: what masked slots enter with
+    const float* mask;  // [hidden]: input embedding of masked slots
     int64_t taps_width;
     Matrix fused;  // [taps_width, hidden]
     Norm context_norm;
-    const Matrix* context;  // by layer, [hidden, keys and values]
+    const Matrix* context;  // by layer, [hidden, keys and values]: weights from fused taps to keys and values
     Norm output_norm;
     Matrix logits;
     float logit_scale, logit_softcap;  // softcap 0: none
     const int64_t* draft_token_ids;
-    int64_t num_slots, first_slot;  // of a block, the last decided token's included; the one that predicts first
+    // slots of a block, including the last decided token's; first slot whose logits predict a level
+    int64_t num_slots, first_slot;
     Markov markov;
     Lattice lattice;
 };
@@ -47,13 +48,13 @@ static void take_in(const BlockHead& head, const Sequences& all, const Decided& 
     });
 }
 
-// Slots that a draft depends on: where each sees those before it alone, nobody sees the last ones.
+// Number of slots to run. If every layer is causal, slots behind the last level that is grown affect nothing.
 static int64_t slots_run(const BlockHead& head, const Roots& roots) {
     bool all_causal = std::all_of(head.causal, head.causal + head.num_layers, [](int64_t causal) { return causal; });
     return all_causal ? head.first_slot + roots.num_levels : head.num_slots;
 }
 
-// Every slot's state behind the last layer, [num_reqs * num_slots, hidden].
+// Runs a block per tree. Returns the stream behind the last layer, [num_reqs * num_slots, hidden].
 static const float* run_block(const BlockHead& head, const Sequences& all, const Roots& roots, int64_t num_slots, Room& at) {
     const Layer& first = head.layers[0];
     int64_t size = first.hidden, dim = first.heads.key_dim, num_reqs = roots.num_reqs;
@@ -90,7 +91,7 @@ static const float* run_block(const BlockHead& head, const Sequences& all, const
     return stream;
 }
 
-// Of each slot that predicts one of the levels: its normed state, and its scores of the draft vocabulary.
+// Normed states and logits over the draft vocabulary of the slots that predict a level.
 static Slots predict(const BlockHead& head, const Roots& roots, int64_t num_slots, const float* stream, Room& at) {
     int64_t size = head.layers[0].hidden, vocab = head.logits.columns, num_levels = roots.num_levels;
     int64_t num_rows = roots.num_reqs * num_levels;
@@ -112,7 +113,7 @@ static Slots predict(const BlockHead& head, const Roots& roots, int64_t num_slot
     return {normed, logits};
 }
 
-// Returns the levels that were grown.
+// Grows a tree from each root. Returns the number of levels grown.
 static int64_t grow(const BlockHead& head, const Sequences& all, const Roots& roots, Room& at) {
     reserve(all, roots, at);
     int64_t num_slots = slots_run(head, roots);

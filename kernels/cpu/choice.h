@@ -1,6 +1,6 @@
-// Which token a row's target chooses: temperature, top-k, top-p, min-p and seeded noise, as `kernels/sampling/reference.py`
-// has them. Exponentials and logarithms differ from torch's in their last places, so a row whose choice hangs on those
-// is left to it.
+// The target's token per row: temperature, top-k, top-p, min-p and seeded noise, as in `kernels/sampling/reference.py`.
+// Exponentials and logarithms differ from torch's in their last bits, so rows whose choice depends on those bits are
+// left to torch.
 #pragma once
 
 #include <algorithm>
@@ -20,18 +20,18 @@ struct Sampling {
     const int64_t* top_ks;
     const float *top_ps, *min_ps;
     const int64_t *seeds, *positions;
-    int64_t* tokens;  // out
-    bool* sure;       // out: false where another has to choose
+    int64_t* tokens;  // out: [num_rows]
+    bool* sure;       // out: [num_rows]; false where torch must choose instead
 };
 
-// Masses and scores that lie closer than this are not told apart.
+// Masses and scores closer than this are undecidable; the distance of scores is relative to 1 + their magnitude.
 constexpr double CLOSE = 2e-5;
 
 struct RowChoice {
     std::vector<float> scaled, ranked, noise;
     std::vector<int64_t> ids;
 
-    // Whether every number of a row can be compared, and one of them is above none.
+    // True if no logit is NaN or +infinity, and at least one is above -infinity.
     static bool comparable(const float* logits, int64_t count) {
         bool any = false;
         for (int64_t i = 0; i < count; i++) {
@@ -65,7 +65,7 @@ struct RowChoice {
         return true;
     }
 
-    // The least scaled logit that the filters leave; false where an edge is too close to tell.
+    // Computes the least scaled logit that the filters keep. Returns false if a filter's edge is too close to decide.
     bool edge(const Sampling& all, int64_t row, float& least) {
         int64_t top_k = all.top_ks[row];
         double top_p = all.top_ps[row], min_p = all.min_ps[row];
@@ -85,7 +85,8 @@ struct RowChoice {
         return true;
     }
 
-    // Top-p among what top-k left: a token goes where it and all below it have no more than 1 - p.
+    // Top-p among the tokens that top-k kept: a token is removed if its mass and that of all less likely tokens is at
+    // most 1 - p.
     bool nucleus(float top, double top_p, float& least) {
         double total = 0.0, above = 0.0;
         ranked.clear();
@@ -102,7 +103,8 @@ struct RowChoice {
             double rest = 1.0 - above / total;
             if (above > 0.0 && std::fabs(rest - (1.0 - top_p)) < CLOSE) return false;
             if (above > 0.0 && rest <= 1.0 - top_p) {
-                if (score == before) return false;  // of equal ones some stay
+                // an edge within equal scores removes some of them: undecidable here
+                if (score == before) return false;
                 least = before;
                 return true;
             }

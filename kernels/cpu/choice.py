@@ -1,4 +1,4 @@
-"""The target's choice on the host by the C++ of `choice.h`: token for token what torch's operations choose."""
+"""Chooses the target's tokens on the host in C++ (`choice.h`); the tokens equal those of torch's operations."""
 
 from ctypes import CDLL, POINTER, Structure, byref, c_int64, c_void_p
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from wingbeat.kernels.sampling.reference import choose_tokens
 
 
 class Sampling(Structure):
-    """Rows to choose for."""
+    """Logits, sampling parameters and output buffers of a batch of rows."""
 
     _fields_ = [
         ("logits", c_void_p),
@@ -23,7 +23,7 @@ class Sampling(Structure):
 
 
 class SamplingRows(NamedTuple):
-    """By what each row is chosen: [num_rows], on the host, as for `kernels.sampling.reference.choose_tokens`."""
+    """Sampling parameters by row: [num_rows] on the host, as for `kernels.sampling.reference.choose_tokens`."""
 
     temperatures: Tensor
     top_ks: Tensor
@@ -34,10 +34,10 @@ class SamplingRows(NamedTuple):
 
 
 class NativeChoice:
-    """Chooses tokens.
+    """Token choice by the native library.
 
     Args:
-        library: of `wingbeat.kernels.cpu.library`.
+        library: from `wingbeat.kernels.cpu.library`.
     """
 
     def __init__(self, library: CDLL) -> None:
@@ -45,7 +45,9 @@ class NativeChoice:
         self._choose = library.wingbeat_choose_tokens
 
     def choose(self, logits: Tensor, rows: SamplingRows, processors: LogitProcessors | None = None) -> Tensor:
-        """`kernels.sampling.reference.choose_tokens`, which is asked for rows that hang on the last place of a number.
+        """Chooses a token per row, as `kernels.sampling.reference.choose_tokens`.
+
+        Rows whose result depends on the last bits of a number, where the C++ may differ, are left to that function.
 
         Args:
             logits: [num_rows, vocab_size] on the host, any float type.

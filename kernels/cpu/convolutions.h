@@ -1,20 +1,21 @@
-// Convolutions over the slots of a block, around a sublayer: y[i] = sum over taps of kernel[i, tap] * x[i - tap], whose
-// kernels are a fixed part and one made of the sublayer's normed inputs. Before a block's first slot there is nothing.
+// Convolutions over the slots of a block, before and behind a sublayer: y[i] = sum over taps of kernel[i, tap] * x[i -
+// tap]. A kernel is a fixed base plus a dynamic term computed from the sublayer's normed inputs. x before a block's
+// first slot is zero.
 #pragma once
 
 #include "products.h"
 
-// Both convolutions of a sublayer, the one before it (side 0) and the one behind it (side 1).
+// Both convolutions of a sublayer: before it (side 0) and behind it (side 1).
 struct Convolution {
     const float* base;       // [2, num_taps, hidden]
     Matrix dynamic;          // [hidden, 2 * num_taps * hidden / group]
-    int64_t num_taps, group;  // no taps: there are none; channels that share a dynamic kernel
+    int64_t num_taps, group;  // num_taps 0: no convolution; group: channels that share a dynamic kernel
 
     explicit operator bool() const { return num_taps > 0; }
 };
 
-// out [num_rows, hidden]; with a residual, added to it. Rows are blocks of num_slots; kernels are by row, as `dynamic` has
-// its columns.
+// out [num_rows, hidden], plus `residual` if given. Rows are blocks of `num_slots`; `kernels` [num_rows, 2 * num_taps *
+// num_groups] is the product of each row with `dynamic`.
 static void convolve(const Convolution& conv, int64_t num_rows, int64_t num_slots, int64_t hidden, const float* kernels,
                      int64_t side, const float* x, const float* residual, float* out) {
     int64_t group = conv.group, num_groups = hidden / group, num_taps = conv.num_taps;

@@ -1,29 +1,30 @@
-// A pass of an EAGLE head for some sequences: decided pairs are taken in, then a tree grows from each root. The parts
-// of the layer are `layer.h`'s; trees are `growth.h`'s. A P-EAGLE head drafts its tree in one pass over masked slots.
+// One pass of an EAGLE head for some sequences: `take_in` runs decided pairs, then `grow` grows a tree from each root.
+// The decoder layer is in `layer.h`, tree growth in `growth.h`. A P-EAGLE head drafts its tree in one pass over masked
+// slots.
 #pragma once
 
 #include "walks.h"
 
 struct Head {
-    Layer layer;  // its caches are the pool's
+    Layer layer;  // its caches are the drafter's KV pool
     Embedding embedding;
     Norm embedding_norm, feature_norm, output_norm;
-    Matrix joined;  // EAGLE-1: [2 * hidden, hidden], what the layer reads of token and feature; without weight EAGLE-3
+    Matrix joined;  // EAGLE-1: [2 * hidden, hidden], from token and feature to the layer's input; no weight: EAGLE-3
     const Norm* tap_norms;  // [num_taps], or null
     int64_t num_taps, tap_width;
-    Norm taps_norm;  // of all taps together
-    Matrix fused;    // [num_taps * tap_width, hidden]; without weight the taps are the features
+    Norm taps_norm;  // over the concatenated taps
+    Matrix fused;    // [num_taps * tap_width, hidden]; no weight: the taps are the features
     Matrix logits;
     const int64_t* draft_token_ids;
     int64_t norms_feedback, norms_residual;
-    const Layer* behind;  // [num_behind], what reads the first one's stream
+    const Layer* behind;  // [num_behind] layers that run behind the first one
     int64_t num_behind;
-    const float* mask_features;  // P-EAGLE: [hidden] of a masked slot, whose token is mask_token; else null
+    const float* mask_features;  // P-EAGLE: [hidden], feature of a masked slot, whose token is mask_token; else null
     int64_t mask_token;
 };
 
-// out [rows that `last` wants, hidden] of pairs: tokens and features [num_rows, hidden]. Features may be changed. Layers
-// before the last one run all rows, as `whole` has them.
+// out [rows that `last` wants, hidden], for pairs of tokens and features [num_rows, hidden]. May overwrite `features`.
+// All layers but the last run the rows of `whole`.
 static void run_head(const Head& head, const Batch& whole, const Batch& last, const int64_t* token_ids, float* features,
                      float* out, Room& at) {
     int64_t hidden = head.layer.hidden, num_rows = last.num_rows;
@@ -87,8 +88,8 @@ static void take_in(const Head& head, const Sequences& all, const Decided& decid
         memcpy(all.hidden + decided.slots[i] * hidden, out + i * hidden, hidden * sizeof(float));
 }
 
-// What may follow each frontier node of each tree, by hidden states [num_reqs * width, hidden], becomes entries; the
-// states become what the next level is fed with.
+// Enters the candidates behind each frontier node of each tree, scored from hidden states [num_reqs * width, hidden].
+// The states become the features of the next level.
 static void add_candidates(const Head& head, const Roots& roots, int64_t level, int64_t width, float* hidden, Room& at) {
     int64_t size = head.layer.hidden, num_rows = roots.num_reqs * width, vocab = head.logits.columns;
     float *normed = room(at.normed, num_rows * size), *logits = room(at.logits, num_rows * vocab);
@@ -110,7 +111,7 @@ static void add_candidates(const Head& head, const Roots& roots, int64_t level, 
     });
 }
 
-// Rows of a level that is expanded: its nodes lie behind the context and the levels before.
+// Runs the rows of a level whose nodes are expanded; they are stored behind the context and the earlier levels.
 static void run_level(const Head& head, const Sequences& all, const Roots& roots, int64_t level, const float* before,
                       int64_t width_before, float* out, Room& at) {
     int64_t width = roots.top_k, num_reqs = roots.num_reqs, num_rows = num_reqs * width, size = head.layer.hidden;
@@ -124,7 +125,7 @@ static void run_level(const Head& head, const Sequences& all, const Roots& roots
     for (int64_t tree = 0; tree < num_reqs; tree++) {
         const Table& table = at.trees[tree];
         int64_t committed = roots.committed(tree);
-        // A chain is causal: what was drafted before is context of what comes next.
+        // A chain is causal: earlier draft tokens count as context.
         context[tree] = committed + (width == 1 ? level - 1 : 0);
         for (int64_t node = 0; node < width; node++) {
             int64_t row = tree * width + node, index = committed + (level - 1) * width + node;
@@ -144,7 +145,7 @@ static void run_level(const Head& head, const Sequences& all, const Roots& roots
     run_head(head, batch, batch, tokens, features, out, at);
 }
 
-// A tree from each root by one pass over the slots behind its pairs. Returns the levels that were grown.
+// Grows a tree from each root by one pass over masked slots behind its pairs. Returns the number of levels grown.
 static int64_t grow_masked(const Head& head, const Sequences& all, const Roots& roots, Room& at) {
     int64_t num_reqs = roots.num_reqs, num_masked = roots.num_levels - 1, num_rows = num_reqs * num_masked;
     int64_t size = head.layer.hidden, dim = head.layer.heads.key_dim, longest = at.table_width, vocab = head.logits.columns;
@@ -172,7 +173,7 @@ static int64_t grow_masked(const Head& head, const Sequences& all, const Roots& 
     return grow_by({nullptr, nullptr, head.draft_token_ids, size, vocab}, {normed, logits}, roots, at);
 }
 
-// Returns the levels that were grown.
+// Grows a tree from each root. Returns the number of levels grown.
 static int64_t grow(const Head& head, const Sequences& all, const Roots& roots, Room& at) {
     reserve(all, roots, at);
     if (head.mask_features) return grow_masked(head, all, roots, at);

@@ -1,4 +1,7 @@
-"""The structures of drafts (`growth.h`, `draft.h`, `walks.h`, `block.h`, `rounds.h`, `trees.h`), field for field."""
+"""ctypes mirrors, field by field, of the C++ structs for drafting.
+
+Sources: `growth.h`, `draft.h`, `walks.h`, `block.h`, `rounds.h` and `trees.h`.
+"""
 
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_void_p
@@ -8,19 +11,19 @@ from wingbeat.kernels.cpu.structs import Layer, Matrix
 
 
 class Norm(Structure):
-    """A root-mean-square norm; without a weight rows stay as they are."""
+    """Root-mean-square norm; a null weight leaves rows unchanged."""
 
     _fields_ = [("weight", c_void_p), ("eps", c_float)]
 
 
 class Embedding(Structure):
-    """Rows of tokens."""
+    """Embedding table, with its strides and number kind."""
 
     _fields_ = [("weight", c_void_p), ("row", c_int64), ("column", c_int64), ("count", c_int64), ("kind", c_int64)]
 
 
 class Head(Structure):
-    """An EAGLE or P-EAGLE head."""
+    """EAGLE or P-EAGLE draft head."""
 
     _fields_ = [
         ("layer", Layer),
@@ -46,7 +49,7 @@ class Head(Structure):
 
 
 class Markov(Structure):
-    """What corrects a slot's scores by the token before it; of rank 0 nothing does."""
+    """Correction of a slot's logits by the preceding token; rank 0 means no correction."""
 
     _fields_ = [
         ("tokens", Embedding),
@@ -60,7 +63,7 @@ class Markov(Structure):
 
 
 class Lattice(Structure):
-    """Candidates of each slot, and how pairs of them are scored; without candidates there is none."""
+    """Number of candidates per slot, and the weights that score pairs of neighbours; 0 candidates mean no lattice."""
 
     _fields_ = [
         ("predecessors", Embedding),
@@ -72,7 +75,7 @@ class Lattice(Structure):
 
 
 class BlockHead(Structure):
-    """A head of DFlash's body."""
+    """Block-drafting head (DFlash body)."""
 
     _fields_ = [
         ("layers", POINTER(Layer)),
@@ -98,7 +101,7 @@ class BlockHead(Structure):
 
 
 class Sequences(Structure):
-    """What a pass reads and writes of the sequences, by slot."""
+    """Per-slot state of the sequences that a pass reads and writes."""
 
     _fields_ = [
         ("block_tables", c_void_p),
@@ -116,7 +119,7 @@ class Sequences(Structure):
 
 
 class Decided(Structure):
-    """Decided pairs of some sequences."""
+    """Decided pairs of some sequences: tokens with the taps before them."""
 
     _fields_ = [
         ("num_reqs", c_int64),
@@ -131,7 +134,7 @@ class Decided(Structure):
 
 
 class GrowthRule(Structure):
-    """Where some trees stop."""
+    """Stopping rule for the trees [begin, end)."""
 
     _fields_ = [
         ("begin", c_int64),
@@ -144,7 +147,7 @@ class GrowthRule(Structure):
 
 
 class GrowthRules(Structure):
-    """Those of a pass."""
+    """Stopping rules of a pass, with the confidence bins that they share."""
 
     _fields_ = [
         ("rules", POINTER(GrowthRule)),
@@ -155,7 +158,7 @@ class GrowthRules(Structure):
 
 
 class Trees(Structure):
-    """Where trees are written."""
+    """Output buffers for drafted trees."""
 
     _fields_ = [
         ("token_ids", c_void_p),
@@ -168,13 +171,13 @@ class Trees(Structure):
 
 
 class SamplingRules(Structure):
-    """Those of every slot; without numbers nobody has any."""
+    """Sampling rules by slot; null `numbers` mean that no slot has any."""
 
     _fields_ = [("numbers", c_void_p), ("token_ids", c_void_p), ("biases", c_void_p)]
 
 
 class Roots(Structure):
-    """The last committed tokens of some sequences, and the trees that are to grow from them."""
+    """Last committed tokens of some sequences, and parameters of the trees to grow from them."""
 
     _fields_ = [
         ("num_reqs", c_int64),
@@ -197,7 +200,7 @@ class Roots(Structure):
 
 
 class Outcome(Structure):
-    """Buffers of a round that a drafter reads."""
+    """Buffers of a round's outcome, which a drafter reads."""
 
     _fields_ = [
         (name, c_void_p)
@@ -211,13 +214,13 @@ class Outcome(Structure):
 
 
 class Reply(Structure):
-    """Buffers of a round that a drafter writes."""
+    """Buffers of a round's reply, which a drafter writes."""
 
     _fields_ = [("epochs", c_void_p), ("committed_lens", c_void_p), ("trees", Trees)]
 
 
 class Channel(Structure):
-    """What a round of a channel is answered from, and where."""
+    """Outcome and reply buffers of a channel, with its limits."""
 
     _fields_ = [
         ("outcome", Outcome),
@@ -239,7 +242,7 @@ class Channel(Structure):
 
 
 class DraftFunctions(NamedTuple):
-    """The library's functions that draft by one kind of head."""
+    """Library functions that draft with one kind of head."""
 
     take_in: Any
     grow: Any
@@ -247,7 +250,7 @@ class DraftFunctions(NamedTuple):
 
 
 def declare_drafts(library: ctypes.CDLL) -> dict[type[Structure], DraftFunctions]:
-    """Tell ctypes the types of the library's functions that draft, by kind of head."""
+    """Sets the argument types of the library's drafting functions; returns the functions by kind of head."""
     found = {}
     for kind, name in ((Head, "wingbeat_"), (BlockHead, "wingbeat_block_")):
         functions = DraftFunctions(*(getattr(library, name + verb) for verb in DraftFunctions._fields))

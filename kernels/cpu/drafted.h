@@ -1,5 +1,5 @@
-// Drafted trees as a verifier looks at them on the host: which it believes, which of their nodes are worth verifying, and the
-// rows that these become.
+// A verifier's intake of drafted trees on the host: checks them, selects the nodes worth verifying, and lays these out
+// as rows.
 #pragma once
 
 #include <algorithm>
@@ -11,25 +11,25 @@
 
 #include "accept.h"
 
-// TreeColumns by the row, [num_reqs, num_nodes]; column 0 holds the roots.
+// Columns of trees, [num_reqs, num_nodes], row-major; column 0 holds the roots.
 struct TreeColumns {
     int64_t *token_ids, *parents, *depths;
     float* scores;
     int64_t* num_valid;  // [num_reqs]
 };
 
-// A drafter's answer as it lies, and where sequences really are; by slot what has no other size.
+// A drafter's reply in place, and the present state of the sequences. Arrays without a stated size are by slot.
 struct Answer {
     int64_t num_reqs, num_nodes;
     const int64_t* slots;  // [num_reqs]
-    const bool* wanted;    // [num_reqs]
+    const bool* wanted;    // [num_reqs]: a tree was requested
     TreeColumns trees;           // [num_slots, num_nodes]; null: bare roots
-    const int64_t *epochs, *committed_lens;  // that they were grown for
+    const int64_t *epochs, *committed_lens;  // state that the trees were grown for; `own_*`: present state
     const int64_t *own_epochs, *own_lens, *last_token_ids;
-    int64_t vocab, chains;  // `chains`: each node follows the one before it
+    int64_t vocab, chains;  // non-zero `chains`: each node must follow the node before it
 };
 
-// Whether parents precede children, depths follow from them and tokens exist, of the nodes that count.
+// True if, among the first `count` nodes, parents precede children, depths follow from parents, and tokens exist.
 static bool well_formed(const Answer& from, const TreeColumns& tree, int64_t first, int64_t count) {
     const int64_t *token_ids = tree.token_ids + first, *parents = tree.parents + first, *depths = tree.depths + first;
     if (count < 1 || count > from.num_nodes || parents[0] != -1 || depths[0] != 0) return false;
@@ -42,8 +42,9 @@ static bool well_formed(const Answer& from, const TreeColumns& tree, int64_t fir
     return true;
 }
 
-// As `runtime/round/tree_check.py` has it: trees of decodes, bare roots where an answer does not count. Returns the most
-// nodes of any, 0 where none counts. What is checked is the copy: the memory that it came in is the drafter's, too.
+// Copies one tree per decode into `into`, with a bare root where the reply does not count (as in
+// `runtime/round/tree_check.py`). Returns the maximum number of nodes, 0 if no tree counts. The copy is what is
+// checked: the drafter can still write to the memory of its reply.
 static int64_t check_trees(const Answer& from, const TreeColumns& into) {
     int64_t most = 0;
     for (int64_t req = 0; req < from.num_reqs; req++) {
@@ -65,45 +66,47 @@ static int64_t check_trees(const Answer& from, const TreeColumns& into) {
     return most;
 }
 
-// How nodes are chosen, as `runtime/speculation` has it; where there is no table, all nodes stay.
+// Parameters of node selection (`runtime/speculation`); without a table all nodes are kept.
 struct Choice {
     int64_t max_depth;
-    const int64_t* kinds;       // [num_reqs], rows of the table
+    const int64_t* kinds;       // [num_reqs], rows of `table`
     const int64_t* useful;      // [num_reqs], levels that could still be emitted
-    const int64_t* forced;      // [num_reqs], not 0: all of its useful nodes stay
-    const double* table;        // [num_kinds, num_bins], acceptance by bin of the confidence; or null
+    const int64_t* forced;      // [num_reqs], non-zero: all useful nodes of the tree are kept
+    const double* table;        // [num_kinds, num_bins], acceptance rate by bin of confidence; or null
     const double* edges;        // [num_bins - 1], ascending
     int64_t num_bins;
-    const double* price;        // [num_reqs * num_nodes or more], in tokens: of a pass with so many nodes; null: all stay
+    // [num_reqs * num_nodes or more], cost in tokens of a pass with that many nodes; null: all are kept
+    const double* price;
 };
 
-// Where the rows of decodes go, as `runtime/round/builder.py` has it.
+// Row layout of decodes, as in `runtime/round/builder.py`.
 struct Layout {
     const int64_t* block_tables;  // [slots, num_blocks]
     int64_t num_blocks, block_size, last_position;
-    int64_t shows_ancestors;      // nodes have words that say which others they see
+    int64_t shows_ancestors;      // non-zero: ancestor words are computed for the nodes
 };
 
-// What is verified of drafted trees, and where. `answer.epochs` null: the trees are checked, and lie by request.
+// Input of `take_trees`. If `answer.epochs` is null, the trees have been checked and are stored by request.
 struct Intake {
     Answer answer;
     Choice choice;
     Layout layout;
 };
 
-// Sizes of what `take_trees` leaves.
+// Sizes of the results of `take_trees`.
 struct Taken {
-    int64_t believed;      // 0 where no tree counts
-    int64_t width;         // of those that are left; 1 where bare roots are
-    int64_t num_rows;      // of all of them, without padding
-    int64_t num_blocks;    // that their block tables have
-    int64_t num_drafting;  // trees that had a node
-    int64_t levels;        // depth of the deepest one
+    int64_t believed;      // 0 if no tree counts
+    int64_t width;         // maximum number of kept nodes; 1 if only roots are left
+    int64_t num_rows;      // kept nodes of all trees, without padding
+    int64_t num_blocks;    // columns of the block tables
+    int64_t num_drafting;  // trees that had a drafted node
+    int64_t levels;        // depth of the deepest drafted node
 };
 
 constexpr float NO_CONFIDENCE = -50.0f;
 
-// One word a node, as `runtime/speculation/acceptance.py` has it: the log-probability given the parent, parent, depth and two flags.
+// Evidence about a node in one word, as in `runtime/speculation/acceptance.py`: log-probability given the parent,
+// parent, depth, two flags.
 struct Evidence {
     static constexpr int PARENT = 32, DEPTH = 47, REAL = 61, KEPT = 62;
     int64_t word;
@@ -119,7 +122,7 @@ static int64_t bin_of(const double* edges, int64_t num_bins, float given) {
     return std::lower_bound(edges, edges + num_bins - 1, (double)given) - edges;
 }
 
-// Trees whose nodes are being chosen, [num_reqs, num_nodes].
+// Node selection state of all trees, [num_reqs, num_nodes].
 struct Chooser {
     std::vector<float> given;  // log-probability given the parent
     std::vector<double> path;  // P(a node and its ancestors are accepted)
@@ -152,8 +155,8 @@ struct Chooser {
         }
     }
 
-    // The best nodes of all trees together, as many as are worth their price; in a tree a child is no likelier than its
-    // parent.
+    // Keeps the best nodes of all trees together, as many as are worth their price. A child is never likelier than its
+    // parent, so the kept nodes form trees.
     void take_best(const Intake& from, const TreeColumns& trees) {
         const Choice& choice = from.choice;
         int64_t num_nodes = from.answer.num_nodes;
@@ -179,18 +182,18 @@ struct Chooser {
     }
 };
 
-// Numbers one behind another: each part begins where the one before it ends.
+// Splits a buffer into consecutive parts.
 struct Parts {
     int64_t* next;
 
     int64_t* take(int64_t count) { return std::exchange(next, next + count); }
 };
 
-// Trees of their kept nodes alone, in their old order, and where they lie; [num_reqs, width] but for roots, counts and
-// starts. Roots are the sequences' present ends.
+// Trees pruned to their kept nodes, in the original order, with their storage. [num_reqs, width] except num_valid and
+// roots [num_reqs]. Root tokens are the sequences' present last tokens.
 struct Placed {
     int64_t *num_valid, *roots, *token_ids, *parents, *depths, *positions, *mapping, *rows;
-    float* scores;  // as far apart as the others
+    float* scores;  // float32, at the start of a part of 64-bit elements
 
     Placed(Parts& parts, int64_t num_reqs, int64_t width)
         : num_valid(parts.take(num_reqs)), roots(parts.take(num_reqs)), token_ids(parts.take(num_reqs * width)),
@@ -221,7 +224,7 @@ static void prune(const Intake& from, const TreeColumns& trees, Chooser& chosen,
     }
 }
 
-// The trees' nodes side by side, without padding.
+// Kept nodes of all trees as consecutive rows, without padding.
 struct SideBySide {
     int64_t *starts, *nodes, *token_ids, *positions, *mapping;  // [num_reqs + 1], and [num_rows] each
 
@@ -241,7 +244,8 @@ static void lay_out(const Intake& from, int64_t width, const Placed& trees, cons
         for (int64_t node = 0; node < width; node++) {
             int64_t at = first + node, stored = root + node;
             bool real = node < trees.num_valid[req];
-            // Nodes past the last position are never accepted, but a table of positions has no row for them.
+            // Nodes past the last position are never accepted, but the table of rotary angles has no row for their
+            // positions.
             trees.positions[at] = std::min(root + (real ? trees.depths[at] : 0), layout.last_position);
             int64_t block = std::clamp<int64_t>(stored / layout.block_size, 0, layout.num_blocks - 1);
             trees.mapping[at] = real ? table[block] * layout.block_size + stored % layout.block_size : 0;
@@ -256,9 +260,9 @@ static void lay_out(const Intake& from, int64_t width, const Placed& trees, cons
     rows.starts[from.answer.num_reqs] = count;
 }
 
-// Checks trees, chooses what is verified of them, and lays that out. Leaves one behind another: the evidence
-// [num_reqs, num_nodes] where nodes are chosen, what `Placed` and `SideBySide` have, and the words of ancestors
-// [num_reqs, width, words] where they are wanted; and the block tables, as far as they are read, in rows of `tables`.
+// Checks trees, selects the nodes to verify and lays them out. Writes consecutively to `out`: the evidence [num_reqs,
+// num_nodes] if nodes are selected, the parts of `Placed` and `SideBySide`, and ancestor words [num_reqs, width, words]
+// if `shows_ancestors`. Copies the block tables, as far as they are read, to rows of `tables`.
 static Taken take_trees(const Intake& from, int64_t* out, int64_t* tables) {
     static thread_local std::vector<int64_t> numbers;
     static thread_local std::vector<float> scores;
@@ -286,7 +290,7 @@ static Taken take_trees(const Intake& from, int64_t* out, int64_t* tables) {
         for (int64_t node = 0; node < trees.num_valid[req]; node++)
             taken.levels = std::max(taken.levels, trees.depths[req * num_nodes + node]);
     }
-    // Of the longest sequence with its nodes.
+    // Blocks of the longest sequence, its nodes included.
     taken.num_blocks = (taken.num_blocks + taken.width + from.layout.block_size - 1) / from.layout.block_size;
     taken.num_blocks = std::min(taken.num_blocks, from.layout.num_blocks);
     Parts parts = {out};

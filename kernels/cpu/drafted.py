@@ -1,5 +1,4 @@
-"""Drafted trees on the host by the C++ of `drafted.h`: which are believed, which of their nodes are verified, and
-where these lie."""
+"""A verifier's intake of drafted trees on the host, in C++ (`drafted.h`): checking, node selection and row layout."""
 
 from collections import deque
 from ctypes import CDLL, POINTER, Array, Structure, addressof, byref, c_int64, c_void_p
@@ -10,18 +9,18 @@ from torch import Tensor
 
 
 class TreeColumns(Structure):
-    """Five columns of trees."""
+    """Pointers to the five columns of trees."""
 
     _fields_ = [(name, c_void_p) for name in ("token_ids", "parents", "depths", "scores", "num_valid")]
 
     @classmethod
     def of(cls, fields: tuple[Tensor, ...]) -> "TreeColumns":
-        """Contiguous tensors in this order: scores float32, the others int64."""
+        """Wraps contiguous tensors in field order: scores are float32, the others int64."""
         return cls(*(field.data_ptr() for field in fields))
 
 
 class Answer(Structure):
-    """What a drafter sent, and where sequences are."""
+    """A drafter's reply, and the present state of the sequences."""
 
     _fields_ = [
         ("num_reqs", c_int64),
@@ -36,7 +35,7 @@ class Answer(Structure):
 
 
 class Choice(Structure):
-    """What nodes are chosen by; all null where all stay."""
+    """Parameters of node selection; null pointers keep all nodes."""
 
     _fields_ = [
         ("max_depth", c_int64),
@@ -47,7 +46,7 @@ class Choice(Structure):
 
 
 class Layout(Structure):
-    """Where rows go."""
+    """Block tables and limits for the row layout."""
 
     _fields_ = [
         ("block_tables", c_void_p),
@@ -56,13 +55,13 @@ class Layout(Structure):
 
 
 class Intake(Structure):
-    """All of it."""
+    """Input of the library's `wingbeat_take_trees`."""
 
     _fields_ = [("answer", Answer), ("choice", Choice), ("layout", Layout)]
 
 
 class Taken(Structure):
-    """Sizes of what is left."""
+    """Sizes of the results of `wingbeat_take_trees`."""
 
     _fields_ = [(name, c_int64) for name in ("believed", "width", "num_rows", "num_blocks", "num_drafting", "levels")]
 
@@ -72,16 +71,17 @@ TreeFields = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class Sent(NamedTuple):
-    """A reply as it lies, by slot; contiguous, on the host, int64 but for the scores."""
+    """A drafter's reply in place, by slot: contiguous, on the host, int64 except the scores."""
 
     trees: TreeFields
     epochs: Tensor | None
-    """As the next one, None where the trees are checked, and lie by request."""
+    """[num_slots]: epochs that the trees were grown for. None, as `committed_lens`, if the trees have been checked and
+    are stored by request."""
     committed_lens: Tensor | None
 
 
 class Present(NamedTuple):
-    """Where the sequences of all slots are, at addresses that stay; int64 [num_slots or more] but for the last."""
+    """Present state of all slots, at constant addresses: int64 [num_slots or more] except the block tables."""
 
     epochs: Tensor
     committed_lens: Tensor
@@ -91,61 +91,64 @@ class Present(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What trees and rows are like."""
+    """Constants of trees and rows."""
 
     vocab_size: int
     chains: bool
-    """Each node must follow the one before it."""
+    """Whether each node must follow the node before it."""
     block_size: int
     last_position: int
-    """That the model has."""
+    """Last position that the model has."""
 
 
 class NodeChoice(NamedTuple):
-    """What nodes are chosen by: the best of all trees together, as many as are worth their price."""
+    """Parameters of node selection: the best nodes of all trees together are kept, as many as are worth their price."""
 
     table: Tensor
-    """float64 [num_kinds, num_bins], contiguous: acceptance by bin of the confidence, by kind of tree."""
+    """float64 [num_kinds, num_bins], contiguous: acceptance rate by kind of tree and bin of confidence."""
     edges: Tensor
-    """float64 [num_bins - 1], ascending."""
+    """float64 [num_bins - 1], ascending: bin edges."""
     prices: Tensor | None
-    """float64 [num_reqs * num_nodes or more], contiguous, in tokens: of a pass with so many drafted nodes; None takes
-    all."""
+    """float64 [num_reqs * num_nodes or more], contiguous: cost in tokens of a pass with that many drafted nodes. None
+    keeps all nodes."""
     useful: list[int]
     """By request: levels that could still be emitted."""
     forced: list[bool]
-    """By request: all useful nodes stay."""
+    """By request: whether all useful nodes are kept."""
     kinds: list[int]
-    """By request: the row of the table."""
+    """By request: row of `table`."""
     max_depth: int
-    """Of nodes that count."""
+    """Maximum depth of nodes that count."""
 
 
 class TakenTrees(NamedTuple):
-    """What is verified of trees, and where it lies; int64 [num_reqs, width] as a rule. Gone after three more calls."""
+    """Nodes to verify, and their storage: int64 [num_reqs, width] unless stated.
+
+    Overwritten by the fourth call after this one.
+    """
 
     trees: TreeFields
     roots: Tensor
-    """[num_reqs]: positions."""
+    """[num_reqs]: positions of the roots."""
     positions: Tensor
     mapping: Tensor
-    """Address in the pool; 0 for padding."""
+    """Index of each node's row in the KV pool; 0 for padding."""
     rows: Tensor
-    """Row of each node; any row for padding."""
+    """Index of each node among the rows in `flat`; arbitrary for padding."""
     starts: Tensor
     """[num_reqs + 1]: first row of each tree."""
     flat: tuple[Tensor, Tensor, Tensor, Tensor]
-    """[num_rows] each: index of each row among the nodes, its token, position and address."""
+    """[num_rows] each: index of the row among the padded nodes, its token, position and KV pool row."""
     ancestors: Tensor | None
-    """[num_reqs, width, words]: see `wingbeat.kernels.tree.reference.ancestor_words`; None of chains."""
+    """[num_reqs, width, words]: see `wingbeat.kernels.tree.reference.ancestor_words`; None for chains."""
     evidence: Tensor | None
-    """[num_reqs, num_nodes]: see `wingbeat.runtime.speculation.acceptance`; None where all nodes stay."""
+    """[num_reqs, num_nodes]: see `wingbeat.runtime.speculation.acceptance`; None if all nodes are kept."""
     block_tables: Tensor
-    """[num_reqs, num_blocks], as far as the longest sequence goes, and no further than twice that."""
+    """[num_reqs, num_blocks]: the longest sequence's blocks, rounded up to a power of two."""
     num_drafting: int
-    """Trees that had a node before."""
+    """Trees that had a drafted node before selection."""
     levels: int
-    """Depth of the deepest node before."""
+    """Depth of the deepest node before selection."""
 
     @property
     def is_bare(self) -> bool:
@@ -154,16 +157,16 @@ class TakenTrees(NamedTuple):
 
 
 MOST_KEPT = 256
-"""Shapes of rounds whose views are kept."""
+"""Maximum number of round shapes whose tensor views are kept."""
 MOST_SOURCES = 4
-"""Trees whose addresses are."""
+"""Maximum number of replies whose addresses are kept."""
 
 
 class DraftIntake:
-    """Takes trees in; every tensor is contiguous and on the host.
+    """Intake of drafted trees. All tensors are contiguous and on the host.
 
     Args:
-        library: of `wingbeat.kernels.cpu.library`.
+        library: from `wingbeat.kernels.cpu.library`.
     """
 
     def __init__(self, library: CDLL, present: Present, shape: Shape) -> None:
@@ -183,19 +186,20 @@ class DraftIntake:
         self._sources: dict[int, _Source] = {}
         self._taken = Taken()
         self._taken_reference = byref(self._taken)
-        # Two for a round, whose trees may turn out to be bare; a round is settled before the one after the next begins.
+        # Two per round, whose trees may turn out to be bare; a round is settled before the second round after it
+        # begins.
         self._rooms = deque(_Room(tables, not shape.chains) for _ in range(4))
 
     def roots(self, slots: Tensor) -> TakenTrees:
-        """Bare roots of sequences in `slots`, int64 [num_reqs], laid out."""
+        """Lays out bare roots for the sequences in `slots`, int64 [num_reqs]."""
         return self.take(slots, None, self._bare)
 
     def check(self, slots: Tensor, wanted: Tensor, sent: Sent) -> TreeFields | None:
-        """One tree per decode, a bare root where what was sent does not count; None where nothing does.
+        """Returns one tree per decode, a bare root where the reply does not count; None if no tree counts.
 
         Args:
             slots: int64 [num_reqs].
-            wanted: bool [num_reqs]: a tree was asked for.
+            wanted: bool [num_reqs]: a tree was requested.
         """
         answer, num_reqs = self._source(sent).answer, len(slots)
         answer.num_reqs, answer.slots, answer.wanted = num_reqs, slots.data_ptr(), wanted.data_ptr()
@@ -205,12 +209,12 @@ class DraftIntake:
         return None if not width else (*(field[:, :width] for field in into[:4]), into[4])
 
     def take(self, slots: Tensor, wanted: Tensor | None, sent: Sent, by: NodeChoice | None = None) -> TakenTrees | None:
-        """Check trees, choose what is verified of them and lay it out; None where no tree counts.
+        """Checks trees, selects the nodes to verify and lays them out. Returns None if no tree counts.
 
         Args:
             slots: int64 [num_reqs].
-            wanted: bool [num_reqs]: a tree was asked for; not read where trees are checked.
-            by: None verifies all nodes.
+            wanted: bool [num_reqs]: a tree was requested; ignored if the trees have been checked.
+            by: parameters of node selection; None keeps all nodes.
         """
         num_reqs, taken = len(slots), self._taken
         source = self._source(sent)
@@ -227,7 +231,10 @@ class DraftIntake:
         return room.views(taken, num_reqs, source.num_nodes if by is not None else 0) if taken.believed else None
 
     def _source(self, sent: Sent) -> "_Source":
-        """Trees as the library reads them; those of the latest ones are kept, of which a channel has two."""
+        """Returns the C++ description of a reply.
+
+        The latest ones are kept, since a channel alternates between two replies.
+        """
         source = self._sources.get(id(sent))
         if source is None:
             if len(self._sources) == MOST_SOURCES:
@@ -238,7 +245,7 @@ class DraftIntake:
 
 
 class _Source:
-    """Trees, and what is asked of them."""
+    """C++ description of a reply, with the intake parameters for its trees."""
 
     def __init__(
         self, sent: Sent, present: Present, shape: Shape, layout: Layout, places: tuple[int, int, int]
@@ -253,32 +260,32 @@ class _Source:
 
 
 class _Room:
-    """Where one round's trees are left, and views of it: making one takes longer than what is computed.
+    """Result buffers of one round, with views of them: making the views takes longer than the computation.
 
     Args:
-        block_tables: as `Present`.
-        has_words: of the nodes' ancestors.
+        block_tables: as in `Present`.
+        has_words: the results include ancestor words.
     """
 
     def __init__(self, block_tables: Tensor, has_words: bool) -> None:
         self._has_words = has_words
         self._out = torch.empty(0, dtype=torch.int64)
-        self._tables = torch.zeros_like(block_tables)  # behind what is copied there may be anybody's blocks
+        self._tables = torch.zeros_like(block_tables)  # zeros: columns behind the copied ones may be read
         self._views: dict[tuple[int, ...], tuple] = {}
         self.addresses = 0, self._tables.data_ptr()
 
     def reserve(self, size: int) -> None:
-        """Have room for so many numbers."""
+        """Makes room for `size` int64 elements."""
         if size > len(self._out):
             self._out = torch.empty(size, dtype=torch.int64)
             self.addresses = self._out.data_ptr(), self._tables.data_ptr()
             self._views.clear()
 
     def views(self, taken: Taken, num_reqs: int, num_seen: int) -> TakenTrees:
-        """What lies there, part by part.
+        """Returns views of the results.
 
         Args:
-            num_seen: nodes of a tree that there is evidence of.
+            num_seen: nodes per tree in the evidence; 0 if there is none.
         """
         blocks = min(1 << (taken.num_blocks - 1).bit_length(), self._tables.shape[1])
         key = (num_reqs, taken.width, taken.num_rows, blocks, num_seen)
@@ -293,7 +300,7 @@ class _Room:
 
 
 def _parts(out: Tensor, num_reqs: int, width: int, num_rows: int, num_seen: int, num_words: int) -> tuple:
-    """The tensors of `TakenTrees`, as the library leaves them one behind another, but for the block tables."""
+    """Splits the library's output buffer into the tensors of `TakenTrees`, without the block tables."""
     nodes = num_reqs * width
     sizes = [num_reqs * num_seen, num_reqs, num_reqs, *[nodes] * 7, num_reqs + 1, *[num_rows] * 4, nodes * num_words]
     parts = out[: sum(sizes)].split_with_sizes(sizes)

@@ -1,4 +1,4 @@
-"""Weights of eight bits: a whole number of -127 to 127 for each, and a float32 scale for each output channel."""
+"""8-bit weights: an integer from -127 to 127 per element, and a float32 scale per output channel."""
 
 from typing import NamedTuple
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 LARGEST = 127
 _ODD_BITS = 8
-"""Of a scale's 24, those that are 0: its product with any of the whole numbers is a float32 number, exactly. So a
-weight that was rounded is rounded to itself."""
+"""Trailing zero bits of a scale's 24-bit significand, so that its product with an 8-bit integer is exact in float32.
+Quantizing a dequantized weight therefore returns the same weight."""
 
 
 class EightBits(NamedTuple):
-    """A weight [columns, inputs] = values * scales[:, None]."""
+    """Quantized weight [columns, inputs] = values * scales[:, None]."""
 
     values: Tensor
     """int8 [columns, inputs]"""
@@ -20,16 +20,16 @@ class EightBits(NamedTuple):
     """float32 [columns]"""
 
     def dense(self) -> Tensor:
-        """The weight itself, in float32."""
+        """Dequantizes the weight to float32."""
         return self.values * self.scales[:, None]
 
 
 def to_eight_bits(weight: Tensor) -> EightBits:
-    """Round a finite weight [columns, inputs], each channel's largest number to the largest there is."""
+    """Quantizes a finite weight [columns, inputs]; each channel's largest magnitude maps to `LARGEST`."""
     wide = weight.detach().float()
     bits = (wide.abs().amax(dim=1) / LARGEST).view(torch.int32)
     half = 1 << (_ODD_BITS - 1)
     scales = (bits + half & -2 * half).view(torch.float32)
-    # A channel of zeros, or of numbers too small for a scale, has a scale of 0.
+    # Channels of zeros, or of numbers too small for a scale, get scale 0.
     values = wide.div(scales.masked_fill(scales == 0, torch.inf)[:, None])
     return EightBits(values.round_().clamp_(-LARGEST, LARGEST).to(torch.int8), scales)

@@ -1,4 +1,4 @@
-"""Forms of the numbers of weights in groups: how they lie in panels that the C++ reads (`groups.h`)."""
+"""Panel layouts of the number formats of group-quantized weights, as read by the C++ (`groups.h`)."""
 
 from typing import NamedTuple
 
@@ -6,12 +6,12 @@ from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8, UINT4, UINT5, UINT
 
 
 class Layout(NamedTuple):
-    """A form of numbers in panels, of which a unit of a few inputs takes some bytes of a column."""
+    """Storage of a number format in panels: a unit of `inputs` inputs takes `rows` bytes of a column."""
 
     kind: int
-    """As `matrices.h` has it."""
+    """Value of the C++ enumeration in `matrices.h`."""
     inputs: int
-    """Inputs of a unit; `rows` are bytes of its column."""
+    """Inputs per unit; `rows` is the number of bytes that a unit takes in a column."""
     rows: int
 
 

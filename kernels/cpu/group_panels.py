@@ -1,4 +1,4 @@
-"""Weights of few bits in groups of inputs, packed for the C++ (`groups.h`)."""
+"""Packs group-quantized weights of few bits for the C++ (`groups.h`)."""
 
 import ctypes
 from collections.abc import Callable
@@ -13,37 +13,38 @@ from wingbeat.kernels.cpu.structs import KINDS, Matrix
 from wingbeat.kernels.grouped_weight import E4M3, GroupedWeight, Scales
 
 SCALE_KINDS = {**KINDS, torch.uint8: 3, torch.int8: 4}
-"""Types of the numbers of scales, as the C++ names them."""
+"""Dtypes of scales -> their C++ enumeration values."""
 
 
 class GroupPanels(NamedTuple):
-    """A `GroupedWeight`, packed; the same attributes as `panels.Panels`."""
+    """A packed `GroupedWeight`, with the attributes of `panels.Panels`."""
 
     storage: Tensor
-    """uint8 [num_panels, units, rows * width], see `group_forms`"""
+    """uint8 [num_panels, units, rows * width], see `group_forms`."""
     parts: tuple[int, ...]
     inputs: int
     dtype: torch.dtype
-    """Of the numbers that the weight stands for."""
+    """Dtype of the dequantized weight."""
     bias: Tensor | None
     order: Tensor | None
-    """As of the weight."""
+    """Input order, as `GroupedWeight.order`."""
     is_whole: bool
-    """Whether its numbers are whole, so that rows may be rounded (`round_rows`)."""
+    """Whether the stored numbers are integers, so that rows may be rounded to int8 (`round_rows`)."""
     of_groups: tuple[Tensor, ...]
-    """Scales, minima and zero points by panel [num_panels, num_groups, width]."""
+    """Scales, minima and zero points by panel, [num_panels, num_groups, width] each; keeps the C++ pointers alive."""
     matrices: ctypes.Array
     read: Callable[..., bool]
-    """The library's `wingbeat_columns`."""
+    """The library function `wingbeat_columns`."""
 
     @classmethod
     def of(
         cls, weight: GroupedWeight, storage: Tensor, bias: Tensor | None, read: Callable[..., bool]
     ) -> "GroupPanels":
-        """A weight whose numbers lie in panels.
+        """Builds the panels' description from packed storage.
 
         Args:
-            storage, read: as the fields; `bias` likewise, float32 [columns].
+            storage, read: as the fields of the same name.
+            bias: float32 [columns], or None.
         """
         columns, inputs = weight.values.shape
         layout = LAYOUTS[weight.form]
@@ -67,25 +68,27 @@ class GroupPanels(NamedTuple):
         return cls(storage, (columns,), inputs, torch.float32, bias, order, is_whole, tuple(held), matrices, read)
 
     def round_rows(self) -> bool:
-        """Round rows that are multiplied by it to int8 first, in blocks of 32 inputs, as `rounded.h` has it; whether it
-        can."""
+        """Makes products round their rows to int8 first, in blocks of 32 inputs (`rounded.h`).
+
+        Returns whether they can.
+        """
         for matrix in self.matrices:
             matrix.groups.rounded = self.is_whole
         return self.is_whole
 
     def nbytes(self) -> int:
-        """Bytes of all that is held, but for the bias."""
+        """Bytes of the stored numbers and scales, without the bias."""
         return self.storage.nbytes + sum(one.nbytes for one in self.of_groups)
 
     def dense(self) -> Tensor:
-        """A copy of the weight [columns, inputs], row by row."""
+        """Dequantizes the weight to [columns, inputs]."""
         return self.columns_at(torch.arange(self.parts[0], device="cpu"))
 
     def columns_at(self, columns: Tensor) -> Tensor:
-        """Some columns, int64 [n], of the weight: [n, inputs].
+        """Dequantizes some columns, given as int64 [n], to [n, inputs].
 
         Raises:
-            IndexError: one is not there.
+            IndexError: a column does not exist.
         """
         columns = columns.long().contiguous()
         found = torch.empty(len(columns), self.inputs, dtype=torch.float32, device="cpu")
@@ -96,11 +99,11 @@ class GroupPanels(NamedTuple):
 
 
 def can_pack(weight: GroupedWeight) -> bool:
-    """Whether its groups are whole units of any layout, and steps of rounded rows."""
+    """Whether a group consists of whole units of every layout, and of whole steps of rounded rows."""
     return weight.group % 8 == 0
 
 
 def _panels(rows: Tensor, width: int) -> Tensor:
-    """[columns, n] -> [num_panels, n, width], contiguous, with zeros for columns that are not there."""
+    """Transposes [columns, n] to contiguous [num_panels, n, width], padding missing columns with zeros."""
     padded = rows if len(rows) % width == 0 else torch.cat([rows, rows.new_zeros(-len(rows) % width, rows.shape[1])])
     return padded.unflatten(0, (-1, width)).transpose(1, 2).contiguous()

@@ -1,18 +1,18 @@
-// Weights of few bits in groups: inputs of a column that share a scale and a shift. A weight is number * scale + shift,
-// rounded once to float32; products are those of such floats.
+// Group-quantized weights of few bits: inputs of a column that share a scale and a shift. A weight is number * scale +
+// shift, rounded once to float32; products multiply these float32 weights.
 #pragma once
 
 #include <cstdint>
 
 #include "vectors.h"
 
-// Columns of a panel: as many as a kernel of many rows keeps sums of in its registers.
+// Columns of a panel: as many as a kernel of many rows can keep sums of in registers.
 constexpr int64_t PANEL = 2 * LANES;
 
-// Forms of a number: a unit is `INPUTS` inputs of a panel, in `ROWS` bytes a column. `number` reads an input of a unit, `four`
-// the bytes of four of them, whole numbers, from which sums of rounded rows are made; `vector` says which of the panel's
-// columns are read. `put` stores a unit of one column. So many `BLOCKS` of rows are multiplied by numbers as they lie; more of
-// them share what a panel is unpacked to. The name of a form has one byte, as its unit is counted in.
+// Number formats. A unit is `INPUTS` inputs of a panel, in `ROWS` bytes per column. `number` reads an input of a unit
+// as floats; `four` reads four integers as bytes, for products with rounded rows; `vector` selects the panel's columns
+// that are read; `put` stores a unit of one column. Up to `BLOCKS` blocks of rows are multiplied by the stored numbers
+// directly; more blocks share an unpacked panel. Each struct has one byte, so that pointer arithmetic counts bytes.
 struct grouped_bytes {
     uint8_t byte;
     static constexpr int INPUTS = 4, ROWS = 4, BLOCKS = 2;
@@ -24,7 +24,7 @@ struct grouped_bytes {
     static void put(const uint8_t* numbers, uint8_t* unit, int64_t column) { memcpy(unit + 4 * column, numbers, 4); }
 };
 
-// Four bits each: the first four inputs in the lower halves of four bytes.
+// 4-bit numbers: the first four inputs of a unit are in the lower halves of its four bytes.
 struct grouped_nibbles {
     uint8_t byte;
     static constexpr int INPUTS = 8, ROWS = 4, BLOCKS = 2;
@@ -42,7 +42,7 @@ struct grouped_nibbles {
     }
 };
 
-// Twice the floats of four bits that have two bits of exponent and one of mantissa: whole numbers of a table.
+// Doubled E2M1 floats (two exponent bits, one mantissa bit): integers, looked up in a table.
 struct grouped_e2m1 {
     uint8_t byte;
     static constexpr int INPUTS = 8, ROWS = 4, BLOCKS = 2;
@@ -70,7 +70,7 @@ struct grouped_e2m1 {
     static void put(const uint8_t* numbers, uint8_t* unit, int64_t column) { grouped_nibbles::put(numbers, unit, column); }
 };
 
-// Numbers of four bits, and behind a panel's those of BITS more, the first input's lowest.
+// 4-bit numbers, and behind a panel's 4-bit unit BITS more high bits per number, the first input's in the lowest bits.
 template <int BITS>
 struct grouped_planes {
     uint8_t byte;
@@ -98,7 +98,7 @@ struct grouped_planes {
     }
 };
 
-// Floats of few bits as float16 has them but for the exponent: their scales are multiplied by `FACTOR`.
+// E4M3 floats, shifted into float16 without adjusting the exponent: `FACTOR`, multiplied into the scales, corrects it.
 struct grouped_e4m3 {
     uint8_t byte;
     static constexpr int INPUTS = 2, ROWS = 2, BLOCKS = 1;
@@ -112,8 +112,8 @@ struct grouped_e4m3 {
     }
 };
 
-// Numbers [columns, inputs], a byte each, as panels; the last panel is left as it is where it has no columns. Rows are copied
-// by cache lines first: a panel's columns may lie a multiple of the nearest cache's size apart.
+// Packs numbers [columns, inputs], a byte each, into panels; missing columns of the last panel are left untouched. Rows
+// are copied in cache lines first, because a panel's columns may lie a multiple of the L1 cache's set stride apart.
 template <class T>
 static void pack_panels(const uint8_t* values, int64_t column_stride, int64_t input_stride, int64_t columns, int64_t inputs,
                         T, uint8_t* into) {
@@ -132,7 +132,7 @@ static void pack_panels(const uint8_t* values, int64_t column_stride, int64_t in
     }
 }
 
-// run(a unit of the form of that index)
+// run(a value of the format with that index)
 template <class Run>
 static inline void by_form(int64_t index, const Run& run) {
     switch (index) {
@@ -164,7 +164,7 @@ constexpr bool IS_WHOLE = false;
 template <class T>
 constexpr bool IS_WHOLE<T, decltype((void)T::SIGNED, 0)> = true;
 
-// A form of whole numbers that rows of whole numbers are multiplied by (`rounded.h`).
+// A format of integers that is multiplied by rows rounded to integers (`rounded.h`).
 template <class T>
 struct by_rounded : T {};
 
@@ -173,10 +173,10 @@ constexpr bool IS_ROUNDED = false;
 template <class T>
 constexpr bool IS_ROUNDED<by_rounded<T>> = true;
 
-// Types of the numbers of scales and shifts: `Kind`, or whole numbers of a byte.
+// Types of scales and shifts: a `Kind`, or 8-bit integers.
 enum ScaleKind : int64_t { WHOLE = 3, SIGNED = 4 };
 
-// Numbers by panel [num_groups, PANEL], each of which is multiplied by one of `by` [num_groups / each, PANEL], if given.
+// Scales by panel [num_groups, PANEL]; each is multiplied by its entry of `by` [num_groups / each, PANEL], if given.
 struct Scales {
     const void* numbers;
     const half* by;
@@ -194,7 +194,7 @@ struct Scales {
         return load((const half*)numbers + (panel * num_groups + group) * PANEL + within);
     }
 
-    // Scales that are no plain float16 numbers; not inlined, so that the many forms of products stay small.
+    // Scales other than plain float16; not inlined, so that the many product variants stay small.
     __attribute__((noinline)) vec made(int64_t group, int64_t panel, int64_t num_groups, int64_t within) const {
         int64_t place = (panel * num_groups + group) * PANEL + within;
         vec found;
@@ -211,8 +211,8 @@ struct Scales {
     }
 };
 
-// Groups of `size` inputs. Shifts are `shifts`, or these times minus the scale where they are zero points, or without them
-// `offset` times the scale. Rows that they are multiplied by are `rounded` first, or not.
+// Groups of `size` inputs. A shift is `shifts`; or -shifts * scale if `are_zeros`; or offset * scale without `shifts`.
+// `rounded`: rows are rounded to int8 before they are multiplied.
 struct Groups {
     Scales scales, shifts;
     int64_t size;
@@ -220,13 +220,13 @@ struct Groups {
     int32_t are_zeros;
     int64_t rounded;
 
-    // From a panel on, and a column within it.
+    // Groups from a panel, and a column within it, on.
     Groups from(int64_t panel, int64_t inputs, int64_t within) const {
         int64_t count = inputs / size;
         return {scales.from(panel, count, within), shifts.from(panel, count, within), size, offset, are_zeros, rounded};
     }
 
-    // Scale and shift of a group, of a vector of columns; `factor` as of the form.
+    // Reads scale and shift of a group for a vector of columns; `factor` is the format's.
     void read(int64_t group, int64_t panel, int64_t num_groups, int64_t within, float factor, vec& scale, vec& shift) const {
         scale = scales.at(group, panel, num_groups, within);
         if (!shifts.numbers) shift = scale * offset;
@@ -235,7 +235,7 @@ struct Groups {
     }
 };
 
-// A panel as floats [inputs, PANEL].
+// Unpacks a panel to floats [inputs, PANEL].
 template <class T>
 static void unpack_panel(const uint8_t* weight, const Groups& groups, int64_t inputs, T, float* into) {
     int64_t num_groups = inputs / groups.size, units = groups.size / T::INPUTS;
@@ -253,7 +253,7 @@ static void unpack_panel(const uint8_t* weight, const Groups& groups, int64_t in
     }
 }
 
-// One column [inputs] of a matrix in panels, as floats.
+// Unpacks one column [inputs] of a matrix in panels to floats.
 template <class T>
 static void unpack_column(const uint8_t* weight, const Groups& groups, int64_t inputs, int64_t column, T, float* into) {
     int64_t num_groups = inputs / groups.size, vector = column % PANEL / LANES, lane = column % LANES;

@@ -1,4 +1,4 @@
-// What drafts of every kind of head share: sequences by slot, what was decided of them, and trees that grow from their last
+// State shared by all kinds of draft heads: sequences by slot, their decided tokens, and trees that grow from the last
 // tokens level by level.
 #pragma once
 
@@ -6,14 +6,14 @@
 #include "trees.h"
 
 struct Norm {
-    const float* weight;  // [width], or null: rows stay as they are
+    const float* weight;  // [width]; null: rows stay as they are
     float eps;
 };
 
-// Rows of tokens, numbers of `kind`.
+// Embedding table of numbers of `kind`.
 struct Embedding {
     const void* weight;
-    int64_t row, column, count, kind;  // strides, and tokens that there are
+    int64_t row, column, count, kind;  // strides between tokens and between elements; number of tokens
 
     void read(int64_t token, int64_t width, float* out) const {
         token = std::clamp<int64_t>(token, 0, count - 1);
@@ -25,49 +25,49 @@ struct Embedding {
     }
 };
 
-// What a pass reads and writes of the sequences, by slot.
+// Per-slot state of the sequences that a pass reads and writes.
 struct Sequences {
     const int64_t* block_tables;
     int64_t table_stride, table_width, block_size;
-    int64_t first_private, num_private;  // blocks of a pass, by request
+    int64_t first_private, num_private;  // blocks for the drafted rows of a pass, `num_private` per request
     const float *cos, *sin;              // [num_angles, dim], by position
     int64_t num_angles;
-    float* hidden;                       // [slots, hidden]: at each one's last committed pair
-    const int64_t* deltas;               // by slot: what stands at a position is rotated as if so much further; or null
+    float* hidden;                       // [slots, hidden]: hidden state at each sequence's last committed pair
+    const int64_t* deltas;               // by slot: offset added to positions before rotation; or null
 
     int64_t block(int64_t slot, int64_t index) const {
         return block_tables[slot * table_stride + std::min(index, table_width - 1)];
     }
 };
 
-// Decided pairs of some sequences, `num_tokens` of each.
+// Decided pairs of some sequences, `num_tokens` per sequence.
 struct Decided {
     int64_t num_reqs;
     const int64_t *slots, *positions, *num_tokens, *token_ids;
     const float* taps;
-    int64_t token_stride, taps_stride;  // from sequence to sequence
+    int64_t token_stride, taps_stride;  // between sequences
 };
 
 struct Roots {
     int64_t num_reqs;
     const int64_t* slots;
-    const int64_t* lens;  // by slot, as the next three; history [slots, history_stride]
+    const int64_t* lens;  // by slot, as `history` [slots, history_stride], `temperatures` and `seeds`
     const int64_t* history;
     const float* temperatures;
     const int64_t* seeds;
     int64_t history_stride, history_width;
     const int32_t* allowed;  // [num_reqs, allowed_words], or null
     int64_t allowed_words;
-    int64_t top_k, num_levels;  // levels of nodes, the roots' children included
+    int64_t top_k, num_levels;  // num_levels counts the roots' children as a level
     GrowthRules rules;
     Trees trees;
-    int64_t by_slot;  // trees are written into the rows of their slots
+    int64_t by_slot;  // non-zero: trees are written to the rows of their slots
     SamplingRules sampling;
 
-    // Rows of a tree's sequence that are stored.
+    // Number of committed rows of a tree's sequence.
     int64_t committed(int64_t tree) const { return std::max<int64_t>(lens[slots[tree]] - 1, 0); }
 
-    // Its last token.
+    // Last token of a tree's sequence.
     int64_t token(int64_t tree) const {
         int64_t last = std::clamp<int64_t>(lens[slots[tree]] - 1, 0, history_width - 1);
         return history[slots[tree] * history_stride + last];
@@ -95,7 +95,7 @@ static void norm_or_copy(const Norm& norm, const float* x, int64_t width, float*
     else if (out != x) memcpy(out, x, width * sizeof(float));
 }
 
-// Of a position of the sequence in `slot`.
+// Copies the rotary angles of a position of the sequence in `slot`.
 static void copy_angles(const Sequences& all, int64_t dim, int64_t slot, int64_t position, int64_t row, float* cos, float* sin) {
     if (all.deltas) position += all.deltas[slot];
     position = std::clamp<int64_t>(position, 0, all.num_angles - 1);
@@ -117,7 +117,7 @@ static bool another_level_pays(const Roots& roots, Room& at) {
     return any;
 }
 
-// Block tables in which private blocks follow each context.
+// Builds block tables in which private blocks follow each context.
 static void reserve(const Sequences& all, const Roots& roots, Room& at) {
     int64_t longest = 0;
     for (int64_t tree = 0; tree < roots.num_reqs; tree++)
@@ -135,8 +135,8 @@ static void reserve(const Sequences& all, const Roots& roots, Room& at) {
 }
 
 
-// Decided pairs side by side: tokens, where they are stored, angles of `dim` numbers, taps of `taps_width`, and where
-// sequences start. Returns how many there are.
+// Concatenates decided pairs: tokens, slots in the KV pool, angles of `dim` numbers, taps of `taps_width`, and where
+// each sequence starts. Returns the number of rows.
 static int64_t gather(const Sequences& all, const Decided& decided, int64_t taps_width, int64_t dim, Room& at) {
     int64_t num_reqs = decided.num_reqs, num_rows = 0;
     int64_t* starts = room(at.starts, num_reqs + 1);
@@ -159,18 +159,18 @@ static int64_t gather(const Sequences& all, const Decided& decided, int64_t taps
     return num_rows;
 }
 
-// How scores of what may follow a tree's nodes become ranks: behind the root tokens that are not allowed have none, the
-// sequence's own rules change them, and those of sampled sequences have the target's noise.
+// Converts scores of candidates to ranks: tokens that are not allowed behind the root get -infinity, the sequence's
+// sampling rules change scores, and sampled sequences get the target's noise.
 struct Ranking {
     const int64_t* token_ids;
     int64_t count;
     float temperature;
-    const float* noise;      // [count], read where the temperature is not 0
+    const float* noise;      // [count]; ignored if the temperature is 0
     const int32_t* allowed;  // or null
     Ruled& ruled;
-    bool whole;  // tokens are a vocabulary, not a few candidates
+    bool whole;  // the tokens are a whole vocabulary, not a few candidates
 
-    // `noise` has room for that of the tree.
+    // `noise` is a buffer of `count` floats for the tree.
     static Ranking of(const Roots& roots, int64_t tree, int64_t level, const int64_t* token_ids, int64_t count,
                       float* noise, Room& at, bool whole = true) {
         int64_t slot = roots.slots[tree];
@@ -181,7 +181,7 @@ struct Ranking {
         return {token_ids, count, temperature, noise, allowed, at.trees[tree].ruled, whole};
     }
 
-    // The best of `scores`, which are changed, by their log-probabilities.
+    // Selects the best of `scores`, which are modified in place, by log-probability.
     void best_of(float* scores, Best& best) const {
         if (allowed) allow_only(allowed, token_ids, count, scores);
         ruled.apply(token_ids, count, temperature, whole, scores);
@@ -193,7 +193,7 @@ struct Ranking {
         for (int64_t i = 0; i < best.count; i++) best.kept[i].score = (best.kept[i].score - whole.top) - whole.log_sum;
     }
 
-    // They may follow a node of the tree's frontier.
+    // Enters the best tokens as candidates behind a node of the tree's frontier.
     void enter(const Best& best, int64_t node, Table& table) const {
         int64_t above = table.frontier[node].index;
         for (int64_t i = 0; i < best.count; i++)
@@ -201,7 +201,7 @@ struct Ranking {
     }
 };
 
-// Trees of roots alone, and their sequences' own rules.
+// Resets each tree to its root, and prepares the sequence's sampling rules.
 static void begin_trees(const Roots& roots, Room& at) {
     if ((int64_t)at.trees.size() < roots.num_reqs) at.trees.resize(roots.num_reqs);
     for (int64_t tree = 0; tree < roots.num_reqs; tree++) {
@@ -211,8 +211,8 @@ static void begin_trees(const Roots& roots, Room& at) {
     }
 }
 
-// A tree from each root, which has begun: `expand(level, width)` enters what may follow `width` nodes of each frontier.
-// Returns the levels that were grown.
+// Grows a tree from each root, after `begin_trees`: `expand(level, width)` enters candidates behind `width` nodes of
+// each frontier. Returns the number of levels grown.
 template <class Expand>
 static int64_t grow_levels(const Roots& roots, Room& at, const Expand& expand) {
     int64_t num_reqs = roots.num_reqs, num_words = ((roots.num_levels - 1) * roots.top_k + 63) / 64;

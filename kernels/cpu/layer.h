@@ -1,33 +1,33 @@
-// A decoder layer of the Llama kind: norm, q, k and v, rotation, attention, norm and a gated MLP, with two residuals; of
-// the Gemma kind what attention and MLP make is normed as well.
-// Whatever kind its weights and caches are of, it computes in floats: what it stores and what it leaves is rounded once.
+// Decoder layer of the Llama kind: norm, q, k and v, rotation, attention, norm and a gated MLP, with two residuals.
+// Gemma layers also norm the outputs of attention and MLP. Whatever the dtype of weights and caches, computation is in
+// float32; stored and returned values are rounded once.
 #pragma once
 
 #include "attention.h"
 #include "convolutions.h"
 #include "products.h"
 
-// Adds to a product's rows, in place, what a part of the kernels makes of their inputs: `to` says to which product, and
-// `rows` of which rows.
+// Adds the result of an optional kernel part to a product's rows, in place. `to` selects the product, `rows` the rows
+// that change.
 using Add = void (*)(const void* to, const void* rows, const float* x, int64_t x_stride, float* out, int64_t out_stride);
 
-// Weights lie input by input, [inputs, outputs].
+// Weights are stored input-major, [inputs, outputs].
 struct Layer {
-    int64_t hidden, inputs, intermediate;  // width of the residual, of what q, k and v read, of the MLP
+    int64_t hidden, inputs, intermediate;  // widths of the residual, of the input of q, k and v, and of the MLP
     Heads heads;
-    const float* input_norm;  // [hidden]; null where the inputs are given, normed
+    const float* input_norm;  // [hidden]; null if the inputs are already normed
     float input_eps, query_eps, output_eps;
-    const float *query_norm, *key_norm;  // [key_dim] by head, or null
+    const float *query_norm, *key_norm;  // [key_dim], shared by all heads; or null
     Matrix query_key_value[3];
     Matrix output;
     const float* output_norm;
     Matrix gate, up, down;
-    void *key_cache, *value_cache;  // of `kind`, as x and out are
-    void* captured;                 // likewise, each row's keys and values side by side, or null
+    void *key_cache, *value_cache;  // of `kind`, as are x and out
+    void* captured;                 // of `kind`: keys and values of each row, side by side; or null
     int64_t kind;
-    const void *added_qkv, *added_output, *added_gate_up, *added_down;  // read where a batch has `add`
-    Convolution attention_conv, mlp_conv;  // around either sublayer, where a layer has them
-    const float *attended_norm, *left_norm;  // of what attention and MLP make, or null
+    const void *added_qkv, *added_output, *added_gate_up, *added_down;  // passed to `Batch::add`
+    Convolution attention_conv, mlp_conv;  // around either sublayer; without taps: none
+    const float *attended_norm, *left_norm;  // norms of the outputs of attention and MLP, or null
     float attended_eps, left_eps;
     int64_t gate_kind;  // a `Gate`
 };
@@ -38,11 +38,11 @@ struct Batch {
     const int64_t* slot_mapping;  // [num_rows]
     const Segment* segments;
     int64_t num_segments;
-    Add add;                      // null where nothing is added to products
-    const void* added;            // to which rows
-    const int64_t* wanted;        // rows, ascending, whose output is asked for, or null: all; segments count these alone
+    Add add;                      // null: nothing is added to products
+    const void* added;            // passed to `add`
+    const int64_t* wanted;        // ascending rows whose output is wanted, or null: all; segments count wanted rows only
     int64_t num_wanted;
-    int64_t num_slots;            // rows of a block; read where layers have convolutions, and then all rows are wanted
+    int64_t num_slots;            // rows of a block; used by convolutions, which require that all rows are wanted
 };
 
 // out[row] = x[row] / rms(x[row]) * weight
@@ -74,8 +74,8 @@ static void add_normed(const float* x, const float* weight, float eps, const flo
     });
 }
 
-// Halves turned against each other, as in GPT-NeoX; in place. Of the angles the second halves are read, so that the
-// first one of the sine may carry a sign.
+// Rotates the two halves of a head against each other (GPT-NeoX), in place. Reads the second halves of cos and sin,
+// because the first half of sin may have a sign folded in.
 static void rotate(float* head, const float* cos, const float* sin, int64_t dim) {
     int64_t half = dim / 2;
     for (int64_t i = 0; i < half; i += LANES) {
@@ -92,14 +92,14 @@ static void copy_row(const From* from, int64_t width, To* to) {
     for (int64_t i = 0; i < width; i += LANES) store_upto(to + i, load_upto(from + i, width - i), width - i);
 }
 
-// One head of a query or key, by the weight of its norm, or null.
+// Norms (unless `norm` is null) and rotates one head of a query or key.
 static void norm_and_rotate(const Layer& layer, const float* norm, float* head, const float* cos, const float* sin) {
     int64_t dim = layer.heads.key_dim;
     if (norm) norm_row(head, norm, layer.query_eps, dim, head);
     rotate(head, cos, sin, dim);
 }
 
-// Keys of all heads, and their values behind them.
+// Stores the keys of all heads at `key`, and the values behind them, in the caches.
 static void store_row(const Layer& layer, int64_t slot, const float* key) {
     int64_t width = layer.heads.num_kv_heads * layer.heads.key_dim;
     int64_t value_width = layer.heads.num_kv_heads * layer.heads.value_dim;
@@ -121,14 +121,14 @@ static void rotate_and_store(const Layer& layer, const Batch& batch, float* qkv,
         }
         const float* key = own + heads.num_heads * dim;
         store_row(layer, batch.slot_mapping[row], key);
-        // Beside the caches, where rows of a replay store nothing of their own.
+        // `captured` also receives each row's keys and values: rows of a replay store nothing in the caches themselves.
         int64_t both = heads.num_kv_heads * (dim + heads.value_dim);
         if (layer.captured)
             by_kind(layer.kind, [&](auto number) { copy_row(key, both, (decltype(number)*)layer.captured + row * both); });
     });
 }
 
-// As `products` with `gated`, where something is added to both factors.
+// As `products` with `gated`, for layers in which `add` changes both factors.
 static void added_gate_up(const Layer& layer, const Batch& batch, const float* x, float* both, float* active) {
     int64_t half = layer.intermediate, width = 2 * half;
     Matrix pair[2] = {layer.gate, layer.up};
@@ -160,7 +160,7 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
     float *normed = scratch.data(), *middle = normed + num_rows * hidden, *mixed = middle + num_rows * hidden;
     float *qkv = mixed + num_rows * hidden, *attended = qkv + num_rows * qkv_width;
     float *active = attended + num_rows * attended_width, *kernels = active + num_rows * active_width;
-    // What a sublayer reads, and what becomes of what it made, where convolutions lie around it.
+    // Convolutions around a sublayer: `enter` computes its input, `leave` adds the convolved output to the residual.
     auto enter = [&](const Convolution& conv, const float* rows) {
         if (!conv) return rows;
         products(rows, hidden, num_rows, hidden, &conv.dynamic, 1, nullptr, nullptr, 0, kernels, conv.dynamic.columns);
@@ -218,7 +218,7 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
     if (layer.left_norm) add_normed(mixed, layer.left_norm, layer.left_eps, middle, num_rows, hidden, out);
 }
 
-// `run_layer` of rows in the layer's kind.
+// `run_layer` for rows of the layer's kind.
 static void run_rounded_layer(const Layer& layer, const Batch& batch, const void* x, void* out) {
     if (layer.kind == FLOAT) return run_layer(layer, batch, nullptr, (const float*)x, (float*)out);
     int64_t hidden = layer.hidden;

@@ -1,6 +1,6 @@
-"""The C++ of this folder as a shared library: compiled once for a machine, kept in a folder, opened by ctypes.
+"""Builds the C++ of this folder as a shared library, once per machine, caches the file, and opens it with ctypes.
 
-It includes nothing of torch or Python, so that compiling takes seconds.
+The sources include neither torch nor Python headers, so that compilation takes seconds.
 """
 
 import ctypes
@@ -20,25 +20,26 @@ MAIN = "native.cpp"
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
 ARCHITECTURE = "WINGBEAT_CPU_ARCH"
-"""Names, in the compiler's words, an older processor whose instructions alone are used, so that tests run on a newer
-one as they would there: `x86-64-v3` has AVX2, `x86-64` no AVX. The processor at hand where it is not set."""
+"""Environment variable with a target architecture in the compiler's notation: restricts the library to an older
+processor's instructions, so that tests on a newer machine cover them (`x86-64-v3` has AVX2, `x86-64` no AVX). Unset
+means this processor."""
 WIDE = ("native", "x86-64-v4")
-"""Architectures that have what the processor has of AVX-512."""
+"""Architectures that use AVX-512 if the processor has it."""
 TIMEOUT_S = 300
 LARGEST_MATRIX = 1 << 23
-"""Numbers of a matrix up to which narrow registers multiply as quickly as torch: with AVX2, rounds of 1 and 16 rows
-were slower through layers of 2048 x 8192 by this library, and no slower through layers of 1024 x 3072."""
+"""Maximum number of elements of a matrix that narrow registers multiply as fast as torch. Measured with AVX2: rounds of
+1 and 16 rows were slower than torch through layers of 2048 x 8192, and no slower through layers of 1024 x 3072."""
 
 
 class NoLibraryError(RuntimeError):
-    """The library is not to be had; one line that says why."""
+    """The library is unavailable; the message is one line with the reason."""
 
 
 def open_library(folder: Path) -> ctypes.CDLL:
-    """The library of these sources for this machine, compiled into `folder` unless it is there.
+    """Opens the library of these sources for this machine, compiling it into `folder` if it is missing.
 
     Raises:
-        NoLibraryError: there is no compiler, it fails, or the folder cannot be written.
+        NoLibraryError: there is no compiler, it fails, or the folder is not writable.
     """
     try:
         path = folder / f"{fingerprint()}.so"
@@ -50,7 +51,10 @@ def open_library(folder: Path) -> ctypes.CDLL:
 
 
 def why_missing() -> str | None:
-    """Reason, in one line, why this machine has no library; None once it is compiled."""
+    """Returns the reason why this machine has no library, in one line.
+
+    None if the library opens. Compiles if needed.
+    """
     try:
         open_library(kept_in())
     except NoLibraryError as error:
@@ -59,18 +63,18 @@ def why_missing() -> str | None:
 
 
 def kept_in() -> Path:
-    """The folder of the libraries of this machine."""
+    """Folder that caches the libraries."""
     return cache_dir() / "kernels"
 
 
 @cache
 def largest_matrix() -> float:
-    """Numbers of a matrix that should be multiplied by this library; of larger ones torch's products are quicker."""
+    """Maximum number of elements of a matrix to multiply with this library; torch is faster for larger ones."""
     return float("inf") if "avx512f" in _processor() and _architecture() in WIDE else LARGEST_MATRIX
 
 
 def compiler() -> str | None:
-    """$CXX, or the first of the usual compilers; None where there is none."""
+    """Returns the path of $CXX or else of the first usual compiler found; None if there is none."""
     named = os.environ.get("CXX")
     return next((found for name in ([named] if named else COMPILERS) if (found := shutil.which(name))), None)
 
@@ -80,7 +84,7 @@ def _compile(path: Path) -> None:
     if command is None:
         raise NoLibraryError(f"no C++ compiler ({', '.join(COMPILERS)}, or $CXX)")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may start at once: whoever is last to finish replaces a file by an equal one.
+    # Several processes may compile at once: the last to finish replaces the file by an equal one.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         included = [word for header in _of_parts() for word in ("-include", str(header))]
@@ -96,7 +100,7 @@ def _compile(path: Path) -> None:
 
 
 def _of_parts() -> list[Path]:
-    """Sources of the parts of the kernels that are there, each with functions of its own."""
+    """C++ sources of the installed optional parts, which define functions of their own."""
     return sorted(SOURCES.parent.glob("*/native.h"))
 
 
@@ -109,14 +113,14 @@ def _processor_flag() -> str:
 
 
 def fingerprint() -> str:
-    """Of the sources, the flags and the processor: a home folder may be shared by machines."""
+    """Hash of sources, flags and processor, because machines may share a home folder."""
     parts = [file.read_bytes() for file in (*sorted(SOURCES.glob("*.h")), *_of_parts(), SOURCES / MAIN)]
     parts += [" ".join((*FLAGS, _processor_flag())).encode(), platform.machine().encode(), _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
 def _processor() -> str:
-    """What the processor is, and what it can do."""
+    """Identity and features of the processor, from /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

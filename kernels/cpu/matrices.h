@@ -1,5 +1,6 @@
-// Weights as products read them: panels of a few columns each, in which the rows lie one behind the other. A matrix that
-// was packed once is read from its first byte to its last; one that lies input by input is panels side by side.
+// Weight storage read by products. A packed matrix consists of panels of PANEL columns, each of which stores its rows
+// consecutively, so that the matrix is read from first byte to last. An input-major matrix is treated as panels side by
+// side.
 #pragma once
 
 #include <cstdint>
@@ -8,33 +9,35 @@
 
 #include "groups.h"
 
-// bfloat16 numbers of two inputs of a column, the earlier one in the lower half: one instruction widens either.
+// bfloat16 numbers of two consecutive inputs of a column, the earlier in the lower half: one instruction widens either.
 struct bfloat_pair {
     uint32_t bits;
 };
 
-// Likewise, where rows may be rounded to such pairs too: some processors multiply those by themselves.
+// As `bfloat_pair`, for products whose rows may be rounded to bfloat16 pairs too: some processors multiply such pairs
+// natively.
 struct rounding_pair {
     uint32_t bits;
 };
 
-// A whole number that its column's scale is multiplied by.
+// An integer that the scale of its column multiplies.
 struct eight_bits {
     int8_t value;
 };
 
 static inline vec load(const eight_bits* from) { return load_whole((const int8_t*)from); }
 
-// `Kind`, and what only packed matrices are of; the forms of `groups.h` follow.
+// Kinds that only packed matrices have, besides those of `Kind`; the formats of `groups.h` follow from FIRST_GROUPED
+// on.
 constexpr int64_t PAIRS = 3, ROUNDING_PAIRS = 4, BYTES = 5, FIRST_GROUPED = 6;
 
-// Weights [inputs, columns] of numbers of `kind`, whose rows lie `stride` apart: all of them where `panel` is 0, else those
-// of a panel, and panels `panel` numbers. Rows of pairs are two inputs.
+// Weights [inputs, columns] of `kind`. Rows are `stride` elements apart: whole rows if `panel` is 0, else the rows of a
+// panel, and panels are `panel` elements apart. A row of pairs covers two inputs.
 struct Matrix {
     const void* weight;
     const float* bias;  // [columns], or null
     int64_t columns, stride, panel, kind;
-    const float* scales;  // [columns] of `BYTES`, or null
+    const float* scales;  // [columns] if `kind` is BYTES, else null
     Groups groups;
 
     bool is_grouped() const { return kind >= FIRST_GROUPED; }
@@ -45,19 +48,19 @@ struct Matrix {
 
     int64_t to_next_panel() const { return panel ? panel : PANEL; }
 
-    // The matrix from a column on that begins a panel; without its bias.
+    // Address of the weights from a column on that begins a panel; the bias is not included.
     template <class T>
     const T* from(int64_t column) const {
         return (const T*)weight + column / PANEL * to_next_panel();
     }
 };
 
-// A matrix that lies input by input, its rows `stride` apart.
+// An input-major matrix, whose rows are `stride` elements apart.
 static inline Matrix plain_matrix(const void* weight, const float* bias, int64_t columns, int64_t stride, int64_t kind) {
     return {weight, bias, columns, stride, 0, kind, nullptr, {}};
 }
 
-// run(a number of the matrix's type, which says no more than that type)
+// run(a value of the matrix's element type; only the type matters)
 template <class Run>
 static inline void by_number(const Matrix& matrix, const Run& run) {
     if (HAS_PAIRS && matrix.kind == ROUNDING_PAIRS) run(rounding_pair{});
@@ -78,7 +81,7 @@ static int64_t blocks_as_they_lie(int64_t kind) {
     return found;
 }
 
-// A panel of a matrix from `column` on, as a packed one of floats in `into`.
+// Unpacks the panel from `column` on into a packed float matrix in `into`.
 static Matrix packed_panel(const Matrix& matrix, int64_t inputs, int64_t column, std::vector<float>& into) {
     if ((int64_t)into.size() < inputs * PANEL) into.resize(inputs * PANEL);
     int64_t left = matrix.columns - column;

@@ -1,4 +1,4 @@
-// What Python calls: plain functions of pointers, one decoder layer among them.
+// C interface of the library, called from Python by ctypes.
 #include "accept.h"
 #include "attention.h"
 #include "block.h"
@@ -30,7 +30,7 @@ void wingbeat_pack(const uint8_t* values, int64_t column_stride, int64_t input_s
     });
 }
 
-// Writes columns [count, inputs] to `out`; false, and nothing is written, where one is not there.
+// Writes columns [count, inputs] to `out`. Returns false, having written nothing, if a column does not exist.
 bool wingbeat_columns(const Matrix* matrix, int64_t inputs, const int64_t* columns, int64_t count, float* out) {
     for (int64_t i = 0; i < count; i++)
         if (columns[i] < 0 || columns[i] >= matrix->columns) return false;

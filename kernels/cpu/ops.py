@@ -1,7 +1,7 @@
-"""Python's side of the C++: tensors in, pointers out.
+"""Python interface of the C++ kernels: converts tensors to pointers.
 
-Tensors are float32 on the CPU unless it says otherwise. Weights, keys and values may be of any of `KINDS`: what is made
-of them is summed in float32, and rounded where it is stored.
+Tensors are float32 on the CPU unless stated otherwise. Weights, keys and values may have any dtype of `KINDS`; results
+are computed in float32 and rounded when stored.
 """
 
 import ctypes
@@ -37,39 +37,39 @@ logger = logging.getLogger(__name__)
 
 CACHE_DTYPES = tuple(KINDS)
 SWITCH = "WINGBEAT_CPU_KERNELS"
-"""Environment variable, read when this is imported; 0 leaves the kernels out."""
+"""Environment variable, read at import; 0 disables the kernels."""
 _used = os.environ.get(SWITCH) != "0"
 
 
 class Segments(NamedTuple):
-    """Segments of a batch as C++ reads them, and the tensors that they point into."""
+    """Segments of a batch in the C++ format, with the tensors that they point into."""
 
     kernels: "CpuKernels"
     array: ctypes.Array
     held: list[Tensor | None]
 
     def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scaling: float, **options: Any) -> Tensor:
-        """`CpuKernels.attend` of these."""
+        """Calls `CpuKernels.attend` with these segments."""
         return self.kernels.attend(query, key_cache, value_cache, self, scaling, **options)
 
 
 class Addition(NamedTuple):
-    """Addition of a part of the kernels to products of layers, for some rows of a batch."""
+    """Addition of an optional kernel part to the products of layers, for some rows of a batch."""
 
     add: int
-    """Address of an `Add`."""
+    """Address of a C++ function of type `Add`."""
     rows: ctypes.Structure
-    """Which rows, as that reads them."""
+    """Argument of `add` that describes the rows."""
 
 
 class CpuKernels:
-    """The functions of the library.
+    """Functions of the compiled library.
 
     Args:
-        folder: where it is kept.
+        folder: cache folder of compiled libraries.
 
     Raises:
-        NoLibraryError: it is not to be had.
+        NoLibraryError: the library is unavailable.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,33 +80,35 @@ class CpuKernels:
         """Columns of a panel."""
 
     def use_threads(self, count: int) -> None:
-        """Let so many threads work, the caller's included."""
+        """Sets the number of threads that work on an operation, including the caller's."""
         if count != self.num_threads:
             self._library.wingbeat_threads(count)
             self.num_threads = count
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
-        """[..., in] times a weight [in, out], both contiguous and of one dtype -> [..., out].
+        """Multiplies rows [..., in] by a weight [in, out], both contiguous and of one dtype -> [..., out].
 
         Args:
             bias: float32 [out].
-            wide: leave the sums in float32.
+            wide: returns the float32 sums without rounding.
 
         Raises:
-            ValueError: the rows' dtype is another one than the weight's, or none of `KINDS`.
+            ValueError: the rows' dtype differs from the weight's, or is not in `KINDS`.
         """
         if x.dtype != weight.dtype or x.dtype not in KINDS:
-            raise ValueError(f"rows are {x.dtype} and weights {weight.dtype}: one dtype of float32, bfloat16, float16")
+            raise ValueError(
+                f"rows are {x.dtype} and weights {weight.dtype}: one of float32, bfloat16, float16 for both"
+            )
         inputs, columns = weight.shape
         address = None if bias is None else bias.data_ptr()
         matrices = (Matrix * 1)(Matrix(weight.data_ptr(), address, columns, columns, 0, KINDS[weight.dtype], None))
         return self._product(x, inputs, matrices, columns, wide)
 
     def packed_linear(self, x: Tensor, panels: Panels | GroupPanels, *, wide: bool = False) -> Tensor:
-        """`linear` by a packed weight and its bias; the sums are the same, bit for bit.
+        """`linear` with a packed weight and its bias. Results equal those of `linear` bit for bit.
 
         Raises:
-            ValueError: the rows' dtype or width is another one than the weight's.
+            ValueError: the rows' dtype or width differs from the weight's.
         """
         _check_rows(x, panels)
         if panels.order is not None:
@@ -114,7 +116,7 @@ class CpuKernels:
         return self._product(x, panels.inputs, panels.matrices, sum(panels.parts), wide)
 
     def packed_linears(self, x: Tensor, panels: Sequence[GroupPanels]) -> Tensor:
-        """`packed_linear` by several weights of the same inputs, their columns side by side."""
+        """`packed_linear` with several weights of the same inputs; their output columns are concatenated."""
         if any(one.order is not None for one in panels):
             return torch.cat([self.packed_linear(x, one) for one in panels], dim=-1)
         _check_rows(x, panels[0])
@@ -122,7 +124,7 @@ class CpuKernels:
         return self._product(x, panels[0].inputs, matrices, sum(one.parts[0] for one in panels), False)
 
     def pack_groups(self, weight: GroupedWeight, bias: Tensor | None = None) -> GroupPanels:
-        """A copy of a weight on the CPU, in panels.
+        """Packs a weight on the CPU into panels, as a copy.
 
         Args:
             bias: float32 [columns].
@@ -143,8 +145,8 @@ class CpuKernels:
         return out if wide else out.to(x.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Root-mean-square norm of each row of x [..., size] by a weight [size], in any dtype of `KINDS`."""
-        # Rows may be part of wider ones, such as the latents that a split leaves.
+        """Root-mean-square norm of each row of x [..., size] with a weight [size] of any dtype of `KINDS`."""
+        # Rows may be slices of wider rows, such as latents after a split.
         rows, wide = x.float().contiguous(), weight.float()
         out, size = torch.empty_like(rows), len(weight)
         self._library.wingbeat_norm(rows.data_ptr(), x.numel() // size, size, wide.data_ptr(), eps, out.data_ptr())
@@ -162,17 +164,17 @@ class CpuKernels:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attention of rows whose keys and values are stored.
+        """Attention for rows whose keys and values are stored in the caches.
 
         Args:
-            query: [num_tokens, num_heads, key_dim] in the dtype of the caches.
-            key_cache: [num_blocks, block_size, num_kv_heads, key_dim], contiguous, one of `CACHE_DTYPES`;
-                `value_cache` likewise with value_dim.
+            query: [num_tokens, num_heads, key_dim] in the caches' dtype.
+            key_cache: [num_blocks, block_size, num_kv_heads, key_dim], contiguous, one of `CACHE_DTYPES`; `value_cache`
+                likewise with value_dim.
             sliding_window: keys at this distance and beyond are hidden; 0 hides none.
             softcap: as for `wingbeat.kernels.attention.reference.tree_attention`; `sinks` likewise.
 
         Returns:
-            [num_tokens, num_heads, value_dim] in the dtype of the query.
+            [num_tokens, num_heads, value_dim] in the query's dtype.
         """
         num_tokens, num_heads, key_dim = query.shape
         value_dim = value_cache.shape[3]
@@ -203,12 +205,12 @@ class CpuKernels:
         return out.to(query.dtype)
 
     def run_layers(self, layers: ctypes.Array, first: int, count: int, batch: Batch, x: Tensor, out: Tensor) -> None:
-        """Run layers one after another.
+        """Runs `count` decoder layers in sequence, from layer `first` on.
 
         Args:
-            layers: of `Layer`.
-            x: [num_tokens, hidden_size], contiguous, of the layers' kind: what enters the first one.
-            out: [count, num_tokens, hidden_size], likewise: what each one leaves.
+            layers: array of `Layer`.
+            x: [num_tokens, hidden_size], contiguous, in the layers' dtype: input of the first layer.
+            out: [count, num_tokens, hidden_size], likewise: output of each layer.
         """
         self._library.wingbeat_layers(
             ctypes.byref(layers[first]), count, ctypes.byref(batch), x.data_ptr(), out.data_ptr()
@@ -217,45 +219,51 @@ class CpuKernels:
     def tree_acceptance(
         self, committed_lens: Tensor, last_token_ids: Tensor, compacted: accept.Compacted | None = None
     ) -> accept.TreeAcceptance:
-        """Walks trees and moves these numbers of slots, int64 [num_slots], to the ends of the paths."""
+        """Creates a `TreeAcceptance` that updates these columns, int64 [num_slots], at the end of each path."""
         return accept.TreeAcceptance(self._library, committed_lens, last_token_ids, compacted)
 
     def native_choice(self) -> NativeChoice:
-        """Chooses tokens of rows of logits."""
+        """Creates a `NativeChoice`, which chooses tokens from rows of logits."""
         return NativeChoice(self._library)
 
     def draft_intake(self, present: Present, shape: Shape) -> DraftIntake:
-        """Takes drafted trees in."""
+        """Creates a `DraftIntake`, which checks drafted trees and lays them out."""
         return DraftIntake(self._library, present, shape)
 
     def take_in(self, head: Head | BlockHead, sequences: Sequences, decided: Decided) -> None:
-        """What a head keeps of decided pairs: keys and values, and an EAGLE head each sequence's last hidden state."""
+        """Runs a head over decided pairs.
+
+        Stores keys and values, and for an EAGLE head each sequence's last hidden state.
+        """
         self._drafts[type(head)].take_in(*map(ctypes.byref, (head, sequences, decided)))
 
     def grow(self, head: Head | BlockHead, sequences: Sequences, roots: Roots) -> int:
-        """A tree from each root; returns how many levels were grown."""
+        """Grows a tree from each root. Returns the number of levels grown."""
         return self._drafts[type(head)].grow(*map(ctypes.byref, (head, sequences, roots)))
 
     def answer(self, head: Head | BlockHead, sequences: Sequences, channel: Channel) -> bool:
-        """Both, for a round of a channel, without block tables; False, and nothing done, where it does not fit."""
+        """Runs `take_in` and `grow` for a round of a channel.
+
+        Returns False, having done nothing, if the outcome does not fit the channel.
+        """
         return self._drafts[type(head)].answer(*map(ctypes.byref, (head, sequences, channel))) != 0
 
 
 def _check_rows(x: Tensor, panels: Panels | GroupPanels) -> None:
-    """Refuse rows past whose ends a product would read; raises ValueError."""
+    """Rejects rows that a product would read past their ends; raises ValueError."""
     if x.dtype != panels.dtype:
-        raise ValueError(f"rows are {x.dtype} and weights {panels.dtype}: one dtype needed")
+        raise ValueError(f"rows are {x.dtype} and weights {panels.dtype}: both must have the same dtype")
     if x.shape[-1] != panels.inputs:
-        raise ValueError(f"rows have {x.shape[-1]} numbers and weights {panels.inputs} inputs: as many needed")
+        raise ValueError(f"rows have {x.shape[-1]} elements, but the weight has {panels.inputs} inputs")
 
 
 def pack_segments(segments: list[Any], dtype: torch.dtype) -> Segments | None:
-    """Segments for the kernels, which read blocks where they lie; None without kernels, and on other devices.
+    """Converts segments to the C++ format. Returns None without kernels, on other devices, and for unsupported dtypes.
 
     Args:
-        segments: with the fields of `wingbeat.runtime.round.rows.Segment`; positions may be None, where a request's
+        segments: objects with the fields of `wingbeat.runtime.round.rows.Segment`; positions may be None if a request's
             rows follow its context.
-        dtype: of keys and values; None is returned for one that the kernels do not read.
+        dtype: dtype of keys and values.
     """
     kernels = cpu_kernels() if dtype in CACHE_DTYPES and segments[0].block_tables.is_cpu else None
     if kernels is None:
@@ -282,7 +290,7 @@ def pack_segments(segments: list[Any], dtype: torch.dtype) -> Segments | None:
 
 
 def norm_rows(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`wingbeat.kernels.layer.reference.add_rms_norm` of rows without a residual."""
+    """`wingbeat.kernels.layer.reference.add_rms_norm` for rows without a residual."""
     kernels = cpu_kernels()
     if kernels is None:
         return torch.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), eps), hidden
@@ -297,12 +305,12 @@ def batch_of(
     block_size: int,
     addition: Addition | None = None,
 ) -> Batch:
-    """Rows of a forward pass; whoever holds it holds the tensors, and the addition.
+    """Describes the rows of a forward pass. The caller keeps the tensors and the addition alive.
 
     Args:
         cos: [num_tokens, dim], contiguous; `sin` likewise.
         slot_mapping: int64 [num_tokens], contiguous.
-        addition: to products of the layers.
+        addition: added to products of the layers.
     """
     return Batch(
         len(slot_mapping),
@@ -318,9 +326,9 @@ def batch_of(
 
 
 def cpu_kernels() -> CpuKernels | None:
-    """The kernels; None where there is no C++ compiler, and while somebody watches torch's operations.
+    """Returns the kernels; None if they are disabled or unavailable, or while a torch dispatch mode is active.
 
-    Who records them, as a graph does, would not see ours.
+    A dispatch mode, such as one that records a graph, would miss operations that bypass torch.
     """
     if not _used or torch._C._len_torch_dispatch_stack():
         return None
@@ -328,7 +336,7 @@ def cpu_kernels() -> CpuKernels | None:
 
 
 def use_kernels(wanted: bool) -> bool:
-    """Whether kernels are used from now on, whatever the environment says; returns whether they were."""
+    """Enables or disables the kernels, regardless of the environment; returns the previous setting."""
     global _used
     _used, before = wanted, _used
     return before
@@ -339,5 +347,5 @@ def _opened() -> CpuKernels | None:
     try:
         return CpuKernels(kept_in())
     except NoLibraryError as error:
-        logger.warning("CPU kernels are left out, torch's operations run in their place: %s", error)
+        logger.warning("CPU kernels are unavailable, torch operations run instead: %s", error)
         return None

@@ -1,4 +1,4 @@
-"""Weights as the C++ reads them quickest: packed once into panels of a few columns, one behind the other."""
+"""Packs linear weights into panels of a few columns, stored consecutively, in which the C++ reads them fastest."""
 
 import ctypes
 from typing import NamedTuple
@@ -10,32 +10,32 @@ from wingbeat.kernels.cpu.eight_bits import EightBits, to_eight_bits
 from wingbeat.kernels.cpu.structs import KINDS, Matrix
 
 PAIRS, ROUNDING_PAIRS = 3, 4
-"""Of packed bfloat16: two inputs of a column lie side by side. In products of the second kind, which weights of that
-dtype have, rows may be rounded to it too: some processors multiply pairs by themselves."""
+"""Kinds of packed bfloat16, where two inputs of a column are adjacent. For `ROUNDING_PAIRS`, used by weights of that
+dtype, products may round rows to bfloat16 too, because some processors multiply pairs natively."""
 BYTES = 5
-"""Of packed int8, whose sums are multiplied by the scales of their columns."""
+"""Kind of packed int8, whose sums are multiplied by their columns' scales."""
 
 
 class Panels(NamedTuple):
-    """A linear layer's weight [columns, inputs], packed."""
+    """Packed weight [columns, inputs] of a linear layer."""
 
     storage: Tensor
-    """[num_panels, inputs, width]; of bfloat16 [num_panels, ceil(inputs / 2), width, 2]. Beyond the weight it is 0.
-    Float32 numbers that bfloat16 holds, as most checkpoints store them, are held so: in half the memory, and read in
-    half the time; a product has the bits that it has otherwise. Of int8 it is what `scales` are multiplied by."""
+    """[num_panels, inputs, width]; for bfloat16 [num_panels, ceil(inputs / 2), width, 2]. Padding is 0. Float32 weights
+    that bfloat16 represents exactly, as in most checkpoints, are stored as bfloat16: half the memory and reading time,
+    with bit-identical products. For int8, the integers that `scales` multiply."""
     parts: tuple[int, ...]
-    """Columns that products read together: each part begins a panel."""
+    """Columns of each part of a fused product; each part begins a panel."""
     inputs: int
     dtype: torch.dtype
-    """Of the weight."""
+    """Dtype of the original weight."""
     bias: Tensor | None
-    """float32 [columns]"""
+    """float32 [columns]."""
     scales: Tensor | None
-    """float32 [columns], of numbers that are held in int8"""
+    """float32 [columns] for int8 storage, else None."""
     matrices: ctypes.Array
-    """The parts as the C++ reads them; whoever holds these holds the panels."""
+    """The parts in the C++ format; they point into `storage`."""
     order: None = None
-    """Inputs are in order."""
+    """Input order; always None, as inputs are stored in order."""
 
     @classmethod
     def pack(
@@ -46,13 +46,14 @@ class Panels(NamedTuple):
         held: torch.dtype | None = None,
         bias: Tensor | None = None,
     ) -> "Panels":
-        """A copy of a weight [columns, inputs] on the CPU, of any dtype of `KINDS` and with any strides.
+        """Packs a copy of a weight [columns, inputs] on the CPU, of any dtype of `KINDS` and with any strides.
 
         Args:
-            width: columns of a panel, as the library has it.
-            parts: of the columns, side by side; None is one.
-            held: the weight's own dtype, one of two bytes that holds float32 numbers as they are, or int8, to which
-                they are rounded (`to_eight_bits`); None is bfloat16 where that loses nothing, else the weight's own.
+            width: columns of a panel, as given by the library.
+            parts: numbers of columns of adjacent parts; None is a single part.
+            held: storage dtype: the weight's own, a 2-byte dtype that represents the float32 numbers exactly, or int8,
+                to which they are rounded (`to_eight_bits`). None is bfloat16 if that is lossless, else the weight's
+                own.
             bias: float32 [columns].
         """
         columns, inputs = weight.shape
@@ -72,11 +73,11 @@ class Panels(NamedTuple):
         return cls(storage, parts, inputs, weight.dtype, bias, scales, matrices)
 
     def nbytes(self) -> int:
-        """Bytes of all that is held, but for the bias."""
+        """Bytes of storage and scales, without the bias."""
         return self.storage.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def dense(self) -> Tensor:
-        """A copy of the weight [columns, inputs], row by row."""
+        """Unpacks a copy of the weight [columns, inputs], row-major."""
         num_panels, _, width = self.storage.shape[:3]
         by_step = self.storage.view(num_panels, -1, width, 2 if self.storage.dim() == 4 else 1)
         whole = by_step.permute(0, 2, 1, 3).reshape(num_panels * width, -1)[:, : self.inputs]
@@ -105,7 +106,7 @@ def _matrices(
 
 
 def rounded(matrix: Matrix) -> Matrix:
-    """The same numbers, for products whose rows may be rounded to bfloat16 where they lie in pairs of it."""
+    """Copy of a matrix that allows products to round rows to bfloat16, if its storage is bfloat16 pairs."""
     made = Matrix.from_buffer_copy(matrix)
     if made.kind == PAIRS:
         made.kind = ROUNDING_PAIRS
@@ -113,14 +114,14 @@ def rounded(matrix: Matrix) -> Matrix:
 
 
 def fits_bfloat16(weight: Tensor) -> bool:
-    """Whether bfloat16 holds every number of a weight as it is."""
+    """Whether bfloat16 represents every element of a weight exactly."""
     if weight.dtype != torch.float32:
         return weight.dtype == torch.bfloat16
     return not (weight.view(torch.int32) & 0xFFFF).any()
 
 
 def _fill(panels: Tensor, weight: Tensor) -> None:
-    """Put a weight [columns, inputs] into panels [num_panels, ceil(inputs / step), width, step] of zeros."""
+    """Writes a weight [columns, inputs] to zeroed panels [num_panels, ceil(inputs / step), width, step]."""
     width, step = panels.shape[2:]
     columns, inputs = weight.shape
     whole, even = columns // width, inputs - inputs % step

@@ -1,5 +1,5 @@
-// Products of rows with matrices. A row's result does not depend on the rows beside it: every element is one sum, taken
-// in the order of the inputs.
+// Products of rows with matrices. A row's result does not depend on the other rows: every element is one sum,
+// accumulated in input order.
 #pragma once
 
 #include <algorithm>
@@ -12,31 +12,32 @@
 #include "rounded.h"
 #include "threads.h"
 
-// Sums of so many rows and of a panel fit into the registers, beside what they are made of.
+// The sums of MOST_ROWS rows and a panel fit into the registers, together with their operands.
 constexpr int MOST_ROWS = REGISTERS == 32 ? 12 : 6, MOST_PANELS = 4;
 constexpr int AHEAD_BYTES = 4096, AHEAD_ROWS = 16, WORTH_PACKING = 3, FEW_SETS = 1024;
 
-// Some panels of a matrix, and what is multiplied behind them, so that it is fetched meanwhile: where these panels were
-// read before, `again`, all of it.
+// Some panels of a matrix, and the panels multiplied next, which are prefetched meanwhile: over the whole pass if these
+// panels were read before (`again`), else at its end.
 template <class T>
 struct Strip {
     const T* weight;
     int64_t stride, panel, inputs;
-    int64_t last;  // columns of the last vector, and of panels that are whole all that are left
-    const float* scales;  // of those columns, where a sum is multiplied by one
+    int64_t last;  // columns left: of the last vector, or all that are left of whole panels
+    const float* scales;  // of those columns, or null
     const T* next;
-    int64_t again;  // a wide one: what is spilled as a byte and read as a word waits for all stores before it
+    // non-zero: panels were read before. Wide, as a spilled byte read as a word would stall on earlier stores
+    int64_t again;
     Groups groups;
-    int64_t vector;  // of a panel of groups, from which columns are read
+    int64_t vector;  // first vector of columns within a panel of groups
 };
 
-// Rows of the strip that lie ahead, by which memory's answer is there in time.
+// Distance in rows at which weights are prefetched, long enough for memory latency.
 template <class T>
 static int64_t rows_ahead(const Strip<T>& strip) {
     return strip.stride == PANEL ? AHEAD_BYTES / (PANEL * (int64_t)sizeof(T)) : AHEAD_ROWS;
 }
 
-// As `multiply`, of a matrix in groups.
+// As `multiply`, for a group-quantized matrix.
 template <class T, int ROWS, int PANELS, bool NARROW>
 __attribute__((noinline)) static void multiply_groups(const float* x, int64_t x_stride, const Strip<T>& strip, vec* sums) {
     constexpr int EACH = NARROW ? 1 : 2, VECTORS = PANELS * EACH, UNIT = T::ROWS * PANEL;
@@ -75,7 +76,7 @@ __attribute__((noinline)) static void multiply_groups(const float* x, int64_t x_
         for (int row = 0; row < ROWS; row++) sums[row * VECTORS + v] = kept[row][v];
 }
 
-// As `multiply_groups`, of rows that are rounded (`RoundedRows`).
+// As `multiply_groups`, for rounded rows (`RoundedRows`).
 template <class T, int ROWS, int PANELS, bool NARROW>
 __attribute__((noinline)) static void multiply_rounded(const float* x, int64_t x_stride, const Strip<by_rounded<T>>& strip,
                                                        vec* sums) {
@@ -142,8 +143,8 @@ struct Unrounded<by_rounded<T>> {
     using Form = T;
 };
 
-// sums[row][vector] = x[row] * strip, for ROWS rows and PANELS panels, of which narrow ones have one vector. Rows are pairs
-// too where they may be rounded.
+// sums[row][vector] = x[row] * strip, for ROWS rows and PANELS panels; NARROW panels have one vector. For
+// `rounding_pair`, rows are bfloat16 pairs as well.
 template <class T, int ROWS, int PANELS, bool NARROW, bool WHOLE>
 __attribute__((noinline)) static void multiply(const float* x, int64_t x_stride, const Strip<T>& strip, vec* sums) {
     constexpr bool DOTS = std::is_same<T, rounding_pair>::value;
@@ -196,7 +197,8 @@ __attribute__((noinline)) static void multiply(const float* x, int64_t x_stride,
 template <class T>
 using Multiply = void (*)(const float*, int64_t, const Strip<T>&, vec*);
 
-// By columns: as many panels as registers allow for so many rows, one, one vector of one, and a part of one.
+// Variants by columns: as many panels as registers allow for that many rows, one panel, one vector, and part of a
+// vector.
 template <class T>
 struct Multiplies {
     Multiply<T> widest, panel, vector, some;
@@ -213,9 +215,9 @@ static constexpr Multiply<T> way() {
 template <class T, int ROWS>
 static constexpr Multiplies<T> of_rows() {
     constexpr int MOST = ROWS * (32 / REGISTERS) <= 2 ? 4 : ROWS * (32 / REGISTERS) <= 6 ? 2 : 1;
-    // What groups are unpacked by takes registers, too; of few rows, one panel's sums would wait for each other.
+    // Unpacking groups takes registers, too; for few rows, the sums of one panel alone would form a dependency chain.
     constexpr int WIDEST = IS_GROUPED<T> ? 1 : MOST;
-    // Pairs and groups are packed, and a packed panel is whole.
+    // Pairs and groups are always packed, and a packed panel is whole.
     return {way<T, ROWS, WIDEST, false, true>(), way<T, ROWS, 1, false, true>(),
             way<T, ROWS, 1, true, true>(), way<T, ROWS, 1, true, false>(), WIDEST};
 }
@@ -228,7 +230,7 @@ static constexpr std::array<Multiplies<T>, MOST_ROWS + 1> by_rows(std::integer_s
 template <class T>
 static const auto MULTIPLIES = by_rows<T>(std::make_integer_sequence<int, MOST_ROWS>());
 
-// The function of a gated MLP's gate: as Python has them.
+// Activation of a gated MLP's gate; values are shared with Python.
 enum Gate : int64_t { SILU, GELU_TANH };
 
 template <class Run>
@@ -246,13 +248,13 @@ struct Tile {
     const float* residual;
     int64_t residual_stride;
     const Matrix* matrix;
-    const Matrix* gated;  // gate(matrix) * gated where given; of the same kind
+    const Matrix* gated;  // if given, computes gate(matrix) * gated; of the same kind as `matrix`
     int64_t gate;         // a `Gate`
-    int64_t skipped;      // columns before those that the matrices have
+    int64_t skipped;      // columns before the first that the matrices contain
 };
 
-// Columns [begin, end) of `count` rows from `row`; `again`, not 0, where rows before these had the same columns. `begin` begins
-// a vector of a panel.
+// Computes columns [begin, end) of `count` rows from `row` on. `again` is non-zero if earlier rows had the same
+// columns. `begin` starts a vector of a panel.
 template <class T>
 static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end, int64_t again) {
     const Multiplies<T>& ways = MULTIPLIES<T>[count];
@@ -280,7 +282,7 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
             }
         };
         int64_t width = vectors * LANES;
-        for (int64_t r = 0; r < count; r++) {  // lines of a few numbers each, which a processor does not foresee
+        for (int64_t r = 0; r < count; r++) {  // short lines that a processor does not prefetch by itself
             __builtin_prefetch(tile.out + (row + r) * tile.out_stride + column, 1, 3);
             if (tile.residual) __builtin_prefetch(tile.residual + (row + r) * tile.residual_stride + column, 0, 3);
         }
@@ -306,8 +308,8 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
     }
 }
 
-// Whether a copy of its columns, as floats, pays where so many blocks of rows pass over them: the set of a cache line follows from
-// its address modulo 4096, so that rows a multiple of FEW_SETS bytes apart drive each other out of the nearest cache.
+// Whether a float copy of the matrix's columns pays for that many blocks of rows. A cache line's set follows from its
+// address modulo 4096, so rows a multiple of FEW_SETS bytes apart evict each other from the L1 cache.
 static bool worth_packing(const Matrix& matrix, int64_t num_blocks) {
     if (matrix.is_rounded()) return false;
     if (matrix.is_grouped()) return num_blocks > blocks_as_they_lie(matrix.kind);
@@ -315,7 +317,7 @@ static bool worth_packing(const Matrix& matrix, int64_t num_blocks) {
     return matrix.kind != FLOAT || matrix.stride * (int64_t)sizeof(float) % FEW_SETS == 0;
 }
 
-// All rows of a tile over columns [begin, end).
+// Computes all rows of a tile over columns [begin, end).
 static void all_rows(Tile tile, int64_t num_rows, int64_t begin, int64_t end) {
     static thread_local std::vector<float> own, others;
     int64_t num_blocks = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
@@ -323,10 +325,10 @@ static void all_rows(Tile tile, int64_t num_rows, int64_t begin, int64_t end) {
     const Matrix *matrix = tile.matrix, *gated = tile.gated;
     Matrix first, second;
     for (int64_t column = begin, until = end; column < end; column = until) {
-        // Panels that stay in the nearest caches while all rows pass.
+        // A panel stays in the nearest caches while all rows pass.
         if (copied || num_blocks > 1) until = std::min((column / PANEL + 1) * PANEL, end);
         if (copied) {
-            // Groups are unpacked by whole panels, within which a tile may begin.
+            // Groups are unpacked by whole panels; a tile may begin within a panel.
             int64_t begins = matrix->is_grouped() ? column / PANEL * PANEL : column;
             first = packed_panel(*matrix, tile.inputs, begins, own), first.bias = matrix->bias;
             if (gated) second = packed_panel(*gated, tile.inputs, begins, others), second.bias = gated->bias;
@@ -341,8 +343,8 @@ static void all_rows(Tile tile, int64_t num_rows, int64_t begin, int64_t end) {
     }
 }
 
-// Columns of a tile: the widest one that leaves the busiest thread the fewest columns, among those worth taking, some
-// ten thousand multiplications or more.
+// Columns of a tile: the widest tile that leaves the busiest thread the fewest columns, among tiles of at least 30,000
+// multiplications.
 static int64_t tile_width(int64_t columns, int64_t multiplications) {
     int64_t count = threads.count(), most_tiles = count == 1 ? 1 : std::clamp<int64_t>(multiplications / 30000, 1, 4 * count);
     int64_t best = columns, fewest = columns;
@@ -355,7 +357,7 @@ static int64_t tile_width(int64_t columns, int64_t multiplications) {
     return best;
 }
 
-// Rows in a few parts: a small batch is done before another thread has heard of it.
+// Processes rows in a few parts: a small batch is finished before another thread could start.
 template <class Run>
 static void by_row(int64_t num_rows, int64_t width, const Run& run) {
     int64_t num_tiles = std::clamp<int64_t>(num_rows * width / 32768, 1, std::min<int64_t>(num_rows, 64));
@@ -364,7 +366,7 @@ static void by_row(int64_t num_rows, int64_t width, const Run& run) {
     });
 }
 
-// Rows of floats as pairs, the last one beside a 0 where their number is odd: [num_rows, (inputs + 1) / 2].
+// Converts float rows to bfloat16 pairs, with a 0 behind an odd last element: [num_rows, (inputs + 1) / 2].
 static const float* as_pairs(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs) {
     static thread_local std::vector<bfloat> scratch;
     int64_t width = inputs + inputs % 2, most = num_rows * width;
@@ -378,7 +380,7 @@ static const float* as_pairs(const float* x, int64_t x_stride, int64_t num_rows,
     return (const float*)pairs;
 }
 
-// Rows of floats rounded: [num_rows, RoundedRows::stride].
+// Rounds float rows to int8: [num_rows, RoundedRows::stride].
 static const float* as_rounded(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs) {
     static thread_local std::vector<float> scratch;
     RoundedRows rows(inputs, ROUNDED_BLOCK);
@@ -388,8 +390,8 @@ static const float* as_rounded(const float* x, int64_t x_stride, int64_t num_row
     return rounded;
 }
 
-// out [num_rows, all columns] = x [num_rows, inputs] * the matrices side by side; with `gated`, of which there is then
-// one matrix, gate(x * matrix) * (x * gated).
+// out [num_rows, all columns] = x [num_rows, inputs] * the matrices, concatenated. With `gated` (and a single matrix):
+// gate(x * matrix) * (x * gated).
 static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, const Matrix* matrices,
                      int num_matrices, const Matrix* gated, const float* residual, int64_t residual_stride, float* out,
                      int64_t out_stride, int64_t gate = SILU) {

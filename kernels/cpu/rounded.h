@@ -1,5 +1,5 @@
-// Rows rounded to whole numbers of a byte, whose products with whole weights processors sum by fours: blocks of inputs share
-// a scale, the largest of them by 127.
+// Rows rounded to int8, whose products with integer weights processors sum four at a time. Blocks of ROUNDED_BLOCK
+// inputs share a scale: the block's largest magnitude divided by 127.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 
 constexpr int64_t ROUNDED_BLOCK = 32;
 
-// Inputs whose sum of products is whole: of one group and one block.
+// Inputs whose integer products are summed before scaling: they share one group and one block.
 static inline int64_t step_of(int64_t group) { return group % 32 == 0 ? 32 : group % 16 == 0 ? 16 : 8; }
 
-// Places in a row of rounded numbers, in words: a byte an input, scales by block, and sums of the numbers of each 8, 16 and 32
-// inputs, of which `sums` are those of a step.
+// Layout of a rounded row, in 32-bit words: one byte per input, then scales by block, then sums of the numbers over
+// each 8, 16 and 32 inputs. `sums` is the offset of the sums over `step` inputs.
 struct RoundedRows {
     int64_t scales, sums, stride;
 
@@ -38,7 +38,7 @@ static inline int32_t sum_of_8(const int8_t* numbers) {
 #endif
 }
 
-// A number that is not finite makes the scale of its block NaN.
+// Rounds a row. A number that is not finite makes the scale of its block NaN.
 static void round_row(const float* x, int64_t inputs, float* to) {
     RoundedRows by_8(inputs, 8), by_16(inputs, 16), by_32(inputs, 32);
     int8_t* numbers = (int8_t*)to;
@@ -72,15 +72,15 @@ static void round_row(const float* x, int64_t inputs, float* to) {
     }
 }
 
-// Excess of signed weights, by which a processor takes them for unsigned ones.
+// Offset added to signed weights for instructions that take them as unsigned.
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 constexpr int SIGNED_EXCESS = 128;
 #else
 constexpr int SIGNED_EXCESS = 0;
 #endif
 
-// Each lane's sum and the products of its four bytes with those of `four`. Bytes of weights are from 0 to 127 where they are
-// not signed; signed ones count `SIGNED_EXCESS` more.
+// Adds to each lane the products of its four weight bytes with the four row bytes in `four`. Unsigned weights are 0 to
+// 127; signed weights are taken as `SIGNED_EXCESS` larger.
 template <bool SIGNED>
 static inline ints dots(ints sum, words weights, int32_t four) {
     if (SIGNED && SIGNED_EXCESS) weights ^= 0x80808080;

@@ -1,10 +1,10 @@
-// A round of a verifier's channel, from its outcome to the reply: what a head's `take_in` and `grow` do, without a word of
-// Python between.
+// Answers a round of a verifier's channel, from the outcome to the reply: a head's `take_in` and `grow`, without Python
+// in between.
 #pragma once
 
 #include "growth.h"
 
-// Buffers of one parity; names are those of `runtime.protocol.messages`.
+// Outcome buffers of one parity; names are those of `runtime.protocol.messages`.
 struct Outcome {
     const int64_t* header;
     const int64_t *decode_slots, *decode_positions, *decode_num_tokens, *decode_token_ids;
@@ -34,15 +34,15 @@ struct Channel {
     int64_t num_bins, max_chunk_tokens;
 };
 
-// `runtime.protocol.messages.RoundHeader`
+// Fields of `runtime.protocol.messages.RoundHeader`, in order.
 enum HeaderField { ROUND, NUM_DECODES, NUM_CHUNKS, NUM_PROPOSALS, MAX_LEVELS, MAX_LEN, HAS_RULE, HAS_MASKS, HAS_SAMPLING_RULES };
 
 static bool all_within(const int64_t* numbers, int64_t count, int64_t end) {
     return std::all_of(numbers, numbers + count, [&](int64_t number) { return 0 <= number && number < end; });
 }
 
-// Whether every count, slot and block is one of the channel's: what they say is another process's word, and addresses
-// follow from it. Positions and tokens are clamped where they are used.
+// True if every count, slot and block is within the channel's limits. The outcome is written by another process, and
+// addresses are computed from these numbers. Positions and tokens are clamped where they are used.
 static bool fits(const Sequences& all, const Channel& channel) {
     const Outcome& outcome = channel.outcome;
     const int64_t *header = outcome.header, slots = channel.num_slots;
@@ -70,7 +70,7 @@ static bool fits(const Sequences& all, const Channel& channel) {
            tables_fit(outcome.proposal_slots, num_proposals);
 }
 
-// False where the outcome does not fit the channel: nothing is read or written then.
+// Answers a round. Returns false, having read and written nothing, if the outcome does not fit the channel.
 template <class AnyHead>
 static bool answer(const AnyHead& head, Sequences all, const Channel& channel, Room& at) {
     const Outcome& outcome = channel.outcome;

@@ -1,5 +1,5 @@
-// What a sequence's own rules of sampling make of a head's scores before candidates are ranked: bias and bans, penalties by
-// what is decided, then top-k, top-p and min-p. As `runtime/drafters/sampling_rules.py` has it.
+// Applies a sequence's sampling rules to a draft head's scores before candidates are ranked: bias and bans, penalties
+// for decided tokens, then top-k, top-p and min-p. Must agree with `runtime/drafters/sampling_rules.py`.
 #pragma once
 
 #include <algorithm>
@@ -11,32 +11,32 @@
 
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
-// Of every slot, as `runtime.protocol.sampling_rules` lays them out; without numbers nobody has any.
+// Rules by slot, laid out as in `runtime.protocol.sampling_rules`; null `numbers` mean that no slot has rules.
 struct SamplingRules {
     const float* numbers;      // [num_slots, NUM_RULES]
-    const int64_t* token_ids;  // [num_slots, MOST_BIASED], -1 behind those that are listed
+    const int64_t* token_ids;  // [num_slots, MOST_BIASED], -1 behind the listed tokens
     const float* biases;
 };
 
 enum Rule { TOP_K, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, NUM_PROMPT_TOKENS, ONLY_LISTED, NUM_RULES };
 constexpr int64_t MOST_BIASED = 64, MOST_TOKENS = 1 << 24;
 
-// Those of one sequence.
+// Rules of one sequence.
 struct Ruled {
     const float* rules = nullptr;
     int64_t num_listed;
-    std::vector<float> bias, less;  // by token: what is added, and what penalties take
-    std::vector<char> seen;  // 1: in the sequence, 2: in its output
+    std::vector<float> bias, less;  // by token: added bias, and the sum of subtracted penalties
+    std::vector<char> seen;  // by token, bits: 1: in the sequence, 2: in its output
     std::vector<float> sorted;
 
-    // `tokens` of the sequence are decided; a draft's own are not counted.
+    // `tokens` are the sequence's decided tokens; drafted tokens are not counted.
     void begin(const SamplingRules& all, int64_t slot, const int64_t* tokens, int64_t num_tokens) {
         rules = all.numbers ? all.numbers + slot * NUM_RULES : nullptr;
         num_listed = 0;
         if (!rules) return;
         const int64_t* ids = all.token_ids + slot * MOST_BIASED;
         while (num_listed < MOST_BIASED && ids[num_listed] >= 0) num_listed++;
-        int64_t vocab = 1;  // of what is spoken of
+        int64_t vocab = 1;  // size of the columns: highest token mentioned, plus 1
         for (int64_t i = 0; i < num_listed; i++) vocab = std::max(vocab, ids[i] + 1);
         for (int64_t i = 0; penalizes() && i < num_tokens; i++) vocab = std::max(vocab, tokens[i] + 1);
         vocab = std::min(vocab, MOST_TOKENS);
@@ -59,7 +59,7 @@ struct Ruled {
 
     bool penalizes() const { return rules[REPETITION] != 1 || rules[PRESENCE] || rules[FREQUENCY]; }
 
-    // Scores of tokens, those that are ruled out become none. A head's own few candidates are not filtered.
+    // Changes scores in place; excluded tokens get -infinity. `filters` is false for a head's own few candidates.
     void apply(const int64_t* token_ids, int64_t count, float temperature, bool filters, float* scores) {
         if (!rules) return;
         auto known = [](const auto& column, int64_t token) { return token < (int64_t)column.size(); };
@@ -76,7 +76,7 @@ struct Ruled {
     }
 
     void filter(int64_t count, float temperature, float* scores) {
-        // What is no number would have no place in an order.
+        // NaN has no place in an order.
         for (int64_t i = 0; i < count; i++)
             if (std::isnan(scores[i])) scores[i] = NONE;
         float top = *std::max_element(scores, scores + count), least = NONE;
@@ -93,7 +93,7 @@ struct Ruled {
             if (scores[i] < least) scores[i] = NONE;
     }
 
-    // The least score of the smallest set whose share of all that are not below `least` reaches top-p.
+    // Least score of the smallest set whose share of the mass of all scores >= `least` reaches top-p.
     float edge_of_nucleus(int64_t count, float temperature, const float* scores, float top, float least) {
         float total = 0.0f, mass = 0.0f;
         sorted.clear();
@@ -102,7 +102,7 @@ struct Ruled {
             total += std::exp((scores[i] - top) / temperature);
             sorted.push_back(scores[i]);
         }
-        // Of a heap no more is sorted than the nucleus has.
+        // A heap sorts no more scores than the nucleus contains.
         std::make_heap(sorted.begin(), sorted.end());
         for (auto end = sorted.end(); end != sorted.begin(); --end) {
             std::pop_heap(sorted.begin(), end);

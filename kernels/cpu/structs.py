@@ -1,4 +1,4 @@
-"""The structures of the C++ sources, field for field; `kind` says what numbers a pointer points to."""
+"""ctypes mirrors, field by field, of the C++ structs; `kind` is the number format that a pointer refers to."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
@@ -7,17 +7,20 @@ import torch
 from torch import Tensor
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Of numbers, as the C++ names them."""
+"""Dtypes -> values of the C++ enumeration `Kind`."""
 
 
 class Scales(Structure):
-    """Numbers by panel, each of which is multiplied by one of `by` for `each` of them, if given."""
+    """Scales by panel; each entry of `by`, if given, multiplies `each` neighbouring numbers."""
 
     _fields_ = [("numbers", c_void_p), ("by", c_void_p), ("kind", c_int64), ("each", c_int64)]
 
 
 class Groups(Structure):
-    """Groups of `size` inputs with a scale and a shift (`group_panels.GroupPanels`); rows may be `rounded` first."""
+    """Groups of `size` inputs with a scale and a shift (`group_panels.GroupPanels`).
+
+    `rounded` makes products round rows to int8.
+    """
 
     _fields_ = [
         ("scales", Scales),
@@ -30,8 +33,11 @@ class Groups(Structure):
 
 
 class Matrix(Structure):
-    """Weights [inputs, columns] whose rows are `stride` apart, all of them or, where `panel` is not 0, those of a
-    panel; and a float32 bias or none. Sums over numbers of eight bits are multiplied by their columns' `scales`."""
+    """Weights [inputs, columns] with an optional float32 bias.
+
+    Rows are `stride` elements apart: whole rows if `panel` is 0, else the rows of a panel. Sums of int8 weights are
+    multiplied by their columns' `scales`.
+    """
 
     _fields_ = [
         ("weight", c_void_p),
@@ -67,7 +73,7 @@ class Segment(Structure):
 
 
 class Heads(Structure):
-    """Shapes and numbers of an attention."""
+    """Dimensions and parameters of an attention layer."""
 
     _fields_ = [
         ("num_heads", c_int64),
@@ -82,13 +88,13 @@ class Heads(Structure):
 
 
 class Convolution(Structure):
-    """Convolutions before and behind a sublayer; without taps there are none."""
+    """Convolutions before and behind a sublayer; 0 taps mean none."""
 
     _fields_ = [("base", c_void_p), ("dynamic", Matrix), ("num_taps", c_int64), ("group", c_int64)]
 
 
 class Layer(Structure):
-    """A decoder layer."""
+    """Decoder layer."""
 
     _fields_ = [
         ("hidden", c_int64),
@@ -145,7 +151,7 @@ class Batch(Structure):
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Tell ctypes the types of the library's functions."""
+    """Sets the argument and result types of the library's functions."""
     library.wingbeat_threads.argtypes = [ctypes.c_int]
     library.wingbeat_product.argtypes = [c_void_p, c_int64, c_int64, POINTER(Matrix), ctypes.c_int, c_void_p]
     library.wingbeat_panel.argtypes, library.wingbeat_panel.restype = [], c_int64
@@ -171,22 +177,22 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:
-    """A linear layer's weight [out, in], which lies input by input, and its float32 bias.
+    """Describes a linear layer's input-major weight [out, in] and its float32 bias.
 
     Raises:
-        ValueError: it lies otherwise, or is of no dtype of `KINDS`.
+        ValueError: the weight is not input-major, not on the CPU, or of a dtype outside `KINDS`.
     """
     if weight.dtype not in KINDS or weight.device.type != "cpu" or weight.stride(0) != 1:
         raise ValueError(
-            f"weight is {weight.dtype} with strides {weight.stride()}: float32, bfloat16 or float16, input by input, "
-            "needed"
+            f"weight is {weight.dtype} with strides {weight.stride()}: float32, bfloat16 or float16 on the CPU with "
+            "first stride 1 needed"
         )
     bias_address = None if bias is None else bias.data_ptr()
     return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1), 0, KINDS[weight.dtype], None)
 
 
 def layer_of(heads: Heads, hidden: int, intermediate: int, **fields: object) -> Layer:
-    """A `Layer` by the names of its fields; `inputs` is `hidden` unless given."""
+    """Builds a `Layer` from its fields by name; `inputs` defaults to `hidden`."""
     layer = Layer(hidden=hidden, inputs=hidden, intermediate=intermediate, heads=heads)
     for name, value in fields.items():
         if name == "query_key_value":

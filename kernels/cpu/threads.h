@@ -1,5 +1,5 @@
-// A few threads that share the tiles of one job after another. Whoever is awake takes the next tile: nobody waits for a
-// thread that sleeps or was suspended, unless it has a tile in hand.
+// Threads that share the tiles of one job after another. Any thread that is awake takes the next tile, so nothing waits
+// for a sleeping or suspended thread unless that thread has already taken a tile.
 #pragma once
 
 #include <linux/futex.h>
@@ -16,7 +16,7 @@
 
 class Threads {
   public:
-    // Threads beside the caller's.
+    // Sets the number of threads besides the caller's.
     void resize(int count) {
         std::lock_guard<std::mutex> guard(busy_);
         forget_after_fork();
@@ -33,7 +33,7 @@ class Threads {
 
     int count() const { return 1 + (int)helpers_.size(); }
 
-    // Call run(tile) for each of num_tiles, at most 65535 of them, in any order and on any thread.
+    // Calls run(tile) for each of num_tiles, at most 65535, in any order and on any thread.
     template <class Run>
     void share(int64_t num_tiles, const Run& run) {
         if (num_tiles <= 1 || !shared_) {
@@ -53,7 +53,7 @@ class Threads {
         }
     }
 
-    // While one of these lives, its thread may share; a second one of another thread makes that thread work alone.
+    // The thread that holds a Turn may share tiles; a Turn on another thread meanwhile makes that thread work alone.
     class Turn {
       public:
         explicit Turn(Threads& threads) : threads_(threads), held_(threads.busy_.try_lock()) {
@@ -74,7 +74,7 @@ class Threads {
     };
 
   private:
-    // Some tens of microseconds: longer than from one job of a layer to the next, shorter than between two rounds.
+    // Tens of microseconds: longer than between two jobs of a layer, shorter than between two rounds.
     static constexpr int MOST_SPINS = 1000;
 
     static void pause() {
@@ -86,7 +86,7 @@ class Threads {
     // A forked child has none of its parent's threads.
     void forget_after_fork() {
         if (helpers_.empty() || process_ == getpid()) return;
-        // Threads that are not there can be neither joined nor detached: their names are left alone for good.
+        // Threads of another process can be neither joined nor detached: their handles are leaked on purpose.
         new std::vector<std::thread>(std::move(helpers_));
         helpers_.clear();
         asleep_.store(0);
@@ -97,7 +97,7 @@ class Threads {
         uint64_t seen = next_.load(std::memory_order_acquire);
         while ((seen & 0xffff) < (seen >> 16 & 0xffff)) {
             if (!next_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
-            // The job cannot end before this tile is done: what describes it stands.
+            // The job cannot end before this tile is done, so `work_` and `context_` stay valid.
             work_(context_, (int64_t)(seen & 0xffff));
             done_.fetch_add(1, std::memory_order_release);
             any = true;
@@ -134,7 +134,7 @@ class Threads {
     pid_t process_ = 0;
     void (*work_)(const void*, int64_t) = nullptr;
     const void* context_ = nullptr;
-    // Number of the job, its tiles, and the next of them: 32, 16 and 16 bits.
+    // Job number, number of tiles and next tile, in 32, 16 and 16 bits.
     alignas(64) std::atomic<uint64_t> next_{0};
     alignas(64) std::atomic<int64_t> done_{0};
     alignas(64) std::atomic<uint32_t> wakes_{0};
@@ -142,5 +142,5 @@ class Threads {
     std::atomic<bool> ending_{false};
 };
 
-// Never destroyed: its threads may outlive the end of the main one.
+// Never destroyed: its threads may outlive the main thread.
 static Threads& threads = *new Threads;

@@ -1,5 +1,5 @@
-// Trees of drafts, level by level: what may follow each node, which nodes are expanded, and the best ones at last. As
-// `kernels/tree/candidates.py` and `kernels/tree/table.py` have it; of equal scores the lower index comes first.
+// Draft trees, level by level: candidates behind each node, selection of the nodes to expand, and finally of the best
+// nodes. Must agree with `kernels/tree/candidates.py` and `kernels/tree/table.py`; ties go to the lower index.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct Scored {
     int64_t index;
 };
 
-// The best `most` of what is offered in ascending order of index, best first.
+// Keeps the best `most` of the scores offered in ascending order of index, best first.
 struct Best {
     Scored* kept;
     int64_t most, count;
@@ -29,13 +29,13 @@ struct Best {
         kept[at] = {score, index};
     }
 
-    // A register of them, from `index` on.
+    // Offers a register of scores, from `index` on.
     void offer(vec scores, int64_t index) {
         if (count == most && !any(scores > all(kept[count - 1].score))) return;
         for (int64_t lane = 0; lane < LANES; lane++) offer(scores[lane], index + lane);
     }
 
-    // A row of them.
+    // Offers a row of scores.
     void offer(const float* scores, int64_t number) {
         int64_t whole = number / LANES * LANES;
         for (int64_t i = 0; i < whole; i += LANES) offer(load(scores + i), i);
@@ -43,7 +43,7 @@ struct Best {
     }
 };
 
-// What a request's target will choose with.
+// Temperature and noise seed of a request's target choice.
 struct Noise {
     float temperature;
     int64_t seed, position;
@@ -61,7 +61,7 @@ static inline uint32_t row_key(const Noise& noise, uint32_t lane) {
     return mixed(mixed(mixed((uint32_t)noise.seed ^ lane) ^ (uint32_t)(noise.seed >> 32)) ^ (uint32_t)noise.position);
 }
 
-// The 23 random bits of some tokens, by their row's two keys; as `kernels.sampling.noise` has them.
+// The 23 random bits of some tokens, from their row's two keys, as in `kernels.sampling.noise`.
 static inline words noise_bits(words tokens, uint32_t first, uint32_t second) {
     words x = triple32(tokens ^ 0xc2b2ae35u) ^ first;
     x = (x ^ x >> 17) * 0xed5ad4bbu;
@@ -70,7 +70,7 @@ static inline words noise_bits(words tokens, uint32_t first, uint32_t second) {
     return x >> 9;
 }
 
-// Standard Gumbel noise of some tokens, as `kernels.sampling.noise` draws it, but for the last place of a logarithm.
+// Standard Gumbel noise of some tokens, as in `kernels.sampling.noise` except for the logarithms' last bits.
 static void gumbel(const Noise& noise, const int64_t* token_ids, int64_t count, float* out) {
     uint32_t first = row_key(noise, 0x9e3779b9u), second = row_key(noise, 0x85ebca6bu);
     for (int64_t i = 0; i < count; i += LANES) {
@@ -82,7 +82,7 @@ static void gumbel(const Noise& noise, const int64_t* token_ids, int64_t count, 
     }
 }
 
-// Logits of tokens that may not follow become none; where that leaves no token, all of them stay.
+// Sets logits of tokens that are not allowed to -infinity, unless no token is allowed; then changes nothing.
 static void allow_only(const int32_t* allowed, const int64_t* token_ids, int64_t count, float* logits) {
     auto may = [=](int64_t i) { return allowed[token_ids[i] / 32] >> (token_ids[i] % 32) & 1; };
     bool any = false;
@@ -91,12 +91,12 @@ static void allow_only(const int32_t* allowed, const int64_t* token_ids, int64_t
         if (!may(i)) logits[i] = NONE;
 }
 
-// The highest score of a row, and the logarithm of the sum of all e^(score - top).
+// Highest score of a row, and the logarithm of the sum of e^(score - top).
 struct Likeliest {
     float top, log_sum;
 };
 
-// The likeliest columns of a row, best first.
+// Selects the likeliest columns of a row, best first.
 static Likeliest likeliest(const float* scores, int64_t count, Best& best) {
     vec most = all(NONE);
     int64_t whole = count / LANES * LANES;
@@ -117,12 +117,12 @@ static Likeliest likeliest(const float* scores, int64_t count, Best& best) {
     return {top, std::log(total)};
 }
 
-// Where some trees stop, as `runtime.speculation.policy.GrowthRule` says.
+// Stopping rule of some trees, as `runtime.speculation.policy.GrowthRule`.
 struct GrowthRule {
-    int64_t begin, end;     // of the trees
+    int64_t begin, end;     // range of trees
     double min_reach, price;
-    const float* table;     // [end - begin, num_bins]: acceptance by bin of the confidence
-    int64_t by_kind;        // the table is [2, num_bins], of greedy and of sampled trees
+    const float* table;     // [end - begin, num_bins]: acceptance rate by bin of confidence
+    int64_t by_kind;        // non-zero: the table is [2, num_bins], for greedy and for sampled trees
 };
 
 struct GrowthRules {
@@ -135,18 +135,18 @@ struct GrowthRules {
     }
 };
 
-// Every candidate of one growing tree; entry 0 is the root.
+// All candidates of one growing tree; entry 0 is the root.
 struct Table {
     int64_t top_k, size;
     std::vector<int64_t> token_ids, parents, depths;
-    std::vector<float> scores, log_probs;  // cumulative; of a token given its parent
+    std::vector<float> scores, log_probs;  // scores: cumulative log-probability; log_probs: of a token given its parent
     std::vector<double> paths;             // P(an entry and its ancestors are accepted)
     std::vector<Scored> frontier;          // entries that are expanded next, best first
-    std::vector<uint64_t> visible;         // [top_k, num_words]: expanded nodes so far that each of those sees
-    std::vector<int64_t> parent;           // index of its parent in the frontier before
-    std::vector<Scored> chosen;            // room for the next ones
+    std::vector<uint64_t> visible;         // [top_k, num_words]: expanded nodes that each frontier node sees
+    std::vector<int64_t> parent;           // index of each node's parent in the previous frontier
+    std::vector<Scored> chosen;            // buffer for the next frontier
     std::vector<uint64_t> seen;
-    Ruled ruled;  // by its sequence's own rules
+    Ruled ruled;  // sampling rules of the tree's sequence
 
     void begin(int64_t top_k_, int64_t root) {
         top_k = top_k_, size = 1;
@@ -164,7 +164,7 @@ struct Table {
         size++;
     }
 
-    // The best of the entries from `first` on become the frontier, which is level `level` of what is expanded.
+    // Makes the best entries from `first` on the frontier, which is expanded as level `level`.
     void choose(int64_t first, int64_t level, int64_t num_words) {
         chosen.resize(top_k);
         Best best{chosen.data(), top_k, 0};
@@ -182,7 +182,7 @@ struct Table {
         frontier.swap(chosen), visible.swap(seen);
     }
 
-    // Probability mass beyond a rule's price of the frontier, by acceptance `row` [num_bins].
+    // Sum over the frontier of path probability beyond the rule's price, with acceptance rates `row` [num_bins].
     double worth(const GrowthRules& rules, const GrowthRule& rule, const float* row) {
         double mass = 0.0;
         for (const Scored& node : frontier) {
@@ -194,14 +194,15 @@ struct Table {
     }
 };
 
-// Where trees are written, [.., num_nodes]; node 0 is the root.
+// Output buffers of trees, [.., num_nodes]; node 0 is the root.
 struct Trees {
     int64_t *token_ids, *parents, *depths;
     float* scores;
     int64_t* num_valid;
     int64_t num_nodes;
 
-    // The best entries of a table in its order, renumbered; padding has token, parent and depth 0 and no score.
+    // Writes the best entries of a table in table order, renumbered. Padding has token, parent and depth 0 and score
+    // -infinity.
     void write(const Table& table, int64_t to) const {
         int64_t num_kept = std::min(num_nodes, table.size) - 1;
         static thread_local std::vector<int64_t> order, number;

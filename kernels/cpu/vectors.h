@@ -1,5 +1,5 @@
-// A register of floats, in the compiler's own vector types: 16, 8 or 4 of them, as the machine has it. Wider vectors
-// than a register would live in memory.
+// A register of floats as a compiler vector type: 16, 8 or 4 lanes, by architecture. Wider vectors than a register
+// would be kept in memory.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,7 @@ typedef uint32_t loose_words __attribute__((vector_size(4 * LANES), aligned(4), 
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 typedef uint16_t loose_halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-// bfloat16 and float16 as they lie in memory.
+// bfloat16 and float16 in memory.
 struct bfloat {
     uint16_t bits;
 };
@@ -45,7 +45,7 @@ struct half {
     uint16_t bits;
 };
 
-// Of numbers that lie where only a pointer says: as Python has them.
+// Number format behind an untyped pointer; values are shared with Python.
 enum Kind : int64_t { FLOAT, BFLOAT, HALF };
 
 static inline int64_t size_of(int64_t kind) { return kind == FLOAT ? 4 : 2; }
@@ -54,7 +54,7 @@ static inline const void* element(const void* from, int64_t index, int64_t kind)
     return (const char*)from + index * size_of(kind);
 }
 
-// run(a number of the kind's type, which says no more than that type)
+// run(a value of the kind's type; only the type matters)
 template <class Run>
 static inline void by_kind(int64_t kind, const Run& run) {
     if (kind == FLOAT) run(float{});
@@ -64,8 +64,8 @@ static inline void by_kind(int64_t kind, const Run& run) {
 
 static inline vec all(float x) { return x - vec{}; }
 
-// a * b + c, rounded once. Said by name: for some processors compilers fuse one loop and not another, and then a row's
-// result would depend on the rows beside it.
+// a * b + c, rounded once, by explicit intrinsics: compilers may fuse one loop and not another, and then a row's result
+// would depend on the rows beside it.
 static inline vec fused(vec a, vec b, vec c) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -78,7 +78,7 @@ static inline vec fused(vec a, vec b, vec c) {
 #endif
 }
 
-// What a processor does with pairs of bfloat16 numbers by itself: sums of their products, in float32.
+// Native dot products of bfloat16 pairs, accumulated in float32.
 #if defined(__AVX512BF16__)
 constexpr bool HAS_PAIRS = true;
 static inline vec fused_pairs(vec a, vec b, vec c) {
@@ -96,7 +96,8 @@ static inline vec load(const bfloat* from) {
     return (vec)(__builtin_convertvector(bits, words) << 16);
 }
 
-// float16. Exponents are moved by a product, which subnormal numbers survive.
+// Widens float16. Without native conversion, a product adjusts the exponent, which is correct for subnormal numbers
+// too.
 static inline vec from_halves(halves narrow) {
 #if defined(__AVX512F__)
     return (vec)_mm512_cvtph_ps((__m256i)narrow);
@@ -112,7 +113,7 @@ static inline vec from_halves(halves narrow) {
 
 static inline vec load(const half* from) { return from_halves(*(const loose_halves*)from); }
 
-// Whole numbers. Said by name: compilers widen bytes one by one.
+// Widens int8 to float, by explicit intrinsics: compilers widen bytes one by one.
 static inline vec load_whole(const int8_t* from) {
 #if defined(__AVX512F__)
     return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
@@ -141,7 +142,7 @@ static inline words load_bytes(const uint8_t* from) {
 
 static inline words load_words(const uint8_t* from) { return *(const loose_words*)from; }
 
-// The lowest byte of each.
+// Stores the lowest byte of each lane.
 static inline void store_bytes(int8_t* to, ints whole) {
 #if defined(__AVX512F__)
     _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)whole));
@@ -163,7 +164,7 @@ static inline vec as_floats(words whole) { return __builtin_convertvector((ints)
 
 static inline void store(float* to, vec x) { *(loose_vec*)to = x; }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 static inline void store(bfloat* to, vec x) {
     words bits = (words)x;
     bits += 0x7fff + ((bits >> 16) & 1);
@@ -180,7 +181,7 @@ static inline void store(half* to, vec x) {
     *(loose_halves*)to = __builtin_convertvector(out | sign, halves);
 }
 
-// The first `count` lanes, the others 0.
+// Loads the first `count` lanes; the others are 0.
 template <class T>
 static inline vec load_some(const T* from, int64_t count) {
     T lanes[LANES] = {};
@@ -225,7 +226,7 @@ static inline float largest(vec x) {
     return most;
 }
 
-// Whether a comparison holds in any lane.
+// True if a comparison holds in any lane.
 static inline bool any(ints lanes) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
@@ -238,7 +239,7 @@ static inline bool any(ints lanes) {
 #endif
 }
 
-// Of a row's numbers the highest, of equal ones the first; one that is no number is above all others, as torch has it.
+// Index of the highest number of a row; ties go to the first. NaN is above all numbers, as in torch.
 static int64_t best_of(const float* scores, int64_t count) {
     if (count < LANES) {
         int64_t best = 0;
@@ -246,7 +247,7 @@ static int64_t best_of(const float* scores, int64_t count) {
             if (!(scores[i] <= scores[best])) best = i;
         return best;
     }
-    // The last register overlaps the one before it: that a number is seen twice changes nothing.
+    // The last register overlaps the previous one: seeing a number twice changes nothing.
     vec most = load(scores);
     ints odd = most != most;
     for (int64_t i = LANES; i < count; i += LANES) {
@@ -266,7 +267,7 @@ static int64_t best_of(const float* scores, int64_t count) {
     }
 }
 
-// e^x to about one unit in the last place; x below -87 gives the smallest normal number.
+// e^x to about one unit in the last place; x below -87 is treated as -87.
 static inline vec exponential(vec x) {
     x = x > 88.0f ? all(88.0f) : x;
     x = x < -87.0f ? all(-87.0f) : x;
@@ -286,7 +287,7 @@ static inline vec exponential(vec x) {
     return y * (vec)exponent;
 }
 
-// Of positive normal numbers, to about one unit in the last place.
+// Logarithm of positive normal numbers, to about one unit in the last place.
 static inline vec natural_logarithm(vec x) {
     ints exponent = ((ints)x >> 23) - 126;
     vec mantissa = (vec)(((ints)x & 0x7fffff) | 0x3f000000);  // 0.5 to 1
@@ -328,7 +329,7 @@ static inline vec gelu_tanh(vec x) {
 #define HIGH_PAIRS 2, 6, 3, 7
 #endif
 
-// Rows become columns.
+// Transposes rows to columns.
 static inline void transpose(vec rows[LANES]) {
     for (int64_t width = 1; width < LANES; width *= 2) {
         vec next[LANES];

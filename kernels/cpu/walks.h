@@ -1,25 +1,27 @@
-// From the slots of a block to what may follow each drafted token, as `runtime/one_pass/walks.py` has it: by the slot
-// alone, with a correction by the token before it, or among a few candidates that are scored beside that token.
+// Candidates behind each drafted token, from the slots of a block (as `runtime/one_pass/walks.py`): by the slot's
+// logits alone, with a correction by the preceding token (DSpark), or among a few candidates scored with that token
+// (DFlash2).
 #pragma once
 
 #include "growth.h"
 
-// DSpark's correction of a slot's scores, and how sure the head is of the best of them.
+// DSpark's correction of a slot's scores, and the head's confidence in the best token. Matrices without weight are
+// unused.
 struct Markov {
-    Embedding tokens;  // of `rank` numbers
+    Embedding tokens;  // rows of `rank` numbers
     int64_t rank;      // 0: scores are left as they are
     Matrix scores;     // [rank, vocabulary]
-    Matrix gate;       // [hidden + rank, rank], or without weight
-    Matrix joint;      // [2 * rank + hidden, 3 * rank], likewise: a state is handed on from token to token
-    Matrix confidence;  // [hidden, 1], or [hidden + rank, 1] where it reads the token; likewise
+    Matrix gate;       // [hidden + rank, rank]
+    Matrix joint;      // [2 * rank + hidden, 3 * rank]: passes a recurrent state from token to token
+    Matrix confidence;  // [hidden, 1], or [hidden + rank, 1] if it reads the token
     int64_t confidence_reads_token;
 };
 
 // DFlash2's candidates of a slot.
 struct Lattice {
-    Embedding predecessors, successors;  // of `rank` numbers
+    Embedding predecessors, successors;  // rows of `rank` numbers
     Matrix projection;                   // [hidden, rank]
-    int64_t rank, num_candidates;        // 0: there are none
+    int64_t rank, num_candidates;        // num_candidates 0: no lattice
 };
 
 struct Walk {
@@ -29,7 +31,7 @@ struct Walk {
     int64_t hidden, vocab;
 };
 
-// Slots that predict something, [num_reqs, num_levels, ..].
+// Slots that predict a level, [num_reqs, num_levels, ..].
 struct Slots {
     const float* hidden;
     float* logits;
@@ -44,7 +46,8 @@ static float dot(const float* a, const float* b, int64_t count) {
 
 static vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
 
-// The best is as likely as the head says; the others share what is left in their proportion, and none passes the best.
+// Sets the best token's probability to the confidence; the others share the rest in proportion, at most the best's
+// each.
 static void be_sure(const Best& best, float confidence) {
     float sure = std::clamp(confidence, 1e-6f, 1 - 1e-6f), first = std::exp(best.kept[0].score);
     for (int64_t i = 0; i < best.count; i++) {
@@ -53,8 +56,8 @@ static void be_sure(const Best& best, float confidence) {
     }
 }
 
-// By what a slot's candidates are chosen: its scores, under the sequence's own rules, and the noise that its target chooses
-// with, which seldom takes one of the likeliest few. `own` has room for two rows of them.
+// Scores by which a slot's candidates are chosen: its logits under the sequence's rules, plus the target's noise, since
+// a sampled token is rarely among the likeliest few. `own` has room for two rows of the vocabulary.
 static const float* ranks_of(const Walk& walk, const float* logits, const Roots& roots, int64_t slot, float* own, Room& at) {
     int64_t tree = slot / roots.num_levels, level = slot % roots.num_levels, sequence = roots.slots[tree], vocab = walk.vocab;
     float temperature = roots.temperatures[sequence], *noise = own + vocab;
@@ -73,12 +76,12 @@ static const float* ranks_of(const Walk& walk, const float* logits, const Roots&
     return own;
 }
 
-// Each slot's best tokens, as a table of candidates that pairs of neighbours are scored by.
+// Selects each slot's best tokens as candidates, whose pairs with preceding tokens are scored later.
 static void choose_candidates(const Walk& walk, const Slots& slots, const Roots& roots, Room& at) {
     const Lattice& lattice = *walk.lattice;
     int64_t count = lattice.num_candidates, num_slots = roots.num_reqs * roots.num_levels, rank = lattice.rank;
     int64_t* tokens = room(at.candidates, num_slots * count);
-    // Of each slot: its projection, then its candidates' own scores, then what they are as successors.
+    // Per slot: its projection, its candidates' own scores, and their successor embeddings.
     int64_t width = rank + count + count * rank;
     float *all = room(at.factors, num_slots * width), *projected = room(at.inputs, num_slots * rank);
     room(at.best, num_slots * count);
@@ -99,14 +102,14 @@ static void choose_candidates(const Walk& walk, const Slots& slots, const Roots&
             lattice.successors.read(token, rank, successors + i * rank);
         }
     };
-    // Rules of a sequence are applied by one thread at a time.
+    // A sequence's rules have scratch state, so one thread at a time applies them.
     if (!roots.sampling.numbers) return threads.share(num_slots, choose);
     threads.share(roots.num_reqs, [&](int64_t tree) {
         for (int64_t level = 0; level < roots.num_levels; level++) choose(tree * roots.num_levels + level);
     });
 }
 
-// What may follow the frontiers, of which each slot's candidates are all there is.
+// Enters candidates behind the frontiers, from each slot's candidates only.
 static void follow_lattice(const Walk& walk, const Roots& roots, int64_t level, int64_t width, Room& at) {
     const Lattice& lattice = *walk.lattice;
     int64_t count = lattice.num_candidates, rank = lattice.rank, of_slot = rank + count + count * rank;
@@ -134,7 +137,7 @@ static void follow_lattice(const Walk& walk, const Roots& roots, int64_t level, 
     });
 }
 
-// What may follow the frontiers, whatever their tokens are.
+// Enters candidates behind the frontiers, regardless of the frontiers' tokens.
 static void follow_slots(const Walk& walk, const Slots& slots, const Roots& roots, int64_t level, int64_t width, Room& at) {
     int64_t vocab = walk.vocab;
     room(at.best, roots.num_reqs * roots.top_k);
@@ -147,7 +150,7 @@ static void follow_slots(const Walk& walk, const Slots& slots, const Roots& root
     });
 }
 
-// Rows that DSpark's products read: the state of the tokens before, the token, the slot, the token again.
+// Input rows of DSpark's products: state of the preceding tokens, token, slot, token again.
 static float* markov_rows(const Walk& walk, const Slots& slots, const Roots& roots, int64_t level, int64_t width, Room& at) {
     const Markov& markov = *walk.markov;
     int64_t rank = markov.rank, hidden = walk.hidden, width_before = level > 1 ? roots.top_k : 1;
@@ -167,7 +170,7 @@ static float* markov_rows(const Walk& walk, const Slots& slots, const Roots& roo
     return rows;
 }
 
-// What the correction's last matrix multiplies, [num_rows, rank]; the states move on.
+// Factors that the correction's last matrix multiplies, [num_rows, rank]. Advances the recurrent states.
 static const float* markov_factors(const Walk& walk, const float* rows, int64_t num_rows, Room& at) {
     const Markov& markov = *walk.markov;
     int64_t rank = markov.rank, hidden = walk.hidden, wide = 3 * rank + hidden;
@@ -194,7 +197,7 @@ static const float* markov_factors(const Walk& walk, const float* rows, int64_t 
     return factors;
 }
 
-// What may follow the frontiers, by the slots and the nodes' tokens.
+// Enters candidates behind the frontiers, from the slots and the nodes' tokens.
 static void follow_markov(const Walk& walk, const Slots& slots, const Roots& roots, int64_t level, int64_t width, Room& at) {
     const Markov& markov = *walk.markov;
     int64_t rank = markov.rank, vocab = walk.vocab, num_rows = roots.num_reqs * width, wide = 3 * rank + walk.hidden;
@@ -226,7 +229,7 @@ static void follow_markov(const Walk& walk, const Slots& slots, const Roots& roo
     });
 }
 
-// A tree from each root, by the slots of its block. Returns the levels that were grown.
+// Grows a tree from each root, from the slots of its block. Returns the number of levels grown.
 static int64_t grow_by(const Walk& walk, const Slots& slots, const Roots& roots, Room& at) {
     begin_trees(roots, at);
     if (walk.lattice) choose_candidates(walk, slots, roots, at);

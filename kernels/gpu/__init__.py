@@ -1,1 +1,1 @@
-"""Kernels of GPUs, in Triton; each has its torch reference in the folder of what it computes."""
+"""GPU kernels in Triton; the torch reference of each is in the folder named after its operation."""

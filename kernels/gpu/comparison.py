@@ -1,7 +1,7 @@
-"""Each kernel held against its torch reference on the device that it is to run on, in small cases.
+"""Compares each kernel with its torch reference on the device that will run it, in small cases.
 
-A compiler, a driver or a device that nobody tried may make of a kernel what its tests never saw. The reference runs on
-the CPU, on the same inputs.
+An untested compiler, driver or device can miscompile a kernel in ways that the test suite never saw. The reference runs
+on the CPU with the same inputs.
 """
 
 from collections.abc import Callable
@@ -39,15 +39,15 @@ from wingbeat.kernels.tree.results import GrownTree
 from wingbeat.kernels.tree.table import TreeTable
 
 FP8_CAPABILITY = (8, 9)
-"""From which on kernels may use float8."""
+"""Lowest compute capability on which kernels may use float8."""
 _ROUNDING = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""Of the largest value: how far a result may be from the reference's."""
+"""Maximum deviation from the reference, relative to its largest magnitude."""
 _MOST_OTHER = 0.1
-"""Share of chosen tokens that may differ: two of them may be likeliest up to rounding."""
+"""Maximum share of chosen tokens that may differ, because two tokens can be equally likely up to rounding."""
 
 
 class Difference(NamedTuple):
-    """A kernel that is not what its reference is."""
+    """A kernel whose result differs from its reference's."""
 
     name: str
     reason: str
@@ -57,9 +57,9 @@ class Difference(NamedTuple):
 
 
 def differences(device: torch.device, shape: Shape) -> list[Difference]:
-    """Kernels that do not compile, raise, or compute something else; in the order of `choice.KERNELS`.
+    """Returns the kernels that do not compile, raise, or compute other results, in the order of `CASES`.
 
-    A device without float8 is asked for nothing of it.
+    float8 is not tested on devices without float8.
     """
     found = []
     without_fp8 = device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY
@@ -67,7 +67,7 @@ def differences(device: torch.device, shape: Shape) -> list[Difference]:
     for name, run in CASES.items():
         try:
             ours, expected = ([part.cpu() for part in run(torch.device(where), shape)] for where in (device, "cpu"))
-        except Exception as error:  # compilers, linkers and drivers raise whatever they like
+        except Exception as error:  # compilers, linkers and drivers may raise any exception
             found.append(Difference(name, f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"))
             continue
         found += [Difference(name, reason) for reason in _wrong(ours, expected, shape.dtype, name)[:1]]
@@ -75,7 +75,7 @@ def differences(device: torch.device, shape: Shape) -> list[Difference]:
 
 
 def replace_wrong(device: torch.device, shape: Shape) -> list[Difference]:
-    """Run references in the place of kernels that differ from them, and return those."""
+    """Replaces kernels that differ from their references by those references, and returns the differences."""
     found = differences(device, shape)
     choice.replace(*(difference.name for difference in found))
     return found
@@ -94,7 +94,7 @@ def _wrong(ours: list[Tensor], expected: list[Tensor], dtype: torch.dtype, name:
         else:
             other = (mine != its).float().mean().item()
             if other > (_MOST_OTHER if name == "choose_tokens" else 0.0):
-                reasons.append(f"{other:.0%} of its values differ from its reference's")
+                reasons.append(f"{other:.0%} of its values differ from those of its reference")
     return reasons
 
 
@@ -110,7 +110,7 @@ _TOKENS = torch.arange(_NUM_NODES).expand(_NUM_REQS, -1).contiguous() % 5 + 3
 
 
 def _attention(device: torch.device, shape: Shape) -> list[Tensor]:
-    """Roots alone, trees and a prompt's chunk: each height of a tile, with one split and with several."""
+    """Single roots, trees and a prompt chunk: every tile height, with one split and with several."""
     width = -(-(_CONTEXT + 128) // shape.block_size)
     keys, values = _caches(shape, device, 1 + _NUM_REQS * width)
     tables = (1 + torch.arange(_NUM_REQS * width)).view(_NUM_REQS, width).to(device)
@@ -262,7 +262,7 @@ def _grow(device: torch.device, shape: Shape) -> list[Tensor]:
 
 
 def _spread(seed: int, num_rows: int, vocab_size: int) -> Tensor:
-    """Logits whose differences are no rounding: [num_rows, vocab_size]."""
+    """Logits [num_rows, vocab_size] whose differences exceed rounding errors."""
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randperm(vocab_size, generator=generator) * (8.0 / vocab_size) for _ in range(num_rows)])
 
@@ -332,4 +332,4 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "count_tokens": _count,
     **merged_of(hooks("cases")),
 }
-"""By the name of `choice.KERNELS`: what runs on the device that it is given."""
+"""Case by the name in `choice.KERNELS`: runs the operation on a device, and returns its results."""

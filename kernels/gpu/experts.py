@@ -1,4 +1,7 @@
-"""Products by the weights of experts on a GPU: a program for some columns of the rows of one expert's block."""
+"""Grouped products by the weights of experts on a GPU.
+
+A program computes some columns of one block of an expert's rows.
+"""
 
 import torch
 import triton
@@ -16,8 +19,8 @@ def _grouped_product_kernel(
     inputs_ptr,  # [num_rows, in_features]
     weight_ptr,  # [num_experts, out_features, in_features]
     bias_ptr,  # [num_experts, out_features], or None
-    order_ptr,  # int64 [num_rows * CHOICES], by experts
-    blocks_ptr,  # int32 [3, num_blocks]: expert, and the first and the last place of its rows in that order
+    order_ptr,  # int64 [num_rows * CHOICES], sorted by expert
+    blocks_ptr,  # int32 [3, num_blocks]: expert, and first and last index of the block's rows in `order_ptr`
     out_ptr,  # [num_rows * CHOICES, out_features]
     num_blocks,
     in_features,
@@ -60,7 +63,7 @@ def _grouped_product_kernel(
 
 
 def grouped_product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, routes: Routes) -> None:
-    """See `wingbeat.kernels.layer.experts.grouped_product`."""
+    """Launches the kernel for `wingbeat.kernels.layer.experts.grouped_product`."""
     if not len(out):
         return
     num_blocks, columns = routes.blocks.shape[1], weight.shape[1]

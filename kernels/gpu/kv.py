@@ -1,8 +1,8 @@
-"""Writes into a paged KV cache on a GPU, and where they go: new rows of a layer, accepted paths over all layers.
+"""Writes to a paged KV cache on a GPU: stores new rows of a layer, and moves accepted paths in all layers.
 
-One launch each.
+Also maps positions to slots.
 
-Reference: `wingbeat.kernels.kv.reference`, whose functions choose between the two.
+Each function is one launch. Reference: `wingbeat.kernels.kv.reference`, whose functions select the implementation.
 """
 
 import torch
@@ -21,7 +21,7 @@ _FP8_MAX = tl.constexpr(448.0)
 
 @triton.jit
 def stored_as(row, dtype: tl.constexpr):
-    """Numbers as a cache has them; saturated, as e4m3 knows only NaN past its largest finite value."""
+    """Converts numbers to a cache's dtype, saturating, because e4m3 has only NaN past its largest finite value."""
     if dtype == tl.float8e4nv:
         row = tl.minimum(tl.maximum(row.to(tl.float32), -_FP8_MAX), _FP8_MAX)
     return row.to(dtype)
@@ -85,7 +85,7 @@ def _store_kv_kernel(
     wait_for_launch(EARLY)
     slot = tl.load(slot_ptr + tl.program_id(0))
     chunk = tl.program_id(1)
-    # Block 0 takes the rows to drop: many at once, so nothing is written there.
+    # Slots in block 0 mark rows to drop. There are many at once, so nothing is written for them.
     if slot >= BLOCK_SIZE:
         if chunk < KEY_CHUNKS:
             _store_row(
@@ -122,7 +122,7 @@ def _store_kv_kernel(
 
 
 def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """See `wingbeat.kernels.kv.reference.store_kv`; rows that point into block 0 are not written at all."""
+    """Launches the kernel for `wingbeat.kernels.kv.reference.store_kv`; rows with slots in block 0 are not written."""
     num_tokens, num_heads, key_dim = key.shape
     value_dim = value.shape[2]
     if num_tokens == 0:
@@ -150,7 +150,7 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
             VALUE_DIM=value_dim,
             KEY_CHUNKS=key_chunks,
             CHUNK=chunk,
-            # 16 bytes a thread, at most.
+            # At most 16 bytes a thread
             num_warps=max(1, min(8, chunk * key.element_size() // 512)),
             **options(fused=False),
         )
@@ -158,7 +158,7 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
 
 @triton.jit
 def address_of(table, stored, num_blocks, real, BLOCK_SIZE: tl.constexpr):
-    """Where positions are stored, by a row of block tables; of the nearest block where it has none for them."""
+    """Slots of positions according to a row of block tables; positions outside the table use the nearest block."""
     below = -((BLOCK_SIZE - 1 - stored) // BLOCK_SIZE)
     index = tl.where(stored < 0, below, stored // BLOCK_SIZE)
     block = tl.load(table + tl.minimum(tl.maximum(index, 0), num_blocks - 1), mask=real, other=0)
@@ -190,7 +190,7 @@ def _slot_mapping_kernel(
 
 
 def slot_mapping(block_tables: Tensor, positions: Tensor, block_size: int, counted: Tensor | None) -> Tensor:
-    """See `wingbeat.kernels.kv.reference.slot_mapping`."""
+    """Launches the kernel for `wingbeat.kernels.kv.reference.slot_mapping`."""
     num_reqs, width = positions.shape
     out = positions.new_empty(num_reqs, width)
     tables = block_tables if block_tables.stride(1) == 1 else block_tables.contiguous()
@@ -267,8 +267,8 @@ def _move_kv_kernel(
         word = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
         inside = moved[:, None] & (word < num_words)[None, :]
         rows = tl.load(cache_ptr + source[:, None] * num_words + word[None, :], mask=inside, other=0)
-        # The program owns these words of all the request's rows, so a barrier among its threads is enough for every
-        # read to come before every write: a target may be another move's source.
+        # The program owns these words of all rows of the request, so a barrier among its threads suffices to order
+        # every read before every write: a target may be another move's source.
         tl.debug_barrier()
         tl.store(cache_ptr + target[:, None] * num_words + word[None, :], rows, mask=inside)
 
@@ -276,7 +276,7 @@ def _move_kv_kernel(
 def move_kv(
     caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor, table: PoolTable | None = None
 ) -> None:
-    """See `wingbeat.kernels.kv.reference.move_kv`; moves into block 0 are not made at all."""
+    """Launches the kernel for `wingbeat.kernels.kv.reference.move_kv`; moves into block 0 are skipped."""
     if from_slots.dim() == 1:
         from_slots, to_slots = from_slots[None], to_slots[None]
     num_reqs, num_moves = from_slots.shape

@@ -1,4 +1,7 @@
-"""Steps of a decoder layer on a GPU, one launch each; `wingbeat.kernels.layer.reference` chooses between the two."""
+"""Steps of a decoder layer on a GPU, one launch each.
+
+`wingbeat.kernels.layer.reference` selects kernel or reference.
+"""
 
 import torch
 import triton
@@ -40,17 +43,17 @@ def _add_rms_norm_kernel(
     scale = tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
     normed = wide * scale
-    if weight_ptr.dtype.element_ty == total.dtype:  # rounded before the weight, too
+    if weight_ptr.dtype.element_ty == total.dtype:  # the reference rounds before the weight, too
         normed = normed.to(total.dtype).to(tl.float32)
     normed *= weight
     tl.store(normed_ptr + row + at, normed.to(total.dtype), mask=inside)
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `wingbeat.kernels.layer.reference.add_rms_norm`.
+    """Launches the kernel for `wingbeat.kernels.layer.reference.add_rms_norm`.
 
     Raises:
-        ValueError: a tensor is not contiguous, of another shape or dtype, or a row is larger than a program holds.
+        ValueError: a tensor is not contiguous or has another shape or dtype, or a row is larger than MOST_HIDDEN.
     """
     size = hidden.shape[-1]
     parts = [("hidden", hidden, hidden.shape)]
@@ -59,7 +62,7 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
     _check(parts, hidden.dtype)
     _check_weights([("weight", weight, (size,))], hidden.dtype)
     if size > MOST_HIDDEN:
-        raise ValueError(f"hidden has rows of {size}: a norm takes {MOST_HIDDEN} at most")
+        raise ValueError(f"hidden has rows of {size} elements: a norm takes at most {MOST_HIDDEN}")
     normed = torch.empty_like(hidden)
     total = hidden if residual is None else torch.empty_like(hidden)
     if hidden.numel():
@@ -85,10 +88,10 @@ def _embed_beside_kernel(
     id_ptr,  # int64 [num_rows]
     table_ptr,  # [vocab_size, size]
     feature_ptr,  # [num_rows, size]
-    embed_weight_ptr,  # [size], as the next one
+    embed_weight_ptr,  # [size], as `feature_weight_ptr`
     feature_weight_ptr,
     out_ptr,  # [num_rows, 2 * size]
-    normed_ptr,  # [num_rows, size]: of features
+    normed_ptr,  # [num_rows, size]: normed features
     size,
     eps,
     BLOCK: tl.constexpr,
@@ -116,7 +119,7 @@ def _embed_beside_kernel(
 def embed_beside(
     token_ids: Tensor, table: Tensor, features: Tensor, weights: tuple[Tensor, Tensor], eps: float
 ) -> tuple[Tensor, Tensor]:
-    """See `wingbeat.kernels.layer.reference.embed_beside`.
+    """Launches the kernel for `wingbeat.kernels.layer.reference.embed_beside`.
 
     Raises:
         ValueError: as `add_rms_norm`.
@@ -126,7 +129,7 @@ def embed_beside(
     _check([(f"weights[{index}]", weight, (size,)) for index, weight in enumerate(weights)], features.dtype)
     _check([("token_ids", token_ids, (num_rows,))], torch.int64)
     if size > MOST_HIDDEN or table.shape[1] != size:
-        raise ValueError(f"table is {tuple(table.shape)}: rows of {size} needed, of {MOST_HIDDEN} at most")
+        raise ValueError(f"table is {tuple(table.shape)}: rows of {size} elements needed, at most {MOST_HIDDEN}")
     out, normed = features.new_empty(num_rows, 2 * size), torch.empty_like(features)
     if num_rows:
         block = triton.next_power_of_2(size)
@@ -153,7 +156,7 @@ def _normed(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
     low, high = low.to(tl.float32), high.to(tl.float32)
     scale = tl.math.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + eps)[:, None]
     low, high = low * scale, high * scale
-    if weight_low.dtype == dtype:  # rounded before the weight, too
+    if weight_low.dtype == dtype:  # the reference rounds before the weight, too
         low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     return (low * weight_low.to(tl.float32)).to(dtype), (high * weight_high.to(tl.float32)).to(dtype)
 
@@ -176,11 +179,11 @@ def _rotations_kernel(
     inside = at < count
     position = tl.load(position_ptr + at // width, mask=inside, other=0).to(tl.float32)
     angle = position * tl.load(frequency_ptr + at % size, mask=inside, other=0.0)
-    # Quarters of a turn are taken off in double precision: near a million turns the rest is still exact.
+    # Quarter turns are subtracted in double precision: the remainder is exact up to about a million turns.
     quarters = tl.floor(angle * 0.6366197723675814 + 0.5)
     rest = (angle.to(tl.float64) - quarters.to(tl.float64) * _QUARTER).to(tl.float32)
     square = rest * rest
-    # Cephes' polynomials, off by a rounding on the half of a quarter to both sides.
+    # Cephes' polynomials, accurate to one rounding within half a quarter turn on either side.
     sine = ((-1.9515295891e-4 * square + 8.3321608736e-3) * square - 1.6666654611e-1) * square * rest + rest
     cosine = (2.443315711809948e-5 * square - 1.388731625493765e-3) * square + 4.166664568298827e-2
     cosine = cosine * square * square - 0.5 * square + 1.0
@@ -195,7 +198,7 @@ def _rotations_kernel(
 def rotations(
     positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype, halves: int
 ) -> tuple[Tensor, Tensor]:
-    """See `wingbeat.kernels.layer.reference.rotations`."""
+    """Launches the kernel for `wingbeat.kernels.layer.reference.rotations`."""
     width = halves * len(frequencies)
     cos, sin = (torch.empty(*positions.shape, width, dtype=dtype, device=positions.device) for _ in range(2))
     if cos.numel():
@@ -211,7 +214,7 @@ def rotations(
                 width,
                 TILE=_ANGLE_TILE,
                 num_warps=4,
-                # A fused multiply-add would round an angle once where torch rounds it twice.
+                # A fused multiply-add would round an angle once where torch rounds twice.
                 **options(fused=False),
             )
     return cos, sin
@@ -269,7 +272,7 @@ def _rotate_and_store_kernel(
     cos = tl.load(cos_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
     wide_low, wide_high = turned_low.to(tl.float32), turned_high.to(tl.float32)
-    # Each product is rounded, and then their sum.
+    # As in the reference, each product is rounded, and then their sum.
     low_cos, high_sin = (wide_low * cos).to(dtype).to(tl.float32), (wide_high * sin).to(dtype).to(tl.float32)
     high_cos, low_sin = (wide_high * cos).to(dtype).to(tl.float32), (wide_low * sin).to(dtype).to(tl.float32)
     turned_low, turned_high = (low_cos - high_sin).to(dtype), (high_cos + low_sin).to(dtype)
@@ -277,7 +280,7 @@ def _rotate_and_store_kernel(
     tl.store(to_query, turned_low, mask=is_query)
     tl.store(to_query + HALF, turned_high, mask=is_query)
     slot = tl.load(slot_ptr + token)
-    # Block 0 takes the rows to drop: many at once, so nothing is written there.
+    # Slots in block 0 mark rows to drop. There are many at once, so nothing is written for them.
     if slot >= BLOCK_SIZE:
         block, row = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         to_key = key_cache_ptr + block * stride_key_block + row * stride_key_slot
@@ -302,7 +305,7 @@ def rotate_and_store(
     key_norm: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """See `wingbeat.kernels.layer.reference.rotate_and_store`."""
+    """Launches the kernel for `wingbeat.kernels.layer.reference.rotate_and_store`."""
     num_tokens, num_all, dim = qkv.shape
     num_kv_heads = key_cache.shape[2]
     num_heads = num_all - 2 * num_kv_heads
@@ -320,7 +323,9 @@ def rotate_and_store(
         ):
             raise ValueError(f"{name} is {cache.dtype} {tuple(cache.shape)}: it does not fit qkv {tuple(qkv.shape)}")
     if num_heads < 1 or dim % 2 or (query_norm is None) != (key_norm is None):
-        raise ValueError(f"qkv is {tuple(qkv.shape)}: queries beside {num_kv_heads} keys of an even size needed")
+        raise ValueError(
+            f"qkv is {tuple(qkv.shape)}: query heads, {num_kv_heads} KV heads, even size, 0 or 2 norms needed"
+        )
     query = qkv.new_empty(num_tokens, num_heads, dim)
     if num_tokens == 0:
         return query
@@ -374,7 +379,7 @@ def _silu_mul_kernel(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See `wingbeat.kernels.layer.reference.silu_mul`.
+    """Launches the kernel for `wingbeat.kernels.layer.reference.silu_mul`.
 
     Raises:
         ValueError: `gate_up` is not contiguous.
@@ -406,5 +411,5 @@ def _check(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype)
 
 
 def _check_weights(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype) -> None:
-    """Check weights of norms, which may be float32 beside any dtype."""
+    """Checks norm weights, which may be float32 with any dtype of the rows."""
     _check(parts, torch.float32 if parts and parts[0][1].dtype == torch.float32 else dtype)

@@ -1,4 +1,4 @@
-"""The kernels of GPUs; imports Triton where one is asked for."""
+"""Hooks of the GPU kernels. Triton is imported when a kernel is first requested."""
 
 replace_wrong = "wingbeat.kernels.gpu.comparison:replace_wrong"
 kernels = {

@@ -1,6 +1,6 @@
-"""Products of few rows by one weight on a GPU: as many programs as fill it, each with a part of a tile's inputs.
+"""Products of few rows by one weight on a GPU, in as many programs as fill the device.
 
-Where several programs share a tile, the last one that is done adds their sums, in the order of the inputs.
+Programs that share a tile each sum a part of the inputs; the last program to finish adds the sums in input order.
 """
 
 import torch
@@ -21,7 +21,7 @@ _PROGRAMS_OF_SM, _LEAST_STEPS, _MOST_SPLITS = 3, 4, 16
 def _part_of_sum(
     rows_ptr, row, live, weight_ptrs, begin, end, in_features, real, acc, IN: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Products [columns, rows] over some of the inputs."""
+    """Adds the products [columns, rows] over the inputs from `begin` to `end` to `acc`."""
     for start in tl.range(begin, end, IN):
         at = start + tl.arange(0, IN)
         known = at < in_features
@@ -38,13 +38,13 @@ def _few_rows_product_kernel(
     rows_ptr,  # [num_rows, in_features]
     weight_ptr,  # [columns, in_features]
     bias_ptr,  # [columns], or None
-    sums_ptr,  # float32 [splits, out_features, ROWS], or None
+    sums_ptr,  # float32 [splits, out_features, ROWS]; None with one split
     counters_ptr,  # int32 [tiles]
     out_ptr,  # [num_rows, out_features]
     num_rows,
     in_features,
     out_features,
-    steps,  # of IN inputs, of a program
+    steps,  # steps of a program, of IN inputs each
     GATED: tl.constexpr,
     ADD: tl.constexpr,
     ROWS: tl.constexpr,
@@ -57,7 +57,7 @@ def _few_rows_product_kernel(
     tile, split = tl.program_id(0), tl.program_id(1)
     columns, row = tile * OUT + tl.arange(0, OUT), tl.arange(0, ROWS)
     real, live = columns < out_features, row < num_rows
-    begin = split * steps * IN  # whose alignment the compiler has to see: else nothing is read ahead
+    begin = split * steps * IN  # the compiler must see its alignment, or it does not pipeline the loads
     end = tl.minimum(begin + steps * IN, in_features)
     weights = weight_ptr + columns.to(tl.int64)[:, None] * in_features
     zeros = tl.zeros([OUT, ROWS], tl.float32)
@@ -67,7 +67,7 @@ def _few_rows_product_kernel(
         sums = sums_ptr + columns.to(tl.int64)[:, None] * ROWS + row[None, :]
         size = out_features.to(tl.int64) * ROWS
         tl.store(sums + split * size, acc, mask=real[:, None])
-        tl.debug_barrier()  # all of the program's sums are stored before one thread says so
+        tl.debug_barrier()  # all sums of the program are stored before one thread increments the counter
         done = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel")
         if done < splits - 1:
             return
@@ -95,7 +95,7 @@ def _few_rows_product_kernel(
 def few_rows_product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor | None, counters: Tensor, gated: bool
 ) -> Tensor:
-    """See `wingbeat.kernels.layer.products.few_rows_product`."""
+    """Launches the kernel for `wingbeat.kernels.layer.products.few_rows_product`."""
     num_rows, in_features = rows.shape
     out_features = len(weight) // 2 if gated else len(weight)
     out = rows.new_empty(num_rows, out_features) if total is None else total
@@ -104,7 +104,7 @@ def few_rows_product(
     limits, height = _limits_of(rows.device), max(triton.next_power_of_2(num_rows), LEAST_TILE)
     in_tile, num_stages = read_ahead(limits, height, rows.element_size())
     steps, splits = shares(limits, triton.cdiv(out_features, _OUT_TILE), triton.cdiv(in_features, in_tile))
-    if gated:  # of two halves of a gated MLP there are tiles enough
+    if gated:  # the two halves of a gated MLP have enough tiles
         steps, splits = triton.cdiv(in_features, in_tile), 1
     sums = rows.new_empty(splits, out_features, height, dtype=torch.float32) if splits > 1 else None
     with torch.cuda.device_of(rows):
@@ -133,21 +133,24 @@ def few_rows_product(
 
 
 def read_ahead(limits: DeviceLimits, height: int, itemsize: int) -> tuple[int, int]:
-    """Inputs of a step, and steps that are read ahead, so that two programs share a multiprocessor's memory."""
+    """Returns the inputs of a step and the number of pipeline stages.
+
+    Two programs then fit into a multiprocessor's shared memory.
+    """
     room = limits.sm_shared_bytes // 2 - 1024
     stages = [(tile, min(room // ((_OUT_TILE + height) * tile * itemsize), _MOST_STAGES)) for tile in _IN_TILES]
     return next(((tile, count) for tile, count in stages if count >= 2), (_IN_TILES[-1], 1))
 
 
 def shares(limits: DeviceLimits, tiles: int, num_steps: int) -> tuple[int, int]:
-    """Steps of each program of a tile, and how many programs there are, so that every multiprocessor has some."""
+    """Returns the steps of each program, and the programs of a tile, such that every multiprocessor has work."""
     splits = max(min(limits.num_sms * _PROGRAMS_OF_SM // tiles, num_steps // _LEAST_STEPS, _MOST_SPLITS), 1)
     of_split = triton.cdiv(num_steps, splits)
     return of_split, triton.cdiv(num_steps, of_split)
 
 
 def _limits_of(device: torch.device) -> DeviceLimits:
-    """Limits of a GPU; of the one that kernels are compiled for on a machine without one, or an H100's."""
+    """Limits of a GPU; without a GPU, of the one that kernels are compiled for, or of an H100."""
     if device.type == "cuda":
         return device_limits(device.index or 0)
     known = {limits.capability: limits for limits in KNOWN.values()}

@@ -1,6 +1,6 @@
-"""What a round does beside its forward pass on a GPU, one launch for each function of `kernels.round.reference`.
+"""Operations of a round besides the forward pass, on a GPU: one launch per function of `kernels.round.reference`.
 
-A program handles a request alone: trees are small, so what counts is the number of launches.
+Each program handles a request: trees are small, so the number of launches dominates.
 """
 
 import torch
@@ -28,11 +28,11 @@ _TABLE_TILE = 1024
 
 @triton.jit
 def _check_kernel(
-    token_ids,  # int64 [num_slots, num_nodes], as the next two
+    token_ids,  # int64 [num_slots, num_nodes], as `parents` and `depths`
     parents,
     depths,
     scores,  # float32
-    num_valid,  # int64 [num_slots], as the next two
+    num_valid,  # int64 [num_slots], as `grown_epochs` and `grown_lens`
     grown_epochs,
     grown_lens,
     slots,  # int64 [num_reqs]
@@ -40,7 +40,7 @@ def _check_kernel(
     committed_lens,
     last_token_ids,
     epochs,
-    out_token_ids,  # by request, as the next four
+    out_token_ids,  # by request, as all output columns
     out_parents,
     out_depths,
     out_scores,
@@ -78,7 +78,7 @@ def _check_kernel(
     usable = usable & (tl.load(epochs + slot) == tl.load(grown_epochs + slot))
     usable = usable & (tl.load(committed_lens + slot) == tl.load(grown_lens + slot))
     usable = usable & (root == tl.load(last_token_ids + slot))
-    # What is not to be verified must not reach an index either: a stale row may hold anything.
+    # A stale row may hold any number, so values of unusable nodes must not reach an index computation either.
     kept = (outside == 0) & usable
     to = req * num_nodes + nodes
     tl.store(out_token_ids + to, tl.where(kept, tokens, 0), mask=there)
@@ -91,7 +91,7 @@ def _check_kernel(
 def check_trees(
     trees: GrownTree, grown: DraftedFor, slots: Tensor, wanted: Tensor, state: SlotColumns, rules: TreeRules
 ) -> GrownTree:
-    """See `wingbeat.kernels.round.reference.check_trees`."""
+    """Launches the kernel for `wingbeat.kernels.round.reference.check_trees`."""
     num_reqs, num_nodes = len(slots), trees.token_ids.shape[1]
     ids, parents, depths = (slots.new_empty(num_reqs, num_nodes) for _ in range(3))
     out = GrownTree(ids, parents, depths, trees.scores.new_empty(num_reqs, num_nodes), slots.new_empty(num_reqs))
@@ -120,11 +120,11 @@ def check_trees(
 @triton.jit(do_not_specialize=["last_position"])
 def _place_kernel(
     slots,  # int64 [num_reqs]
-    committed_lens,  # int64 [num_slots], as the next one
+    committed_lens,  # int64 [num_slots], as `last_token_ids`
     last_token_ids,
     block_tables,  # int64 [num_slots, num_blocks]
-    token_ids,  # int64 [num_reqs, num_nodes], whose roots are written, or all of it without trees
-    depths,  # int64 [num_reqs, num_nodes], or None without trees, as the next one
+    token_ids,  # int64 [num_reqs, num_nodes]: the kernel writes the roots (without trees, every column)
+    depths,  # int64 [num_reqs, num_nodes]; None, as `num_valid`, without trees
     num_valid,  # int64 [num_reqs]
     out_roots,
     out_positions,
@@ -156,7 +156,8 @@ def _place_kernel(
         position = root + 0 * nodes
         if depths is not None:
             real = nodes < tl.load(num_valid + req)
-            # Nodes past the last position are never accepted, but a table of positions has no row for them.
+            # Nodes past the last position are never accepted, but the table of rotary angles has no row for their
+            # positions.
             position += tl.where(real, tl.load(depths + at, mask=there, other=0), 0)
             position = tl.minimum(position, last_position)
             address = tl.where(real, address, 0)
@@ -167,7 +168,7 @@ def _place_kernel(
 def place_nodes(
     slots: Tensor, state: SlotColumns, tree: GrownTree | None, last_position: int, block_size: int
 ) -> PlacedNodes:
-    """See `wingbeat.kernels.round.reference.place_nodes`."""
+    """Launches the kernel for `wingbeat.kernels.round.reference.place_nodes`."""
     num_reqs, num_blocks = len(slots), state.block_tables.shape[1]
     num_nodes = 1 if tree is None else tree.token_ids.shape[1]
     token_ids = slots.new_empty(num_reqs, 1) if tree is None else tree.token_ids
@@ -204,20 +205,20 @@ def place_nodes(
 
 @triton.jit(do_not_specialize=["spare", "longest", "max_path", "num_told", "last_column"])
 def _settle_kernel(
-    slots,  # int64 [num_reqs], as the next one
+    slots,  # int64 [num_reqs], as `roots`
     roots,
-    token_ids,  # int64 [num_reqs, num_nodes], or None without trees, as the next two
+    token_ids,  # int64 [num_reqs, num_nodes]; None, as `parents` and `num_valid`, without trees
     parents,
     num_valid,  # int64 [num_reqs]
     chosen,  # int64 [num_reqs, num_nodes]
     evidence,  # int64 [num_reqs, n], or None
-    limits,  # int32 [max_depth] of drawn lengths, or None, as the next one
+    limits,  # int32 [max_depth], limits of drawn path lengths; None, as `epochs`, if the target decides
     epochs,  # int64 [num_slots]
     max_depth,
-    committed_lens,  # int64 [num_slots], as the next one
+    committed_lens,  # int64 [num_slots], as `last_token_ids`
     last_token_ids,
     block_tables,  # int64 [num_slots, num_blocks]
-    out_nodes,  # as SettledPaths
+    out_nodes,  # from here on the fields of SettledPaths
     out_num_tokens,
     out_token_ids,
     out_rows,
@@ -267,7 +268,7 @@ def _settle_kernel(
             path = tl.where(steps == step, node, path)
             if limits is None:
                 child = tl.min(tl.where(counts & (up == node) & (tokens == target), nodes, num_nodes), axis=0)
-                # A node without a chosen child stays without one: the walk cannot resume.
+                # A node without a chosen child keeps none: the walk cannot resume.
                 goes = (child < num_nodes) & (step + 1 < longest)
             else:
                 child = tl.min(tl.where(counts & (up == node), nodes, num_nodes), axis=0)
@@ -302,13 +303,13 @@ def _settle_kernel(
         target = address_of(table, root + steps, num_blocks, moved, BLOCK_SIZE)
         tl.store(out_sources + nodes_to, tl.where(moved, source, 0), mask=walked)
         tl.store(out_targets + nodes_to, tl.where(moved, target, 0), mask=walked)
-    if slot != spare:  # which several rows may pad with
+    if slot != spare:  # the spare slot, with which several rows may be padded
         tl.store(committed_lens + slot, tl.load(committed_lens + slot) + length)
         tl.store(last_token_ids + slot, tl.sum(tl.where(steps == length - 1, emitted, 0), axis=0))
 
 
 def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> SettledPaths:
-    """See `wingbeat.kernels.round.reference.settle_paths`."""
+    """Launches the kernel for `wingbeat.kernels.round.reference.settle_paths`."""
     slots, tree, evidence, draws = walked.slots, walked.tree, walked.evidence, walked.draws
     num_reqs, num_nodes = len(slots), 1 if tree is None else tree.token_ids.shape[1]
     longest = min(shape.max_path, num_nodes)

@@ -1,1 +1,1 @@
-"""Storing and moving keys and values."""
+"""Stores and moves keys and values in a paged KV cache."""

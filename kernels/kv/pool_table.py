@@ -1,4 +1,4 @@
-"""Where the layers of a pool lie, for moves over all of them."""
+"""Addresses of a pool's layers, for a kernel that moves rows in all layers."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,13 @@ from torch import Tensor
 
 
 class PoolTable(NamedTuple):
-    """Where the rows of every layer's keys and values lie, for a kernel that visits all layers."""
+    """Addresses and row sizes of every layer's key and value cache."""
 
     entries: Tensor
-    """int64 [2 * num_layers, 2]: address of the cache, and words of a row."""
+    """int64 [2 * num_layers, 2]: address of each cache, and words of a row."""
     word_bytes: int
-    """Largest of 8, 4, 2 and 1 that divides every address and row."""
+    """Bytes of a word: the largest of 8, 4, 2 and 1 that divides every address and row size."""
     most_words: int
     """Words of the longest row."""
     aligned: bool
-    """Whether every address and row is a multiple of 16 bytes."""
+    """Whether every address and row size is a multiple of 16 bytes."""

@@ -1,4 +1,4 @@
-"""Writes into a paged KV cache: the torch reference, which is the CPU path; on GPUs `kernels.gpu.kv` does them."""
+"""Writes to a paged KV cache: torch reference and CPU path; GPUs use `kernels.gpu.kv`."""
 
 import torch
 from torch import Tensor
@@ -11,22 +11,23 @@ _FP8_MAX = torch.finfo(_FP8).max
 
 
 def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write one layer's new keys and values into their slots; one launch on CUDA.
+    """Writes one layer's new keys and values into their slots; one launch on CUDA.
 
     Args:
         key: [num_tokens, num_kv_heads, key_dim]; `value` likewise with value_dim.
         key_cache: [num_blocks, block_size, num_kv_heads, key_dim]; `value_cache` likewise. In the dtype of `key`, or
-            float8_e4m3fn, which is saturated: past 448 it knows only NaN.
-        slot_mapping: int64 [num_tokens], block id * block_size + offset; rows to drop point into block 0.
+            float8_e4m3fn; values are then saturated at 448, past which that format has only NaN.
+        slot_mapping: int64 [num_tokens], block id * block_size + offset; slots in block 0 mark rows to drop.
 
     Raises:
-        ValueError: slots are not contiguous int64; on CUDA or of float8 caches, shapes or dtypes do not fit each other.
+        ValueError: slots are not contiguous int64; on CUDA or with float8 caches, also if shapes or dtypes do not
+            match.
     """
     if slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
         raise ValueError(
             f"slot_mapping is {slot_mapping.dtype}, strides {slot_mapping.stride()}: contiguous int64 needed"
         )
-    # On the CPU, where torch itself sees to these, they would take a fifth of the store's time.
+    # On the CPU torch checks shapes itself; these checks would take a fifth of the store's time.
     rounds = key_cache.dtype == _FP8
     if key_cache.is_cuda or rounds:
         _check_store(key, value, key_cache, value_cache, slot_mapping)
@@ -35,20 +36,21 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         return
     if rounds:
         key, value = (part.float().clamp(-_FP8_MAX, _FP8_MAX).to(_FP8).view(torch.uint8) for part in (key, value))
-        # torch indexes bytes on the CPU, but not float8.
+        # torch on the CPU can index bytes, but not float8.
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
     value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
 
 
 def slot_mapping(block_tables: Tensor, positions: Tensor, block_size: int, counted: Tensor | None = None) -> Tensor:
-    """Address of each stored position: block id * block_size + offset, int64 [num_reqs, n]; one launch on CUDA.
+    """Maps stored positions to slots: block id * block_size + offset, int64 [num_reqs, n]; one launch on CUDA.
 
     Args:
         block_tables: int64 [num_reqs, num_table_blocks].
-        positions: int64 [num_reqs, n]: index among what the sequence stores; one outside its table has an address
-            of somebody's, and must not count.
-        counted: bool [num_reqs, n]: the others are dropped, which is what block 0 is for; None counts all.
+        positions: int64 [num_reqs, n]: storage index within the sequence. A position outside the table yields a slot of
+            some other position, so the caller must not count it.
+        counted: bool [num_reqs, n]: positions that are False yield slot 0, in block 0, and are dropped; None counts
+            all.
     """
     if kernels := choice.compiled("slot_mapping", positions):
         return kernels.slot_mapping(block_tables, positions, block_size, counted)
@@ -58,10 +60,13 @@ def slot_mapping(block_tables: Tensor, positions: Tensor, block_size: int, count
 
 
 def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
-    """What `move_kv` needs of caches on CUDA; None elsewhere. Captured moves read it: it must live as long as they do.
+    """Describes caches on CUDA for `move_kv`.
+
+    Returns None on other devices. Captured moves read the table, so the caller must keep it alive as long as their
+    graphs.
 
     Raises:
-        ValueError: a cache on CUDA is not contiguous, or lies on another device than the first.
+        ValueError: a cache on CUDA is not contiguous, or on another device than the first.
     """
     kernels = choice.compiled("move_kv", caches[0][0]) if caches else None
     return None if kernels is None else kernels.pool_table(caches)
@@ -70,13 +75,15 @@ def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
 def move_kv(
     caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor, table: PoolTable | None = None
 ) -> None:
-    """Compact accepted paths over all layers: copy slot to slot; reads finish before writes begin. One launch on CUDA.
+    """Moves rows between slots in all layers, to compact accepted paths.
+
+    All reads precede all writes. On CUDA this is a single launch.
 
     Args:
         caches: (key_cache, value_cache) per layer, as in `store_kv`; contiguous, all with one block_size.
-        from_slots: int64 [num_reqs, num_moves], or [num_moves] of one request; `to_slots` likewise. Moves into block 0
-            are dropped ones. No request's targets are another's sources, and no two moves that count share a target.
-        table: `pool_table` of the caches; made anew where None.
+        from_slots: int64 [num_reqs, num_moves], or [num_moves] for one request; `to_slots` likewise. Moves into block 0
+            are dropped. No request's targets are another's sources, and no two remaining moves share a target.
+        table: `pool_table` of the caches; None builds a new one.
     """
     if kernels := choice.compiled("move_kv", from_slots):
         kernels.move_kv(caches, from_slots, to_slots, table)
@@ -85,7 +92,7 @@ def move_kv(
 
 
 def copy_kv(caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor) -> None:
-    """`move_kv` by torch's operations."""
+    """`move_kv` with torch operations."""
     if from_slots.dim() == 2:
         from_slots, to_slots = from_slots.flatten(), to_slots.flatten()
     for key_cache, value_cache in caches:
@@ -105,4 +112,4 @@ def _check_store(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Ten
         if cache.stride(3) != 1:
             raise ValueError(f"{name}_cache must be contiguous in its last dimension")
         if cache.dtype not in (part.dtype, _FP8):
-            raise ValueError(f"{name} is {part.dtype}, its cache {cache.dtype}: they do not fit")
+            raise ValueError(f"{name} is {part.dtype}, its cache {cache.dtype}: the same dtype or {_FP8} needed")

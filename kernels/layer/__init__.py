@@ -1,1 +1,1 @@
-"""What a decoder layer does between its products and its attention."""
+"""Steps of a decoder layer besides its dense products and its attention."""

@@ -1,7 +1,7 @@
-"""Products by the weights of experts: the torch reference; on GPUs `kernels.gpu.experts` has one launch of each.
+"""Products by the weights of experts: torch reference; GPUs use `kernels.gpu.experts`, one launch per product.
 
-Rows are sorted by the expert that they are sent to, and each expert's are cut into blocks of one height. How many
-blocks there are is known to the device alone: the grid has as many as there can be, and the host waits for nothing.
+Rows are sorted by the expert that they are routed to, and each expert's rows are cut into blocks of one height. The
+number of blocks is known on the device only, so the grid has the largest possible number, and the host does not wait.
 """
 
 from typing import NamedTuple
@@ -13,23 +13,23 @@ from torch.nn import functional
 from wingbeat.kernels import choice
 
 LEAST_HEIGHT, MOST_HEIGHT = 16, 64
-"""Rows of a block."""
+"""Minimum and maximum number of rows of a block."""
 
 
 class Routes(NamedTuple):
-    """Experts of rows, several for each."""
+    """Assignment of rows to experts, several experts per row."""
 
     order: Tensor
-    """int64 [num_rows * choices]: choices, row by row, sorted by their experts"""
+    """int64 [num_rows * choices]: indices of choices (row-major), sorted by expert."""
     blocks: Tensor
-    """int32 [3, blocks]: expert, or -1 where there is no such block; first and last place in that order"""
+    """int32 [3, blocks]: expert, or -1 for an unused block; first and last index of the block's rows in `order`."""
     height: int
-    """Rows of a block, at most."""
+    """Maximum number of rows of a block."""
     num_experts: int
 
     @classmethod
     def of(cls, chosen: Tensor, num_experts: int) -> "Routes":
-        """Routes of int [num_rows, choices]; nothing waits for the device."""
+        """Builds routes from chosen experts, int [num_rows, choices], without waiting for the device."""
         flat, count = chosen.flatten(), chosen.numel()
         height = LEAST_HEIGHT
         while height < min(count // num_experts, MOST_HEIGHT):
@@ -49,15 +49,15 @@ class Routes(NamedTuple):
 
 
 def grouped_product(rows: Tensor, weight: Tensor, bias: Tensor | None, routes: Routes) -> Tensor:
-    """Products of rows by their experts' weights, summed in float32.
+    """Multiplies rows by their experts' weights, summing in float32.
 
     Args:
-        rows: [num_rows, inputs] of tokens, or of their choices.
+        rows: [num_rows, inputs], one per token; or [num_rows * choices, inputs], one per choice.
         weight: [num_experts, columns, inputs], of any strides.
         bias: [num_experts, columns].
 
     Returns:
-        [num_rows * choices, columns] in the rows' dtype, row by row.
+        [num_rows * choices, columns] in the rows' dtype, ordered by row, then by choice.
     """
     out = rows.new_empty(len(routes.order), weight.shape[1])
     if kernels := choice.compiled("grouped_product", rows):

@@ -1,7 +1,7 @@
-"""Products of few rows by one weight: the torch reference; on GPUs `kernels.gpu.products` reads the weight once.
+"""Products of few rows by one weight: torch reference; on GPUs `kernels.gpu.products` reads the weight once.
 
-A device's own product leaves most of its multiprocessors idle where a weight has few tiles; whoever loads a model holds
-both against each other.
+A device's default product leaves most multiprocessors idle if a weight has few tiles; which implementation is faster is
+measured when a model is loaded.
 """
 
 import torch
@@ -12,9 +12,9 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.layer.reference import silu_mul
 
 MOST_ROWS = 64
-"""Rows of a product that a kernel takes."""
+"""Maximum number of rows of a product by the GPU kernel."""
 LEAST_TILE = 16
-"""Columns of a program, at least."""
+"""Minimum number of columns of a program."""
 
 
 def few_rows_product(
@@ -25,14 +25,15 @@ def few_rows_product(
     counters: Tensor | None = None,
     gated: bool = False,
 ) -> Tensor:
-    """rows @ weight.T + bias, summed in float32 and rounded once.
+    """Computes rows @ weight.T + bias, summed in float32 and rounded once.
 
     Args:
         rows: [num_rows, inputs], at most `MOST_ROWS` on a GPU.
         weight: [columns, inputs], contiguous.
-        total: [num_rows, columns] in the same dtype, which the product is added to in place; None makes a new one.
-        counters: int32 [ceil(columns / LEAST_TILE)], zeros between products; made anew where None.
-        gated: silu of the first half of the columns, times the second: [num_rows, columns / 2], each half rounded.
+        total: [num_rows, columns] in the same dtype, to which the product is added in place; None returns a new tensor.
+        counters: int32 [ceil(columns / LEAST_TILE)], all zero between products; None allocates new ones.
+        gated: returns silu of the first half of the columns, times the second half: [num_rows, columns / 2]. Each half
+            is rounded first.
     """
     if kernels := choice.compiled("few_rows_product", rows):
         if counters is None:
@@ -45,5 +46,5 @@ def few_rows_product(
 
 
 def new_counters(weight: Tensor) -> Tensor:
-    """Counters of a weight's products, of which one at a time may run."""
+    """Allocates the counters of a weight's products; two products with the same counters must not overlap in time."""
     return torch.zeros(-(-len(weight) // LEAST_TILE), dtype=torch.int32, device=weight.device)

@@ -1,7 +1,7 @@
-"""Steps of a decoder layer between its products: the torch reference; on GPUs `kernels.gpu.layer` has a launch of each.
+"""Steps of a decoder layer between its products: torch reference; GPUs use `kernels.gpu.layer`, one launch per step.
 
-They round where transformers' modules round, so that a layer made of them gives the same numbers up to the order in
-which a norm sums its squares.
+Rounding happens where transformers' modules round, so that a layer composed of these steps gives the same numbers, up
+to the order in which a norm sums its squares.
 """
 
 import torch
@@ -12,19 +12,19 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.kv.reference import store_kv
 
 MOST_HIDDEN = 1 << 15
-"""Longest row that a kernel norms: one program keeps it in registers."""
+"""Longest row that the norm kernel supports: one program keeps the row in registers."""
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The root-mean-square norm of a sum, and the sum (Zhang and Sennrich, arXiv 1910.07467).
+    """Computes the sum of two tensors and its root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467).
 
     Args:
         hidden: [num_tokens, hidden_size], contiguous.
-        residual: what to add first; None norms `hidden` alone.
+        residual: added to `hidden` first; None norms `hidden` alone.
         weight: [hidden_size] in the same dtype or float32.
 
     Returns:
-        [num_tokens, hidden_size] each, of which the second is `hidden` itself where nothing was added.
+        Norm and sum, [num_tokens, hidden_size] each; the sum is `hidden` itself if residual is None.
     """
     if kernels := choice.compiled("add_rms_norm", hidden):
         return kernels.add_rms_norm(hidden, residual, weight, eps)
@@ -33,8 +33,8 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The root-mean-square norm of [..., hidden_size]; of contiguous rows on a GPU by the kernel of `add_rms_norm`."""
-    # On an H100 that takes a third of the time of torch's, and a level of a draft has three.
+    """Root-mean-square norm of [..., hidden_size]; contiguous rows on a GPU use the kernel of `add_rms_norm`."""
+    # The kernel takes a third of the time of torch's norm on an H100, and a draft level has three norms.
     fits = rows.is_contiguous() and rows.dtype == weight.dtype and rows.shape[-1] <= MOST_HIDDEN
     if fits and (kernels := choice.compiled("add_rms_norm", rows)):
         return kernels.add_rms_norm(rows, None, weight, eps)[0]
@@ -44,16 +44,16 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 def embed_beside(
     token_ids: Tensor, table: Tensor, features: Tensor, weights: tuple[Tensor, Tensor], eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Norms of tokens' embeddings, and of the features that they are paired with, side by side; one launch on CUDA.
+    """Norms tokens' embeddings and their paired features, and concatenates them; one launch on CUDA.
 
     Args:
         token_ids: int64 [num_rows].
-        table: [vocab_size, size], of one dtype with all of the others.
+        table: [vocab_size, size]; all floating tensors have one dtype.
         features: [num_rows, size], contiguous.
-        weights: [size], of the norm of embeddings and of that of features.
+        weights: norm weights [size] of embeddings and of features.
 
     Returns:
-        [num_rows, 2 * size], and the second half by itself.
+        [num_rows, 2 * size], and its second half as a tensor of its own.
     """
     if kernels := choice.compiled("add_rms_norm", features):
         return kernels.embed_beside(token_ids, table, features, weights, eps)
@@ -64,13 +64,13 @@ def embed_beside(
 def rotations(
     positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype, halves: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions' angles, [..., halves * n] each.
+    """Cosines and sines of positions' rotary angles, [..., halves * n] each.
 
     Args:
         positions: int64 [...].
         frequencies: float32 [n].
-        scale: both are multiplied by it, before they are rounded.
-        halves: times that the frequencies are repeated, 1 or 2.
+        scale: factor of both results, applied before rounding.
+        halves: number of repetitions of the frequencies, 1 or 2.
     """
     if kernels := choice.compiled("rotations", positions):
         return kernels.rotations(positions, frequencies, scale, dtype, halves)
@@ -90,24 +90,24 @@ def rotate_and_store(
     key_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Norm and rotate queries and keys, and write keys and values into their slots (RoFormer, arXiv 2104.09864).
+    """Norms and rotates queries and keys, and stores keys and values in their slots (RoFormer, arXiv 2104.09864).
 
     Args:
         qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim], contiguous: queries, keys, values.
-        cos: [num_tokens, dim] in the same dtype, contiguous, both halves alike; `sin` likewise. Only the second
-            halves are read, so that the first one of the sine may carry a sign.
-        key_cache: [num_blocks, block_size, num_kv_heads, dim] in the same dtype, or float8_e4m3fn, which is stored as
-            `store_kv` does; `value_cache` likewise.
+        cos: [num_tokens, dim] in the same dtype, contiguous, with equal halves; `sin` likewise. Only the second halves
+            are read, because the first half of the sine may have a sign folded in.
+        key_cache: [num_blocks, block_size, num_kv_heads, dim] in the same dtype, or float8_e4m3fn, converted as by
+            `store_kv`; `value_cache` likewise.
         slot_mapping: int64 [num_tokens], as for `store_kv`.
-        query_norm: [dim] in the same dtype or float32, the weight of a norm over each query head, before it is rotated;
-            None has no norm.
-        key_norm: [dim], likewise of the keys; given where the other one is.
+        query_norm: [dim] in the same dtype or float32: weight of a norm over each query head, applied before the
+            rotation; None applies no norm.
+        key_norm: [dim], likewise for keys; given if and only if query_norm is given.
 
     Returns:
-        The queries: [num_tokens, num_heads, dim].
+        The rotated queries: [num_tokens, num_heads, dim].
 
     Raises:
-        ValueError: slots are not contiguous int64; on CUDA, shapes or dtypes do not fit each other.
+        ValueError: slots are not contiguous int64; on CUDA, also if shapes or dtypes do not match.
     """
     if kernels := choice.compiled("rotate_and_store", qkv):
         norms = (query_norm, key_norm, eps)
@@ -122,7 +122,7 @@ def rotate_and_store(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, of a gated MLP: [num_tokens, 2 * size] -> [num_tokens, size]; contiguous, gates first."""
+    """Gated activation silu(gate) * up: contiguous [num_tokens, 2 * size], gates first -> [num_tokens, size]."""
     if kernels := choice.compiled("silu_mul", gate_up):
         return kernels.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
@@ -132,7 +132,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def _rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = values.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    # Norms whose weights are float32 round once.
+    # With float32 weights the result is rounded once only.
     return (weight * wide.to(weight.dtype)).to(values.dtype)
 
 

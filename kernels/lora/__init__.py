@@ -1,1 +1,1 @@
-"""Low-rank adapters on top of products (LoRA, arXiv 2106.09685)."""
+"""Low-rank adapters (LoRA, arXiv 2106.09685) added to products."""

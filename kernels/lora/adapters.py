@@ -1,6 +1,6 @@
-"""out += (x a) b, each row by its own adapter (LoRA, arXiv 2106.09685): the torch reference, grouped by adapter.
+"""Adds LoRA adapters to products, out += (x a) b, per row (arXiv 2106.09685): torch reference, grouped by adapter.
 
-On CUDA `adapters_triton` does the same by ids that it reads on the device; on CPUs `native.h` has it too.
+On CUDA `adapters_triton` reads the rows' adapter ids on the device; `native.h` is the CPU implementation.
 """
 
 import torch
@@ -11,14 +11,14 @@ from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 
 
 def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> Tensor:
-    """Add what each row's adapter makes of it to its product, in place.
+    """Adds to each row of a product the output of the row's adapter, in place.
 
     Args:
         out: [num_rows, outputs], in the dtype of the adapters.
-        x: [num_rows, inputs] likewise.
+        x: [num_rows, inputs], in the dtype of the adapters.
 
     Raises:
-        ValueError: there are other rows than `rows` tells of; on CUDA, a tensor is not contiguous.
+        ValueError: the number of rows differs from that of `rows`; on CUDA, also if a tensor is not contiguous.
     """
     if len(out) != len(rows.ids) or len(x) != len(rows.ids):
         raise ValueError(f"an adapted product has {len(x)} rows: the batch has {len(rows.ids)}")
@@ -26,7 +26,7 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: Adapte
         return kernels.add_adapters(out, x, adapters, rows.tiles)
     if rows.runs is None:
         for adapter_id in range(1, len(adapters.a) + 1):
-            # Rows of others add zeros: nobody looks at whose they are.
+            # Rows of other adapters contribute zeros, so ids need not be read on the host.
             own = torch.where((rows.ids == adapter_id)[:, None], x, 0)
             _add(out, own, adapters, adapter_id, adapters.rank)
         return out

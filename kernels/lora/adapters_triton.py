@@ -1,4 +1,7 @@
-"""Adapters on a GPU: two launches a product; grids depend on shapes alone, and ids are read on the device."""
+"""LoRA adapters on a GPU: two launches per product.
+
+Grids depend on shapes alone, and adapter ids are read on the device.
+"""
 
 import torch
 import triton
@@ -11,7 +14,7 @@ from wingbeat.kernels.lora.stacked_adapters import TILE_ROWS, StackedAdapters, T
 _INPUTS_TILE = 64
 _OUTPUTS_TILE = 64
 _NUM_PROGRAMS = 264
-"""That fill a large GPU twice: so many share the inputs of a product."""
+"""Programs that fill a large GPU twice: target number of programs that share the inputs of a product."""
 _LEAST_STEPS, _MOST_SPLITS = 4, 32
 
 
@@ -110,7 +113,7 @@ def _expand_kernel(
     is_rank = at < RANK
     from_low = low_ptr + row[:, None] * (NUM_PARTS * RANK) + part * RANK + at[None, :]
     low = tl.zeros((ROWS, BLOCK_RANK), dtype=tl.float32)
-    for split in range(SPLITS):  # always in this order
+    for split in range(SPLITS):  # fixed order, for reproducible sums
         low += tl.load(from_low + split * stride_split, mask=is_row[:, None] & is_rank[None, :], other=0.0)
     b = tl.load(
         b_ptr + (adapter - 1) * stride_adapter + at[:, None] * stride_rank + column[None, :],
@@ -125,7 +128,7 @@ def _expand_kernel(
 
 
 def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, tiles: Tiles) -> Tensor:
-    """See `wingbeat.kernels.lora.adapters.add_adapters`.
+    """Launches the kernels for `wingbeat.kernels.lora.adapters.add_adapters`.
 
     Raises:
         ValueError: rows are not contiguous, a dtype differs, or there are more than three parts.
@@ -135,7 +138,9 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, tiles: Tiles
         if not tensor.is_contiguous() or tensor.dtype != b.dtype:
             raise ValueError(f"{name} is {tensor.dtype} with strides {tensor.stride()}: contiguous {b.dtype} needed")
     if len(parts) > 3 or a.stride(2) != 1 or b.stride(2) != 1:
-        raise ValueError(f"adapters of {len(parts)} parts with strides {a.stride()} and {b.stride()}")
+        raise ValueError(
+            f"adapters have {len(parts)} parts, strides {a.stride()}, {b.stride()}: 3 at most, last stride 1"
+        )
     if not len(x):
         return out
     of_split, splits = shares(x.shape[1], len(tiles.ids) * len(parts))
@@ -185,7 +190,10 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, tiles: Tiles
 
 
 def shares(inputs: int, num_programs: int) -> tuple[int, int]:
-    """Inputs of each program that shares a product's inputs, and how many programs do; all have inputs."""
+    """Returns the inputs of each program, and the number of programs that share a product's inputs.
+
+    None is without inputs.
+    """
     num_tiles = triton.cdiv(inputs, _INPUTS_TILE)
     splits = max(min(_NUM_PROGRAMS // num_programs, num_tiles // _LEAST_STEPS, _MOST_SPLITS), 1)
     of_split = triton.cdiv(num_tiles, splits)

@@ -1,4 +1,4 @@
-"""Rows of two adapters, as `wingbeat.kernels.gpu.comparison` compares them."""
+"""Comparison of the adapter kernels with their reference, for `wingbeat.kernels.gpu.comparison`."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 
 
 def of_two_adapters(device: torch.device, shape: Shape) -> list[Tensor]:
-    """Its results on a device."""
+    """Applies two adapters to rows on a device."""
     stacked = StackedAdapters.empty(2, 8, 64, (96, 32), shape.dtype, torch.device("cpu"))
     for adapter_id, part in ((1, 0), (1, 1), (2, 1)):
         outputs = stacked.parts[part]

@@ -6,12 +6,13 @@
 
 constexpr int MOST_PARTS = 3;
 
-// What all adapters do to one product, or to a few of the same inputs that lie side by side: its parts. Weights lie
-// input by input; adapter `id`, from 1 on, is at id - 1.
+// Weights of all adapters for one product, or for a few products with the same inputs, the parts. Weights are stored
+// input-major; adapter `id`, from 1 on, is at index id - 1.
 struct Adapters {
-    const void* a;         // of `kind`, by adapter [inputs, all parts' `rank` columns], its rows `a_row` apart
-    const void* b;         // likewise, by adapter [rank, all parts' columns], its rows `b_row` apart
-    const int64_t* ranks;  // by id; 0 where an adapter leaves the product as it is
+    // of `kind`, by adapter [inputs, columns of all parts, `rank` each]; rows are `a_row` elements apart
+    const void* a;
+    const void* b;         // of `kind`, by adapter [rank, columns of all parts]; rows are `b_row` elements apart
+    const int64_t* ranks;  // by id; 0 if an adapter does not change the product
     int64_t a_stride, a_row, b_stride, b_row, inputs, rank, num_parts;
     int64_t columns[MOST_PARTS], kind;
 };
@@ -55,7 +56,7 @@ struct AdapterRuns {
 
 extern "C" {
 
-// An `Add` of layers.
+// An `Add` for decoder layers.
 void wingbeat_add_adapters(const void* adapters, const void* rows, const float* x, int64_t x_stride, float* out,
                            int64_t out_stride) {
     const AdapterRuns* own = (const AdapterRuns*)rows;

@@ -1,4 +1,4 @@
-"""Python's side of `native.h`: adapters on top of products of `wingbeat.kernels.cpu`."""
+"""Python interface of `native.h`: adapters on top of the products of `wingbeat.kernels.cpu`."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_int64, c_void_p
@@ -11,7 +11,7 @@ from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 
 
 class Adapters(Structure):
-    """Low-rank adapters of one product, or of a few of the same inputs."""
+    """Low-rank adapters of one product, or of a few products with the same inputs."""
 
     _fields_ = [
         ("a", c_void_p),
@@ -30,7 +30,7 @@ class Adapters(Structure):
 
 
 class AdapterRun(Structure):
-    """Rows of a batch, one behind the other, that have the same adapter."""
+    """Consecutive rows of a batch that have the same adapter."""
 
     _fields_ = [("id", c_int64), ("begin", c_int64), ("end", c_int64)]
 
@@ -42,7 +42,7 @@ class AdapterRuns(Structure):
 
 
 def adapt(kernels: CpuKernels, out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> None:
-    """`wingbeat.kernels.lora.adapters.add_adapters` of contiguous rows, in the dtype of the adapters."""
+    """Runs `wingbeat.kernels.lora.adapters.add_adapters` for contiguous rows in the adapters' dtype."""
     runs, made = runs_of(rows), adapters_of(adapters)
     wide, inputs, adds = out.float(), x.float(), kernels.library.wingbeat_adapt
     adds.argtypes = [POINTER(Adapters), POINTER(AdapterRun), c_int64, c_void_p, c_void_p, c_int64]
@@ -53,7 +53,7 @@ def adapt(kernels: CpuKernels, out: Tensor, x: Tensor, adapters: StackedAdapters
 
 
 def addition_of(kernels: CpuKernels, rows: AdapterRows) -> Addition | None:
-    """Addition of layers to their products for these rows; None where no row has an adapter."""
+    """Builds the addition that decoder layers apply to their products for these rows; None if no row has an adapter."""
     if not rows.runs:
         return None
     runs = runs_of(rows)
@@ -61,15 +61,15 @@ def addition_of(kernels: CpuKernels, rows: AdapterRows) -> Addition | None:
 
 
 def runs_of(rows: AdapterRows) -> ctypes.Array:
-    """Which rows have which adapter."""
+    """Converts the runs of rows with equal adapters to the C++ format."""
     return (AdapterRun * len(rows.runs))(*rows.runs)
 
 
 def adapters_of(adapters: StackedAdapters) -> Adapters:
-    """Adapters of one product; whoever holds it holds the tensors.
+    """Describes the adapters of one product for the C++. The caller keeps the tensors alive.
 
     Raises:
-        ValueError: they are of no dtype of `KINDS` on the CPU.
+        ValueError: the adapters are not on the CPU, or have a dtype outside `KINDS`.
     """
     a, b, parts = adapters.a, adapters.b, adapters.parts
     if a.dtype not in KINDS or a.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""The kernel of adapters; imports what it adds where it is asked for."""
+"""Hooks of the adapter kernel. Its modules are imported when first requested."""
 
 kernels = {"add_adapters": "wingbeat.kernels.lora.adapters_triton"}
 cases = "wingbeat.kernels.lora.comparison_case:CASES"

@@ -1,4 +1,4 @@
-"""Weights of many adapters side by side, and which of them each row of a batch has."""
+"""Stacked weights of many LoRA adapters, and the assignment of adapters to the rows of a batch."""
 
 from typing import NamedTuple
 
@@ -6,22 +6,22 @@ import torch
 from torch import Tensor
 
 TILE_ROWS = 16
-"""Rows of one adapter that a program of the GPU's kernels takes."""
+"""Rows of one adapter that a GPU program processes."""
 
 
 class StackedAdapters(NamedTuple):
-    """What all adapters do to one product, or to a few of the same inputs that lie side by side: its parts.
+    """Weights of all adapters for one product, or for a few products with the same inputs, the parts.
 
-    Adapter `id`, from 1 on, lies at id - 1; 0 stands for none. One of a lower rank than there is room for has zeros
-    behind it. Shapes and addresses never change.
+    Adapter `id`, from 1 on, is stored at index id - 1; id 0 means no adapter. Adapters of a rank below the maximum are
+    padded with zeros. Shapes and addresses never change.
     """
 
     a: Tensor
-    """[num_adapters, inputs, num_parts * rank]"""
+    """[num_adapters, inputs, num_parts * rank]."""
     b: Tensor
-    """[num_adapters, rank, outputs of all parts], scaled, in the same dtype."""
+    """[num_adapters, rank, outputs of all parts], in the same dtype; includes the adapters' scaling."""
     ranks: Tensor
-    """int64 [num_adapters + 1] by id: 0 where an adapter leaves the product as it is."""
+    """int64 [num_adapters + 1]: rank by id; 0 if an adapter does not change the product."""
     parts: tuple[int, ...]
     """Outputs of each part."""
 
@@ -29,31 +29,31 @@ class StackedAdapters(NamedTuple):
     def empty(
         cls, num_adapters: int, rank: int, inputs: int, parts: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> "StackedAdapters":
-        """Room for so many adapters of at most so high a rank; there is none yet."""
+        """Allocates room for `num_adapters` adapters of at most rank `rank`, all of them cleared."""
         a = torch.zeros(num_adapters, inputs, len(parts) * rank, dtype=dtype, device=device)
         b = torch.zeros(num_adapters, rank, sum(parts), dtype=dtype, device=device)
         return cls(a, b, torch.zeros(num_adapters + 1, dtype=torch.int64, device=device), parts)
 
     @property
     def rank(self) -> int:
-        """The highest there is room for."""
+        """Maximum rank."""
         return self.b.shape[1]
 
     def part(self, index: int) -> "StackedAdapters":
-        """Views of one part alone; it has the others' ranks."""
+        """Views of one part; ranks are shared with the other parts."""
         begin, rank = sum(self.parts[:index]), self.rank
         a = self.a[:, :, index * rank : (index + 1) * rank]
         return StackedAdapters(a, self.b[:, :, begin : begin + self.parts[index]], self.ranks, (self.parts[index],))
 
     def put(self, adapter_id: int, part: int, a: Tensor, b: Tensor) -> None:
-        """Write one part of an adapter that was cleared: a [rank, inputs] and b [outputs, rank], as files have them."""
+        """Writes one part of a cleared adapter: a [rank, inputs] and b [outputs, rank], the layout of adapter files."""
         own, rank = self.part(part), len(a)
         own.a[adapter_id - 1, :, :rank] = a.t().to(own.a)
         own.b[adapter_id - 1, :rank] = b.t().to(own.b)
         self.ranks[adapter_id] = max(rank, int(self.ranks[adapter_id]))
 
     def clear(self, adapter_id: int) -> None:
-        """Let an id stand for an adapter that leaves the product as it is."""
+        """Resets an adapter so that it does not change the product."""
         if self.ranks[adapter_id]:
             self.ranks[adapter_id] = 0
             self.a[adapter_id - 1] = 0
@@ -61,20 +61,23 @@ class StackedAdapters(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Rows sorted by adapter, cut into tiles of one adapter each; as many of them for every batch of a size."""
+    """Rows sorted by adapter, cut into tiles of one adapter each.
+
+    The number of tiles depends on the batch size only.
+    """
 
     order: Tensor
-    """int64 [num_rows]: rows, those without an adapter first."""
+    """int64 [num_rows]: row indices; rows without an adapter come first."""
     ids: Tensor
-    """int64 [num_tiles]: 0 for a tile that is not needed."""
+    """int64 [num_tiles]: adapter id of each tile; 0 for unused tiles."""
     begins: Tensor
-    """int64 [num_tiles]: its first place in `order`."""
+    """int64 [num_tiles]: index in `order` of the tile's first row."""
     ends: Tensor
-    """int64 [num_tiles]"""
+    """int64 [num_tiles]: index in `order` past the tile's last row."""
 
 
 def tiles_of(ids: Tensor, num_adapters: int) -> Tiles:
-    """Tiles of rows by their adapters' ids, int64 [num_rows]; looks at nothing on the host."""
+    """Builds tiles from adapter ids, int64 [num_rows], without reading any value on the host."""
     order = ids.argsort(stable=True)
     counts = (ids[:, None] == torch.arange(1, num_adapters + 1, device=ids.device)).sum(dim=0)
     firsts = len(ids) - counts.sum() + counts.cumsum(0) - counts
@@ -90,21 +93,22 @@ def tiles_of(ids: Tensor, num_adapters: int) -> Tiles:
 
 
 class AdapterRows(NamedTuple):
-    """Which adapter each row of a forward pass has."""
+    """Adapter of each row of a forward pass."""
 
     ids: Tensor
-    """int64 [num_rows]; 0 is none."""
+    """int64 [num_rows]: adapter ids; 0 is none."""
     runs: tuple[tuple[int, int, int], ...] | None = None
-    """(id, begin, end) of rows that follow one another and have the same adapter; None where nobody looks at ids."""
+    """(id, begin, end) of consecutive rows with the same adapter; None if ids are not read on the host."""
     tiles: Tiles | None = None
-    """Of those that nobody looks at."""
+    """Tiles for kernels that read ids on the device; None if `runs` is given."""
 
     @classmethod
     def of(cls, ids: Tensor, num_adapters: int, on_host: bool) -> "AdapterRows":
-        """Of int64 [num_rows] on the device of the weights.
+        """Builds runs or tiles from adapter ids, int64 [num_rows], on the weights' device.
 
         Args:
-            on_host: whether looking at them is no wait; else all shapes follow from the number of rows.
+            on_host: True if reading ids does not wait for a device: builds runs. Otherwise builds tiles, whose shapes
+                depend on the number of rows only.
         """
         if not on_host:
             return cls(ids, tiles=tiles_of(ids, num_adapters))

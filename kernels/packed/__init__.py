@@ -1,1 +1,1 @@
-"""Weights of few bits as GPUs read them, and products by them."""
+"""Group-quantized weights packed for GPUs, and products by them."""

@@ -1,4 +1,4 @@
-"""Products by packed weights of every form, as `wingbeat.kernels.gpu.comparison` compares them."""
+"""Comparison of products by packed weights with their reference, for `wingbeat.kernels.gpu.comparison`."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ _COLUMNS, _INPUTS, _EXPERTS = 96, 1024, 4
 
 
 def _weights() -> list[GroupedWeight]:
-    """A weight of each form, with each kind of scales and shifts."""
+    """A weight in each number format, covering each kind of scales and shifts."""
     values = (torch.arange(_COLUMNS * _INPUTS).view(_COLUMNS, _INPUTS) * 7 % 251).to(torch.uint8)
     floats = [random_numbers(23 + seed, _COLUMNS, _INPUTS // 32, dtype=torch.float16) / 8 for seed in range(2)]
     whole, by = (
@@ -31,7 +31,7 @@ def _weights() -> list[GroupedWeight]:
 
 
 def of_every_form(device: torch.device, shape: Shape) -> list[Tensor]:
-    """Products of few rows, alone and added with a bias, the weights' numbers, and products of experts."""
+    """Products of few rows, stored and added with a bias; unpacked weights; and products of experts."""
     inputs = random_numbers(26, 5, _INPUTS, dtype=shape.dtype).to(device)
     bias = random_numbers(27, _COLUMNS, dtype=shape.dtype).to(device)
     chosen = torch.tensor([[0, 2], [3, 0], [2, 3], [0, 3], [2, 0]], device=device)

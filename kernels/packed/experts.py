@@ -1,4 +1,4 @@
-"""Products by the packed weights of experts, which lie side by side in one matrix; the torch reference."""
+"""Products by packed weights of experts, which are concatenated in one matrix: torch reference."""
 
 import torch
 from torch import Tensor
@@ -10,15 +10,15 @@ from wingbeat.kernels.packed.matrix import PackedMatrix, unpack
 
 
 def experts_product(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, routes: Routes) -> Tensor:
-    """Products of rows by their experts' weights, summed in float32.
+    """Multiplies rows by their experts' weights, summing in float32.
 
     Args:
-        rows: [num_rows, inputs] of tokens, or of their choices.
-        matrix: columns of all experts, one expert's after the other's.
-        bias: likewise.
+        rows: [num_rows, inputs], one per token; or [num_rows * choices, inputs], one per choice.
+        matrix: columns of all experts, expert by expert.
+        bias: [columns of all experts], or None.
 
     Returns:
-        float32 [num_rows * choices, columns of an expert], row by row.
+        float32 [num_rows * choices, columns of an expert], ordered by row, then by choice.
     """
     out = rows.new_empty(len(routes.order), matrix.columns // routes.num_experts, dtype=torch.float32)
     if kernels := choice.compiled("packed_product", rows):

@@ -1,7 +1,7 @@
-"""Weights of four or eight bits as a GPU reads them, and products by them; the torch reference.
+"""Packed 4-bit and 8-bit weights for GPUs, and products by them: torch reference.
 
-A program of a kernel reads a tile of a step: some bytes of each of its columns, which lie side by side. A byte holds
-the number of one input of the step, or those of two: its lower half is an input of the step's first half.
+A kernel's program reads tiles of a step: some consecutive bytes of each of its columns, column by column. A byte holds
+the number of one input of the step, or of two inputs: the lower half belongs to the step's first half.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,57 +15,59 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.grouped_weight import E2M1, UINT4, Form, GroupedWeight, Scales
 
 FEW_ROWS = 64
-"""Rows of a product up to which weights are unpacked in registers; above, into memory for the device's own product."""
+"""Maximum number of rows of a product whose weights are unpacked in registers; for more rows, weights are unpacked into
+memory for the device's own product."""
 STEP_BYTES = (64, 32, 16)
-"""Bytes of a column in a step: the most of which a group is a multiple."""
+"""Candidates for the bytes of a column in a step: the largest that divides the group size is used."""
 LEAST_TILE = 16
-"""Columns of a program, at least."""
+"""Minimum number of columns of a program."""
 _UNPACKED_AT_ONCE = 1 << 26
-"""Numbers in memory."""
+"""Maximum number of weight elements that are unpacked into memory at once."""
 
 
 class PackedMatrix(NamedTuple):
-    """A weight [columns, inputs] = number * scale + shift, as a `GroupedWeight` has it, laid out in steps."""
+    """Group-quantized weight [columns, inputs] = number * scale + shift, as `GroupedWeight`, in the step layout."""
 
     form: Form
     values: Tensor
-    """uint8 [steps, columns, bytes of a step]; inputs that no column has are zeros"""
+    """uint8 [steps, columns, bytes of a step]; padding inputs are zero."""
     scales: Scales
-    """Numbers [groups, columns], and [groups / n, columns]"""
+    """Scales [groups, columns], and their factors `by` [groups / n, columns]."""
     minima: Scales | None
     zeros: Tensor | None
-    """[groups, columns]"""
+    """Zero points [groups, columns], or None."""
     offset: float
     order: Tensor | None
     inputs: int
     group: int
-    """Inputs of a group."""
+    """Inputs per group."""
     counters: Tensor
-    """int32 [tiles], zeros between products: programs that are done with a tile."""
+    """int32 [tiles]: programs that have finished each tile; all zero between products."""
     alike: bool = False
-    """Whether a row's product has the same bits in any batch: many rows are then several products of few."""
+    """Whether the bits of a product's rows are independent of the batch: products of many rows then run as several
+    products of few."""
 
     @property
     def columns(self) -> int:
-        """Outputs of the product."""
+        """Number of output columns."""
         return self.values.shape[1]
 
     @property
     def halves(self) -> int:
-        """Numbers in a byte."""
+        """Numbers per byte: 1 or 2."""
         return _halves(self.form)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PackedMatrix":
-        return self  # frozen: copies of a model share it
+        return self  # immutable, so copies of a model share it
 
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes of the stored tensors, without counters."""
         sizes: list[int] = []
         self.with_each(lambda part: sizes.append(part.nbytes) or part)
         return sum(sizes)
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> "PackedMatrix":
-        """Another with each tensor [.., columns, ..] changed; counters are the same."""
+        """Returns a copy with `change` applied to each tensor [.., columns, ..]; counters are shared."""
         return self._replace(
             values=change(self.values),
             scales=_scaled(self.scales, change),
@@ -74,7 +76,7 @@ class PackedMatrix(NamedTuple):
         )
 
     def to(self, device: torch.device) -> "PackedMatrix":
-        """A copy on a device; itself where it is there."""
+        """Copies the matrix to a device; returns self if it is there already."""
         if self.values.device == device:
             return self
         order = None if self.order is None else self.order.to(device)
@@ -82,15 +84,15 @@ class PackedMatrix(NamedTuple):
         return moved._replace(order=order, counters=self.counters.to(device))
 
     def of(self, columns: slice | Tensor) -> "PackedMatrix":
-        """Some of its columns; those of a slice in its memory."""
+        """Selects columns; a slice shares the matrix's memory."""
         return self.with_each(lambda part: part[:, columns])
 
     def dense(self) -> Tensor:
-        """The weight itself, in float32."""
+        """Dequantizes the weight to float32 [columns, inputs]."""
         return self._grouped(self.order).dense()
 
     def _grouped(self, order: Tensor | None) -> GroupedWeight:
-        """The weight as files have it."""
+        """Converts to the layout of `GroupedWeight`."""
         values = self.values if self.halves == 1 else torch.cat([self.values & 15, self.values >> 4], dim=2)
         values = values.transpose(0, 1).flatten(1)[:, : self.inputs]
         minima = None if self.minima is None else _scaled(self.minima, Tensor.t)
@@ -99,19 +101,19 @@ class PackedMatrix(NamedTuple):
 
 
 def can_lay(weight: GroupedWeight) -> bool:
-    """Whether each byte of a step is in one group."""
+    """Whether every byte of a step belongs to one group."""
     return weight.group % STEP_BYTES[-1] == 0 and weight.values.numel() > 0
 
 
 def lay(weight: GroupedWeight) -> PackedMatrix:
-    """A weight in steps, on its device."""
+    """Converts a weight to the step layout, on the weight's device."""
     inputs, halves = weight.values.shape[1], _halves(weight.form)
     size = next(size for size in STEP_BYTES if weight.group % size == 0)
     values = functional.pad(weight.values, (0, -inputs % (size * halves))).unflatten(1, (-1, halves, size))
     values = values[:, :, 0] if halves == 1 else values[:, :, 0] | values[:, :, 1] << 4
 
     def turned(part: Tensor) -> Tensor:
-        # A copy has the strides of its shape, where `contiguous` leaves those of a dimension of one.
+        # `clone` gives strides by shape; `contiguous` would keep the strides of dimensions of size one.
         return part.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     return PackedMatrix(
@@ -129,7 +131,7 @@ def lay(weight: GroupedWeight) -> PackedMatrix:
 
 
 def side_by_side(matrices: Sequence[PackedMatrix]) -> PackedMatrix | None:
-    """Matrices of the same inputs as one; None where they lie otherwise than each other."""
+    """Concatenates the columns of matrices with the same inputs; None if their layouts differ."""
     if len({layout_of(one) for one in matrices}) > 1:
         return None
     parts: list[list[Tensor]] = []
@@ -142,7 +144,7 @@ def side_by_side(matrices: Sequence[PackedMatrix]) -> PackedMatrix | None:
 
 
 def layout_of(matrix: PackedMatrix) -> tuple[object, ...]:
-    """Properties that matrices side by side have in common; an order of inputs is a matrix's own."""
+    """Properties that matrices must share to be concatenated, including the identity of their input order."""
     tensors: list[object] = []
     matrix.with_each(lambda part: tensors.append((part.dtype, len(part))) or part)
     own = None if matrix.order is None else id(matrix.order)
@@ -152,16 +154,16 @@ def layout_of(matrix: PackedMatrix) -> tuple[object, ...]:
 def packed_product(
     inputs: Tensor, matrix: PackedMatrix, bias: Tensor | None = None, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """inputs @ weight.T + bias, summed in float32; the weight's numbers are rounded to the inputs' dtype.
+    """Computes inputs @ weight.T + bias in float32; dequantized weights are rounded to the inputs' dtype.
 
     Args:
         inputs: [num_rows, inputs], float32, bfloat16 or float16.
         bias: [columns].
-        out: [num_rows, columns], where the product goes; its rows may lie apart from each other.
-        add: to what `out` holds.
+        out: [num_rows, columns] result buffer, with any row stride; None allocates a new one.
+        add: adds the product to `out` instead of overwriting it.
 
     Returns:
-        [num_rows, columns], of the inputs' dtype unless `out` is given.
+        [num_rows, columns], in the inputs' dtype unless `out` is given.
     """
     rows = (inputs if matrix.order is None else inputs[:, matrix.order]).contiguous()
     if out is None:
@@ -188,10 +190,10 @@ def packed_product(
 
 
 def unpack(matrix: PackedMatrix, dtype: torch.dtype, columns: Tensor | None = None) -> Tensor:
-    """Columns of the weight as numbers [num_columns, inputs], the inputs in the order in which they lie.
+    """Dequantizes columns to [num_columns, inputs], with inputs in their stored order.
 
     Args:
-        columns: int64 [num_columns]; None takes all.
+        columns: int64 [num_columns]; None selects all.
     """
     if kernels := choice.compiled("packed_product", matrix.values):
         return kernels.unpack(matrix, dtype, columns)
@@ -200,7 +202,7 @@ def unpack(matrix: PackedMatrix, dtype: torch.dtype, columns: Tensor | None = No
 
 
 def _wide_product(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A product [num_rows, columns] that leaves in a wider dtype."""
+    """Computes a product [num_rows, columns] whose result has a wider dtype."""
     if rows.is_cuda:
         return torch.mm(rows, weight, out_dtype=dtype)
     return rows.to(dtype) @ weight.to(dtype)

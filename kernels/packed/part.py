@@ -1,4 +1,4 @@
-"""Products by packed weights on GPUs; imports what it adds where it is asked for."""
+"""Hooks of the packed-weight kernel. Its modules are imported when first requested."""
 
 kernels = {"packed_product": "wingbeat.kernels.packed.triton"}
 cases = "wingbeat.kernels.packed.comparison_case:CASES"

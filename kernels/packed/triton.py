@@ -1,7 +1,7 @@
-"""Products by packed weights on a GPU, for few rows: weights are unpacked in registers, and read once.
+"""Products of few rows by packed weights on a GPU: weights are unpacked in registers, and read once.
 
-A program sums a tile of columns over some of the steps. Where several programs share a tile, the last one that is done
-adds their sums, in the order of the steps.
+A program sums a tile of columns over some of the steps. If several programs share a tile, the last one to finish adds
+their sums in step order.
 """
 
 from typing import Any
@@ -19,23 +19,24 @@ from wingbeat.kernels.packed.matrix import LEAST_TILE, PackedMatrix
 
 _WHOLE, _SIGNED, _E4M3, _E2M1 = (tl.constexpr(code) for code in range(4))
 _CODES = {INT8.name: _SIGNED, E4M3.name: _E4M3, E2M1.name: _E2M1}
-"""Codes of forms whose bytes are not whole numbers without a sign."""
+"""Codes of number formats other than unsigned integers."""
 _OUT_TILE = 64
 _PROGRAMS_OF_SM = 3
 _LEAST_STEPS = 4
-"""Steps of a program where several share a tile."""
+"""Minimum number of steps of a program if several share a tile."""
 _UNPACK_TILE = 64
 
 
 @triton.jit
 def _numbers(values, CODE: tl.constexpr):
-    """Float32 that bytes stand for: by bits, since converting instructions have a quarter of the speed."""
+    """Decodes bytes to float32 with bit operations: conversion instructions run at a quarter of the speed."""
     bits = values.to(tl.int32)
     if CODE == _WHOLE:
         return (bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
     if CODE == _SIGNED:
         return ((bits ^ 0x80) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0
-    # Exponent and mantissa move to where float32 has them; a power of two mends the exponent, of subnormals too.
+    # Exponent and mantissa are shifted to their float32 positions; a power of two corrects the exponent, for subnormals
+    # too.
     if CODE == _E4M3:
         return (((bits & 0x7F) << 20) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True) * 1.329227995784916e36
     return (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True) * 1.7014118346046923e38
@@ -43,7 +44,7 @@ def _numbers(values, CODE: tl.constexpr):
 
 @triton.jit
 def _scales_at(numbers_ptr, by_ptr, group, columns, real, stride, OF_BY: tl.constexpr):
-    """Float32 scales of a group of columns."""
+    """Float32 scales of a group for some columns."""
     scales = tl.load(numbers_ptr + group * stride + columns, mask=real, other=0).to(tl.float32)
     if by_ptr is not None:
         scales *= tl.load(by_ptr + (group // OF_BY) * stride + columns, mask=real, other=0).to(tl.float32)
@@ -66,7 +67,7 @@ def _unpacked(
     CODE: tl.constexpr,
     OF_BY: tl.constexpr,
 ):
-    """Float32 numbers of bytes [columns, bytes] that are all of one group."""
+    """Dequantizes bytes [columns, bytes] that all belong to one group to float32."""
     scales = _scales_at(numbers_ptr, by_ptr, group, columns, real, stride, OF_BY)
     if minima_ptr is not None:
         shifts = _scales_at(minima_ptr, minima_by_ptr, group, columns, real, stride, OF_BY)
@@ -82,22 +83,22 @@ def _packed_product_kernel(
     inputs_ptr,  # [num_rows, in_features]
     values_ptr,  # uint8 [steps, columns, BYTES]
     numbers_ptr,  # [groups, columns]
-    by_ptr,  # float16 [groups / OF_BY, columns], or None; minima likewise
+    by_ptr,  # float16 [groups / OF_BY, columns], or None; minima_by likewise
     minima_ptr,
     minima_by_ptr,
     zeros_ptr,  # [groups, columns], or None
     bias_ptr,  # [columns], or None
     sums_ptr,  # float32 [SPLITS, columns, num_rows], or None
     counters_ptr,  # int32 [tiles]
-    order_ptr,  # int64 [num_rows], of rows by experts, or None: then all have one weight
-    blocks_ptr,  # int32 [3, blocks]: expert, and the first and the last place of its rows in that order
+    order_ptr,  # int64 [num_rows], rows sorted by expert; None: all rows have the same weight
+    blocks_ptr,  # int32 [3, blocks]: expert, and first and last index of the block's rows in `order_ptr`
     out_ptr,  # [num_rows, columns]
     offset,
     num_rows,
     in_features,
     out_features,
     num_steps,
-    stride,  # columns from one step or group to the next
+    stride,  # columns of the memory, between two steps or groups
     out_stride,
     GROUP: tl.constexpr,
     OF_BY: tl.constexpr,
@@ -113,7 +114,7 @@ def _packed_product_kernel(
     EARLY: tl.constexpr,
 ):
     wait_for_launch(EARLY)
-    stride = stride.to(tl.int64)  # offsets of many experts pass 32 bits
+    stride = stride.to(tl.int64)  # offsets of many experts exceed 32 bits
     tile, split, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns, rows = tile * OUT + tl.arange(0, OUT), tl.arange(0, ROWS)
     real, out_columns = columns < out_features, columns
@@ -139,7 +140,7 @@ def _packed_product_kernel(
         byte_ptrs += stride * BYTES
         for half in tl.static_range(HALVES):
             begin = (step * HALVES + half) * BYTES
-            known = real & (0 * columns + begin < in_features)  # of the last step the second half may be no input
+            known = real & (0 * columns + begin < in_features)  # the second half of the last step may be padding
             part = values if HALVES == 1 else (values >> (4 * half)) & 15
             weight = _unpacked(
                 part, numbers_ptr, by_ptr, minima_ptr, minima_by_ptr, zeros_ptr, offset, begin // GROUP, columns,
@@ -153,7 +154,7 @@ def _packed_product_kernel(
         sum_ptrs = sums_ptr + columns.to(tl.int64)[:, None] * ROWS + rows[None, :]
         size = out_features.to(tl.int64) * ROWS
         tl.store(sum_ptrs + split * size, acc, mask=real[:, None])
-        tl.debug_barrier()  # all of the program's sums are stored before one thread says so
+        tl.debug_barrier()  # all sums of the program are stored before one thread increments the counter
         done = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel")
         if done < SPLITS - 1:
             return
@@ -216,7 +217,10 @@ def _unpack_kernel(
 
 
 def packed_product(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor, add: bool) -> Tensor:
-    """See `wingbeat.kernels.packed.matrix.packed_product`; rows [at most FEW_ROWS, inputs] are contiguous."""
+    """Launches the kernel for `wingbeat.kernels.packed.matrix.packed_product`.
+
+    Rows [at most FEW_ROWS, inputs] are contiguous.
+    """
     tiles = triton.cdiv(matrix.columns, _tile(matrix.columns))
     splits = _num_splits(rows.device, tiles, len(matrix.values))
     height = max(triton.next_power_of_2(len(rows)), LEAST_TILE)
@@ -225,7 +229,7 @@ def packed_product(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, out:
 
 
 def experts_product(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor, routes: Routes) -> None:
-    """See `wingbeat.kernels.packed.experts.experts_product`; rows are contiguous."""
+    """Launches the kernel for `wingbeat.kernels.packed.experts.experts_product`; rows are contiguous."""
     columns = matrix.columns // routes.num_experts
     _launch(rows, matrix, bias, out, columns, routes.height, routes=routes)
 
@@ -241,7 +245,7 @@ def _launch(
     add: bool = False,
     routes: Routes | None = None,
 ) -> None:
-    """Launch products of rows by columns of the matrix: by the first ones, or by those of each row's expert."""
+    """Launches products of rows by the first `columns` columns, or with `routes` by those of each row's expert."""
     if not len(out):
         return
     tile, blocks = _tile(columns), 1 if routes is None else routes.blocks.shape[1]
@@ -277,7 +281,7 @@ def _launch(
 
 
 def unpack(matrix: PackedMatrix, dtype: torch.dtype, columns: Tensor | None = None) -> Tensor:
-    """See `wingbeat.kernels.packed.matrix.unpack`."""
+    """Launches the kernel for `wingbeat.kernels.packed.matrix.unpack`."""
     count = matrix.columns if columns is None else len(columns)
     out = matrix.values.new_empty(count, matrix.inputs, dtype=dtype)
     if count:
@@ -300,12 +304,12 @@ def unpack(matrix: PackedMatrix, dtype: torch.dtype, columns: Tensor | None = No
 
 
 def _tile(columns: int) -> int:
-    """Columns of a program."""
+    """Columns of a program's tile."""
     return min(_OUT_TILE, max(triton.next_power_of_2(columns), LEAST_TILE))
 
 
 def _num_splits(device: torch.device, tiles: int, num_steps: int) -> int:
-    """Programs that share a tile, so that every multiprocessor has some; all have steps."""
+    """Number of programs that share a tile, such that every multiprocessor has work and every program has steps."""
     limits = device_limits(device.index or 0) if device.type == "cuda" else KNOWN["H100"]
     wanted = limits.num_sms * _PROGRAMS_OF_SM // tiles
     splits = max(min(wanted, num_steps // _LEAST_STEPS), 1)
@@ -318,7 +322,7 @@ def _tensors(matrix: PackedMatrix) -> tuple[Tensor | None, ...]:
 
 
 def _stride(matrix: PackedMatrix) -> int:
-    """Columns of the memory that a matrix lies in."""
+    """Number of columns of the underlying memory, of which the matrix may be a slice."""
     return matrix.values.stride(0) // matrix.values.shape[2]
 
 

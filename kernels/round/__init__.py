@@ -1,1 +1,1 @@
-"""Ends of a verifier's round: what is believed of drafted trees, where nodes lie, and what an accepted path leaves."""
+"""Operations of a verifier's round besides the forward pass: tree checks, node placement, settling accepted paths."""

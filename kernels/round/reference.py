@@ -1,7 +1,8 @@
-"""What a round does beside its forward pass; the torch reference and the CPU path.
+"""Operations of a verifier's round besides the forward pass: torch reference and CPU path.
 
-Trees are those of `kernels.tree.reference`. State lies by slot; `slots` say whose each row is, and the spare one, which
-pads batches, keeps its length. CUDA tensors go to the kernels of `kernels.gpu.round`, one launch for each function.
+Trees have the format of `kernels.tree.reference`. Sequence state is stored by slot; `slots` holds the slot of each row.
+The last, spare slot pads batches, and its length never changes. CUDA tensors use the kernels of `kernels.gpu.round`,
+one launch per function.
 """
 
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from wingbeat.kernels.tree.results import GrownTree
 
 
 class SlotColumns(NamedTuple):
-    """State of sequences by slot, [num_slots] or [num_slots, max_blocks_per_seq]; the last slot is the spare one."""
+    """Sequence state by slot, [num_slots] or [num_slots, max_blocks_per_seq]; the last slot is the spare one."""
 
     committed_lens: Tensor
     last_token_ids: Tensor
@@ -27,28 +28,29 @@ class SlotColumns(NamedTuple):
 
 
 class DraftedFor(NamedTuple):
-    """What trees by slot were grown from, int64 [num_slots]."""
+    """State that the trees by slot were grown for, int64 [num_slots]."""
 
     epochs: Tensor
     committed_lens: Tensor
 
 
 class TreeRules(NamedTuple):
-    """What every tree must be like."""
+    """Constraints on every tree."""
 
     last_token: int
-    """Highest id of the vocabulary."""
+    """Highest token id of the vocabulary."""
     chains: bool
-    """Each node must follow the one before it: where chains are configured, accepted KV is never moved."""
+    """Whether each node must follow the node before it: with chains, accepted KV is never moved."""
 
 
 def well_formed(tree: GrownTree, rules: TreeRules) -> tuple[Tensor, Tensor]:
-    """Whether parents precede their children, depths follow from them, tokens exist.
+    """Checks that parents precede their children, depths follow from parents, and tokens exist.
 
-    A wrong depth would shift positions and so change the output: it is the one field that must never be believed.
+    Depths must be checked, because a wrong depth would shift positions and so change the output.
 
     Returns:
-        bool [num_reqs], and which nodes do not count by the tree's own word: bool [num_reqs, num_nodes].
+        bool [num_reqs], whether a tree is well formed; and bool [num_reqs, num_nodes], nodes outside the tree's own
+            num_valid.
     """
     num_nodes = tree.token_ids.shape[1]
     index = torch.arange(num_nodes, device=tree.token_ids.device)
@@ -67,12 +69,12 @@ def well_formed(tree: GrownTree, rules: TreeRules) -> tuple[Tensor, Tensor]:
 def check_trees(
     trees: GrownTree, grown: DraftedFor, slots: Tensor, wanted: Tensor, state: SlotColumns, rules: TreeRules
 ) -> GrownTree:
-    """One tree per row: a bare root where what lies in its slot was not grown from the sequence's present end.
+    """Returns one tree per row: a bare root if the tree in the row's slot was not grown for the sequence's present end.
 
     Args:
-        trees: by slot.
+        trees: drafted trees, by slot.
         slots: int64 [num_reqs].
-        wanted: bool [num_reqs]: whose trees were asked for.
+        wanted: bool [num_reqs]: a tree was requested.
     """
     if kernels := choice.compiled("check_trees", slots):
         return kernels.check_trees(trees, grown, slots, wanted, state, rules)
@@ -83,13 +85,16 @@ def check_trees(
 def believed(
     tree: GrownTree, grown: DraftedFor, slots: Tensor, wanted: Tensor, state: SlotColumns, rules: TreeRules
 ) -> tuple[GrownTree, Tensor]:
-    """`check_trees` of trees by row, which are changed to what counts of them; and bool [num_reqs]: which count."""
+    """`check_trees` for trees by row, in place: clears nodes that do not count.
+
+    Also returns bool [num_reqs]: usable trees.
+    """
     usable, outside = well_formed(tree, rules)
     usable &= wanted
     usable &= state.epochs[slots] == grown.epochs
     usable &= state.committed_lens[slots] == grown.committed_lens
     usable &= tree.token_ids[:, 0] == state.last_token_ids[slots]
-    # What is not to be verified must not reach an index either: a stale row may hold anything.
+    # A stale row may hold any number, so values of unusable nodes must not reach an index computation either.
     unusable = usable.logical_not()
     outside |= unusable[:, None]
     for field in (tree.token_ids, tree.parents, tree.depths):
@@ -99,26 +104,27 @@ def believed(
 
 
 class PlacedNodes(NamedTuple):
-    """Where the nodes of a round stand and are stored; [num_reqs] or [num_reqs, num_nodes]."""
+    """Positions and storage of a round's nodes; [num_reqs] or [num_reqs, num_nodes]."""
 
     roots: Tensor
     """int64: position of each root."""
     token_ids: Tensor
-    """int64: the tree's own memory, where there is a tree."""
+    """int64: shares the tree's memory if there is a tree."""
     positions: Tensor
     slot_mapping: Tensor
     tables: Tensor | None
-    """int64 [num_reqs, max_blocks_per_seq]; None where the reference runs, whose callers take what they need."""
+    """int64 [num_reqs, max_blocks_per_seq]; None from the reference, whose callers gather the columns that they
+    need."""
 
 
 def place_nodes(
     slots: Tensor, state: SlotColumns, tree: GrownTree | None, last_position: int, block_size: int
 ) -> PlacedNodes:
-    """Positions and addresses of trees' nodes, whose roots are filled in.
+    """Computes positions and slots of trees' nodes, and writes the roots' tokens into the trees.
 
     Args:
-        tree: None where all are bare roots.
-        last_position: that the model has.
+        tree: None if all trees are bare roots.
+        last_position: last position that the model has.
     """
     if kernels := choice.compiled("place_nodes", slots):
         return kernels.place_nodes(slots, state, tree, last_position, block_size)
@@ -130,63 +136,64 @@ def place_nodes(
     tree.token_ids[:, 0] = root_ids
     steps = torch.arange(tree.token_ids.shape[1], device=slots.device)
     real = steps < tree.num_valid[:, None]
-    # Nodes past the last position are never accepted, but a table of positions has no row for them.
+    # Nodes past the last position are never accepted, but the table of rotary angles has no row for their positions.
     positions = (roots[:, None] + torch.where(real, tree.depths, 0)).clamp_max(last_position)
     mapping = slot_mapping(state.block_tables[slots], roots[:, None] + steps, block_size, real)
     return PlacedNodes(roots, tree.token_ids, positions, mapping, None)
 
 
 class WalkedTrees(NamedTuple):
-    """Trees of a round, of which one path each is accepted."""
+    """Trees of a round, with the target's choices, of which one path each is accepted."""
 
     slots: Tensor
-    """int64 [num_reqs], as the next one."""
+    """int64 [num_reqs], as `roots`."""
     roots: Tensor
     tree: GrownTree | None
-    """None where all are bare roots."""
+    """None if all trees are bare roots."""
     chosen: Tensor
     """int64 [num_reqs * num_nodes]: the target's choice after each node."""
     evidence: Tensor | None
-    """int64 [num_reqs, n]: told beside the paths."""
+    """int64 [num_reqs, n]: copied into `SettledPaths.told`; or None."""
     draws: Draws | None = None
-    """What lengths of paths are drawn by; None where the target decides them."""
+    """Source of drawn path lengths; None if the target decides."""
 
 
 class PathShape(NamedTuple):
     """Limits of paths."""
 
     max_path: int
-    """Tokens that a path has room for."""
+    """Maximum number of tokens of a path."""
     last_column: int
-    """Of a sequence's history."""
+    """Last column of a sequence's token history."""
     block_size: int
     moves: bool
-    """Whether accepted nodes may lie elsewhere than behind each other."""
+    """Whether accepted nodes may be stored apart from each other, so that their KV must be moved."""
 
 
 class SettledPaths(NamedTuple):
-    """Accepted paths, and what others read of them; `longest` is the most that such trees emit."""
+    """Accepted paths, and values derived from them; `longest` = min(max_path, num_nodes)."""
 
     nodes: Tensor
     """int64 [num_reqs, longest]: see `WalkResult`."""
     num_tokens: Tensor
-    """int64 [num_reqs]"""
+    """int64 [num_reqs]: tokens of each path."""
     token_ids: Tensor
-    """int64 [num_reqs, max_path]"""
+    """int64 [num_reqs, max_path]: tokens of each path, then 0."""
     rows: Tensor
-    """int64 [num_reqs * longest]: of the nodes, in the flattened batch."""
+    """int64 [num_reqs * longest]: index of each path node in the flattened batch."""
     columns: Tensor
-    """int64 [num_reqs, max_path]: where in the history the tokens belong."""
+    """int64 [num_reqs, max_path]: columns of the tokens in the history."""
     told: Tensor
-    """int64 [num_reqs, 2 + max_path + longest + n]: number of tokens, valid nodes, tokens, nodes and evidence."""
+    """int64 [num_reqs, 2 + max_path + longest + n], for the host: number of tokens, valid nodes, tokens, nodes and
+    evidence."""
     sources: Tensor
-    """int64 [num_reqs, longest]: addresses that accepted keys and values move from, 0 where they stay."""
+    """int64 [num_reqs, longest]: slots that accepted keys and values move from, 0 if they stay."""
     targets: Tensor
-    """Likewise: where they move to."""
+    """int64 [num_reqs, longest]: slots that they move to, 0 if they stay."""
 
 
 def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> SettledPaths:
-    """Walk the trees along the target's choices, and let the sequences' state follow."""
+    """Walks the trees along the target's choices, and advances the sequences' state in place."""
     if kernels := choice.compiled("settle_paths", walked.slots):
         return kernels.settle_paths(walked, state, shape)
     slots, tree, chosen = walked.slots, walked.tree, walked.chosen.view(len(walked.slots), -1)
@@ -201,7 +208,7 @@ def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> S
         walk = walk_tree(*given, longest) if drawn is None else forced_walk(*given, drawn, longest)
         nodes, num_tokens, token_ids = walk
         num_valid = tree.num_valid
-    # A walk is no longer than its tree: the tokens are padded to the width that others have room for.
+    # A walk is no longer than its tree; tokens are padded to the fixed width `max_path`.
     token_ids = pad(token_ids, (0, shape.max_path - longest))
     spare = len(state.committed_lens) - 1
     state.committed_lens[slots] += torch.where(slots == spare, 0, num_tokens)
@@ -218,7 +225,7 @@ def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> S
 def path_moves(
     slots: Tensor, roots: Tensor, nodes: Tensor, num_tokens: Tensor, state: SlotColumns, shape: PathShape
 ) -> tuple[Tensor, Tensor]:
-    """Addresses that accepted nodes' keys and values move from, and the positions they now occupy."""
+    """Slots that accepted nodes' keys and values move from, and slots that they move to; 0 if they stay."""
     steps = torch.arange(nodes.shape[1], device=nodes.device)
     moved, start = (steps < num_tokens[:, None]) & (nodes != steps), roots[:, None]
     tables = state.block_tables[slots]

@@ -1,1 +1,1 @@
-"""Choosing tokens: processors, filters, noise."""
+"""Token choice: processors, filters, noise."""

@@ -1,4 +1,4 @@
-"""Constants of the noise, the same on every device."""
+"""Constants of the seeded noise, identical on every device."""
 
 # Multipliers of triple32, a 32-bit finalizer of three multiply-xorshift rounds found by exhaustive search
 # (Chris Wellons, "Prospecting for Hash Functions"; bias 0.0208 against an ideal of 0).

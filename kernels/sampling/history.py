@@ -1,4 +1,4 @@
-"""Which tokens sequences have, by column of a drafter's logits; the torch reference and the CPU path."""
+"""Token counts of sequences by column of a drafter's logits: torch reference and CPU path."""
 
 import torch
 from torch import Tensor
@@ -8,11 +8,11 @@ from wingbeat.kernels.sampling.processors import Histories
 
 
 def find_columns(token_ids: Tensor, sorted_ids: Tensor, columns: Tensor) -> Tensor:
-    """int64, as many as token ids: each one's column, -1 where there is none.
+    """Column of each token id, int64 of the same shape; -1 for tokens without a column.
 
     Args:
         sorted_ids: int64 [num_columns], ascending.
-        columns: int64 [num_columns]: of these.
+        columns: int64 [num_columns]: column of each of `sorted_ids`.
     """
     at = torch.searchsorted(sorted_ids, token_ids.contiguous()).clamp_max(len(sorted_ids) - 1)
     return torch.where(sorted_ids[at] == token_ids, columns[at], -1)
@@ -21,12 +21,12 @@ def find_columns(token_ids: Tensor, sorted_ids: Tensor, columns: Tensor) -> Tens
 def count_tokens(
     histories: Histories, sorted_ids: Tensor, columns: Tensor, in_prompt: Tensor, in_output: Tensor
 ) -> None:
-    """Write whether each token occurs in a row's prompt, and how often in its output.
+    """Writes whether each column's token occurs in a row's prompt, and how often in its output.
 
     Args:
         sorted_ids, columns: as for `find_columns`.
         in_prompt: bool [num_rows, num_columns], contiguous.
-        in_output: int32 likewise.
+        in_output: int32 [num_rows, num_columns], contiguous.
     """
     if kernels := choice.compiled("count_tokens", in_output):
         kernels.count_tokens(histories, sorted_ids, columns, in_prompt, in_output)

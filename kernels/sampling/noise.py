@@ -1,6 +1,6 @@
-"""Counter-based noise: a value is a function of (seed, position, token) alone; the torch reference and the CPU path.
+"""Counter-based noise, a function of (seed, position, token) alone: torch reference and CPU path.
 
-CUDA tensors go to the kernel of `kernels.gpu.sampling.noise`, which has the same bits.
+CUDA tensors use the kernel of `kernels.gpu.sampling.noise`, which returns the same bits.
 """
 
 import torch
@@ -11,7 +11,7 @@ from wingbeat.kernels.sampling import constants
 
 
 def _signed(word: int) -> int:
-    """The int32 with the bits of a 32-bit word."""
+    """Converts a 32-bit word to the int32 with the same bits."""
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
@@ -39,9 +39,9 @@ def _triple32_(words: Tensor) -> Tensor:
 
 
 def _row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """int32 [2, num_rows]: two words per (seed, position).
+    """int32 [2, num_rows]: two key words per (seed, position).
 
-    Each lane is a bijection of the position for a given seed, so no two positions of one request share their noise.
+    For a given seed each lane is a bijection of the position, so no two positions of a request share their noise.
     """
     low = _low_word(seeds)
     words = _triple32_(torch.stack((low ^ _LANE_1, low ^ _LANE_2)))
@@ -52,16 +52,15 @@ def _row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
 def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """The 23 random bits behind each noise value, as int32 in [0, 2**23).
 
-    With u32 arithmetic and triple32(x) as above:
-    key_i = triple32(triple32(triple32(low(seed) ^ LANE_i) ^ high(seed)) ^ low(position)) for i in 1, 2;
-    x = triple32(low(token) ^ TOKEN_LANE) ^ key_1; x = (x ^ x >> 17) * M1; x = (x ^ x >> 11) + key_2; x = x * M2;
-    x = (x ^ x >> 15) * M3; bits = x >> 9. The second key enters half-way so that two rows are never the same noise
-    under a permutation of tokens.
+    With u32 arithmetic and triple32(x) as above: key_i = triple32(triple32(triple32(low(seed) ^ LANE_i) ^ high(seed)) ^
+    low(position)) for i in 1, 2; x = triple32(low(token) ^ TOKEN_LANE) ^ key_1; x = (x ^ x >> 17) * M1; x = (x ^ x >>
+    11) + key_2; x = x * M2; x = (x ^ x >> 15) * M3; bits = x >> 9. The second key enters half-way, so that no two rows
+    have the same noise under a permutation of tokens.
 
     Args:
         seeds: int64 [num_rows].
         positions: int64 [num_rows].
-        token_ids: int64 [vocab_size], or [num_rows, num_tokens], each row's own.
+        token_ids: int64 [vocab_size], or [num_rows, num_tokens] for different tokens per row.
 
     Returns:
         int32 [num_rows, vocab_size or num_tokens].
@@ -78,14 +77,15 @@ def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise keyed by (seed, position, token) alone.
+    """Standard Gumbel noise, a function of (seed, position, token) alone.
 
-    The uniform is (bits + 0.5) / 2**23: exact in float32 and never 0 or 1, so the noise is finite (-2.82 to 16.64).
+    The uniform number is (bits + 0.5) / 2**23: exact in float32 and never 0 or 1, so the noise is finite (-2.82 to
+    16.64).
 
     Args:
         seeds: int64 [num_rows].
         positions: int64 [num_rows]: position of the token being chosen.
-        token_ids: int64 [vocab_size], or [num_rows, num_tokens], each row's own.
+        token_ids: int64 [vocab_size], or [num_rows, num_tokens] for different tokens per row.
 
     Returns:
         float32 [num_rows, vocab_size or num_tokens].

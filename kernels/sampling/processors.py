@@ -1,6 +1,6 @@
-"""What changes logits before temperature: bias, penalties and a grammar, as tensors; the torch reference.
+"""Logit processors applied before temperature, as tensors: bias, penalties, grammar. Torch reference.
 
-Requests and trees are unknown here. On a GPU `scores` does the same tile by tile.
+Independent of requests and trees. On a GPU `scores` applies the same steps tile by tile.
 """
 
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class Penalties(NamedTuple):
-    """Penalties on tokens a row has in its history.
+    """Penalties on tokens in a row's history.
 
     Repetition divides positive logits and multiplies the others, for tokens of the prompt or the output (transformers'
-    RepetitionPenaltyLogitsProcessor; CTRL, arXiv:1909.05858). Frequency subtracts its value per occurrence and presence
-    once, for tokens of the output (OpenAI's definition, and vLLM's), after repetition.
+    RepetitionPenaltyLogitsProcessor; CTRL, arXiv:1909.05858). Then frequency is subtracted per occurrence and presence
+    once, for tokens of the output (definition of OpenAI and vLLM).
     """
 
     repetition: Tensor
@@ -24,29 +24,29 @@ class Penalties(NamedTuple):
     frequency: Tensor
     """float32 [num_rows]; 0 is off."""
     slots: Tensor
-    """int64 [num_rows]: row of the two tables below; -1 has no penalties."""
+    """int64 [num_rows]: slot of each row in the two tables below; -1 means no penalties."""
     prompt_mask: Tensor
     """bool [num_slots, vocab_size]: the token occurs in the prompt."""
     output_counts: Tensor
     """int32 [num_slots, vocab_size]: occurrences in the output so far."""
     path_token_ids: Tensor | None = None
-    """int64 [num_rows, max_path]: tokens that come after the table's for this row alone, -1 where there is none.
+    """int64 [num_rows, max_path]: tokens that follow the slot's history for this row alone; -1 is padding.
 
-    A tree node's own path from below the root, itself included (`tree.path_token_ids`).
+    For a tree node: its path below the root, itself included (`tree.path_token_ids`).
     """
 
 
 class Histories(NamedTuple):
-    """Tokens of every sequence by slot; some slots are asked for."""
+    """Token histories of all slots, and the slots of the rows in question."""
 
     token_ids: Tensor
-    """int64 [num_slots, width]: the prompt first; what lies behind `lens` counts nowhere."""
+    """int64 [num_slots, width]: prompt first; tokens from `lens` on are ignored."""
     lens: Tensor
-    """int64 [num_slots]; may pass the width."""
+    """int64 [num_slots]; may exceed the width."""
     num_prompt_tokens: Tensor
-    """float32 [num_slots]"""
+    """float32 [num_slots]: number of prompt tokens."""
     slots: Tensor
-    """int64 [num_rows]"""
+    """int64 [num_rows]: slot of each row."""
 
 
 class LogitBias(NamedTuple):
@@ -55,11 +55,11 @@ class LogitBias(NamedTuple):
     table: Tensor
     """float32 [num_tables, vocab_size]"""
     rows: Tensor
-    """int64 [num_rows]: row of the table; -1 has no bias."""
+    """int64 [num_rows]: row of the table; -1 means no bias."""
 
 
 class LogitProcessors(NamedTuple):
-    """What changes logits before temperature, in this order: bias, penalties, grammar."""
+    """Logit processors, applied in this order: bias, penalties, grammar."""
 
     penalties: Penalties | None = None
     logit_bias: LogitBias | None = None
@@ -75,10 +75,10 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype
 
 
 def check_processors(processors: LogitProcessors, num_rows: int, vocab_size: int) -> None:
-    """Refuse tensors that do not have the documented shape and dtype; looks at no values.
+    """Rejects tensors without the documented shape and dtype; does not read their values.
 
     Raises:
-        ValueError: names the field, what it is and what it must be.
+        ValueError: the message names the field, its shape and dtype, and those required.
     """
     penalties, bias, grammar_mask = processors
     if penalties is not None:
@@ -98,7 +98,7 @@ def check_processors(processors: LogitProcessors, num_rows: int, vocab_size: int
 
 
 def _penalize(scores: Tensor, penalties: Penalties) -> Tensor:
-    """Scores [num_rows, vocab_size] under penalties, out of place."""
+    """Applies penalties to scores [num_rows, vocab_size], out of place."""
     used = (penalties.slots >= 0)[:, None]
     slots = penalties.slots.clamp(min=0)
     counts = torch.where(used, penalties.output_counts[slots], 0)
@@ -114,7 +114,7 @@ def _penalize(scores: Tensor, penalties: Penalties) -> Tensor:
 
 
 def apply_processors(logits: Tensor, processors: LogitProcessors) -> Tensor:
-    """Logits after bias, penalties and grammar; the torch reference of what the kernels do tile by tile.
+    """Applies bias, penalties and grammar to logits: torch reference.
 
     Args:
         logits: [num_rows, vocab_size], any float type; not modified.

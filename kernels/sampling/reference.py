@@ -1,9 +1,8 @@
-"""Choosing tokens: warped logits plus counter-based Gumbel noise; the torch reference and the CPU path.
+"""Token choice by warped logits plus counter-based Gumbel noise: torch reference and CPU path.
 
-The token of a row is argmax(processed logits + noise(seed, position, token)), which is an exact sample of
-softmax(processed logits) (the Gumbel-max trick) and depends on nothing but the row: not on the batch, the tree around
-it or the device's random state. History, bias and grammar come in as tensors (`processors`). CUDA tensors go to
-the kernels of `kernels.gpu.sampling`.
+The token of a row is argmax(processed logits + noise(seed, position, token)): an exact sample of softmax(processed
+logits) (Gumbel-max trick) that depends on the row alone, not on the batch, the tree or the device's random state.
+History, bias and grammar are passed as tensors (`processors`). CUDA tensors use the kernels of `kernels.gpu.sampling`.
 """
 
 from typing import Any
@@ -15,20 +14,21 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.kernels.sampling.processors import LogitProcessors, apply_processors
 
-# Tokens looked at before a CPU row is sorted whole; a nucleus of real text is rarely larger, and a sort costs 10x more.
+# Best tokens examined before a CPU row is sorted whole: a nucleus of real text is rarely larger, and a sort costs 10x
+# more.
 _WINDOW = 128
 
 
 def _filter(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
-    """Mask float32 logits [num_rows, vocab_size] by top-k, top-p, then min-p, with one sort; out of place."""
+    """Masks float32 logits [num_rows, vocab_size] by top-k, top-p, then min-p, with one sort; out of place."""
     vocab_size = logits.shape[-1]
     minus_inf = float("-inf")
-    # Ascending, as transformers sorts: of equal logits at the edge of the nucleus the lowest ids go first.
+    # Ascending, as in transformers: among equal logits at the edge of the nucleus the lowest ids are removed first.
     ranked, order = torch.sort(logits, dim=-1, stable=True)
     kth = (vocab_size - top_ks).clamp(min=0, max=vocab_size - 1)[:, None]
     below_kth = (ranked < ranked.gather(-1, kth)) & (top_ks > 0)[:, None]
     ranked.masked_fill_(below_kth, minus_inf)
-    # Summed in double and rounded once: what float32 cumsum does on the CPU.
+    # Summed in double and rounded once, which equals a float32 cumsum on the CPU.
     mass = torch.softmax(ranked, dim=-1).cumsum(dim=-1, dtype=torch.float64).to(torch.float32)
     outside = (mass <= (1.0 - top_ps.double()).to(torch.float32)[:, None]) & (top_ps < 1.0)[:, None]
     outside[:, -1] = False
@@ -39,10 +39,10 @@ def _filter(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> T
 
 
 def _filter_window(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> tuple[Tensor, Tensor]:
-    """`_filter` by the best _WINDOW tokens of each row, and bool [num_rows]: where they were enough.
+    """`_filter` using the best _WINDOW tokens of each row; also returns bool [num_rows]: rows for which these sufficed.
 
-    Each filter keeps the upper end of the ranking, so where it removes the window's last token it removes the rest.
-    Top-k must do so by itself, since what it keeps is what top-p measures by.
+    Each filter keeps the upper end of the ranking, so if the window's last token is removed, so are all tokens below.
+    Top-k must remove the last token by itself, because top-p's mass is relative to the tokens that top-k keeps.
     """
     minus_inf = float("-inf")
     ranked, order = logits.topk(_WINDOW, dim=-1)
@@ -52,7 +52,7 @@ def _filter_window(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tenso
     weights = (ranked - best).exp().masked_fill(below_kth, 0.0)
     whole = (logits - best).exp().sum(dim=-1, dtype=torch.float64)
     total = torch.where(top_ks > 0, weights.sum(dim=-1, dtype=torch.float64), whole)[:, None]
-    # Mass of a token and all below it, as in `_filter`, counted from the other end.
+    # Mass of a token and all tokens below, as in `_filter`, computed from the upper end.
     mass = 1.0 - (weights.cumsum(dim=-1, dtype=torch.float64) - weights) / total
     outside = (mass.float() <= (1.0 - top_ps.double()).float()[:, None]) & (top_ps < 1.0)[:, None]
     outside[:, 0] = False
@@ -72,12 +72,13 @@ def process_logits(
     processors: LogitProcessors | None = None,
     listed_only: bool = False,
 ) -> Tensor:
-    """Warp logits as transformers' warpers do, each row by its own parameters: temperature, top-k, top-p, min-p.
+    """Warps logits like transformers' warpers, each row by its own temperature, top-k, top-p and min-p.
 
     Top-k keeps ties with the k-th logit; top-p keeps the smallest set whose mass reaches top_p, at least one token;
     min-p keeps tokens at least min_p times as probable as the best. Rows with temperature 0 are not warped. On a GPU
-    the mass is summed in fixed point, whose rounding (below 2**-24 of the whole) may move the edge of the nucleus, and
-    of min-p, by one token where a mass falls onto it; of equal logits at the edge the lowest ids go first.
+    masses are summed in fixed point, whose rounding (below 2**-24 of the total) may move the edge of the nucleus, and
+    of min-p, by one token if a mass coincides with the edge; among equal logits at the edge the lowest ids are removed
+    first.
 
     Args:
         logits: [num_rows, vocab_size], any float type; not modified.
@@ -87,9 +88,9 @@ def process_logits(
         min_ps: float32 [num_rows]; 0 is off.
         any_filtered: False promises that no row uses top-k, top-p or min-p, which saves the search for their edges.
         processors: applied to every row, warped or not, before temperature.
-        listed_only: look for edges among the best tokens of a row alone, in few operations whose shapes are fixed: 128
-            tokens, or about 2000 by the kernels. A row whose edges lie elsewhere is not filtered, or by min-p alone.
-            For drafts, which need not be filtered to be right.
+        listed_only: searches edges only among a row's best tokens (128 in torch, about 2000 in the kernels), in few
+            operations of fixed shapes. A row whose edges lie elsewhere is not filtered, or by min-p alone. For drafts,
+            whose filtering does not affect correctness.
 
     Returns:
         float32 [num_rows, vocab_size], removed tokens at -inf.
@@ -133,7 +134,7 @@ def process_logits(
 
 
 def best_tokens(logits: Tensor, workspace: Any = None) -> Tensor:
-    """The likeliest token of each row, the lowest id of equal ones; one launch on a GPU.
+    """Likeliest token of each row; ties go to the lowest id. Takes a single launch on a GPU.
 
     Args:
         logits: [num_rows, vocab_size], any float type.
@@ -161,20 +162,20 @@ def choose_tokens(
     processors: LogitProcessors | None = None,
     workspace: Any = None,
 ) -> Tensor:
-    """The token of each row: argmax at temperature 0, else argmax(processed logits + Gumbel noise).
+    """Chooses the token of each row: argmax at temperature 0, else argmax(processed logits + Gumbel noise).
 
-    A row's token does not depend on the other rows. Equal scores go to the lowest id. On a GPU nothing waits for the
-    device and launches depend on shapes and flags alone, so a call can be captured in a CUDA graph.
+    A row's token does not depend on the other rows. Ties go to the lowest id. On a GPU the host never waits for the
+    device, and launches depend on shapes and flags alone, so a call can be captured in a CUDA graph.
 
     Args:
         logits: [num_rows, vocab_size], any float type.
         temperatures, top_ks, top_ps, min_ps: [num_rows], as for `process_logits`.
         seeds: int64 [num_rows].
-        positions: int64 [num_rows]: position the chosen token will have.
+        positions: int64 [num_rows]: position that the chosen token will have.
         any_sampled: False promises that every temperature is 0.
         any_filtered: False promises that no row uses top-k, top-p or min-p.
         processors: applied to every row, sampled or not.
-        workspace: memory of the GPU kernels, from `sampling_workspace`; allocated by the call when not given.
+        workspace: scratch memory of the GPU kernels, from `sampling_workspace`; None allocates it in the call.
 
     Returns:
         int64 [num_rows].
@@ -205,6 +206,6 @@ def choose_tokens(
 
 
 def sampling_workspace(max_rows: int, vocab_size: int, device: torch.device | str) -> Any:
-    """Memory for `choose_tokens` of up to max_rows rows, to share between CUDA graphs; None where none is used."""
+    """Scratch memory for `choose_tokens` of up to max_rows rows, shareable between CUDA graphs; None if not needed."""
     kernels = choice.module_of("choose_tokens") if torch.device(device).type == "cuda" else None
     return None if kernels is None else kernels.SamplingWorkspace(max_rows, vocab_size, device)

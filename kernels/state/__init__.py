@@ -1,1 +1,1 @@
-"""Recurrences whose tokens are the nodes of trees: short convolutions, gated delta rules, selective state spaces."""
+"""Recurrences over the nodes of draft trees: short convolutions, gated delta rule, selective state spaces."""

@@ -1,4 +1,4 @@
-"""The gated delta rule over two trees, as `wingbeat.kernels.gpu.comparison` compares it."""
+"""Comparison of the gated delta rule with its reference, for `wingbeat.kernels.gpu.comparison`."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from wingbeat.kernels.state.rows import TreeRows
 
 
 def over_trees(device: torch.device, shape: Shape) -> list[Tensor]:
-    """Its results on a device."""
+    """Runs the gated delta rule over two trees on a device."""
     num_reqs, num_nodes, dim = 2, 7, min(shape.head_dim, 128)
     parents = torch.tensor([[-1, 0, 0, 1, 1, 3, 2], [-1, 0, 1, 2, 3, 4, 5]], device=device)
     rows = TreeRows.of(torch.tensor([2, 0], device=device), parents, num_nodes - 1, 1)

@@ -1,11 +1,12 @@
-"""Recurrences over token trees; the torch reference and the CPU path.
+"""Recurrences over draft trees: torch reference and CPU path.
 
-The nodes of a tree follow one state, which stays as it is. At a node a recurrence has the state times the decay on the
-way there, plus the addition of each ancestor times the decay since then. All nodes are therefore computed at once, as
-attention to ancestors, and no node has a state of its own (gated delta rule: arXiv 2412.06464, with the ancestors in
-the place of the tokens before; Mamba-2: arXiv 2405.21060). Once a path is accepted, its additions go into the state.
+The nodes of a tree continue one state, which is not modified. At a node the recurrence equals that state times the
+decay on the path, plus the addition of each ancestor times the decay since then. All nodes are therefore computed at
+once, as attention to ancestors, and no node needs a state of its own (gated delta rule: arXiv 2412.06464, with
+ancestors in place of earlier tokens; Mamba-2: arXiv 2405.21060). When a path is accepted, its additions are applied to
+the state.
 
-Nothing here loops over nodes, changes shape with the data or waits for the device, so all of it can be captured.
+No function loops over nodes, has data-dependent shapes or waits for the device, so all can be captured.
 """
 
 import torch
@@ -17,11 +18,11 @@ from wingbeat.kernels.state.rows import Added, Path, TreeRows
 
 
 def convolve(inputs: Tensor, states: Tensor, rows: TreeRows, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Causal depthwise convolution of each node's path: [num_reqs, channels, num_nodes].
+    """Causal depthwise convolution along each node's path: [num_reqs, channels, num_nodes].
 
     Args:
         inputs: [num_reqs, channels, num_nodes].
-        states: [num_states, channels, length]: the latest inputs before the root.
+        states: [num_states, channels, length]: latest inputs before the root.
         weight: [channels, width].
     """
     whole = torch.cat([states[rows.slots].to(inputs.dtype), inputs], dim=2)
@@ -34,7 +35,7 @@ def convolve(inputs: Tensor, states: Tensor, rows: TreeRows, weight: Tensor, bia
 
 
 def advance_convolution(inputs: Tensor, states: Tensor, path: Path) -> None:
-    """Let states of a convolution [num_states, channels, length] go on.
+    """Advances convolution states [num_states, channels, length] along accepted paths, in place.
 
     Args:
         inputs: [num_reqs, num_nodes, channels].
@@ -55,17 +56,18 @@ def delta_rule(
     rows: TreeRows,
     epsilon: float | None = None,
 ) -> tuple[Tensor, Added]:
-    """The gated delta rule at every node: [num_reqs, num_nodes, num_heads, value_dim], and what nodes add.
+    """Gated delta rule at every node: outputs [num_reqs, num_nodes, num_heads, value_dim], and the nodes' additions.
 
-    Queries are divided by the root of `key_dim`.
+    Queries are divided by the square root of key_dim.
 
     Args:
-        query, key: [num_reqs, num_nodes, num_key_heads, key_dim], each head of which serves several of the values'.
+        query, key: [num_reqs, num_nodes, num_key_heads, key_dim]; each key head serves several value heads.
         value: [num_reqs, num_nodes, num_heads, value_dim].
         decay: [num_reqs, num_nodes, num_heads], logarithms.
         beta: [num_reqs, num_nodes, num_heads].
         states: [num_states, num_heads, key_dim, value_dim].
-        epsilon: queries and keys are divided by their lengths first, with this added to the squares; None leaves them.
+        epsilon: normalises queries and keys to unit length first, with this added to their squared lengths; None leaves
+            them unchanged.
     """
     if (kernels := choice.compiled("delta_rule", value)) and kernels.fits(query):
         return kernels.delta_rule(query, key, value, decay, beta, states, rows, epsilon)
@@ -82,7 +84,7 @@ def delta_rule(
     wanted = (value - known) * beta[..., None]
     if value.shape[1] > 1:
         overlap = torch.einsum("bnhk,bmhk->bhnm", own_keys * beta[..., None], own_keys) * since
-        # The diagonal counts as ones.
+        # The solver takes the diagonal as ones.
         wanted = solve_triangular(overlap, wanted.transpose(1, 2), upper=False, unitriangular=True)
         wanted = wanted.transpose(1, 2)
     seen = torch.einsum("bnhk,bmhk->bhnm", own_queries, own_keys) * since
@@ -93,13 +95,13 @@ def delta_rule(
 def selective_scan(
     inputs: Tensor, steps: Tensor, rate: Tensor, into: Tensor, out_of: Tensor, states: Tensor, rows: TreeRows
 ) -> tuple[Tensor, Added]:
-    """Mamba-2's recurrence at every node: float32 [num_reqs, num_nodes, num_heads, head_dim], and what nodes add.
+    """Mamba-2's recurrence at every node: float32 [num_reqs, num_nodes, num_heads, head_dim], and the nodes' additions.
 
     Args:
         inputs: [num_reqs, num_nodes, num_heads, head_dim].
         steps: [num_reqs, num_nodes, num_heads], above 0.
         rate: [num_heads], below 0.
-        into, out_of: [num_reqs, num_nodes, num_groups, state_dim], each of which serves several heads.
+        into, out_of: [num_reqs, num_nodes, num_groups, state_dim]; each group serves several heads.
         states: [num_states, num_heads, head_dim, state_dim].
     """
     inputs, steps, into, out_of = (part.float() for part in (inputs, steps, into, out_of))
@@ -112,7 +114,7 @@ def selective_scan(
 
 
 def advance_recurrence(added: Added, states: Tensor, path: Path) -> None:
-    """Let recurrent states [num_states, num_heads, rows, columns] take what the nodes of a path add."""
+    """Advances recurrent states [num_states, num_heads, rows, columns] by the additions of a path's nodes, in place."""
     left, right, decay = (part.flatten(0, 1) for part in added)
     end = decay[path.ends]
     since = (end - decay[path.rows]).masked_fill(path.skipped, float("-inf")).exp()
@@ -123,8 +125,12 @@ def advance_recurrence(added: Added, states: Tensor, path: Path) -> None:
 
 
 def _decays(decay: Tensor, rows: TreeRows) -> tuple[Tensor, Tensor]:
-    """Logarithms [num_reqs, num_nodes, num_heads] from the state up to each node; and factors [num_reqs, num_heads,
-    num_nodes, num_nodes] from each column node to the row's, 0 where it is no ancestor."""
+    """Cumulative decays along paths.
+
+    Returns:
+        Logarithms from the state up to each node, [num_reqs, num_nodes, num_heads]; and factors from each column node
+            to the row node, [num_reqs, num_heads, num_nodes, num_nodes], 0 if the column node is no ancestor.
+    """
     visible = rows.visible
     total = torch.einsum("bnm,bmh->bnh", visible.to(decay.dtype), decay)
     along = total.transpose(1, 2)
@@ -133,6 +139,6 @@ def _decays(decay: Tensor, rows: TreeRows) -> tuple[Tensor, Tensor]:
 
 
 def _per_head(part: Tensor, num_heads: int) -> Tensor:
-    """[num_reqs, n, groups, dim] -> [num_reqs, n, num_heads, dim]"""
+    """Repeats groups over their heads: [num_reqs, n, groups, dim] -> [num_reqs, n, num_heads, dim]."""
     times = num_heads // part.shape[2]
     return part if times == 1 else part.repeat_interleave(times, dim=2, output_size=num_heads)

@@ -1,4 +1,4 @@
-"""Rows of token trees for recurrences, paths through them, and what nodes add to a state."""
+"""Rows of draft trees for recurrences, accepted paths, and the nodes' additions to a state."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,23 +11,23 @@ from wingbeat.kernels.tree.reference import ancestor_mask
 
 
 class TreeRows(NamedTuple):
-    """How the nodes of some trees follow one another, and which states they follow."""
+    """Ancestry of the nodes of some trees, and the states that they continue."""
 
     slots: Tensor
     """int64 [num_reqs]: row of the states."""
     visible: Tensor
-    """bool [num_reqs, num_nodes, num_nodes]: row node follows column node, or is it."""
+    """bool [num_reqs, num_nodes, num_nodes]: row node descends from column node, or equals it."""
     windows: Tensor
-    """int64 [num_reqs, num_nodes, width]: the latest inputs of a convolution at each node, itself last, as indices of
-    `width` inputs before the root and the nodes' behind these."""
+    """int64 [num_reqs, num_nodes, width]: convolution inputs at each node, itself last. Indices count `width` inputs
+    before the root, then the nodes' inputs."""
 
     @classmethod
     def of(cls, slots: Tensor, parents: Tensor, max_depth: int, width: int) -> "TreeRows":
-        """Rows of trees.
+        """Builds the rows of trees.
 
         Args:
-            parents: int64 [num_reqs, num_nodes]: -1 for the root, and else below the node's own index.
-            max_depth: of the deepest node.
+            parents: int64 [num_reqs, num_nodes]: -1 for the root, otherwise less than the node's index.
+            max_depth: depth of the deepest node.
             width: longest window of a convolution.
         """
         node = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
@@ -40,32 +40,35 @@ class TreeRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Path:
-    """How far states go on, and where they are then stored: all are read before any is written."""
+    """Accepted paths by which states advance, and where the new states are stored. All reads precede all writes."""
 
     slots: Tensor
-    """int64 [num_ends]: rows of the states before."""
+    """int64 [num_ends]: rows of the states to advance."""
     rows: Tensor
-    """int64 [num_ends, longest]: nodes, as rows of [num_reqs * num_nodes]."""
+    """int64 [num_ends, longest]: path nodes, as indices of [num_reqs * num_nodes]."""
     num_tokens: Tensor
-    """int64 [num_ends]: nodes that count; the others are any."""
+    """int64 [num_ends]: valid nodes of each path; the others are arbitrary."""
     targets: Tensor
-    """int64 [num_ends]: rows of the states behind them."""
+    """int64 [num_ends]: rows that receive the advanced states."""
     _latest: dict[int, Tensor] = field(default_factory=dict)
 
     def latest(self, length: int) -> Tensor:
-        """int64 [num_ends, length]: the last inputs that count, among so many before the path and the path's."""
+        """int64 [num_ends, length]: indices of the last valid inputs.
+
+        Indices count `length` inputs before the path, then the path's inputs.
+        """
         if length not in self._latest:
             self._latest[length] = self.num_tokens[:, None] + torch.arange(length, device=self.slots.device)
         return self._latest[length]
 
     @cached_property
     def skipped(self) -> Tensor:
-        """bool [num_ends, longest, 1]: nodes that do not count."""
+        """bool [num_ends, longest, 1]: nodes that are not valid."""
         return (torch.arange(self.rows.shape[1], device=self.rows.device) >= self.num_tokens[:, None])[..., None]
 
     @cached_property
     def ends(self) -> Tensor:
-        """int64 [num_ends, 1]: the last row that counts."""
+        """int64 [num_ends, 1]: last valid node of each path."""
         return self.rows.gather(1, (self.num_tokens - 1)[:, None])
 
 
@@ -73,8 +76,8 @@ class Added(NamedTuple):
     """Outer products, left times right, that nodes add to a recurrent state, and the decay up to each node."""
 
     left: Tensor
-    """float32 [num_reqs, num_nodes, num_left_heads, rows]"""
+    """float32 [num_reqs, num_nodes, num_left_heads, rows]."""
     right: Tensor
-    """float32 [num_reqs, num_nodes, num_right_heads, columns]"""
+    """float32 [num_reqs, num_nodes, num_right_heads, columns]."""
     decay: Tensor
     """float32 [num_reqs, num_nodes, num_heads]: log of the decay from the state up to the node, itself included."""

@@ -1,6 +1,6 @@
-"""Recurrences over trees on a GPU: the kernels behind `reference`, one launch for all trees and heads.
+"""Gated delta rule over draft trees on a GPU, one launch for all trees and heads; the reference is `reference`.
 
-A program has the nodes of one tree, one head of the values and a part of its columns, all in registers.
+A program computes the nodes of one tree for one value head and a part of its columns, all in registers.
 """
 
 import torch
@@ -12,11 +12,11 @@ from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.state.rows import Added, TreeRows
 
 MOST_NODES, MOST_KEYS = 16, 128
-"""Nodes of a tree, and numbers of a head, that a program's registers hold."""
+"""Maximum number of nodes of a tree, and maximum head dimension of keys, that a program's registers hold."""
 _LEAST = 16
-"""Least size of a product on tensor cores."""
+"""Minimum dimension of a product on tensor cores."""
 _PRECISION = tl.constexpr("tf32x3")
-"""Products of float32 that are as exact as sums of them, and fit into registers, as those of `ieee` do not."""
+"""Precision of float32 products: as exact as their sums, and fits into registers, unlike `ieee`."""
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def _delta_rule_kernel(
     added = (v - tl.dot(k, state, input_precision=_PRECISION) * reached) * b[:, None]
     overlap = tl.dot(k * b[:, None], tl.trans(k), input_precision=_PRECISION) * since
     for node in range(1, num_nodes):
-        # Rows before this one are final; its own and later ones count for nothing here.
+        # Rows before `node` are final; `node` itself and later rows are masked out.
         row = tl.sum(tl.where((nodes == node)[:, None] & (nodes < node)[None, :], overlap, 0.0), axis=0)
         known = tl.sum(row[:, None] * added, axis=0)
         added = tl.where((nodes == node)[:, None], added - known[None, :], added)
@@ -105,7 +105,7 @@ def _delta_rule_kernel(
 
 
 def fits(query: Tensor) -> bool:
-    """Whether a program holds trees of so many nodes, [num_reqs, num_nodes, num_key_heads, key_dim]."""
+    """Whether a program's registers hold such trees; query is [num_reqs, num_nodes, num_key_heads, key_dim]."""
     return query.shape[1] <= MOST_NODES and query.shape[3] <= MOST_KEYS
 
 
@@ -119,7 +119,7 @@ def delta_rule(
     rows: TreeRows,
     epsilon: float | None,
 ) -> tuple[Tensor, Added]:
-    """See `reference.delta_rule`."""
+    """Launches the kernel for `reference.delta_rule`."""
     (num_reqs, num_nodes, num_heads, value_dim), (num_key_heads, key_dim) = value.shape, key.shape[2:]
     out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     keys = torch.empty(key.shape, dtype=torch.float32, device=value.device)

@@ -1,1 +1,1 @@
-"""Token trees: masks, growth, the accepted path."""
+"""Draft trees: masks, growth, the accepted path."""

@@ -1,6 +1,6 @@
-"""Candidates for the nodes of a tree: the likeliest continuations by a drafter's logits, or by the target's own noise.
+"""Candidates for the nodes of a draft tree: the likeliest continuations by a drafter's logits.
 
-The torch reference and the CPU path; CUDA tensors go to the kernel of `kernels.gpu.tree.candidates`.
+Torch reference and CPU path; CUDA tensors use the kernel of `kernels.gpu.tree.candidates`.
 """
 
 import torch
@@ -12,11 +12,11 @@ from wingbeat.kernels.tree.results import Candidates, Coupling
 
 
 def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling: Coupling | None = None) -> Candidates:
-    """The likeliest continuations of each node and their log-probabilities.
+    """Likeliest continuations of each node, and their log-probabilities.
 
-    With a coupling the scores are logits / temperature + Gumbel noise, and so are what the log-softmax is of: the best
-    of them is likeliest to equal the target's own choice (Daliri et al., arXiv:2408.07978). Of equal scores the kernel
-    takes the lower draft index, and the CPU path any.
+    With a coupling, scores are logits / temperature + Gumbel noise, and log-probabilities are the log-softmax of these
+    scores: the best candidate is likeliest to equal the target's own choice (Daliri et al., arXiv:2408.07978). On ties
+    the kernel takes the lower draft index, the CPU path any.
 
     Args:
         logits: [num_reqs, width, draft_vocab_size], any float type.
@@ -30,7 +30,9 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
     if not 1 <= top_k <= vocab_size:
         raise ValueError(f"top_k is {top_k}: it must be 1 to {vocab_size}, the size of the draft vocabulary")
     if draft_token_ids.shape != (vocab_size,):
-        raise ValueError(f"draft_token_ids is {list(draft_token_ids.shape)} and the logits have {vocab_size} columns")
+        raise ValueError(
+            f"draft_token_ids is {list(draft_token_ids.shape)}: [{vocab_size}] needed, as the logits' columns"
+        )
     if kernels := choice.compiled("top_candidates", logits):
         return kernels.top_candidates(logits, draft_token_ids, top_k, coupling)
     scores = logits.to(torch.float32)
@@ -38,7 +40,7 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
         sampled = (coupling.temperatures > 0)[:, None]
         noise = gumbel_noise(coupling.seeds, coupling.positions, draft_token_ids).masked_fill_(~sampled, 0.0)
         scores = scores / torch.where(sampled, coupling.temperatures[:, None], 1.0)[..., None] + noise[:, None]
-    if top_k == 1:  # three passes over the vocabulary where the general form needs five
+    if top_k == 1:  # three passes over the vocabulary instead of five
         likeliest = scores.softmax(dim=-1).max(dim=-1, keepdim=True)
         return Candidates(draft_token_ids[likeliest.indices], likeliest.values.log())
     best = torch.topk(scores, top_k, dim=-1)
@@ -46,7 +48,7 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
 
 
 def top_among(scores: Tensor, token_ids: Tensor, top_k: int, coupling: Coupling | None = None) -> Candidates:
-    """`top_candidates` where each request has a few candidates of its own; torch's operations on every device.
+    """`top_candidates` for requests with a few candidates of their own; uses torch operations on every device.
 
     Args:
         scores: [num_reqs, width, num_candidates], any float type.
@@ -54,13 +56,15 @@ def top_among(scores: Tensor, token_ids: Tensor, top_k: int, coupling: Coupling 
         top_k: candidates of a node, 1 to num_candidates.
 
     Raises:
-        ValueError: top_k is out of range, or token_ids are not the scores' candidates.
+        ValueError: top_k is out of range, or token_ids does not have the scores' candidates.
     """
     num_candidates = scores.shape[-1]
     if not 1 <= top_k <= num_candidates:
-        raise ValueError(f"top_k is {top_k}: it must be 1 to {num_candidates}, the candidates that there are")
+        raise ValueError(f"top_k is {top_k}: it must be 1 to {num_candidates}, the number of candidates")
     if token_ids.shape != (len(scores), num_candidates):
-        raise ValueError(f"token_ids is {list(token_ids.shape)} and the scores are {list(scores.shape)}")
+        raise ValueError(
+            f"token_ids is {list(token_ids.shape)}: [{len(scores)}, {num_candidates}] needed, as the scores"
+        )
     scores = scores.to(torch.float32)
     if coupling is not None:
         sampled = (coupling.temperatures > 0)[:, None]

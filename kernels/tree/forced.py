@@ -1,7 +1,9 @@
-"""A walk whose length is drawn in place of decided by the target; the torch reference.
+"""Forced acceptance, for benchmarks: a walk whose length is drawn at random instead of decided by the target.
 
-It follows first children for as many levels as are drawn, and emits the target's choice where it ends. GPUs have it in
-the kernel that settles paths, `kernels.gpu.round`.
+Torch reference.
+
+The walk follows first children for the drawn number of levels, and emits the target's choice at its end. On GPUs the
+kernel that settles paths, in `kernels.gpu.round`, performs the walk.
 """
 
 from typing import NamedTuple
@@ -16,20 +18,23 @@ NOISE_BITS = 23
 
 
 class Draws(NamedTuple):
-    """Source of drawn lengths: (epoch, position) alone, so that replays of a CUDA graph draw anew."""
+    """Source of drawn lengths.
+
+    Lengths depend on (epoch, position) alone, so that replays of a CUDA graph draw new ones.
+    """
 
     limits: Tensor
-    """int32 [max_depth]: a level is accepted where its random bits are below."""
+    """int32 [max_depth]: a level is accepted if its random bits are below its limit."""
     epochs: Tensor
-    """int64 [num_slots]"""
+    """int64 [num_slots]."""
     slots: Tensor
-    """int64 [num_reqs]"""
+    """int64 [num_reqs]."""
     positions: Tensor
-    """int64 [num_reqs]: of the roots."""
+    """int64 [num_reqs]: positions of the roots."""
 
 
 def drawn_lengths(draws: Draws) -> Tensor:
-    """Levels to accept, as far as a tree goes: int64 [num_reqs]."""
+    """Number of levels to accept, if the tree is deep enough: int64 [num_reqs]."""
     levels = torch.arange(len(draws.limits), device=draws.limits.device)
     accepted = noise_bits(draws.epochs[draws.slots], draws.positions, levels) < draws.limits
     return accepted.to(torch.int64).cumprod(dim=1).sum(dim=1)
@@ -38,7 +43,7 @@ def drawn_lengths(draws: Draws) -> Tensor:
 def forced_walk(
     token_ids: Tensor, parents: Tensor, num_valid: Tensor, target_token_ids: Tensor, draws: Draws, max_path: int
 ) -> WalkResult:
-    """Walk first children; the arguments beside `draws` are those of `reference.walk_tree`."""
+    """Walks along first children. Arguments other than `draws` are those of `reference.walk_tree`."""
     num_nodes = token_ids.shape[1]
     index = torch.arange(num_nodes, device=token_ids.device)
     counts = (index > 0) & (index < num_valid[:, None])

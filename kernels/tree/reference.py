@@ -1,9 +1,9 @@
-"""Token trees as tensors: ancestor masks, paths and the acceptance walk; the torch reference and the CPU path.
+"""Draft trees as tensors: ancestor masks, paths and the acceptance walk. Torch reference and CPU path.
 
 A tree is `token_ids` and `parents` [num_reqs, num_nodes]: node 0 is the root (parent -1), every other node's parent has
-a smaller index, and nodes from num_valid on are padding. Nothing here loops over nodes or requests, changes shape with
-the data or waits for the device, so all of it can be captured in a CUDA graph. CUDA tensors go to the kernels of
-`kernels.gpu.tree.walk`. Knows nothing of models or caches.
+a smaller index, and nodes from num_valid on are padding. No function loops over nodes or requests, has data-dependent
+shapes or waits for the device, so all can be captured in a CUDA graph. CUDA tensors use the kernels of
+`kernels.gpu.tree.walk`. Independent of models and caches.
 """
 
 import torch
@@ -16,13 +16,13 @@ _WORD_BITS = 64
 
 
 def ancestor_mask(parents: Tensor, max_depth: int | None = None) -> Tensor:
-    """Which nodes each node sees: itself and its ancestors.
+    """Mask of the nodes that each node sees: itself and its ancestors.
 
     Padding may have any parent below its own index: it sees itself and that chain, and no valid node sees it.
 
     Args:
         parents: int64 [num_reqs, num_nodes].
-        max_depth: depth of the deepest node, the loop bound; num_nodes - 1 when not given.
+        max_depth: depth of the deepest node, which bounds the loop; None means num_nodes - 1.
 
     Returns:
         bool [num_reqs, num_nodes, num_nodes]: row node sees column node.
@@ -41,7 +41,7 @@ def ancestor_mask(parents: Tensor, max_depth: int | None = None) -> Tensor:
 
 
 def pack_mask(mask: Tensor) -> Tensor:
-    """Pack the last dimension of a bool mask into words: bit b of word w is column 64 * w + b.
+    """Packs the last dimension of a bool mask into words: bit b of word w is column 64 * w + b.
 
     Args:
         mask: bool [num_reqs, num_nodes, num_nodes].
@@ -57,14 +57,14 @@ def pack_mask(mask: Tensor) -> Tensor:
 
 
 def ancestor_words(parents: Tensor, max_depth: int | None = None) -> Tensor:
-    """`ancestor_mask`, packed as `pack_mask` does: int64 [num_reqs, num_nodes, ceil(num_nodes / 64)]."""
+    """`ancestor_mask`, packed as by `pack_mask`: int64 [num_reqs, num_nodes, ceil(num_nodes / 64)]."""
     if kernels := choice.compiled("ancestors", parents):
         return kernels.ancestors(parents, max_depth, pack=True)
     return pack_mask(ancestor_mask(parents, max_depth))
 
 
 def path_token_ids(token_ids: Tensor, parents: Tensor, max_depth: int) -> Tensor:
-    """Tokens from each node up to the root's child: the history a node has beyond the root's.
+    """Tokens from each node up to the root's child, which extend the root's history at that node.
 
     Args:
         token_ids: int64 [num_reqs, num_nodes].
@@ -86,7 +86,7 @@ def path_token_ids(token_ids: Tensor, parents: Tensor, max_depth: int) -> Tensor
 
 
 def unpack_mask(words: Tensor, num_nodes: int) -> Tensor:
-    """Undo `pack_mask`.
+    """Unpacks words of `pack_mask` into a bool mask.
 
     Args:
         words: int64 [num_reqs, num_nodes, num_words].
@@ -102,16 +102,18 @@ def unpack_mask(words: Tensor, num_nodes: int) -> Tensor:
 def walk_tree(
     token_ids: Tensor, parents: Tensor, num_valid: Tensor, target_token_ids: Tensor, max_path: int
 ) -> WalkResult:
-    """Follow the target's choices from the root; of equal children the one with the lowest index is taken.
+    """Follows the target's choices from the root.
 
-    Following the child that equals the target's own choice emits exactly what the target would emit without a tree.
+    If several children carry the chosen token, the lowest index is taken.
+
+    The emitted tokens are the target's own choices, hence exactly the tokens that it would emit without a tree.
 
     Args:
         token_ids: int64 [num_reqs, num_nodes].
         parents: int64 [num_reqs, num_nodes].
         num_valid: int64 [num_reqs]: nodes that count, root included; the root always counts.
         target_token_ids: int64 [num_reqs, num_nodes]: the token the target chooses after each node.
-        max_path: most tokens a walk may emit, at least 1.
+        max_path: maximum number of tokens a walk may emit, at least 1.
     """
     if kernels := choice.compiled("walk_tree", token_ids):
         return kernels.walk_tree(token_ids, parents, num_valid, target_token_ids, max_path)
@@ -119,14 +121,14 @@ def walk_tree(
     index = torch.arange(num_nodes, device=token_ids.device)
     up = parents.clamp(min=0)
     follows = (token_ids == target_token_ids.gather(1, up)) & (index < num_valid[:, None]) & (index > 0)
-    # Each node has at most one chosen child, found for all nodes at once; num_nodes stands for none.
+    # Each node has at most one chosen child, computed for all nodes at once; num_nodes means none.
     chosen_child = torch.full_like(parents, num_nodes)
     chosen_child.scatter_reduce_(1, up, torch.where(follows, index, num_nodes), reduce="amin")
     node = torch.zeros(num_reqs, 1, dtype=torch.int64, device=token_ids.device)
     path, walking = [node], [torch.ones_like(node, dtype=torch.bool)]
     for _ in range(max_path - 1):
         child = chosen_child.gather(1, node)
-        # A node without a chosen child stays without one: the walk cannot resume.
+        # A node without a chosen child keeps none: the walk cannot resume.
         moved = child < num_nodes
         node = torch.where(moved, child, node)
         path.append(node)

@@ -1,4 +1,4 @@
-"""What the operations on token trees take and return, on every device."""
+"""Arguments and results of the operations on draft trees, on every device."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 class WalkResult(NamedTuple):
-    """The accepted path of each tree and the tokens it emits."""
+    """Accepted path of each tree, and the tokens it emits."""
 
     nodes: Tensor
-    """int64 [num_reqs, max_path]: node 0, then the accepted nodes; the last one repeated to the end."""
+    """int64 [num_reqs, max_path]: node 0, then the accepted nodes; the last node is repeated to the end."""
     num_tokens: Tensor
     """int64 [num_reqs]: 1 + accepted nodes, 1..max_path."""
     token_ids: Tensor
@@ -17,23 +17,23 @@ class WalkResult(NamedTuple):
 
 
 class Frontier(NamedTuple):
-    """The nodes of one level that are expanded next, best first."""
+    """Nodes of one level that are expanded next, best first."""
 
     token_ids: Tensor
-    """int64 [num_reqs, top_k]"""
+    """int64 [num_reqs, top_k]."""
     table_index: Tensor
-    """int64 [num_reqs, top_k]: their entries in the table."""
+    """int64 [num_reqs, top_k]: entries of the nodes in the table."""
     scores: Tensor
-    """float32 [num_reqs, top_k]: cumulative log-probability; -inf where there was no candidate."""
+    """float32 [num_reqs, top_k]: cumulative log-probability; -inf for missing candidates."""
     frontier_parent: Tensor
     """int64 [num_reqs, top_k]: index into the previous frontier (0 after the root's level)."""
 
 
 class GrownTree(NamedTuple):
-    """A finished tree; node 0 is the root and padding has token 0, parent 0, depth 0 and score -inf."""
+    """Finished draft tree; node 0 is the root. Padding has token 0, parent 0, depth 0 and score -inf."""
 
     token_ids: Tensor
-    """int64 [num_reqs, num_nodes]"""
+    """int64 [num_reqs, num_nodes]."""
     parents: Tensor
     """int64 [num_reqs, num_nodes]: below the node's own index; -1 for the root."""
     depths: Tensor
@@ -45,17 +45,17 @@ class GrownTree(NamedTuple):
 
 
 class Coupling(NamedTuple):
-    """The noise the target will choose with, to rank candidates by; [num_reqs] each."""
+    """Parameters of the noise that the target will choose with, to rank candidates by; [num_reqs] each."""
 
     temperatures: Tensor
     """float32; at 0 candidates are ranked by their logits."""
     seeds: Tensor
-    """int64"""
+    """int64."""
     positions: Tensor
-    """int64: position the candidates will have."""
+    """int64: position that the candidates will have."""
 
     def tempered(self) -> "Coupling":
-        """Of logits that are divided by the temperatures already."""
+        """Coupling for logits that are already divided by the temperatures."""
         return self._replace(temperatures=self.temperatures.sign())
 
 
@@ -63,6 +63,6 @@ class Candidates(NamedTuple):
     """Continuations of some nodes, best first."""
 
     token_ids: Tensor
-    """int64 [num_reqs, width, top_k]: in the target's vocabulary."""
+    """int64 [num_reqs, width, top_k], in the target's vocabulary."""
     log_probs: Tensor
-    """float32 [num_reqs, width, top_k]"""
+    """float32 [num_reqs, width, top_k]."""

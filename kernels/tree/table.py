@@ -1,7 +1,7 @@
-"""Growth of EAGLE-2 trees: a table of candidates, level by level; the torch reference and the CPU path.
+"""Growth of EAGLE-2 trees: a table of candidates, level by level. Torch reference and CPU path.
 
-Like `tree`, whose tensors come out of it, nothing here loops over nodes or requests, changes shape with the data or
-waits for the device. CUDA tensors go to the kernels of `kernels.gpu.tree.table`.
+As in `tree`, no function loops over nodes or requests, has data-dependent shapes or waits for the device. CUDA tensors
+use the kernels of `kernels.gpu.tree.table`.
 """
 
 import torch
@@ -12,7 +12,7 @@ from wingbeat.kernels.tree.results import Frontier, GrownTree
 
 
 def select_frontier(scores: Tensor, count: int) -> Tensor:
-    """Indices of the best `count` scores, best first; of equal scores the lower index comes first.
+    """Indices of the best `count` scores, best first; ties go to the lower index.
 
     Args:
         scores: float32 [num_reqs, num_candidates].
@@ -24,11 +24,12 @@ def select_frontier(scores: Tensor, count: int) -> Tensor:
 
 
 class TreeTable:
-    """Every candidate of a growing EAGLE-2 tree, level by level (EAGLE-2, arXiv:2406.16858, section 4).
+    """All candidates of a growing EAGLE-2 tree, level by level (EAGLE-2, arXiv:2406.16858, section 4).
 
-    The root has top_k children; then each level expands the top_k best nodes of the level before by cumulative
-    log-probability, each into top_k children. Entry 0 is the root, entries 1..top_k its children, then top_k**2 a
-    level. A table is reusable: level 0 starts the next tree in the same memory. top_k = 1 grows a chain.
+    The root has top_k children; each later level expands the top_k nodes of the previous level with the best cumulative
+    log-probability, into top_k children each. Entry 0 is the root, entries 1..top_k are its children, then come
+    top_k**2 entries per level. A table is reusable: level 0 starts the next tree in the same memory. top_k = 1 grows a
+    chain.
     """
 
     def __init__(self, num_reqs: int, top_k: int, steps: int, device: torch.device | str) -> None:
@@ -39,13 +40,13 @@ class TreeTable:
         self._token_ids = torch.zeros(num_reqs, self.size, dtype=torch.int64, device=device)
         self._parents = torch.zeros(num_reqs, self.size, dtype=torch.int64, device=device)
         self._scores = torch.full((num_reqs, self.size), float("-inf"), dtype=torch.float32, device=device)
-        # Computed where it is needed: tables are made in the middle of a round, where an upload would be waited for.
+        # Computed on the device: tables are created in the middle of a round, where an upload would make the host wait.
         below = torch.arange(self.size, device=device) - 1
         self._depths = (below >= 0).long() + (below >= top_k) * (1 + (below - top_k) // (top_k * top_k))
         self._frontier: Frontier | None = None
 
     def add_level(self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor) -> Frontier:
-        """Enter the children of the current frontier and choose the next one.
+        """Enters the children of the current frontier and selects the next frontier.
 
         Args:
             level: 0 for the root's children, then one more each call, below `steps`.
@@ -53,12 +54,14 @@ class TreeTable:
             candidate_log_probs: float [num_reqs, frontier, top_k]; -inf marks a missing candidate.
 
         Raises:
-            ValueError: the candidates do not have the level's shape, or the level before it was never added.
+            ValueError: the candidates do not have the level's shape, or the level before was never added.
         """
         width = 1 if level == 0 else self.top_k
         expected = (self.num_reqs, width, self.top_k)
         if tuple(candidate_token_ids.shape) != expected or candidate_log_probs.shape != candidate_token_ids.shape:
-            raise ValueError(f"level {level} wants candidates of shape {expected}, got {candidate_token_ids.shape}")
+            raise ValueError(
+                f"candidates of level {level} have shape {tuple(candidate_token_ids.shape)}: {expected} needed"
+            )
         if level > 0 and (self._frontier is None or level >= self.steps):
             raise ValueError(f"level {level} of {self.steps} added without the level before it")
         if kernels := choice.compiled("grow_tree", self._scores):
@@ -69,14 +72,15 @@ class TreeTable:
             )
             return self._frontier
         if level == 0:
-            # Levels of an earlier tree that this one may not reach must not be kept.
+            # Scores of levels of an earlier tree that this tree may not reach are cleared, so that they are never kept.
             self._scores[:, 1:].fill_(float("-inf"))
             log_probs, parents = candidate_log_probs, torch.zeros_like(candidate_token_ids)
         else:
             log_probs = candidate_log_probs
             parents = self._frontier.table_index[..., None].expand(expected)
-        # A child never beats its parent: with NaN as "no candidate" and no log-probability above 0, float addition is
-        # monotone, and equal scores are settled by table order. So the best entries are always closed under parents.
+        # A child's score never exceeds its parent's: NaN means a missing candidate, no log-probability is above 0, and
+        # float addition is monotone; ties are settled by table order. Hence the best entries are always closed under
+        # parents.
         log_probs = torch.nan_to_num(log_probs.to(torch.float32), nan=float("-inf"), neginf=float("-inf")).clamp(
             max=0.0
         )
@@ -84,11 +88,11 @@ class TreeTable:
         return self._enter(level, candidate_token_ids.flatten(1), parents.flatten(1), scores.flatten(1))
 
     def level_start(self, level: int) -> int:
-        """Index of a level's first entry; its children of frontier node f begin top_k * f later."""
+        """Index of a level's first entry; the children of frontier node f begin top_k * f entries later."""
         return 1 if level == 0 else 1 + self.top_k + (level - 1) * self.top_k * self.top_k
 
     def _enter(self, level: int, token_ids: Tensor, parents: Tensor, scores: Tensor) -> Frontier:
-        """Write a level [num_reqs, width * top_k] into the table and keep its best top_k as the frontier."""
+        """Writes a level [num_reqs, width * top_k] to the table and makes its best top_k entries the frontier."""
         begin = self.level_start(level)
         entries = slice(begin, begin + token_ids.shape[1])
         self._token_ids[:, entries] = token_ids
@@ -100,7 +104,7 @@ class TreeTable:
         return self._frontier
 
     def finalize(self, root_token_ids: Tensor, num_nodes: int) -> GrownTree:
-        """The best num_nodes - 1 entries and the root, renumbered in table order (so by depth, parents first).
+        """Returns the root and the best num_nodes - 1 entries, renumbered in table order (by depth, parents first).
 
         Args:
             root_token_ids: int64 [num_reqs].
@@ -110,18 +114,18 @@ class TreeTable:
             ValueError: num_nodes is below 1.
         """
         if num_nodes < 1:
-            raise ValueError(f"num_nodes is {num_nodes}: a tree has at least its root")
+            raise ValueError(f"num_nodes is {num_nodes}: it must be at least 1, the root")
         if kernels := choice.compiled("grow_tree", self._scores):
             table = (self._token_ids, self._parents, self._scores)
             return kernels.finalize(table, self._depths, root_token_ids, num_nodes)
         scores = self._scores[:, 1:]
         best = select_frontier(scores, min(num_nodes, self.size) - 1)
-        # Missing candidates sort behind every real one, so that valid nodes come first.
+        # Missing candidates sort behind real ones, so that valid nodes come first.
         missing = scores.gather(1, best) == float("-inf")
         order = (best + missing * self.size).sort(dim=1).values
         valid = order < self.size
         kept = torch.where(valid, order, order - self.size) + 1
-        # Renumbered by a scatter over the table; entry 0 is the root and keeps number 0.
+        # Renumbered by a scatter over the table; entry 0, the root, keeps number 0.
         number = torch.zeros_like(self._parents)
         number.scatter_(1, kept, torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept))
         parents = number.gather(1, self._parents.gather(1, kept))

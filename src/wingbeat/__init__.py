@@ -1,4 +1,4 @@
-"""The package `wingbeat`: what a program imports first. Importing it takes neither torch nor Ray.
+"""Public names of `wingbeat`, imported on first use: importing the package loads neither torch nor Ray.
 
 import wingbeat
 

@@ -1,4 +1,4 @@
-"""What the adversary does, by name. A new victim is one line of `VICTIMS`, and the act's name in a scenario."""
+"""Acts of the adversary, by name. A new victim is a line of `VICTIMS`, and the act's name in a scenario."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ PAUSE_S = 4.0
 LONG_PAUSE_S = 10.0
 """Less than any limit at which a process is taken for stuck, but that of a drafter."""
 LEFT_BYTES = 2**18
-"""Of shared memory that is filled: less than any channel needs."""
+"""Bytes of shared memory that stay free: less than any channel needs."""
 FULL_S = 6.0
 PIDFD_GETFD = 438
 """The system call's number, on every architecture."""
@@ -41,7 +41,7 @@ VICTIMS: dict[str, Callable[["World"], int]] = {
 
 
 class Act(NamedTuple):
-    """One thing that goes wrong."""
+    """A fault that is provoked."""
 
     do: Callable[["World"], Callable[[], bool]]
     """Does it, and returns the condition from which on it has been noticed."""

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT
 
 SHARED_MEMORY = "800m"
-"""Of each stage: what is filled is its own."""
+"""Size of a stage's own shared memory, which an act may fill."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,13 +46,13 @@ class Stage:
         self._answer()
 
     def play(self, act: str) -> dict[str, Any]:
-        """What came of it."""
+        """Play an act and return its result."""
         self._process.stdin.write(f"{act}\n")
         self._process.stdin.flush()
         return self._answer()
 
     def end(self) -> dict[str, Any]:
-        """What was left after the end of the application."""
+        """End the application and return what it left behind."""
         self._process.stdin.close()
         return self._answer()
 

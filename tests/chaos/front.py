@@ -1,4 +1,4 @@
-"""What clients notice when something between them and the engines is killed or stopped.
+"""Effects on clients when a process between them and the engines is killed or stopped.
 
     python -m tests.chaos.front 20 'kill router' 'pause launcher'
 
@@ -27,15 +27,15 @@ EACH = 3
 """Connections of a kind."""
 PAUSE_S = 10.0
 TOKENS, FEW_TOKENS = 240, 8
-"""Of a stream, and of a request that comes at the wrong moment; at 40 tokens a second at most."""
+"""Tokens of a stream, and of a request that comes during the act; at most 40 tokens per second."""
 PATIENCE_S = 120.0
-"""Of a client, for all that it wants to know."""
+"""Seconds that a client waits for each answer."""
 PROBE_S = 0.1
 SOON_S = 5.0
 
 
 class Cell(NamedTuple):
-    """One act, and what it may cost."""
+    """An act, and its allowed effects on clients."""
 
     victim: str
     pause_s: float = 0.0
@@ -62,12 +62,12 @@ CELLS = {
     "kill controller of two routers": Cell("controller", num_routers=2),
 }
 LAST_CELLS = ("launcher", "raylet", "head")
-"""Whose death is that of the application."""
+"""Victims whose death ends the application."""
 
 
 @dataclass
 class Outcome:
-    """What came of one act, or of several."""
+    """Results of one or several acts."""
 
     times: int = 0
     back_s: list[float] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Outcome:
     """New connections that were refused or broken before that."""
     num_streams: int = 0
     cut: int = 0
-    """Of the streams, those that ended before their end, and were sent again."""
+    """Number of streams that ended early and were sent again."""
     wrong: list[str] = field(default_factory=list)
     """Requests that failed, or had another text than the undisturbed one."""
 
@@ -136,7 +136,7 @@ class Front:
         return outcome
 
     def _judge_waiting(self, cell: Cell, outcome: Outcome, asked: Future[httpx.Response]) -> None:
-        """Those whose connection no process had accepted are answered; others are asked again where that may be."""
+        """Judge a new request: a failure is a refusal if the act may break connections, else an error."""
         failure = asked.exception()
         if failure is not None and cell.breaks:
             outcome.refused += 1

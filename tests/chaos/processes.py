@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 OWN_DESCRIPTORS = ("/memfd:wingbeat-link", "anon_inode:[pidfd]", "/dev/shm/wingbeat.")
-"""Of Wingbeat's own: a process that goes on must have as many of them after a failure as before."""
+"""Prefixes of Wingbeat's own descriptors: a surviving process must have as many of them after a failure as before."""
 NOISE = 12
 """Descriptors that Ray may have opened meanwhile in a process that goes on: its connections come and go."""
 
@@ -30,7 +30,7 @@ MODULES = {
 
 
 class Found(NamedTuple):
-    """One process."""
+    """A process of the application."""
 
     kind: str
     pid: int
@@ -46,7 +46,7 @@ def found() -> list[Found]:
 
 
 def pids(kind: str) -> list[int]:
-    """Of one kind, the oldest first."""
+    """Process ids of a kind, the oldest first."""
     return sorted(one.pid for one in found() if one.kind == kind)
 
 
@@ -56,7 +56,7 @@ def exists(pid: int) -> bool:
 
 
 def parent(pid: int) -> int:
-    """Of a process that is there."""
+    """Parent's id of a running process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -71,7 +71,7 @@ def counts(there: list[Found]) -> Counter:
 
 
 def leaks(before: list[Found], now: list[Found]) -> list[str]:
-    """What is there more than before, in words; what has been replaced is none."""
+    """Descriptions of processes and descriptors in excess of `before`; replaced processes are no leaks."""
     were, are = counts(before), counts(now)
     problems = [f"{are[kind]} of {kind}, not {were[kind]}" for kind in (*KINDS, *MODULES) if are[kind] != were[kind]]
     problems += [f"{one.kind} {one.pid} is stopped" for one in now if one.stopped]

@@ -22,12 +22,12 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Node:
-    """Of a cluster; the first one holds Serve's controller, the proxy and the routers."""
+    """A node of a cluster; the first node holds Serve's controller, the proxy and the routers."""
 
     num_cpus: float
     resources: dict[str, float] = field(default_factory=dict)
     is_late: bool = False
-    """It comes when the application is up, and holds neither a router nor the pool of drafters."""
+    """Whether the node is added when the application is up, with neither a router nor the pool of drafters."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ SCENARIOS = {
         (*OF_DRAFTERS, "cut channel", "kill engine", "remove drafter's node"),
         {"drafter_resources": {"drafters": 1}, "num_cpus_per_verifier": 2},
         nodes={"drafters": Node(1, {"drafters": 1})},
-        # What a node costs that has a drafter alone: no router, no proxy.
+        # A node that holds a drafter alone has no router and no proxy.
         proxies="HeadOnly",
         router_at_head=True,
     ),

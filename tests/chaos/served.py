@@ -37,7 +37,7 @@ NAMES = {
 
 
 class Served:
-    """One server; with several routers, Serve's proxy is in front of them."""
+    """A server; with several routers, Serve's proxy is in front of them."""
 
     def __init__(self, num_routers: int = 1) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="wbf"))  # Ray's sockets need a short path
@@ -82,7 +82,7 @@ class Served:
         return sorted(there, key=lambda process: process.start)
 
     def left(self) -> list[str]:
-        """What still runs or lies about of a server whose launcher is gone."""
+        """Processes that still run, and segments that remain, after the launcher has ended."""
         running = [f"{process.pid} {_command(process.pid)}" for process in self._seen.values() if process.alive()]
         owners = {f".{pid}" for pid in self._seen}
         return running + [path.name for path in SHM_DIR.glob(f"{PREFIX}*") if path.suffix in owners]

@@ -2,8 +2,8 @@
 
     python -m tests.chaos.stage 'two pairs'
 
-Answers each line by a line of JSON. It is to be the first process of a PID namespace with a /dev/shm of its own
-(`tests.chaos.conftest`): whatever it starts ends with it, and it meets nothing else.
+Answers each line with a line of JSON. The stage is the first process of a PID namespace with a /dev/shm of its own
+(`tests.chaos.conftest`): all processes that it starts end with it, and it meets no others.
 """
 
 import json
@@ -30,7 +30,7 @@ from wingbeat.deployments.door import Door
 
 
 def say(answer: Any) -> None:
-    """One line; Ray may write others."""
+    """Print an answer as a line of JSON; Ray may print other lines."""
     print(json.dumps(answer), flush=True)
 
 

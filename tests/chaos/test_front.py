@@ -1,4 +1,4 @@
-"""What is between clients and engines dies or stands still: who is answered, and after which time.
+"""Processes between clients and engines die or stand still: which requests are answered, and after which time.
 
 pytest tests/chaos/test_front.py -m chaos --chaos-times 20 -s
 """

@@ -39,11 +39,11 @@ PREEMPTION = 2
 MOVED = ("router", "verifier")
 """Replicas that Serve starts elsewhere before it ends those of a node that is drained."""
 NOT_YET = (ray.exceptions.RayError, RayServeException, EngineFailed, TimeoutError, httpx.HTTPError, KeyError)
-"""What asking raises while something is being replaced."""
+"""Errors of calls while a process is being replaced."""
 
 
 class World:
-    """One scenario, running."""
+    """A running scenario."""
 
     def __init__(self, scenario: Scenario, app: App, url: str, cluster: Cluster, nodes: dict[str, Any]) -> None:
         self._scenario = scenario
@@ -66,14 +66,14 @@ class World:
         self._long_answers = self._plain_answers(self._long_bodies) if needs_long else {}
 
     def play(self, name: str) -> dict[str, Any]:
-        """What came of an act: lists that must be empty, and figures."""
+        """Play an act; returns lists that must be empty, and figures."""
         act = ACTS[name]
         before, num_segments = processes.found(), len(_segments())
         concurrency = 2 + 4 * self._scenario.num_engines
         idle = IdleConnections(self._url)
         load = self._begin(self._bodies, self._answers, concurrency, act)
         self._until(lambda: all(engine["num_running"] for engine in self._app.engines().values()), RECOVERY_S)
-        # One that the act before has ended may be listed a moment longer.
+        # An engine that the previous act ended may be listed a moment longer.
         self._victim = min(name for name, engine in self._engines().items() if processes.exists(engine["pid"]))
         began, under_way = time.perf_counter(), load.num_under_way
         noticed = act.do(self)
@@ -97,7 +97,7 @@ class World:
         }
 
     def shut_down(self) -> dict[str, Any]:
-        """What is left of the application once it is deleted."""
+        """Delete the application; returns what is left of it."""
         serve.delete(self._app.name)
         self._until(lambda: not self._left(), QUIET_S)
         return {"leaks": self._left()}
@@ -107,7 +107,7 @@ class World:
         return self._engines()[self._victim][field]
 
     def num_preemptions(self) -> int:
-        """Of all engines."""
+        """Preemptions of all engines."""
         return sum(engine["num_preemptions"] for engine in self._engines().values())
 
     def begin_burst(self, num_clients: int) -> None:
@@ -215,7 +215,7 @@ class World:
             return {"error": str(error), "processes": [one[:3] for one in processes.found()]}
 
     def _leaks(self, before: list[processes.Found], num_segments: int) -> list[str]:
-        """Of an application without requests."""
+        """Leaks of an application without requests."""
         problems = processes.leaks(before, processes.found())
         if len(segments := _segments()) != num_segments:
             problems.append(f"segments {segments}, not {num_segments}")
@@ -269,7 +269,7 @@ class _Running:
 
 
 def add_node(cluster: Cluster, scenario: Scenario, name: str) -> Any:
-    """One of the scenario's nodes."""
+    """Add a node of the scenario to the cluster."""
     node = scenario.nodes[name]
     added = cluster.add_node(num_cpus=node.num_cpus, resources=node.resources, object_store_memory=80 * 2**20)
     cluster.wait_for_nodes()

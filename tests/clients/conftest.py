@@ -12,6 +12,6 @@ MODEL = "wingbeat-demo"
 
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
-    """Of a server that finds tool calls; thoughts the demo model would open and never end."""
+    """URL of a server that parses tool calls but no reasoning, which the demo model would open and never end."""
     with serving(parsers=named_parsers("hermes", None)) as found:
         yield found

@@ -28,7 +28,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "description": "Weat
 
 
 class City(BaseModel):
-    """What clients that speak pydantic ask for."""
+    """Schema that clients with pydantic request."""
 
     capital: bool
     rivers: Literal[0, 1, 2]

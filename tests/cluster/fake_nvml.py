@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *devices: Device, driver: str = "580.65.06") -> None:
-    """The library of a machine with these GPUs, which are their own handles; those not divided have no MIG mode."""
+    """Install NVML of a machine with these GPUs, each its own handle; GPUs that are not divided have no MIG mode."""
 
     def mig_mode(device: Device) -> list[int]:
         if not device.is_divided:

@@ -1,4 +1,4 @@
-"""What the tests' fork server runs: says who it is, and does as it is told."""
+"""Functions that the tests' fork server runs: report their process and follow commands."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ def answer(connection: Connection) -> None:
 
 
 def rest(connection: Connection) -> None:
-    """As `answer`; told to end by SIGTERM, it first writes the file that it was given."""
+    """As `answer`; on SIGTERM, the process first creates the file at the received path."""
     path = Path(connection.recv())
 
     def end(number: int, frame: object) -> None:

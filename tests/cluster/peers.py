@@ -45,7 +45,7 @@ SHORT_S = 0.05
 
 
 def channels_of(kind: str) -> Any:
-    """What makes channels between processes and attaches to them: "shm", "fake-cuda" or "cuda_ipc"."""
+    """Class or object that creates and attaches channels between processes: "shm", "fake-cuda" or "cuda_ipc"."""
     return ShmChannel if kind == "shm" else load_function("tests.cluster.channels.cuda.cuda_pair:CudaChannels")(kind)
 
 

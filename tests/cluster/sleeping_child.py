@@ -1,4 +1,4 @@
-"""A child that says that it is ready, and sleeps."""
+"""A child that reports that it is ready, then sleeps."""
 
 import sys
 import time

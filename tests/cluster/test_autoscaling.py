@@ -1,4 +1,4 @@
-"""The autoscaling policy as a function of what replicas report, without Ray."""
+"""The autoscaling policy as a function of the replicas' reports, without Ray."""
 
 from types import SimpleNamespace
 from typing import NamedTuple

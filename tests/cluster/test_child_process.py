@@ -1,4 +1,4 @@
-"""A child is known to be dead at once, and never outlives its parent."""
+"""A child's death is noticed at once, and a child never outlives its parent."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What an engine does per second, measured only while it has enough to do."""
+"""Tokens per second of an engine, measured only while enough of its slots are busy."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_time_with_little_to_do_does_not_count():
     speed, passed = EngineSpeed(8), 0
     for second in range(60):
         speed.look(passed, 8 if second % 20 < 10 else 1, float(second))
-        # What is there at a look is worked on until the next one.
+        # Requests that are running at a look run until the next look.
         passed += 400 if second % 20 < 10 else 70
     assert speed.tokens_per_s == pytest.approx(400.0)
 

@@ -1,4 +1,4 @@
-"""Forked processes share one import, end with their server, and are told apart from those after them."""
+"""Forked processes share one import, end with their server, and are distinguished from later ones."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Which GPU is whose, which channel a pair gets, and what no node can hold."""
+"""Assignment of GPUs, channel of a pair, and the refusal of what no node can hold."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a router knows of an engine's cached prefixes."""
+"""A router's index of the prefixes that an engine has cached."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which processes are below one, and that none of them outlives the call that ends them."""
+"""Descendants of a process; none of them outlives the call that ends them."""
 
 import os
 import subprocess

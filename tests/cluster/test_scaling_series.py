@@ -82,7 +82,7 @@ class Fleet:
         return self
 
     def reversals(self) -> list[tuple]:
-        """Changes of the target after the first minutes that take back what was done within a minute before."""
+        """Changes after the first minutes that a second change undoes within a minute, in pairs."""
         late = [change for change in self.changes if change[0] > WARM_S]
         pairs = itertools.pairwise(late)
         return [(one, two) for one, two in pairs if two[0] - one[0] < MINUTE_S and one[1] in (two[2], *range(two[2]))]

@@ -8,7 +8,7 @@ import pytest
 
 
 class Server(HTTPServer):
-    """Answers every request by what it was told to, and remembers what it was asked."""
+    """Answers every request with the scripted answer, and records the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

@@ -1,4 +1,4 @@
-"""One tiny checkpoint for all tests of this folder, and a Ray that is none."""
+"""Fixtures of this folder: a tiny checkpoint for all tests, and a fake of Ray."""
 
 import signal
 from pathlib import Path

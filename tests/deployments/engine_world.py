@@ -28,7 +28,7 @@ class ThreadedEngine:
 
     def __init__(self, engine: FakeEngine, stream_interval_s: float = 0.0, ring_bytes: int = 2**16) -> None:
         link = Link.create(ring_bytes)
-        # Of its own, so that the two sides can be closed one after the other.
+        # Duplicate descriptors, so that the two sides can be closed one after the other.
         self._engine_link = Link(*map(os.dup, link.child_fds), is_parent=False)
         keepers = getattr(engine, "keepers", {})
         setup = EngineSetup(engine, ModelInfo("fake", 200, 50), None, keepers=keepers)

@@ -1,4 +1,4 @@
-"""Ray and Serve as `wingbeat.deployments.launch` sees them, in no process but the test's."""
+"""Fakes of Ray and Serve for `launch`: record every call, and signal this process on request."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ REPORT = {
 
 
 class FakeRay:
-    """Ray and Serve as `launch` sees them: notes every call, and sends this process signals when told to."""
+    """Fakes of Ray and Serve for `launch`: record every call, and signal this process on request."""
 
     exceptions = SimpleNamespace(RayError=RuntimeError)
 

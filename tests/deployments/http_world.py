@@ -43,7 +43,7 @@ GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/me
 
 
 def byte_tokenizer(chat_template: str = CHAT_TEMPLATE) -> Tokenizer:
-    """One token per byte, after one special token."""
+    """A tokenizer with a token per byte, after one special token."""
     entries = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     backend = BackendTokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -71,7 +71,7 @@ class FakeAdmission:
 
 
 class FakeOneEngine:
-    """A transport to one engine, whose operations are methods; remembers what it was told."""
+    """A transport to an engine whose operations are methods; records the calls."""
 
     def __init__(self) -> None:
         self.told: list[NameChanges] = []
@@ -84,7 +84,7 @@ class FakeOneEngine:
 
 
 class FakeCaches(FakeOneEngine):
-    """An engine whose prefix cache is forgotten."""
+    """Id of the engine whose prefix cache is forgotten."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class FakeCaches(FakeOneEngine):
 
 
 class FakePool:
-    """Answers a request with a script's text, a few tokens at a time; remembers what was asked and what was aborted."""
+    """Answers a request with a script's text, a few tokens at a time; records requests and aborts."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class FakePool:
         self.hang_after: int | None = None
         """Outputs after which a request waits for ever."""
         self.weights_digest = ""
-        """Of those that were pushed and write what comes."""
+        """Digest of the weights that were pushed last and generate the next tokens; empty before a push."""
         self.fail_after: tuple[int, Exception] | None = None
         """Outputs after which a request fails, and how."""
 
@@ -235,8 +235,7 @@ def shared_app() -> tuple[FastAPI, LaterModels]:
 
 
 def app_of_a_call(pool: FakePool, path: str, app: Mapping[str, Any]) -> FastAPI:
-    """An application of its own where more is given than the tokenizer and what answers are parsed by, and for routes
-    that look at the models when they are made."""
+    """The shared application, or a new one for other settings and for routes that read the models on creation."""
     if app.keys() - {"tokenizer", "parsers"} or path not in GENERATES:
         return app_for(pool, **app)
     shared, models = shared_app()
@@ -248,7 +247,7 @@ def app_of_a_call(pool: FakePool, path: str, app: Mapping[str, Any]) -> FastAPI:
 def call(
     pool: FakePool, path: str, body: dict | bytes | None = None, method: str = "POST", headers=None, **app
 ) -> httpx.Response:
-    """One request with a body in JSON unless `headers` say otherwise; `app` goes to `app_for`."""
+    """Send a request, with a JSON body unless `headers` set another type; `app` goes to `app_for`."""
     headers = httpx.Headers(headers or {})
     if body is not None:
         headers.setdefault("Content-Type", "application/json")
@@ -280,7 +279,7 @@ def chunks(response: httpx.Response) -> list[dict]:
 
 
 class Connection:
-    """One HTTP request spoken straight in ASGI, so that the client can leave and events can be seen one by one."""
+    """An HTTP request sent straight through ASGI, so that the client can leave and events can be seen one by one."""
 
     def __init__(self, pool: FakePool, body: dict) -> None:
         self._app = app_for(pool)

@@ -20,18 +20,18 @@ FILE = Path(__file__).with_name("rayservice_v1.json.gz")
 
 
 def validator() -> Draft202012Validator:
-    """Of a RayService; it refuses fields that there are not, which an API server would drop."""
+    """Validator of a RayService; refuses unknown fields, which an API server would drop."""
     return Draft202012Validator(closed(json.loads(gzip.decompress(FILE.read_bytes()))))
 
 
 def problems(manifest: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with a manifest, by the place of the field."""
+    """Errors of a manifest, each after the path of its field."""
     for error in validator().iter_errors(manifest):
         yield f"{'.'.join(map(str, error.absolute_path))}: {error.message}"
 
 
 def closed(schema: Any) -> Any:
-    """The schema whose objects have the fields that it names and no other, but where Kubernetes keeps unknown ones."""
+    """The schema with unknown fields forbidden, except where Kubernetes preserves them."""
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -44,7 +44,7 @@ def closed(schema: Any) -> Any:
 
 
 def without_descriptions(schema: Any) -> Any:
-    """The same schema, a sixth as long."""
+    """The schema without descriptions, a sixth as long."""
     if isinstance(schema, list):
         return [without_descriptions(part) for part in schema]
     if not isinstance(schema, dict):

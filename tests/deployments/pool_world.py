@@ -87,7 +87,7 @@ class LocalEngines:
             raise ConnectionError(f"{name} was killed by the test")
 
     def serves(self, name: str, prompt: tuple[int, ...]) -> bool:
-        """Whether a request whose prompt begins so runs or waits in an engine that is alive."""
+        """Whether a live engine runs or queues a request with this beginning of the prompt."""
         if self.loops[name].failure is not None or name in self.killed:
             return False
         return any(other[: len(prompt)] == prompt for other in self.engines[name].prompts())

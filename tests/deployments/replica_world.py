@@ -1,4 +1,4 @@
-"""An engine pool over replicas of this process, whose engines are processes of their own; without Ray or Serve."""
+"""An engine pool over replicas of this process, with engines in processes of their own; without Ray or Serve."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -16,7 +16,7 @@ from wingbeat.deployments.replica.verifier_replica import Verifier
 
 
 class Replica(Verifier):
-    """A verifier whose end is awaited, as Serve awaits it; what Python itself calls when it is gone does nothing."""
+    """A verifier whose end is awaited, as Serve does; Python's own finalizer does nothing."""
 
     def __del__(self) -> None:
         pass

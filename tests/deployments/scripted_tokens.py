@@ -1,4 +1,4 @@
-"""Which tokens a scripted engine writes for a request: its own text, as far as the request's fields allow it."""
+"""Tokens that a scripted engine generates: its own text, as far as the request's fields allow."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,14 +14,14 @@ EOS = 0
 
 
 class Script:
-    """Honours what ends an answer, `allowed_token_ids` and grammars; bias and penalties change nothing here."""
+    """Honours stop conditions, `allowed_token_ids` and grammars; bias and penalties have no effect."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int = 4096) -> None:
         self._vocab_size = vocab_size
         self._grammars = grammar_compiler(tokenizer, vocab_size, frozenset([EOS]))
 
     def tokens(self, request: Request, wanted: Sequence[int]) -> tuple[list[int], FinishReason]:
-        """The answer's tokens, and why it ends; `wanted` are those of its text.
+        """Tokens and finish reason of the answer; `wanted` are the tokens of the scripted text.
 
         Raises:
             RequestRefused: the request's grammar does not compile.
@@ -45,7 +45,7 @@ class Script:
         return text[: params.max_tokens], FinishReason.LENGTH
 
     def _in_grammar(self, request: Request, grammar: Any, wanted: Sequence[int]) -> tuple[list[int], FinishReason]:
-        """The wanted tokens where the grammar allows them, else drawn ones, whose end comes as soon as it may."""
+        """The wanted tokens if the grammar allows them, else drawn ones that end as soon as allowed."""
         # By its name: the module goes with grammars.
         allowed_tokens = import_module("tests.runtime.grammar.walks").allowed_tokens
         params = request.params
@@ -64,7 +64,7 @@ class Script:
 
 
 def scripted_logprobs(asked: int | None, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
-    """By token, with the first ones of the vocabulary as the most likely; none where none were asked for."""
+    """Log-probabilities by token, with the lowest ids as the likeliest; empty if none were requested."""
     if asked is None:
         return ()
     top = tuple((token_id, logprob_of(token_id)) for token_id in range(asked))

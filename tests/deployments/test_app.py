@@ -41,7 +41,7 @@ def fake_app(ray_cluster: str, tiny_model: Path) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def real_app(ray_cluster: str, tiny_model: Path) -> Iterator[httpx.Client]:
-    """One real engine with a drafter of the model's own text, if there is one."""
+    """A real engine with the `FALLBACK` drafter, which has no weights."""
     config = AppConfig(
         model=tiny_model,
         drafter=FALLBACK.kind,
@@ -70,7 +70,7 @@ def running(name: str, config: AppConfig, url: str) -> Iterator[httpx.Client]:
 
 
 def verifier_stats(app: str) -> dict[str, dict[str, Any]]:
-    """Stats of every engine by its id; asks until each has answered."""
+    """Stats of every engine by its id; repeats the request until every engine has answered."""
     from ray import serve
 
     handle = serve.get_deployment_handle("Verifier", app)
@@ -261,7 +261,7 @@ def test_a_drafter_that_cannot_be_read_is_the_start_error(ray_cluster: str, tiny
 
 
 def router_pid(app: str) -> int:
-    """Process of the application's only router; Ray names its workers by what they run."""
+    """Process of the application's only router; Ray names a worker after its actor class."""
     name = f"ray::ServeReplica:{app}:Router".encode()
     found = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if path.read_bytes().startswith(name)]
     assert len(found) == 1

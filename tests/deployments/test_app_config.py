@@ -1,4 +1,4 @@
-"""The configuration: strings of the command line become values, and what is wrong is named."""
+"""The configuration: strings of the command line become values, and errors name the setting."""
 
 import json
 from pathlib import Path
@@ -222,7 +222,7 @@ def test_sequences_at_once_are_left_to_a_gpus_memory_unless_they_are_given():
     assert [AppConfig(**more).most_num_seqs() for more in ({}, gpu, gpu | {"max_num_seqs": 7})] == [16, 256, 7]
     lowered = [AppConfig(**more).engine_config().lower_max_num_seqs for more in ({}, gpu, gpu | {"max_num_seqs": 7})]
     assert lowered == [False, True, False]
-    # What the router asks for needs no other limit to be right for the model's positions.
+    # The router's question is answered without a check of the other limits against the model's positions.
     assert AppConfig(max_model_len=64, num_kv_blocks=8).most_num_seqs() == 16
     of_another = gpu | {"engine_factory": "module:function"}
     assert AppConfig(**of_another).most_num_seqs() == 16
@@ -293,7 +293,7 @@ def test_a_word_for_nothing_is_nothing_where_a_setting_may_be_none_and_text_else
     ],
 )
 def test_threads_are_tried_by_a_pair_that_has_the_machine(given, expected):
-    """Each of several would take what all of them have."""
+    """With several pairs, each would take the threads that all of them share."""
     config = AppConfig(**given)
     assert config.num_threads() == expected
     assert config.shares_core() == (expected == 1 and "drafters" not in given)

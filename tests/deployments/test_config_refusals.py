@@ -1,4 +1,4 @@
-"""What a configuration may not be: every wrong value is named with what is allowed, and no error shows a key."""
+"""Refused configurations: every wrong value is named with the allowed values, and no error shows a key."""
 
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,8 @@ from wingbeat.deployments.parts import hooks
             {"autoscaling_config": {"min_replicas": 0}, "max_queued_requests": 0},
             "max_queued_requests is 0 and min_replicas is 0",
         ),
-        ({"router_autoscaling_config": {"initial_replicas": 0}}, "initial_replicas is 0: at least 1"),
-        ({"router_autoscaling_config": {"min_replicas": 0}}, "min_replicas is 0: at least 1"),
+        ({"router_autoscaling_config": {"initial_replicas": 0}}, "initial_replicas is 0: use at least 1"),
+        ({"router_autoscaling_config": {"min_replicas": 0}}, "min_replicas is 0: use at least 1"),
         ({"engine_factory": "wingbeat.x"}, "engine_factory is 'wingbeat.x': must read module:function"),
         ({"max_seqs": 4}, "max_seqs"),
         ({"api_key": ""}, "holds a key that is empty"),
@@ -79,7 +79,7 @@ from wingbeat.deployments.parts import hooks
             {"drafters": {"num": 1}, "drafter": "none"},
             "drafters.num is 1 and drafter is none: it leaves nothing to share",
         ),
-        ({"drafters": {"num": 1, "max_num_seqs": 8}}, "drafters.max_num_seqs is 8: at least max_num_seqs, 16"),
+        ({"drafters": {"num": 1, "max_num_seqs": 8}}, "drafters.max_num_seqs is 8: use at least max_num_seqs, 16"),
         ({"engine_wait_s": "inf"}, "finite number"),
         ({"drafters": {"num": 1, "start_timeout_s": float("inf")}}, "drafters.start_timeout_s"),
         ({"tool_call_parser": "hermit"}, "tool_call_parser is 'hermit': must be one of hermes, qwen, llama3_json"),
@@ -149,6 +149,6 @@ def test_an_error_of_the_command_line_names_the_field_within_a_setting():
 def test_without_a_channel_between_nodes_a_drafter_on_another_one_is_refused(monkeypatch):
     monkeypatch.setattr(app_config, "hooks", lambda name: () if name == "network_channel" else hooks(name))
     for values in ({"channel": "remote"}, {"drafter_resources": {"cheap": 1}}):
-        with pytest.raises(ValidationError, match="no channel reaches another node here"):
+        with pytest.raises(ValidationError, match="no installed part has a channel to another node"):
             AppConfig(**values)
     assert AppConfig(channel="shm", drafter_resources={"cheap": 1}).has_channel()

@@ -1,4 +1,4 @@
-"""A socket that outlives who accepts at it: nobody is refused while one server follows another, however that ended."""
+"""A listening socket that outlives its server: no client is refused while a server follows another."""
 
 import os
 import signal
@@ -75,7 +75,7 @@ def test_a_closed_door_lends_nothing_and_its_port_is_free_at_once(door: Door):
             served.recv(100)
         port, key = door.port, door.key
         door.close()
-        with pytest.raises(DoorError, match="does not hand its socket over"):
+        with pytest.raises(DoorError, match="has not sent its server socket"):
             key.take()
         with pytest.raises(OSError, match="in use"):
             bind("127.0.0.1", port)

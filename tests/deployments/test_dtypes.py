@@ -1,4 +1,4 @@
-"""Which dtype a model is held in, by device, by what is stored and by what is asked for."""
+"""The dtype of a model, by device, by the stored dtype and by the setting."""
 
 import json
 

@@ -34,7 +34,7 @@ class App:
 
 
 class Client:
-    """One connection."""
+    """A client with one connection."""
 
     async def ask(self, bound: socket.socket, path: bytes = b"") -> Self:
         self._reader, self._writer = await asyncio.open_connection(*bound.getsockname())
@@ -49,7 +49,7 @@ class Client:
         self._writer.close()
 
     async def end(self) -> bytes:
-        """What comes before the server closes it."""
+        """Bytes until the server closes the connection."""
         async with asyncio.timeout(20):
             return await self._reader.read()
 

@@ -1,4 +1,4 @@
-"""A model and a drafter by their names on the hub: settings, the check before the start, what clients see."""
+"""A model and a drafter by hub name: settings, the check before the start, and the name that clients see."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The Dockerfile by its text: that what it names is there. `tests/e2e/test_image_built.py` carries it out."""
+"""Text of the Dockerfile: files that it names exist. `tests/e2e/test_image_built.py` runs it."""
 
 import re
 import shlex

@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "kubernetes"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
 KILL_S = 30
-"""What docs/operations.md says that a container gets beyond `shutdown_timeout_s`."""
+"""Seconds that a container gets beyond `shutdown_timeout_s`, as docs/operations.md sets them."""
 
 
 class Example:
-    """One file: its RayService, and what that holds."""
+    """An example file: its RayService and the parts of it."""
 
     def __init__(self, path: Path) -> None:
         documents = {document["kind"]: document for document in yaml.safe_load_all(path.read_text())}

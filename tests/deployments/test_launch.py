@@ -1,4 +1,4 @@
-"""From start to end of a served application, without Ray: what is refused at the start, what happens at a signal."""
+"""A served application from start to end, without Ray: refusals at the start, and signals."""
 
 import json
 import shlex
@@ -81,7 +81,7 @@ def test_the_address_printed_is_where_the_cluster_listens(fake_ray, capsys):
 def test_an_application_that_is_deleted_while_it_starts_is_not_said_to_be_ready(fake_ray, capsys):
     fake = fake_ray(attached=True)
     fake.run = lambda app, name: None
-    with pytest.raises(StartError, match="deleted the application while it was starting"):
+    with pytest.raises(StartError, match="application was deleted while it was starting"):
         serve_until_stopped(AppConfig())
     assert "/v1" not in capsys.readouterr().out
 
@@ -115,7 +115,7 @@ def test_a_port_that_is_taken_after_it_was_looked_at_ends_the_start_in_one_line(
     with bind("127.0.0.1", 0) as other:
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 cannot be listened at: Address already in use"):
+        with pytest.raises(StartError, match=f"cannot listen on port {port} of 127.0.0.1: Address already in use"):
             serve_until_stopped(AppConfig(), port=port)
     assert "run" not in fake.calls
     assert fake.watchdogs == 0
@@ -293,14 +293,14 @@ KILLED = (
     "Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other reasons at node",
     "worker(s) were killed due to the node running low on memory. Refer to the documentation on how to address",
 )
-"""What a raylet says where it has killed processes, behind their number."""
+"""Text of a raylet that has killed processes for lack of memory, after their number."""
 ENDED_ON_PURPOSE = (
     "0 Workers (tasks / actors) killed due to memory pressure (OOM), 1 Workers crashed due to other reasons at node",
     "A worker died or was killed while executing a task by an unexpected system error. Worker exit detail: Worker "
     "unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process was "
     "killed by the OOM killer due to high memory usage, (2) ray stop --force was called, or (3) the worker crashed",
 )
-"""What it says of processes that this application has ended."""
+"""Text of a raylet about processes that this application has ended."""
 
 
 def test_lines_of_rays_processes_are_shown_where_they_are_ours(fake_ray, capsys):

@@ -1,4 +1,4 @@
-"""What the `user_config` of routers and verifiers changes while they run."""
+"""Changes of a running router's and verifier's `user_config`."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from wingbeat.deployments.router import Router
 
 
 class Front:
-    """What stands for a `ModelFront`."""
+    """A stand-in for a `ModelFront`."""
 
     def __init__(self) -> None:
         self.taken: list[LiveOptions] = []
@@ -98,11 +98,11 @@ def test_a_router_that_runs_goes_on_as_it_was_and_says_why(router: Router, caplo
     assert [live.max_queued_requests for live in router._fronts[0].taken] == [3]
     (said,) = caplog.messages
     assert said.startswith("user_config.log_level loud")
-    assert said.endswith("This replica goes on as it was.")
+    assert said.endswith("This replica keeps its settings.")
 
 
 class Engines:
-    """What stands for an `EngineSupervisor`."""
+    """A stand-in for an `EngineSupervisor`."""
 
     failure = None
     problem: Exception | None = None

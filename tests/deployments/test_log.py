@@ -1,4 +1,4 @@
-"""Log lines of an application's processes: their level at the start, and that a repeated line is said once."""
+"""Log lines of an application's processes: their level at the start, and repeated lines shown once."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Which Ray an application runs on: a silent cluster is named at once, a start that fails is tried once more."""
+"""Choice of the Ray cluster: a silent cluster is reported at once, a failed start is tried once more."""
 
 import re
 import socket
@@ -29,7 +29,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """A port where somebody listens who answers nothing."""
+    """A port whose listener answers nothing."""
     with socket.create_server(("", 0)) as server:
         yield server.getsockname()[1]
 
@@ -63,7 +63,7 @@ def test_an_address_where_nobody_listens_ends_the_start_in_one_line(monkeypatch:
 
 
 def test_a_server_that_is_no_ray_is_named(silent: int):
-    with pytest.raises(ClusterError, match="no head of a Ray cluster"):
+    with pytest.raises(ClusterError, match="is not the head of a Ray cluster"):
         address_to_join(f"127.0.0.1:{silent}")
 
 

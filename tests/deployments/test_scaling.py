@@ -1,4 +1,4 @@
-"""What Serve is told about adding and removing replicas; starts nothing."""
+"""Options of Serve for adding and removing replicas; starts nothing."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Settings that cannot be meant: fields nobody knows, and numbers that no machine holds, end in one line."""
+"""Impossible settings, such as unknown fields and numbers that no machine holds, end in a line."""
 
 import importlib
 import pkgutil
@@ -18,12 +18,21 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
     ("values", "message"),
     [
         ({"tensor_parallel_size": 3}, "tensor_parallel_size is 3: it must divide num_attention_heads of Llama"),
-        ({"autoscaling_config": {"min_replica": 0}}, "'min_replica' is no field of it: did you mean min_replicas?"),
-        ({"router_autoscaling_config": {"replicas": 1}}, "'replicas' is no field of it: did you mean min_replicas?"),
+        (
+            {"autoscaling_config": {"min_replica": 0}},
+            "'min_replica' is not a field of Ray Serve's: did you mean min_r",
+        ),
+        (
+            {"router_autoscaling_config": {"replicas": 1}},
+            "'replicas' is not a field of Ray Serve's: did you mean min_r",
+        ),
         ({"autoscaling_config": {"max_replicas": "x"}}, "max_replicas: Input should be a valid integer"),
         ({"autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}, r"max_replicas .2. must be greater"),
         ({"autoscaling_config": {"max_replicas": 10**9}}, "max_replicas is 1000000000: use a whole number, at most"),
-        ({"autoscaling_config": {"policy": {"function": "x"}}}, "'function' is no field of it: did you mean policy_f"),
+        (
+            {"autoscaling_config": {"policy": {"function": "x"}}},
+            "'function' is not a field of Ray Serve's: did you mean pol",
+        ),
         ({"autoscaling_config": "{"}, "must be a JSON object"),
         ({"num_replicas": 10**9}, "num_replicas"),
         ({"threads": 10**9}, "threads"),
@@ -46,7 +55,7 @@ def test_what_cannot_be_meant_is_refused_by_its_name(values: dict, message: str)
 
 
 def option_models() -> list[type[BaseModel]]:
-    """Every model of settings, those inside settings included."""
+    """Every pydantic model of settings, nested ones included."""
     root = importlib.import_module("wingbeat.deployments")
     for module in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
         if re.match(r"wingbeat\.deployments\.(options|cli|bench|inspection|app_config)", module.name):

@@ -1,4 +1,4 @@
-"""Wrong settings, by whichever way they come: one line, the setting's name, no addresses, and what to write instead."""
+"""Wrong settings from every source: a line with the setting's name and the correction, without addresses."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""What a start shows while it lasts, and at its end."""
+"""Output of a start, while it lasts and at its end."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A start says which replica waits for a place, and ends where the place does not come or a replica is refused."""
+"""A start reports the replica that waits for a place, and ends if no place comes or a replica is refused."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ REFUSED = (
 
 
 class World:
-    """Deployments, a clock, and what the watch says."""
+    """Deployments, a clock, and the lines of the watch."""
 
     def __init__(self) -> None:
         self.deployments = {"Router": SimpleNamespace(message=""), "Verifier": SimpleNamespace(message=UNPLACED)}

@@ -1,4 +1,4 @@
-"""What Serve is told about replacing replicas; starts nothing."""
+"""Options of Serve for replacing replicas; starts nothing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A launcher that is killed leaves nothing of its Ray, not even what was stopped; without Ray."""
+"""A killed launcher leaves no process of its Ray, not even stopped ones; without Ray."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def test_what_writes_a_killed_launchers_logs_is_ended(tmp_path: Path, until: Cal
         child, watchdog = (PeerProcess(pid, process_start(pid)) for pid in map(int, launcher.stdout.readline().split()))
         if stopped:
             os.kill(child.pid, signal.SIGSTOP)
-        # What a service manager sends to all of them is not meant for it.
+        # A service manager signals every process; the watchdog must ignore the signal.
         until(lambda: ignores(watchdog.pid, signal.SIGTERM), 30.0)
         os.kill(watchdog.pid, signal.SIGTERM)
         assert child.alive()

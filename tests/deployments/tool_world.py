@@ -1,4 +1,4 @@
-"""A scripted model that knows tools: a chat template in Hermes' manner, and answers with calls and thoughts."""
+"""A scripted model with tools: a chat template in Hermes' format, and answers with calls and reasoning."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ TOOL = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
 
 
 class Verbatim(Script):
-    """Says what it is given, whatever the answer's grammar."""
+    """A script that ignores the answer's grammar."""
 
     def tokens(self, request: Request, wanted: Sequence[int]) -> tuple[list[int], FinishReason]:
         return super().tokens(replace(request, params=replace(request.params, grammar=None)), wanted)

@@ -1,4 +1,4 @@
-"""What ten agents and libraries send for one turn, written by hand in their documented formats.
+"""Requests that ten agents and libraries send for a turn, written by hand in their documented formats.
 
 Fields that only their vendors' own services know stay in: an agent cannot be told to leave them out. Lengths are short,
 so that the demo pair's context holds them.
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class AgentBody(NamedTuple):
-    """One request."""
+    """A request of an agent."""
 
     path: str
     body: dict[str, Any]

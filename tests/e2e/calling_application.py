@@ -36,7 +36,7 @@ class Caller:
 
 
 async def _choices(events: Any) -> Any:
-    """Of all chunks of server-sent events."""
+    """Choices in all chunks of server-sent events."""
     told = b"".join([event async for event in events]).decode()
     for line in told.splitlines():
         if line.startswith("data: {"):

@@ -40,7 +40,7 @@ def find_chromium() -> str | None:
 
 
 class Chromium:
-    """One browser process with one page; `close` ends it.
+    """A browser process with a page; `close` ends the process.
 
     Args:
         profile: an empty folder.
@@ -64,7 +64,7 @@ class Chromium:
         self._received, self._num_sent = b"", 0
         self._session: str | None = None
         self.errors: list[str] = []
-        """What the page's console was told as an error, exceptions and refused or failed loads included."""
+        """Errors in the page's console, including exceptions and refused or failed loads."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -110,7 +110,7 @@ class Chromium:
         self.until("document.readyState === 'complete' && location.protocol === 'http:'")
 
     def value(self, expression: str) -> Any:
-        """What an expression of JavaScript is in the page."""
+        """Value of a JavaScript expression in the page."""
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")

@@ -1,4 +1,4 @@
-"""What tests need to look at the processes of an application, and at its page; a cluster that runs already."""
+"""Fixtures for the processes and the page of an application, and a cluster that runs already."""
 
 import os
 import shutil

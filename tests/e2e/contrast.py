@@ -1,4 +1,4 @@
-"""How well the page's texts can be read, by the Web Content Accessibility Guidelines."""
+"""Contrast of the page's texts, by the Web Content Accessibility Guidelines."""
 
 READABLE = 4.5
 _CONTRASTS = """() => {

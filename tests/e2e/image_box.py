@@ -52,7 +52,7 @@ class Stage:
         return ["chroot", f"--userspec={self.user}:{self.user}", str(self.root), "/bin/sh", "-c", inside]
 
     def environment(self) -> dict[str, str]:
-        """Of its programs."""
+        """Environment of the image's programs."""
         home = "/root" if self.user == "0" else self.folder
         return {"PATH": PATH, "HOME": home, "LANG": "C.UTF-8", **self.env}
 
@@ -158,7 +158,7 @@ def _overlay(folder: Path, lower: str) -> Path:
 
 
 def _base(folder: Path) -> Path:
-    """What stands for the base image, above the lower root: its Python and pip in /usr/local, and no user."""
+    """A stand-in for the base image, above the lower root: its Python and pip in /usr/local, and no user."""
     folder.mkdir(parents=True)
     # A lower layer may not lie in another one.
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", folder], check=True)

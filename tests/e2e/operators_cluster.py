@@ -53,7 +53,7 @@ class Cluster:
         self._dashboard = f"http://{dashboard}"
 
     def serve(self, *words: str) -> str:
-        """What Serve's command line prints that asks this cluster."""
+        """Output of Serve's command line, called on this cluster."""
         return self._run(*words, "-a", self._dashboard)
 
     def _run(self, *words: str) -> str:
@@ -118,7 +118,7 @@ class Cluster:
 
 
 def command_line(pid: int) -> str:
-    """Of a process; nothing where it has ended."""
+    """Command line of a process; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What the tests of the page do with it: open, fill in, send, and read what is there."""
+"""Operations of the page's tests: open, fill in, send, and read."""
 
 import pytest
 

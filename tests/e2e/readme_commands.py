@@ -28,5 +28,5 @@ def commands(text: str, more: tuple[str, ...] = ()) -> list[str]:
 
 
 def readme_commands() -> list[str]:
-    """Those of this repository's README."""
+    """Commands in this repository's README."""
     return commands((ROOT / "README.md").read_text(encoding="utf-8"))

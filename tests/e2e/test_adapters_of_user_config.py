@@ -22,7 +22,7 @@ def test_adapters_come_change_and_go_in_the_same_replicas(cluster: Cluster, tmp_
     deployed = Deployed(cluster, tmp_path, **settings)
 
     def texts(name: str) -> set[str]:
-        """What all routers have written once all know the adapter."""
+        """Texts of all routers, once all of them know the adapter."""
         served = deployed.until(lambda answers: {answer.status_code for answer in answers} == {200}, model=name)
         return {text(answer) for answer in served}
 

@@ -42,7 +42,7 @@ def test_an_hour_of_healthy_load_fires_nothing_and_dead_processes_their_alerts(s
         killed = set()
 
         def kill_drafters_until_it_fires() -> bool:
-            """One after the other, so that each is awaited for longer than the one before."""
+            """Kill drafters in turn, so that each is awaited for longer than the one before."""
             stats = world.app.engine()
             if stats["drafter_state"] == "attached" and stats["drafter_pid"] not in killed:
                 killed.add(kill(stats["drafter_pid"]))

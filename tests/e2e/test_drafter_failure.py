@@ -17,7 +17,7 @@ PROBE = "import os\nimport sys\n\n\ndef main(argv=None):\n    "
 
 
 class Stream:
-    """One streamed completion, read to its end on a thread."""
+    """A streamed completion, read to its end on a thread."""
 
     def __init__(self, app, index: int) -> None:
         self.app = app
@@ -44,7 +44,7 @@ class Stream:
 
 
 def read_all(app, disturb=lambda: None) -> list[tuple[str, str | None]]:
-    """What concurrent streams bring when `disturb` is called while all of them are under way."""
+    """Texts and finish reasons of concurrent streams; `disturb` is called while all of them are under way."""
     streams = [Stream(app, index) for index in range(NUM_STREAMS)]
     with ThreadPoolExecutor(NUM_STREAMS) as threads:
         results = [threads.submit(stream.read) for stream in streams]

@@ -195,7 +195,7 @@ def demo(home: Path) -> Iterator[int]:
 def made(home: Path, *words: str) -> Iterator[int]:
     """The port of `make serve` in a fresh folder, while it runs."""
     port = free_port()
-    # What is installed stays as it is: the rule for the stamp would install it again.
+    # Keep the installation: the rule for the stamp would install everything again.
     stamp, makefile = VENV / "serving", ROOT / "Makefile"
     command = ["make", "-f", str(makefile), "-o", str(stamp), f"VENV={VENV}", f"PORT={port}", "serve", *words]
     with running(command, home, port):

@@ -20,7 +20,7 @@ from tests.runtime.host_counts import KINDS, steady_engine
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
 ABSENT = ("ray", "pydantic", "typer", "fastapi", "starlette", "llguidance", "rich")
-"""What a GPU image with torch, triton, transformers and pytest has not."""
+"""Packages that a GPU image with torch, triton, transformers and pytest lacks."""
 DRY_RUN = f"""
 import ast, contextlib, io, pathlib, runpy, sys
 

@@ -1,4 +1,4 @@
-"""What can be asked and taken away by the page: keys, kept texts, models, commands, texts of every script."""
+"""Inputs and outputs of the page: keys, kept texts, models, commands, texts of every script."""
 
 import json
 import shlex
@@ -71,7 +71,7 @@ def prompts(pool):
 
 
 def copied(page, button):
-    """What a button puts in the clipboard."""
+    """Text that a button copies to the clipboard."""
     page.value(
         "Object.defineProperty(navigator, 'clipboard', {configurable: true,"
         " value: {writeText: async text => { window.copied = text; }}})"

@@ -25,7 +25,7 @@ def model(tmp_path_factory):
 
 
 def restarts(app):
-    """Of each engine; None while one is being started."""
+    """Number of restarts of each engine; None while an engine is being started."""
     try:
         return sorted(engine["num_engine_restarts"] for engine in app.engines().values())
     except EngineFailed:

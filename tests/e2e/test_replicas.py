@@ -27,7 +27,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def expected(demo_app) -> list[str]:
-    """What the single EAGLE pair answers."""
+    """Texts of a single EAGLE pair."""
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
         return list(threads.map(lambda prompt: demo_app.text(prompt, max_tokens=NUM_TOKENS), PROMPTS))
 

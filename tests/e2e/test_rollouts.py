@@ -83,7 +83,7 @@ def test_nothing_is_lost_while_a_drafter_and_an_engine_die_and_weights_change(st
         until(lambda: sum(one.done() for one in answers) > 120, 60)
         os.kill(second["engine_pid"], signal.SIGKILL)
         found = [one.result() for one in answers]
-        # What runs while weights change begins by the old ones and ends by the new ones.
+        # Requests that run while weights change begin with the old weights and end with the new ones.
         both = [index for index, got in enumerate(found) if got not in (by_old[index % 3], by_new[index % 3])]
         assert len(both) <= 8
         assert [found[index] for index in range(180, 240)] == [by_new[index % 3] for index in range(180, 240)]

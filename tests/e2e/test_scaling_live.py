@@ -26,7 +26,7 @@ CHANGE_S = 240.0
 
 @pytest.fixture(scope="module")
 def expected(start_app) -> list[str]:
-    """What one pair that stays answers."""
+    """Texts of a pair that stays up."""
     with start_app("steady", **LIMITS) as app:
         return [app.text(prompt, max_tokens=NUM_TOKENS) for prompt in PROMPTS]
 

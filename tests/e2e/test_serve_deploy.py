@@ -59,7 +59,7 @@ def test_what_serve_build_writes_is_deployed_told_of_and_shut_down(cluster: Clus
 
 
 def stream(cluster: Cluster, index: int) -> str:
-    """One streamed answer; half of them sample. Raises where it breaks."""
+    """Text of a streamed answer; every second index samples. Raises if the stream breaks."""
     body = {
         "prompt": f"def function_{index}(self, name):\n    ",
         "max_tokens": LONG_TOKENS,

@@ -1,4 +1,4 @@
-"""What an operator changes in place, as an operator does it: `serve deploy` with another `user_config`."""
+"""Changes in place by an operator: `serve deploy` with another `user_config`."""
 
 import time
 from collections.abc import Callable

@@ -37,7 +37,7 @@ def push(app: App, folder: Path, status: int = 200) -> dict:
 
 
 def weights_of_all(app: App, num_replicas: int) -> set[str]:
-    """That all replicas serve; empty while one of them has no engine."""
+    """Digests of the weights that the replicas serve; empty while a replica has no engine."""
     try:
         engines = app.engines().values()
     except EngineFailed:
@@ -86,7 +86,7 @@ def test_weights_pushed_under_load_lose_no_request_and_nothing_of_the_old_ones_i
         assert cached(app, PROMPTS[1] * 4) > 0
         restarts = sum(engine["num_engine_restarts"] for engine in app.engines().values())
 
-        # What does not fit changes nothing; what no engine starts with is taken back.
+        # Weights that do not fit change nothing; weights with which no engine starts are taken back.
         error = push(app, other_size, 400)["error"]
         assert (error["param"], "intermediate_size is 12" in error["message"]) == ("folder", True)
         with traffic(app) as answers:

@@ -89,7 +89,7 @@ def check_texts(verifier, shape, expected, **limits):
 
 
 def check_load(engine):
-    """It has captured its rounds, and taken requests back."""
+    """Check that the engine captured its rounds and preempted requests."""
     assert engine.stats().num_preemptions > 0
     stats = engine.runner.graphs.stats
     assert stats.failed == []

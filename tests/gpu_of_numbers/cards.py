@@ -1,10 +1,10 @@
-"""What GPUs say of themselves."""
+"""Properties and memory of several GPUs."""
 
 from typing import NamedTuple
 
 MIB = 1 << 20
 CONTEXT_BYTES = 500 * MIB
-"""Of a process with a CUDA context, before it has allocated anything."""
+"""Device memory of a process with a CUDA context, before its first allocation."""
 
 
 class Card(NamedTuple):

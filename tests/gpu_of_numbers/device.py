@@ -19,7 +19,7 @@ ON_THE_HOST = ("scaled_dot_product_attention",)
 """Operations made of others by torch, in a way that ends in its own kernels of CUDA."""
 _SOURCE = Path(__file__).with_name("device.cpp")
 _KERNELS = torch.library.Library("aten", "IMPL")
-"""Of operations that torch has on CUDA alone."""
+"""Library of operations that torch implements for CUDA only."""
 
 
 @cache
@@ -69,12 +69,12 @@ def _depthwise(
 
 
 def on_host(value: Tensor) -> Tensor:
-    """The same memory as a tensor of the host; any other tensor as it is."""
+    """A host tensor over the memory of a device tensor; any other tensor as it is."""
     return torch.ops.gpu_of_numbers.host(value) if value.is_cuda else value
 
 
 def borrowed(value: Tensor) -> Tensor:
-    """The same memory on the device, not kept alive."""
+    """A device tensor over the same memory, which it does not keep alive."""
     return torch.ops.gpu_of_numbers.borrowed(value)
 
 

@@ -1,4 +1,4 @@
-"""What the GPU of numbers does itself: devices, memory, graphs; in a process of `test_gpu_of_numbers`."""
+"""Devices, memory and graphs of the GPU of numbers; in a process of `test_gpu_of_numbers`."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -175,7 +175,7 @@ LOGITS = {
     "scaled": GraniteConfig(**SHAPE, logits_scaling=3.0),
     "tied": LlamaConfig(**SHAPE | {"tie_word_embeddings": True}),
 }
-"""What becomes of the output matrix's products."""
+"""Configurations by treatment of the output matrix's products."""
 
 
 @pytest.mark.parametrize("name", LOGITS)

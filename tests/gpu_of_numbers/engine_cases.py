@@ -29,14 +29,14 @@ SAMPLED = {"temperature": 0.9, "top_p": 0.9, "seed": 5}
 
 
 def params(speculation: bool) -> list[SamplingParams]:
-    """One greedy request beside a sampled one."""
+    """Parameters of a greedy request and of a sampled one."""
     fields = {"max_tokens": 4, "ignore_eos": True, "speculation": speculation}
     return [SamplingParams(**fields, **way) for way in (GREEDY, SAMPLED)]
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    """What the CPU writes plainly."""
+    """Plain texts of the CPU."""
     loaded = prepare_model(random_model("llama", num_hidden_layers=2), "llama")
     return generate(loaded, engine_config(SHAPE), None, PROMPTS, params(False))[0]
 

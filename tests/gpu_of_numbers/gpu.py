@@ -21,7 +21,7 @@ from tests.gpu_of_numbers.kernels import launching
 from tests.runtime.fake_gpu import refuse_arrays
 
 PATIENCE_S = 1800.0
-"""What takes a GPU milliseconds takes minutes here."""
+"""Limit in seconds: work of milliseconds on a GPU takes minutes here."""
 
 
 class Stream:
@@ -34,24 +34,24 @@ class Stream:
         pass
 
     def wait_stream(self, other: "Stream") -> None:
-        """What was enqueued is done already."""
+        """Do nothing: enqueued work is done already."""
 
     wait_event = wait_stream
 
 
 @dataclass
 class NumberGpu:
-    """What happens on the device."""
+    """Counts of the simulated device's work."""
 
     card: Card
     launches: Counter[str] = field(default_factory=Counter)
-    """Of Triton's kernels by name, those of replayed graphs included."""
+    """Launches of Triton's kernels by name, including those of replayed graphs."""
     graphs: list[NumberGraph] = field(default_factory=list)
     capturing: Capturing = field(default_factory=Capturing)
 
     @property
     def num_replays(self) -> int:
-        """Of all graphs."""
+        """Number of replays of all graphs."""
         return sum(graph.num_replays for graph in self.graphs)
 
 
@@ -71,7 +71,8 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
 
     memory, gpu = device.load(), NumberGpu(CARDS[card])
     capability = gpu.card.major * 10 + gpu.card.minor if compiled else None
-    # Which functions `with torch.device(...)` turns to its device is kept from the first time on: not those put here.
+    # torch caches the functions that `with torch.device(...)` redirects: fill the cache before the functions are
+    # patched.
     _device_constructors()
     with pytest.MonkeyPatch.context() as patch, launching(gpu.capturing, capability) as gpu.launches:
         of_device = _of_the_host(gpu) | _of_memory(memory, gpu.card) | _of_graphs(gpu)
@@ -97,7 +98,7 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
 
 
 def _of_the_host(gpu: NumberGpu) -> dict[str, Any]:
-    """What torch.cuda says of the machine, and its streams and events, which find everything done."""
+    """Functions of torch.cuda about the machine, and its streams and events, whose work is always done."""
     card, forbid = gpu.card, gpu.capturing.forbid
     properties = SimpleNamespace(**card._asdict())
     stream = Stream()

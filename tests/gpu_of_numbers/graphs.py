@@ -1,7 +1,7 @@
 """CUDA graphs as recordings: every call of a capture, made again on the same memory when the graph is replayed.
 
-What a real graph would do unseen is an error here or ruins numbers: memory that is gone by the time of the replay, work
-of the host in a capture, and outputs read after a graph that may lie in their memory.
+Faults that a real graph hides are errors here or ruin numbers: memory that is freed before the replay, work of the host
+in a capture, and outputs that are read after another graph, which may use their memory, has run.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ class StaleAddressError(RuntimeError):
 
 
 class Call(NamedTuple):
-    """One recorded call."""
+    """A recorded call."""
 
     function: Callable
     args: tuple
@@ -45,7 +45,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.calls: list[Call] = []
         self.spoiled: str | None = None
-        """What was done that a capture forbids."""
+        """Description of an operation that a capture forbids, if there was any."""
         self.outside: dict[int, tuple[StorageWeakRef, str]] = {}
         """Memory that was there before the capture, by its identity: and who uses it."""
         self._own: set[int] = set()
@@ -69,7 +69,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def note(self, function: Callable, args: tuple, kwargs: dict[str, Any], fresh: list[Tensor], name: str) -> None:
-        """Record a call. Of memory that was there before, only its address is kept."""
+        """Record a call. Tensors that existed before the capture are kept by address only."""
 
         def as_captured(tensor: Tensor) -> Tensor:
             if not tensor.is_cuda or identity(tensor) in self._own:
@@ -210,5 +210,5 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def identity(tensor: Tensor) -> int:
-    """The same for all tensors in one storage."""
+    """Key that tensors in a storage share."""
     return tensor.untyped_storage()._cdata

@@ -15,14 +15,14 @@ from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 SHAPE = SpeculationConfig(draft_steps=1, draft_top_k=3, verify_tree_size=4)
 NUM_LAYERS = 2
-"""One that recurs, and one that attends."""
+"""A recurrent layer and an attention layer."""
 PROMPTS = random_prompts((5, 3))
 WAYS = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.9, "top_p": 0.9, "seed": 5}}
 LIMITS = {"max_num_seqs": 2, "max_model_len": 32, "num_kv_blocks": 20, "block_size": 4, "state_interval": 4}
 
 
 def params(speculation: bool) -> list[SamplingParams]:
-    """One greedy request beside a sampled one."""
+    """Parameters of a greedy request and of a sampled one."""
     fields = {"max_tokens": 6, "ignore_eos": True, "speculation": speculation}
     return [SamplingParams(**fields, **way) for way in WAYS.values()]
 

@@ -67,7 +67,7 @@ def params(way: str, **fields) -> SamplingParams:
 
 @pytest.fixture(scope="session")
 def dtype() -> str:
-    """Of weights and caches."""
+    """The dtype of weights and caches."""
     return os.environ.get("PAIR_DTYPE", "float32")
 
 
@@ -78,7 +78,7 @@ def llm(request, gpu, dtype) -> LLM:
 
 @pytest.fixture(scope="module")
 def on_cpu() -> LLM:
-    """The same verifier where nothing of the GPU's is run."""
+    """The verifier on the CPU, where none of the GPU's code is run."""
     return LLM(PAIR.verifier, "none", config(SHAPES["chain"]), InProcessChannel, device="cpu", dtype="float32")
 
 
@@ -87,7 +87,7 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 
 def tokens(llm: LLM, wanted: SamplingParams) -> list[list[int]]:
-    """Of each prompt."""
+    """Tokens that follow each prompt."""
     return [result.token_ids for result in llm.generate(prompts(llm), [wanted] * len(TEXTS))]
 
 

@@ -13,12 +13,12 @@ from triton.runtime.jit import JITFunction
 
 @dataclass
 class RealGpu:
-    """What happens on the device."""
+    """Counts of a real device's work."""
 
     launches: Counter[str] = field(default_factory=Counter)
-    """Of Triton's kernels by name, eager and captured ones: a replay launches none."""
+    """Launches of Triton's kernels by name, eager and captured: a replay launches none."""
     num_replays: int = 0
-    """Of all graphs."""
+    """Number of replays of all graphs."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How long docs/http_api.md lets reports on tokens make an answer."""
+"""Limits of docs/http_api.md on the length of an answer with reports on tokens."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def check_size(path: str, body: dict[str, Any], num_prompt_tokens: int | None, f
     most_prompt = num_prompts * CONTEXT if num_prompt_tokens is None else num_prompt_tokens
     if asked is not None and not isinstance(asked, int):
         return  # refused by the rules of its own field
-    # One that nobody asked for is cut to what fits.
+    # A default length is cut to what fits.
     num_answer = num_prompts * (1 if asked is None else asked) * (not body.get("stream"))
     costs = {
         field: prompt * most_prompt + answer * num_answer for field, (prompt, answer) in _costs(path, body).items()

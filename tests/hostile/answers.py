@@ -18,7 +18,7 @@ class Wrong(AssertionError):
 
 
 class Told(NamedTuple):
-    """What a generation brought, however it was sent."""
+    """Contents of a generation, whether streamed or whole."""
 
     texts: list[str]
     finish_reasons: list[str]

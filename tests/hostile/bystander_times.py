@@ -1,4 +1,4 @@
-"""What grammars that were written to hold up others do to others' rounds: with and without them, side by side.
+"""Effect of hostile grammars on the rounds of other requests: with and without them, side by side.
 
     .venv/bin/python -m tests.hostile.bystander_times [--seconds 10] [--output FILE] [--quick]
 
@@ -42,7 +42,7 @@ class Beside:
         self._larks: dict[GrammarSpec, str] = {}
         self._prompt_of: dict[str, tuple[int, ...]] = {}
         self.alone: dict[tuple[int, ...], list[int]] = {}
-        """What each prompt without a grammar is answered, by the first that was."""
+        """First answer to each prompt without a grammar."""
         self.compared = self.differing = 0
         self._prompts = cycle([llm.tokenizer.encode(text) for text in ("import os\n", "class Stack:\n", "def f(")])
         self._params = greedy(TOKENS)

@@ -1,4 +1,4 @@
-"""One HTTP request as data, and a JSON writer that can also write what is not JSON."""
+"""An HTTP request as data, and a JSON writer that can also write invalid JSON."""
 
 import json
 import re

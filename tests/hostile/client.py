@@ -22,7 +22,7 @@ class Address(NamedTuple):
 
 @dataclass
 class Answer:
-    """One response; status 0 where the connection closed without one."""
+    """A response; status 0 if the connection closed without any."""
 
     status: int = 0
     headers: list[tuple[str, str]] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Answer:
     complete: bool = False
     """Whether the body is as long as the server said."""
     rest: bytes = b""
-    """What the connection brought after it."""
+    """Bytes that the connection brought after the response."""
     hung: bool = False
     """Whether the server neither answered nor closed in time."""
 

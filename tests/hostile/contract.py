@@ -1,4 +1,4 @@
-"""What docs/http_api.md says in lists, and what is served in these tests."""
+"""Lists of docs/http_api.md, and the model that is served in these tests."""
 
 from typing import Any
 
@@ -90,6 +90,6 @@ CHAT_TEMPLATE_FIELDS: dict[str, tuple[Any, ...]] = {
     "tool_choice": (None, "none", "auto"),
     "reasoning_effort": (None,),
 }
-"""What a chat template reads, with the values under which it writes what it writes without them."""
+"""Fields that a chat template reads, with the values that leave its output unchanged."""
 MESSAGE_UNSERVED = ("function_call", "audio", "refusal")
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")

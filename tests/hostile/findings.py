@@ -1,4 +1,4 @@
-"""What the document's rules say of one body: which errors may come back, and whether one must."""
+"""Verdict of the document's rules on a body: the errors that may come back, and whether an error must."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Findings:
-    """What the rules say about one body."""
+    """Findings of the rules on a body."""
 
     outcomes: set[Outcome] = field(default_factory=set)
     must_fail: bool = False

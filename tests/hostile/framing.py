@@ -1,4 +1,4 @@
-"""What a connection can bring that is no well-framed request, by name."""
+"""Bytes that are no well-framed request, by name."""
 
 from .client import completion
 

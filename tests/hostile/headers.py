@@ -4,7 +4,7 @@ from .contract import KEY, MODEL
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    """One value a line."""
+    """Values, each on a line of `text`."""
     return tuple(text.strip().splitlines())
 
 

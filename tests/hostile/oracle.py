@@ -51,21 +51,21 @@ class Counter(Protocol):
 
 @dataclass
 class Verdict:
-    """What may come back."""
+    """Answers that a request may get."""
 
     outcomes: set[Outcome] = field(default_factory=set)
     statuses: set[int] = field(default_factory=set)
     """Good ones; empty where an error is demanded."""
     body: dict[str, Any] | None = None
-    """Of a generation that may be answered."""
+    """Body of a generation that may be answered."""
     num_prompt_tokens: int | None = None
-    """Of all prompts together, None where the document does not fix it."""
+    """Tokens of all prompts together; None if the document does not fix the number."""
     echoes: list[str] = field(default_factory=list)
-    """What each choice's text begins with, by prompt."""
+    """Beginning of each choice's text, by prompt."""
     request_id: str | None = None
-    """That every answer must carry."""
+    """Request id that every answer must carry."""
     origin: str | None = None
-    """That the answer must allow."""
+    """Origin that the answer must allow."""
 
     def fail(self, *outcomes: Outcome) -> "Verdict":
         """An error is demanded."""
@@ -109,7 +109,7 @@ DESCRIBED = () if is_deleted(FEATURES["description"]) else ("/docs", "/openapi.j
 
 
 def _path(case: Case, path: str) -> tuple[set[Outcome], tuple[str, ...]]:
-    """What else than an answer a path may bring, and the methods it has."""
+    """Errors that a path may cause, and its methods."""
     unknown = Outcome(404, "unknown_url")
     if path in (COMPLETIONS, CHAT):
         return set(), ("POST",)
@@ -118,7 +118,7 @@ def _path(case: Case, path: str) -> tuple[set[Outcome], tuple[str, ...]]:
     if path in (*DESCRIBED, METRICS, MODELS, f"{MODELS}/{MODEL}") or (path == "/" and HAS_PAGE):
         return set(), ("GET",)
     if path.startswith(f"{MODELS}/"):
-        # That the model is another one may be seen before or after the rules that follow the path's.
+        # An unknown model may be noticed before or after the rules that follow the path's.
         late = {Outcome(401, "invalid_api_key"), Outcome(403, "host_not_allowed"), Outcome(403, "origin_not_allowed")}
         late |= {Outcome(400, "invalid_header", param) for param in (None, "X-Request-Id")}
         method = {Outcome(405, "method_not_allowed")} if case.method != "GET" else set()
@@ -230,7 +230,7 @@ def _fit(path: str, body: dict[str, Any], found: Findings, counter: Counter) -> 
             found.open("messages", "context_length_exceeded")
             return None
         contents = [message.get("content") or "" for message in body["messages"]]
-        # How parts are joined is not fixed, but for a token or two they are as long as their lines.
+        # The separator of parts is not fixed; up to a token or two, parts are as long as lines.
         texts = [text if isinstance(text, str) else "\n".join(part["text"] for part in text) for text in contents]
         lines = [
             {"role": message["role"], "content": text} for message, text in zip(body["messages"], texts, strict=True)
@@ -244,7 +244,7 @@ def _fit(path: str, body: dict[str, Any], found: Findings, counter: Counter) -> 
         else:
             lengths.append(len(prompt))
             kept = num_kept(body)
-            # What is cut off counts for nothing.
+            # Tokens that are cut off are not checked.
             if not all(0 <= token_id < VOCAB_SIZE for token_id in (prompt[-kept:] if kept else prompt)):
                 found.wrong("prompt")
     num_tokens = _check_lengths(lengths, body, "prompt", found, DEFAULT_MAX_TOKENS)

@@ -70,7 +70,7 @@ def _structured(found: Findings, name: str, value: Any) -> None:
     if _is_one_of(value, BAD_GRAMMARS) or not isinstance(value, dict):
         found.wrong(name)
         return
-    # What compiles and what does not is llguidance's to say.
+    # Only llguidance decides which grammars compile.
     found.open(name, *ANY_FAULT)
     given = {key: item for key, item in value.items() if item is not None}
     if len(given) != 1 or not value.keys() <= set(GRAMMAR_KINDS):

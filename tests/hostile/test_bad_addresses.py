@@ -40,7 +40,7 @@ def test_a_port_whose_last_connection_waits_out_its_time_is_free() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "says"), [("192.0.2.1", "no address of this machine"), ("no-such-host.invalid", "cannot be resolved")]
+    ("host", "says"), [("192.0.2.1", "not an address of this machine"), ("no-such-host.invalid", "cannot be resolved")]
 )
 def test_a_host_that_is_not_this_machine_is_refused(host: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):

@@ -72,7 +72,7 @@ def port() -> int:
 
 
 def start(model: Path, port: int, **settings: Any) -> None:
-    """What `wingbeat serve` does before it starts a replica. Raises as that does: its one line is the error's text."""
+    """Run the checks of `wingbeat serve` before a replica starts; the error's text is the line that it would print."""
     given = {"model": str(model), "drafter": FALLBACK.kind, "max_model_len": 256, "threads": 1} | settings
     check(build_config(AppConfig, given), port)
 
@@ -146,7 +146,7 @@ def nothing(folder: Path) -> None:
 
 
 class Bad(NamedTuple):
-    """One start and what its line must say."""
+    """A start that fails, and words of its line."""
 
     edit: Edit
     says: str

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWa
 
 CONCURRENCY = 8
 TWIN_SHARE = 5
-"""One generation of so many is asked for again, plainly."""
+"""A generation in so many is repeated without speculation and stream."""
 MAX_REPORTED = 20
 
 
@@ -44,7 +44,7 @@ async def try_one(address: Address, tokenizer: Any, case: Case, with_twin: bool)
 
 
 async def check_twin(address: Address, tokenizer: Any, case: Case, verdict: Verdict, told: Told) -> None:
-    """The same request without speculation and stream has the same texts, whatever its seed where it is greedy."""
+    """A repetition without speculation and stream has equal texts, whatever its seed if the request is greedy."""
     fields = {**verdict.body, "speculation": {"enabled": False}, "stream": False, "stream_options": None}
     temperature = fields.get("temperature")
     greedy = temperature is not None and temperature < 1e-5

@@ -31,7 +31,7 @@ SHORT = 20
 
 
 class Server:
-    """One `wingbeat serve` with a Ray of its own."""
+    """A `wingbeat serve` with a Ray of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
@@ -73,7 +73,7 @@ class Server:
             time.sleep(0.1)
 
     def channels(self) -> list[Path]:
-        """Those of its verifiers; a channel's name ends with its owner's process id."""
+        """Channels of its verifiers; a channel's name ends with its owner's process id."""
         owners = {f".{process.pid}" for process in descendants(self.process.pid)}
         return [path for path in SHM_DIR.glob(f"{PREFIX}*") if path.suffix in owners]
 
@@ -175,7 +175,7 @@ def test_a_killed_router_refuses_nobody_and_a_killed_launcher_leaves_nothing(ser
 
 
 def command(pid: int) -> str:
-    """What a process calls itself; empty where it has ended."""
+    """Command line of a process; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What a 200 says of its tokens beside the text: log-probabilities, ids, why a choice ended, and what it must match."""
+"""Rules for a 200's token details: log-probabilities, ids, why a choice ended, and what the text must match."""
 
 import json
 import math
@@ -15,7 +15,7 @@ OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")
 
 @dataclass
 class Details:
-    """Of one choice; a stream's chunks put together."""
+    """Token details of a choice; a stream's chunks are joined."""
 
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     """The field's values that were not null, in order."""
@@ -43,7 +43,7 @@ def collect(choices: Iterable[dict[str, Any]]) -> dict[int, Details]:
 
 
 def add_prompts(details: Iterable[Details], parts: Iterable[dict[str, Any]], is_chat: bool) -> None:
-    """What a chat's answer or its chunks say of the prompt, which is each choice's."""
+    """Add the prompt's details in a chat's answer or its chunks to each choice."""
     found = [(name, part[name]) for part in parts for name in OF_PROMPT if part.get(name) is not None]
     for mine in details if is_chat else ():
         for name, value in found:
@@ -51,7 +51,7 @@ def add_prompts(details: Iterable[Details], parts: Iterable[dict[str, Any]], is_
 
 
 def problem_of(body: dict[str, Any], is_chat: bool, found: Details, text: str, finish_reason: str) -> str | None:
-    """What is wrong with a choice; `text` comes without the echoed prompt."""
+    """Description of the first error in a choice; `text` comes without the echoed prompt."""
     for check in (_ids, _logprobs, _prompt_logprobs, _stop_reason, _form):
         problem = check(body, is_chat, found, text, finish_reason)
         if problem is not None:
@@ -187,7 +187,7 @@ def _form(body: dict[str, Any], is_chat: bool, found: Details, text: str, finish
         structured = {"json": form["json_schema"]["schema"]}
     if form.get("type") == "structural_tag":
         return None
-    # What the prompt's last token left unfinished is not the answer's.
+    # A character that the prompt's last token left unfinished does not belong to the answer.
     text = text.lstrip("\ufffd")
     return None if _matches(structured, text) else f"{text!r} does not match {structured}"
 

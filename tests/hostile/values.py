@@ -1,4 +1,4 @@
-"""What goes where another value belongs: numbers at and beyond every border, strings that break readers, odd shapes."""
+"""Wrong values: numbers at and beyond every bound, strings that break readers, odd shapes."""
 
 from random import Random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Batches of attention over a paged cache, and the softmax formula in double precision that says what they yield."""
+"""Batches of attention over a paged cache, and the softmax formula in double precision as their reference."""
 
 import math
 import random
@@ -22,14 +22,14 @@ class Case:
     dims: tuple[int, int] = (16, 16)
     block_size: int = 4
     mask: str = "tree"
-    """tree, chain (a tree whose words say so) or causal (no words)."""
+    """tree, chain (a tree whose mask words describe a chain) or causal (no mask words)."""
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
     fp8: bool = False
     dtype: torch.dtype = torch.float32
     spare_blocks: int = 0
-    """Table entries behind the last key: what a bucket of longer contexts looks like."""
+    """Table entries after the last key, as in a bucket of longer contexts."""
 
     def __str__(self) -> str:
         new = "" if self.num_new is None else f"of{self.num_new}"
@@ -43,7 +43,7 @@ class Case:
 
 @dataclass
 class Inputs:
-    """Arguments of `tree_attention`, and what the formula needs instead of the mask words."""
+    """Arguments of `tree_attention`, and the visibility that the formula uses instead of mask words."""
 
     arguments: list
     options: dict
@@ -132,9 +132,9 @@ def by_formula(inputs: Inputs) -> torch.Tensor:
 
 
 def moved_before_the_beginning(inputs: Inputs, count: int) -> Inputs:
-    """The same rows behind `count` more, of which those of the shortest contexts have no place.
+    """`inputs` moved `count` positions back: rows of the shortest contexts then lie before position 0.
 
-    Context becomes new rows that the others see; what has no place sees itself, and nobody sees it.
+    Context becomes new rows that the other rows see. A row before position 0 is seen by itself only and sees no other.
     """
     query, key_cache, value_cache, tables, contexts, positions, words, scaling = inputs.arguments
     contexts = contexts - count
@@ -153,7 +153,7 @@ def moved_before_the_beginning(inputs: Inputs, count: int) -> Inputs:
 
 
 def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
-    """Relative error of the whole result, by what the dtype's products and rounding allow; NaN never passes."""
+    """Check the relative error of the whole result against the dtype's products and rounding; NaN always fails."""
     limit = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}[out.dtype]
     error = (out.double() - expected).norm() / expected.norm()
     assert error < limit, f"relative error {error:.2e}"
@@ -189,4 +189,4 @@ SHORT = [
     Case((0, 2, 40), 7, heads=(2, 1)),
     Case((0, 2, 40), 7, window=4, softcap=2.0),
 ]
-"""Of contexts that end before the beginning where a few more rows come first; queries are all new rows."""
+"""Cases in which some contexts end before position 0 after `moved_before_the_beginning`; queries are all new rows."""

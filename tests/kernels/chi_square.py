@@ -1,4 +1,4 @@
-"""The chi-square statistic, and what it may reach."""
+"""The chi-square statistic and its limit."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Rows, logits and processors for the sampling kernels, and the reference whose ties are settled by id."""
+"""Rows, logits and processors for the sampling kernels, and a reference that breaks ties by token id."""
 
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ def random_logits(num_rows: int, vocab_size: int, kind: str) -> torch.Tensor:
 
 
 def sorted_reference(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """`process_logits` by the whole sort alone, whose ties are settled by id."""
+    """`process_logits` by a full sort, which breaks ties by token id."""
     temperatures, top_ks, top_ps, min_ps = rows
     scaled = logits.float() / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
     filtered = (temperatures > 0) & ((top_ks > 0) | (top_ps < 1) | (min_ps > 0))

@@ -1,4 +1,4 @@
-"""Where what a first start makes is kept."""
+"""Folder that keeps the compiled kernels of a first start."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Hooks of parts: functions, or paths of functions that are imported when they are first asked for."""
+"""Hooks of parts: functions, or import paths of functions, imported on first use."""
 
 import sys
 

@@ -42,7 +42,7 @@ class Published:
     part: str
     """Glob of a part within its package."""
     sha256: str
-    """Of the joined file."""
+    """Hash of the joined file."""
 
     @property
     def folder(self) -> Path:

@@ -18,17 +18,17 @@ from tests.ptx.program import Program
 
 _PACKED = {"fp32": "<f", "f32": "<f", "fp64": "<d", "f64": "<d"}
 MOST_REGISTERS = 255
-"""Of a thread, by the ISA; only an assembler knows how many a kernel takes."""
+"""Registers of a thread at most, by the ISA; only an assembler determines how many a kernel takes."""
 
 
 class NamedDriver:
-    """What a launch asks of a driver: only which GPU there would be."""
+    """Driver that only names the GPU of a launch."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
 
     def get_current_target(self) -> GPUTarget:
-        """Of compute capability 8.0 as 80."""
+        """Target of the GPU; compute capability 8.0 is 80."""
         return self._target
 
     def get_current_device(self) -> int:
@@ -50,7 +50,7 @@ class Loaded(NamedTuple):
 
 @dataclass
 class Launches:
-    """What was launched, and what it may reach."""
+    """Launched kernels, and the memory that they may reach."""
 
     capability: int
     races: bool = True
@@ -61,7 +61,7 @@ class Launches:
     """Memory that kernels reach by addresses in other memory."""
     machines: dict[str, Machine] = field(default_factory=dict)
     without: Callable[[str, Program], Sequence[int]] | None = None
-    """Of a kernel's name and program, instructions to leave out: a mutation."""
+    """Mutation: instructions to leave out, for a kernel's name and program."""
 
     def run(self, compiled: Any, names: Sequence[str], given: dict[str, Any], size: Sequence[int]) -> None:
         """Execute a compiled kernel."""

@@ -17,7 +17,7 @@ MOST_STEPS = 500_000_000
 
 
 class Fault(RuntimeError):
-    """What a kernel does that it may not: an access out of bounds, a race, a barrier that some lanes miss."""
+    """A forbidden act of a kernel: an access out of bounds, a race, a barrier that some lanes miss."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Grid:
     races: bool = True
     """Whether accesses that nothing orders are faults."""
     seed: int = 0
-    """Of the order of warps and blocks, and of when asynchronous copies land."""
+    """Seed of the order of warps and blocks, and of when asynchronous copies land."""
 
 
 class Machine:
@@ -120,6 +120,6 @@ def _library() -> ctypes.CDLL:
 
 
 def _processor() -> bytes:
-    """What `-march=native` means here."""
+    """Description of this processor, on which `-march=native` depends."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name"))})).encode()

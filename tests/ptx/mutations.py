@@ -1,7 +1,7 @@
 """Leave one ordering instruction out of a compiled kernel at a time, and see whether the machine notices.
 
-A program of its own, `mutations.py CAPABILITY`: prints one JSON object for each instruction that was left out. What is
-never noticed is either needless in that kernel or beyond the machine; the test beside it counts.
+A program of its own, `mutations.py CAPABILITY`: prints one JSON object for each instruction that was left out. An
+instruction that is never missed is either needless in that kernel or beyond the machine; `test_mutations` counts them.
 """
 
 import json
@@ -64,7 +64,7 @@ CASES = {
 
 
 def noticed(check: Callable[[], None], mutation: Callable[[str, Program], list[int]]) -> str | None:
-    """What a mutation leads to; None where nothing is amiss under any seed."""
+    """Fault or failed check that a mutation causes; None if no seed shows any."""
     launches.without = mutation
     for seed in range(SEEDS):
         launches.machines.clear()

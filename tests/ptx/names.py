@@ -22,7 +22,7 @@ def program_line(
 
 
 def machine_name(base: str, parts: Sequence[str]) -> str:
-    """What the machine calls an instruction.
+    """Name of an instruction in the machine.
 
     The flushing of subnormals stands right before the type, and bits have the type of unsigned numbers.
     """
@@ -52,5 +52,5 @@ def space_of(it: Statement) -> str:
 
 
 def parts_of(text: str) -> list[str]:
-    """Of `{a, b}` its parts."""
+    """Parts of `{a, b}`."""
     return [part.strip() for part in text.strip("{} ").split(",")] if text.startswith("{") else [text]

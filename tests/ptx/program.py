@@ -1,7 +1,7 @@
 """A PTX kernel as a program of the machine: a line for each instruction, its operands as numbers of registers.
 
-Constants, parameters and special registers are registers that the machine sets before it starts. What an instruction is
-called here is what machine/handlers.cpp has; anything that is not known is refused by its text, never passed over.
+Constants, parameters and special registers are registers that the machine sets before it starts. Instructions
+have the names of machine/handlers.cpp; an unknown instruction is refused by its text, never skipped.
 """
 
 import re
@@ -55,7 +55,7 @@ class Program:
 
     @property
     def text(self) -> Text:
-        """What it was made from."""
+        """Text that the program was made from."""
         return self._text
 
     @property

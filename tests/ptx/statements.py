@@ -35,7 +35,7 @@ class Statement:
     guard: str | None
     negated: bool
     registers: dict[str, Register]
-    """Those of its scope."""
+    """Registers of the statement's scope."""
     text: str
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
 LEAST_NOTICED = 0.75
-"""Of those left out. Triton drains copies behind a loop in which all of them were waited for, so some are needless."""
+"""Least share of mutations to be noticed: Triton also waits after a loop that has awaited all copies, needlessly."""
 
 
 @pytest.mark.slow

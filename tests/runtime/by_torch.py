@@ -1,4 +1,4 @@
-"""Torch's operations, where the C++ of CPUs would run in their place."""
+"""Torch's operations in place of the C++ kernels of the CPU."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,11 +11,11 @@ Value = TypeVar("Value")
 
 
 def without_cpu() -> AbstractContextManager:
-    """Context manager in which nothing finds the C++: a part is chosen where something is made."""
+    """Return a context manager that hides the C++ kernels from anything that is built within it."""
     return patch.object(parts, "PARTS", tuple(part for part in parts.PARTS if part.partition(".")[0] != "cpu"))
 
 
 def by_torch(function: Callable[[], Value]) -> Value:
-    """Result of a function that makes what it runs, without the C++."""
+    """Call a function that builds drafters or models, with the C++ kernels hidden from it."""
     with without_cpu():
         return function()

@@ -29,9 +29,9 @@ class CachingAllocator(TorchDispatchMode):
     """While entered, follows the tensors that operations return, and what becomes of their memory."""
 
     allocations: list[list[Block]] = field(default_factory=list)
-    """Each as its parts, in order."""
+    """A list per allocation: its blocks in the order of their addresses."""
     most_unused: int = 0
-    """Bytes that were reserved and unused at once."""
+    """Largest number of bytes that were reserved and unused at one moment."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class CachingAllocator(TorchDispatchMode):
         return result
 
     def allocate(self, tensor) -> None:
-        """Take memory for a tensor that is there."""
+        """Reserve memory for a tensor that exists already."""
         storage = tensor.untyped_storage()
         self._held[memory(tensor)] = (StorageWeakRef(storage), self._block(max(storage.nbytes(), 1)))
         self.most_unused = max(self.most_unused, self.unused)
@@ -66,7 +66,7 @@ class CachingAllocator(TorchDispatchMode):
         return sum(part.num_bytes for parts in self.allocations for part in parts if not part.used)
 
     def _look(self) -> None:
-        """Free what has gone."""
+        """Free the blocks of tensors that no longer exist, and merge free neighbours."""
         for key in [key for key, (storage, _) in self._held.items() if storage.expired()]:
             self._held.pop(key)[1].used = False
         for parts in self.allocations:

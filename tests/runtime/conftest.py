@@ -1,4 +1,4 @@
-"""What the tests of rooms of the runtime share."""
+"""Fixtures shared by the tests of the runtime's folders."""
 
 import pytest
 
@@ -8,5 +8,5 @@ from wingbeat.runtime.speculation.curves import PassCurve
 
 @pytest.fixture
 def known_costs(monkeypatch):
-    """Rounds cost what these curves say, whatever else the machine does: right drafts pay, wrong ones do not."""
+    """Fix the costs of rounds, whatever else the machine does: right drafts pay, and wrong drafts do not."""
     know_costs(monkeypatch, PassCurve((1, 64), (1e-3, 2.4e-3)))

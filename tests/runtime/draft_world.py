@@ -17,7 +17,7 @@ SHAPES = {"chain": CHAIN, "tree": TREE, "whole": SpeculationConfig(3, 3, 30), "o
 
 
 def taps_size(drafter: StagedDrafter) -> int:
-    """Numbers per position that the verifier must send."""
+    """Number of values per position that the verifier sends to this drafter."""
     owner = getattr(drafter, "head", drafter)
     return getattr(drafter, "taps_size", getattr(owner, "taps_size", 0))
 
@@ -53,7 +53,7 @@ class World:
         self.lens[self.slots] = torch.tensor(lens)
 
     def batch(self, decodes=(), chunks=(), proposals=(), max_levels=None, device="cpu"):
-        """Decodes (slot, first position, number of pairs) and chunks likewise."""
+        """Build a `DraftBatch`; decodes and chunks are triples of slot, first position and number of pairs."""
         decode_tokens = torch.full((len(decodes), self.max_path), 3)
         decode_taps = torch.full((len(decodes), self.max_path, self.taps_size), 7.0)
         for row, (slot, start, count) in enumerate(decodes):
@@ -84,7 +84,7 @@ class World:
         return batch._replace(**moved)
 
     def feed(self, drafter, device="cpu"):
-        """Every pair, in three passes: half the prompt, the rest of it, then a decode of up to three pairs."""
+        """Commit all pairs in three passes: half the prompt, the rest of it, then a decode of up to three pairs."""
         halves = [(slot, int(self.lens[slot] - 1) // 2) for slot in self.slots]
         drafter.commit(self.batch(chunks=[(slot, 0, half) for slot, half in halves if half], device=device))
         ends = {slot: max(half, int(self.lens[slot]) - 1 - min(self.max_path, 3)) for slot, half in halves}

@@ -43,7 +43,7 @@ def eagle1(folder: Path) -> Kind:
 
 
 def other_body(name: str, folder: Path) -> Kind:
-    """An EAGLE-3 head whose layers are not one layer of Llama's."""
+    """Build a kind whose EAGLE-3 head has more than a single Llama layer."""
     ref, target = llama(folder / "verifier")
     written = FORMATS[name]
     recipe = replace(written.recipe, hidden=HIDDEN_SIZE, target_hidden=HIDDEN_SIZE)

@@ -23,7 +23,7 @@ class Latent:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a head computes, beside its weights."""
+    """Computation of a head, apart from its weights."""
 
     family: int = 3
     hidden: int = 24
@@ -59,7 +59,7 @@ class Recipe:
 
 @dataclass
 class Formula:
-    """One sequence's head: `known` takes a true pair, `drafted` a drafted one; both extend what attention sees."""
+    """A sequence's head: `known` takes a true pair, `drafted` a drafted one; both extend what attention sees."""
 
     recipe: Recipe
     weights: dict[str, Tensor]
@@ -67,19 +67,19 @@ class Formula:
     """Keys and values of the pairs so far, by layer."""
 
     def known(self, token: int, taps: Tensor) -> Tensor:
-        """The hidden state of a token that follows a position with these taps."""
+        """Hidden state of a token behind a position with these taps."""
         return self._step(token, self._features(taps.double()))
 
     def drafted(self, token: int, hidden: Tensor) -> Tensor:
-        """The hidden state of a drafted token, continuing that of the token before."""
+        """Hidden state of a drafted token, from the hidden state of the token before."""
         return self._step(token, self.feedback(hidden))
 
     def feedback(self, hidden: Tensor) -> Tensor:
-        """What is fed back of a hidden state."""
+        """Hidden state as the next level reads it."""
         return self._norm(hidden, "norm") if self.recipe.norm_output else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Over the draft vocabulary."""
+        """Logits over the draft vocabulary."""
         return self.weights["lm_head"] @ (hidden if self.recipe.family == 1 else self._norm(hidden, "norm"))
 
     def target_ids(self) -> Tensor:
@@ -192,7 +192,7 @@ def _latent_weights(recipe: Recipe, latent: Latent, wide: int, matrix, scale) ->
 
 
 def random_weights(recipe: Recipe, vocab: int, draft_vocab: int, seed: int = 11) -> dict[str, Tensor]:
-    """Weights in float32 by the names that `Formula` knows; norms away from one, so that none can be left out."""
+    """Random float32 weights by the names that `Formula` uses; no norm is near 1, so that leaving one out shows."""
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:

@@ -1,7 +1,7 @@
 """A GPU of shapes alone: tensors on cuda:0 in a torch without CUDA, so that the CUDA branches run on any machine.
 
-Nothing is computed. What is seen is what a GPU would be asked to do: every launch is counted, and every wait of the
-host, every mix of host and device memory and every shape that depends on data is an error at the line that does it.
+Nothing is computed; only requests to a GPU are observed: every launch is counted, and every wait of the host, every mix
+of host and device memory and every shape that depends on data is an error at the line that causes it.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ CARD = {
 }
 """An H100's properties, as torch names them."""
 REGISTERS = 128
-"""Of any kernel as compiled; `SHARED_BYTES` likewise."""
+"""Registers per thread of every compiled kernel; likewise `SHARED_BYTES` per program."""
 SHARED_BYTES = 72 << 10
 
 # Indexing asks for a device guard, which a torch without CUDA has none of.
@@ -56,7 +56,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, NoOpDeviceGuardImpl<DeviceType::CUDA>)
 }
 """
 _ANSWERS = {"_local_scalar_dense": 0, "item": 0, "is_nonzero": False, "equal": False}
-"""Operations that ask the device for a value, and what it says before the first round."""
+"""Operations that read a value from the device, and the value that they return before the first round."""
 _SHAPES_BY_VALUE = {"nonzero", "masked_select", "_unique2", "unique_dim", "bincount"}
 _NO_LAUNCH = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh"}
 _LAUNCH_OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion", "launch_pdl"}
@@ -73,7 +73,7 @@ class MixedDevicesError(RuntimeError):
 
 @cache
 def why_not() -> str | None:
-    """Why there is no fake GPU on this machine; None where there is one. Registers the guard at the first call."""
+    """Reason why this machine has no fake GPU, or None; the first call registers the device guard."""
     if torch.cuda.is_available():
         return "this machine has a real GPU"
     compiler = next(
@@ -94,16 +94,16 @@ def why_not() -> str | None:
 
 
 class FakeGpu(TorchDispatchMode):
-    """While entered, cuda:0 exists. Waits are errors while `strict`, anywhere but in the functions `waits_in`."""
+    """While entered, cuda:0 exists. Waits are errors while `strict` is set, except within the functions `waits_in`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.strict = self.capturing = False
         self.waits_in: set[CodeType] = {Download.wait.__code__}
         self.launches: Counter[str] = Counter()
-        """By name of the operation or kernel; a replayed graph is one."""
+        """Number of launches by name of the operation or kernel; a replayed graph is one launch."""
         self.variants: set[tuple] = set()
-        """Kernels launched, each with what it is compiled for."""
+        """Launched kernels, each with the types and constants that it is compiled for."""
         self._pinned: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -112,17 +112,17 @@ class FakeGpu(TorchDispatchMode):
             return self._pin(func(*args, **(kwargs | {"pin_memory": False})))
         tensors = list(tensors_in((args, kwargs)))
         on_device = any(isinstance(tensor, GpuTensor) for tensor in tensors)
-        # Where nothing takes operations apart, `to` itself comes here, its device by position.
+        # Where operations are not decomposed, `to` itself arrives here, with its device by position.
         target = kwargs.get("device", next((value for value in args if isinstance(value, torch.device)), None))
         if not on_device and (target is None or torch.device(target).type != "cuda"):
             return func(*args, **kwargs)
-        if func.namespace == "c10d":  # other processes have parts of the result
+        if func.namespace == "c10d":  # a collective, whose result depends on other processes
             self.launches[name_of(func)] += 1
             return args[0], FakeWork().boxed()
         name = name_of(func)
         if name == "prim::device":
             return CUDA
-        if is_composite(func):  # inference mode skips the layer that takes these apart
+        if is_composite(func):  # inference mode skips the dispatch layer that decomposes these
             with self:
                 return func.decompose(*args, **kwargs)
         if name == "copy_":
@@ -142,7 +142,7 @@ class FakeGpu(TorchDispatchMode):
         return run(func, args, kwargs)
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """A Triton kernel's launch: its arguments must be complete and on the device, its grid within limits.
+        """Check and count a Triton kernel's launch.
 
         Whether products and sums are fused must be said, which versions of Triton do by default or do not.
         """
@@ -180,13 +180,13 @@ class FakeGpu(TorchDispatchMode):
 
     @staticmethod
     def _has_grouped(rows: Tensor) -> bool:
-        """Whether ATen has a kernel: elsewhere it waits for the host, and cannot be captured."""
+        """Whether ATen has a kernel for grouped products; without one they wait for the host and cannot be captured."""
         return (CARD["major"], CARD["minor"]) in ((9, 0), (10, 0)) and rows.dtype == torch.bfloat16
 
     def _copy_into(self, func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         if not isinstance(target, GpuTensor):
             self._download(target if non_blocking else None)
-            # Any number serves that is a token, a length and an index.
+            # A number that is valid as a token, a length and an index.
             return target.copy_(torch.ones_like(source.meta, device="cpu"))
         if not isinstance(source, GpuTensor):
             self._upload(source)
@@ -195,7 +195,7 @@ class FakeGpu(TorchDispatchMode):
         return target
 
     def _copy_all(self, targets: list[Tensor], sources: list[Tensor]) -> None:
-        """One launch of tensors that lie alike, as torch has it, else one each."""
+        """Count a launch for tensors of equal layout, as torch does, else a launch per tensor."""
         pairs = list(zip(targets, sources, strict=True))
         if not all(isinstance(part, GpuTensor) for pair in pairs for part in pair):
             raise MixedDevicesError("_foreach_copy_ gets tensors from the host")
@@ -225,7 +225,7 @@ class FakeGpu(TorchDispatchMode):
         self.launches["copy_"] += 1
 
     def _pin(self, tensor: Tensor) -> Tensor:
-        self._pinned[memory(tensor)] = tensor  # held, so that no other memory gets its address
+        self._pinned[memory(tensor)] = tensor  # kept alive, so that no other tensor gets the same address
         return tensor
 
     def _wait(self, what: str) -> None:
@@ -241,7 +241,7 @@ class FakeGpu(TorchDispatchMode):
 
     @contextmanager
     def capture(self) -> Iterator[Counter[str]]:
-        """What is launched within is captured: nothing may touch the host."""
+        """Capture the launches within the block, which must not touch the host."""
         before, self.launches, self.capturing = self.launches, Counter(), True
         try:
             yield self.launches
@@ -259,7 +259,7 @@ class FakeGpu(TorchDispatchMode):
         )
 
     def make_tensor(self, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """`torch.tensor`, which allocates where no mode looks."""
+        """Wrap `torch.tensor`, whose allocation no dispatch mode sees."""
 
         def tensor(data: Any, *, device: Any = None, pin_memory: bool = False, **options: Any) -> Tensor:
             made = make(data, **options)
@@ -272,14 +272,14 @@ class FakeGpu(TorchDispatchMode):
 
 
 def refuse_arrays(data: Any) -> None:
-    """As `torch.tensor(data, pin_memory=True)` does where there is a GPU; one without CUDA says nothing of it."""
+    """Raise as `torch.tensor(data, pin_memory=True)` does where there is a GPU; a torch without CUDA accepts arrays."""
     if isinstance(data, np.ndarray):
         raise RuntimeError("Can't pin tensor constructed from numpy")
 
 
 @contextmanager
 def fake_gpu() -> Iterator[FakeGpu]:
-    """The mode with everything of torch and Triton that it stands for."""
+    """Enter the mode, with replacements for the parts of torch and Triton that need a GPU."""
     from triton.runtime.jit import KernelInterface
 
     attention = choice.module_of("attention")
@@ -299,7 +299,7 @@ def fake_gpu() -> Iterator[FakeGpu]:
         "empty_cache": lambda: None,
         "synchronize": lambda device=None: gpu._wait("torch.cuda.synchronize"),
     }
-    # torch keeps the list of functions that `torch.device` as a context acts on: of its own ones, not of those below.
+    # torch caches the functions that `torch.device` as a context acts on; the cache must hold the original ones.
     torch.utils._device._device_constructors()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in of_device.items():
@@ -347,13 +347,13 @@ def place(module: nn.Module) -> nn.Module:
                 )
                 part.__dict__[name] = tuple(like)
     for part in module.modules():
-        if hasattr(part, "join"):  # products of one input, whose weights are parts of one
+        if hasattr(part, "join"):  # products with the same input share one joined weight
             part.join()
     return module
 
 
 def _variant(kernel: Any, arguments: dict[str, Any]) -> tuple:
-    """What a kernel is compiled for: its constants, its types, and of integers what Triton looks at."""
+    """Key of a compiled kernel: its constants, its types, and the integers' properties on which Triton specialises."""
     # Triton's interpreter keeps what the decorator was given, its compiler what it made of it.
     given = kernel.kwargs.get("do_not_specialize") if hasattr(kernel, "kwargs") else kernel.do_not_specialize
     free = set(given or ())

@@ -24,7 +24,7 @@ class FakeGraphDevice:
         return self._result
 
     def capture(self, function, pool):
-        # Nothing is computed: the run before was as good as this one.
+        # Nothing is computed, so the result of the run before the capture serves.
         return self.graphs[-1], self._result
 
     def replay(self, graph: Counter[str]) -> None:

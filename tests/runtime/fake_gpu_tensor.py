@@ -1,4 +1,4 @@
-"""The tensors of a fake GPU, and operations on them: shapes, strides and storage, and nothing in it."""
+"""Tensors of a fake GPU and operations on them: shapes, strides and storages, but no values."""
 
 import weakref
 from collections import Counter
@@ -14,7 +14,7 @@ _ONE_LAUNCH = {"matmul", "linear", "rms_norm"}
 
 
 class Meter:
-    """Bytes of the storages that live, as an allocator counts them; off until asked for, because it takes time."""
+    """Bytes of live storages, as an allocator counts them; off by default, because counting takes time."""
 
     def __init__(self) -> None:
         self.reset()
@@ -26,7 +26,7 @@ class Meter:
         self._num_tensors: Counter[int] = Counter()
 
     def note(self, made: "GpuTensor") -> None:
-        """A tensor that was made just now."""
+        """Count a new tensor."""
         key, num_bytes = memory(made), made.meta.untyped_storage().nbytes()
         if not self._num_tensors[key]:
             self.allocated += num_bytes
@@ -63,11 +63,11 @@ class GpuTensor(torch.Tensor):
         raise RuntimeError(f"{func} on a tensor of a fake GPU that is gone")
 
     def tolist(self) -> list:
-        """A wait like any other."""
+        """Values as a list, which waits like any copy to the host."""
         return self.cpu().tolist()
 
     def data_ptr(self) -> int:
-        """A multiple of 256 for each storage, as CUDA's allocator gives them."""
+        """Address: a multiple of 256 for each storage, as CUDA's allocator gives it."""
         return memory(self) * 256 + self.storage_offset() * self.element_size()
 
 
@@ -79,20 +79,20 @@ def name_of(func: Any) -> str:
 
 @cache
 def is_composite(func: Any) -> bool:
-    """Whether a GPU has no kernel for it, so that it is made of other operations."""
+    """Whether an operation has no GPU kernel and is therefore decomposed into others."""
     return name_of(func) not in _ONE_LAUNCH and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), "CompositeImplicitAutograd"
     )
 
 
 _results: dict[tuple, Any] = {}
-"""What operations return for arguments of these shapes: torch's own rules for them take ten times as long."""
+"""Results of operations by argument shapes: torch's own shape rules take ten times as long."""
 
 
 def run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """An operation on the tensors behind; what it writes into stays the tensor that it was."""
+    """Run an operation on the "meta" tensors; an argument that it writes to stays the same object."""
     if func.is_view:
-        # A view is what its base is, whatever the mode it is taken in.
+        # A view must be an inference tensor exactly if its base is, whatever the current mode.
         with torch.inference_mode(args[0].is_inference()):
             return _mapped(func(*_mapped(args, _behind), **_mapped(kwargs, _behind)), _on_device)
     key = (func, _mapped_key(args), _mapped_key(kwargs))
@@ -104,7 +104,7 @@ def run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _like(value: Any) -> Any:
-    """Memory of its own for a result that stands for many."""
+    """New memory for a cached result."""
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
@@ -139,7 +139,7 @@ def _mapped(values: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def memory(tensor: Tensor) -> int:
-    """The same for all tensors in one storage, and another for others that live at the same time."""
+    """Address that tensors of a storage share, and that differs from other living storages'."""
     behind = tensor.meta if isinstance(tensor, GpuTensor) else tensor
     return behind.untyped_storage()._cdata
 

@@ -1,4 +1,4 @@
-"""Drafters of the features that are there, for tests of every kind: each feature's folder has a module `kinds`."""
+"""Drafters of the optional features, for tests of every kind: each feature's folder has a module `kinds`."""
 
 from importlib import import_module
 from pathlib import Path

@@ -17,12 +17,12 @@ from wingbeat.runtime.verifier.model import VerifierModel
 
 NUM_LAYERS = 8
 TAPS = (3, 5, 6)
-"""One behind the layers that a head taps where its config does not say."""
+"""Tapped layers, each one after a layer that a head taps by default."""
 _NUM_TOKENS = 32
 
 
 def fitted_pair(folder: Path) -> tuple[Path, Path]:
-    """Folders of a verifier and of its head, whose first draft is right most of the time, and no later one.
+    """Write a verifier and its head, whose first drafted token is mostly right, and later ones never.
 
     The head's layer adds nothing, so that its logits are linear in the taps: the least-squares solution for the texts
     that a trial writes. A layer further up or down the solution means nothing.
@@ -34,7 +34,7 @@ def fitted_pair(folder: Path) -> tuple[Path, Path]:
 
 
 def rewrite_config(head: Path, into: Path, **fields) -> Path:
-    """A copy of a head's folder whose config says something else; None removes a field."""
+    """Copy a head's folder with other fields in its config; None removes a field."""
     into.mkdir()
     (into / "model.safetensors").symlink_to(head / "model.safetensors")
     config = json.loads((head / "config.json").read_text()) | fields
@@ -44,7 +44,7 @@ def rewrite_config(head: Path, into: Path, **fields) -> Path:
 
 
 def as_specforge(head: Path, into: Path, ids: tuple[int, ...] | None, **fields) -> Path:
-    """A copy as SpecForge would have written it: taps by ids, which may be missing, and nothing stated besides."""
+    """Copy a head as SpecForge writes it: tapped layers by ids, which may be missing, and no stated convention."""
     eagle_config = {"use_aux_hidden_state": True}
     if ids is not None:
         eagle_config["eagle_aux_hidden_state_layer_ids"] = list(ids)
@@ -82,7 +82,7 @@ def _fitted_head(loaded: LoadedModel) -> EagleHead:
     )
     with torch.no_grad():
         for parameter in head.parameters():
-            parameter.fill_(float(parameter.dim() == 1))  # norms keep their scale
+            parameter.fill_(float(parameter.dim() == 1))  # weights of norms are 1, all others 0
         head.fc.weight[:VOCAB_SIZE] = solution.T
         head.lm_head.weight[:, :VOCAB_SIZE] = torch.eye(VOCAB_SIZE)
     return head

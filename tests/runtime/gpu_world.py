@@ -62,7 +62,7 @@ IDS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
 
 
 def llama(num_layers: int = NUM_LAYERS) -> LlamaConfig:
-    """Of `verifier`."""
+    """Configuration of `verifier`."""
     return LlamaConfig(**SHAPE, **IDS, num_hidden_layers=num_layers, tie_word_embeddings=False)
 
 
@@ -72,7 +72,7 @@ def verifier(num_layers: int = NUM_LAYERS) -> LoadedModel:
 
 
 def new_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model in bfloat16 on the host; its norms have weights as checkpoints have them."""
+    """Build a model in bfloat16 on the host; its norms have weights as in checkpoints."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     for name, parameter in model.named_parameters():
@@ -120,21 +120,21 @@ def new_drafter(
 
 @dataclass
 class Served:
-    """What rounds of an engine on the fake GPU launched."""
+    """An engine on the fake GPU and the launches of its rounds."""
 
     engine: Engine
     device: FakeGraphDevice
     launches: list[Counter] = field(default_factory=list)
-    """Of each round with nothing but decodes."""
+    """Launches of each round that holds decodes only."""
 
     @property
     def num_graphs(self) -> int:
-        """Of a whole round: the verifier's two, and the drafter's where there is one."""
+        """Number of graphs of a whole round: two of the verifier, and one of a drafter."""
         return 2 if self.engine.drafter_state == "none" else 3
 
 
 def engine_config(speculation: SpeculationConfig, num_slots: int, **overrides) -> EngineConfig:
-    """Prompts come in chunks, beside running sequences."""
+    """Limits under which prompts come in chunks, beside sequences that decode."""
     fields = {"max_num_seqs": num_slots, "max_model_len": 128, "max_num_batched_tokens": 16, "num_kv_blocks": 64}
     return EngineConfig(**(fields | {"speculation": speculation} | overrides))
 

@@ -1,4 +1,4 @@
-"""Tiny heads written to disk as each tool writes them: its tensors' names, its config's fields, its kind of file."""
+"""Tiny heads written to disk as each training tool writes them: tensor names, config fields and file type."""
 
 import json
 from dataclasses import dataclass, field
@@ -31,19 +31,19 @@ _LAYER |= {"kv_a_norm": "self_attn.kv_a_layernorm"}
 
 @dataclass(frozen=True)
 class Format:
-    """How one tool writes a head."""
+    """A tool's format of a head's folder."""
 
     layer: str
     config: dict[str, Any]
     recipe: Recipe = field(default_factory=Recipe)
     draft_vocab: int = 40
     taps: tuple[int, ...] = (2, 4, 5)
-    """Layers whose inputs the head reads, as the engine must understand the config."""
+    """Layers whose inputs the head reads, as the engine must derive them from the config."""
     file: str = "model.safetensors"
     leaves_out: tuple[str, ...] = ()
-    """Weights that are the target's."""
+    """Weights that are absent from the file because the target lends them."""
     extra: tuple[str, ...] = ()
-    """Tensors of the tool that no head needs."""
+    """Tensors that the tool writes and no head needs."""
     with_mask: bool = True
 
     def write(self, folder: Path, weights: dict[str, Tensor]) -> None:
@@ -308,7 +308,7 @@ FORMATS: dict[str, Format] = {
         leaves_out=("embed",),
     ),
     "angelslim-theta": Format(
-        # Its trainer computes with the default base whatever its config says.
+        # SpecForge's trainer uses the default base, whatever the config says.
         "midlayer.",
         llama_fields(
             _PLAIN,

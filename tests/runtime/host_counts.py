@@ -1,9 +1,9 @@
-"""What a steady round costs the host, counted on a fake GPU: functions entered, torch operations, launches, uploads.
+"""Host work of a steady round, counted on a fake GPU: functions entered, torch operations, launches, uploads.
 
-Times of a round's host work differ by machine and hour; these counts do not. The verifier's thread and the drafter's,
-which is another process where they are served, are counted apart; and of the verifier's what it does between a reply
-and the launch of its verification, for which the device waits. As a program (`python -m tests.runtime.host_counts`)
-it prints the table of `benchmarks/results/gpu_launches.md`.
+Times of a round's host work differ by machine and hour; these counts do not. The verifier's thread and the drafter's
+thread, which is another process in a deployment, are counted apart; so is the verifier's work between a reply and the
+launch of its verification, for which the device waits. As a program (`python -m tests.runtime.host_counts`) it prints
+the table of `benchmarks/results/gpu_launches.md`.
 """
 
 import sys
@@ -35,11 +35,11 @@ from wingbeat.runtime.verifier.loading.loader import LoadedModel
 BATCHES = (1, 16, 64)
 KINDS = ("plain", "adaptive tree")
 NUM_ROUNDS, WARM_UP_ROUNDS = 16, 8
-"""A block of KV holds 16 tokens and a round of shapes alone brings one, so each sequence gets one block meanwhile."""
+"""Rounds that are counted, and rounds before. A KV block holds 16 tokens: each sequence gets one block meanwhile."""
 PROMPT = (1, 2, 3)
 SIDES = ("verifier", "drafter")
 GAP = "verifier, from a reply to its verification"
-"""Part of the verifier's: its device has nothing to do meanwhile."""
+"""Work of the verifier's thread between a reply and the launch of its verification, while the device is idle."""
 
 LIMITS = {
     ("plain", 1, "verifier"): (140, 23),
@@ -55,20 +55,20 @@ LIMITS = {
     ("adaptive tree", 16, GAP): (62, 3),
     ("adaptive tree", 64, GAP): (158, 3),
 }
-"""The most functions and operations; what raises one says in its commit why. Versions of torch differ by some."""
+"""Largest numbers of functions and operations; a commit that raises one says why. Versions of torch differ."""
 LAUNCHES = {
     ("plain", "verifier"): (5, 2, 1),
     ("adaptive tree", "verifier"): (8, 2, 1),
     ("adaptive tree", "drafter"): (4, 1, 1),
     ("adaptive tree", GAP): (1, 0, 0),
 }
-"""Launches, graphs and uploads, whatever the batch."""
+"""Launches, graphs and uploads, for every batch size."""
 SPREAD = {
     ("plain", "verifier"): (22, 10),
     ("adaptive tree", "verifier"): (31, 19),
     ("adaptive tree", "drafter"): (13, 10),
 }
-"""The most files that a steady captured round enters, and types of records that its functions are given."""
+"""Largest number of files entered in a steady captured round, and of types of records passed to functions."""
 
 _ROOT = Path(shapes.__file__).parents[2]
 _SOURCES = tuple(f"{_ROOT / room}/" for room in ("kernels", "runtime", "cluster"))
@@ -78,22 +78,22 @@ _LAUNCH = GraphRunner.replay.__wrapped__.__code__
 
 
 class Counts(NamedTuple):
-    """Of one side of the busiest of some steady rounds."""
+    """Counts of one side in the busiest of some steady rounds."""
 
     functions: int
-    """Functions of Wingbeat that were entered; comprehensions are not counted, which some versions of Python inline."""
+    """Entered functions of Wingbeat; comprehensions are left out, because some versions of Python inline them."""
     operations: int
-    """torch operations, on host and device, views too."""
+    """torch operations on host and device, including views."""
     launches: int
-    """What the device is asked for: kernels and copies, a replayed graph as one of them."""
+    """Requests to the device: kernels and copies; a replayed graph counts as one."""
     graphs: int
-    """Among those."""
+    """Replayed graphs, among the launches."""
     uploads: int
-    """Copies from the host to the device, among the launches too."""
+    """Copies from host to device among the launches."""
 
 
 def _is_record(value: object) -> bool:
-    """Whether a value is of one of our own types that hold values alone."""
+    """Whether a value is of a named tuple or dataclass of Wingbeat."""
     ours = type(value).__module__.startswith("wingbeat.")
     return ours and (hasattr(value, "_fields") or is_dataclass(value))
 
@@ -107,15 +107,15 @@ class HostCounter:
         self._side = SIDES[0]
         self._in_gap = False
         self._within = False
-        """An operation: what torch makes of it is not the host's asking."""
+        """Whether an operation is running, whose inner operations are not counted."""
         self.by_function: Counter[CodeType] = Counter()
         self.files: dict[str, set[str]] = {side: set() for side in SIDES}
-        """Entered, by side."""
+        """Files entered, by side."""
         self.records: dict[str, set[type]] = {side: set() for side in SIDES}
-        """Types of ours, named tuples and dataclasses, that functions were given, by side."""
+        """Wingbeat's named tuples and dataclasses that were passed to functions, by side."""
 
     def counts(self) -> dict[str, Counts]:
-        """What was counted, by side."""
+        """Counts by side."""
         return {side: Counts(*(found[name] for name in Counts._fields)) for side, found in self._found.items()}
 
     @contextmanager
@@ -179,18 +179,18 @@ class HostCounter:
 
 
 def steady_engine(gpu: FakeGpu, loaded: LoadedModel, kind: str, batch: int) -> Engine:
-    """As many greedy requests as there are slots, all of which decode, some rounds in."""
+    """Engine in which as many greedy requests as there are slots have decoded for some rounds."""
     shape = TREE if kind == "plain" else replace(TREE, adaptive=True)
     config = engine_config(shape, batch, max_num_batched_tokens=256, num_kv_blocks=10 * batch, cuda_graphs=True)
     drafter = None if kind == "plain" else new_drafter("eagle-3", shape, FakeGraphDevice(gpu))
     with pytest.MonkeyPatch.context() as patch:
-        # Only rounds of this many sequences come; capturing and timing others takes most of the time.
+        # All rounds have this many sequences; capturing and timing other batch sizes would take most of the time.
         patch.setattr(shapes, "batch_buckets", lambda most: (most,))
         patch.setattr(draft_stages, "draft_batches", lambda most, max_path, top_k: (most,))
         patch.setattr(calibration, "POINTS", 2)
         channel = partial(InProcessChannel, device=CUDA)
         engine = build_engine(loaded, config, drafter, channel, FakeGraphDevice(gpu))
-    # On shapes alone the policy learns nothing that would make it draft.
+    # Without values the policy never learns that drafts pay.
     params = SamplingParams(max_tokens=1 << 20, temperature=0.0, ignore_eos=True, force_drafts=kind != "plain")
     for index in range(batch):
         engine.add_request(Request(str(index), PROMPT, params))
@@ -202,7 +202,7 @@ def steady_engine(gpu: FakeGpu, loaded: LoadedModel, kind: str, batch: int) -> E
 
 
 def busiest_round(gpu: FakeGpu, loaded: LoadedModel, kind: str, batch: int) -> dict[str, Counts]:
-    """By side, the most of each count in any of some steady rounds."""
+    """Largest of each count over some steady rounds, by side."""
     engine = steady_engine(gpu, loaded, kind, batch)
     gpu.strict = True
     most = {side: Counts(0, 0, 0, 0, 0) for side in (*SIDES, GAP)}
@@ -219,7 +219,7 @@ def busiest_round(gpu: FakeGpu, loaded: LoadedModel, kind: str, batch: int) -> d
 
 
 def spread_of(gpu: FakeGpu, loaded: LoadedModel, kind: str) -> dict[str, tuple[set[str], set[type]]]:
-    """By side, the files and the types of records of some steady rounds of a sequence."""
+    """Files and types of records in some steady rounds of one sequence, by side."""
     engine, counter = steady_engine(gpu, loaded, kind, 1), HostCounter(gpu)
     with counter():
         for _ in range(NUM_ROUNDS):
@@ -229,7 +229,7 @@ def spread_of(gpu: FakeGpu, loaded: LoadedModel, kind: str) -> dict[str, tuple[s
 
 
 def count_all(gpu: FakeGpu, batches: Sequence[int] = BATCHES) -> dict[tuple[str, int, str], Counts]:
-    """By kind of round, batch size and side; without the sides that do nothing."""
+    """Counts by kind of round, batch size and side; sides without work are left out."""
     loaded = verifier()
     return {
         (kind, batch, side): found

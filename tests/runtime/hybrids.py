@@ -1,4 +1,4 @@
-"""Tiny random verifiers whose layers keep recurrent or convolution state, and what transformers says they write."""
+"""Tiny random verifiers with recurrent or convolution state, and the texts that transformers generates with them."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -58,7 +58,7 @@ _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 SHAPES = {"qwen3_5": _SHAPE | _DELTA}
-"""Of configurations that are the text part of another one."""
+"""Shapes of models whose text configuration is part of another configuration."""
 
 CONFIGS = {
     "lfm2": lambda: Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"] * 2),
@@ -90,7 +90,7 @@ CONFIGS = {
 
 
 def random_hybrid(name: str, num_layers: int | None = None) -> PreTrainedModel:
-    """A verifier with random weights, none of which is next to nothing.
+    """A verifier whose random weights are all far from zero.
 
     Args:
         num_layers: its first ones; None has all of them.
@@ -101,17 +101,17 @@ def random_hybrid(name: str, num_layers: int | None = None) -> PreTrainedModel:
 
 
 def of_layers(name: str, layers: Iterable[int]) -> PreTrainedConfig:
-    """A model of CONFIGS whose layers are of the kinds that these are of."""
+    """Config of CONFIGS with one layer for each index in `layers`, of the same kind as that layer."""
     config, layers = CONFIGS[name](), list(layers)
     config.num_hidden_layers = len(layers)
-    if "layer_types" in vars(config):  # else all are of one kind
+    if "layer_types" in vars(config):  # otherwise all layers are of one kind
         config.layer_types = [config.layer_types[layer] for layer in layers]
     return config
 
 
 @cache
 def hybrid(name: str) -> Reference:
-    """A model of CONFIGS with random prompts, each continued alone: padding is no part of the question."""
+    """A model of CONFIGS with random prompts, each continued alone, so that no padding occurs."""
     loaded = prepare_model(random_hybrid(name), name)
     prompts = random_prompts(PROMPT_LENS)
     alone = [greedy(loaded.model, [prompt], NUM_TOKENS) for prompt in prompts]

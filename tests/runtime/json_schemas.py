@@ -1,4 +1,4 @@
-"""Random JSON schemas of the kinds that programs ask for."""
+"""Random JSON schemas of the kinds that programs use."""
 
 import random
 from typing import Any
@@ -7,7 +7,7 @@ _WORDS = ("name", "size", "items", "kind", "left", "right", "path", "count", "fl
 
 
 def random_schema(chance: random.Random, depth: int = 2) -> dict[str, Any]:
-    """An object whose properties are all required; bounded in size, so that most answers end."""
+    """An object whose properties are all required, bounded in size so that most answers end."""
     names = chance.sample(_WORDS, chance.randint(1, 3))
     properties = {name: _value(chance, depth) for name in names}
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}

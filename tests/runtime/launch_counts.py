@@ -1,4 +1,4 @@
-"""How many kernels a GPU is asked to launch, counted on a fake one: by layer, by stage and by round.
+"""Kernel launches on a fake GPU, counted by layer, by stage and by round.
 
 As a program (`python -m tests.runtime.launch_counts`) it prints the table of `benchmarks/results/gpu_launches.md`.
 """
@@ -54,7 +54,7 @@ FULL = ["full_attention"] * 2
 SERVED = EngineConfig(
     max_num_seqs=256, speculation=SpeculationConfig(draft_steps=7, verify_tree_size=60, adaptive=True)
 )
-"""Whose graphs are counted: large batches of wide trees."""
+"""Configuration whose graphs are counted: large batches of wide trees."""
 
 LIMITS: dict[str, int] = {
     "layer": 9,
@@ -126,7 +126,7 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
 
 
 def _verifier_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[str, int]:
-    """Of a layer, and of everything beside layers, by the difference between a model of one and of two."""
+    """Launches of a layer and of everything outside layers: the difference between models of one and two layers."""
     one, two = (captured(gpu, shape, verifier(num_layers)) for num_layers in (1, 2))
     per_layer = max(two[key] - one[key] for key in one)
     found = {"layer": per_layer}
@@ -200,7 +200,7 @@ def _drafter_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[s
 
 
 def _whole_drafts(gpu: FakeGpu) -> dict[str, int]:
-    """What the host launches for decided tokens and a tree in five levels of four, for one sequence."""
+    """Launches for decided tokens and a tree in five levels of four, for one sequence."""
     found, shape = {}, SpeculationConfig(draft_steps=5, draft_top_k=4, verify_tree_size=16)
     for name, (kind, num_layers) in kept(WHOLE_DRAFTS).items():
         for how, device in (("eager", None), ("captured", FakeGraphDevice(gpu))):
@@ -216,7 +216,7 @@ def _whole_drafts(gpu: FakeGpu) -> dict[str, int]:
 
 
 def decided(spec: ChannelSpec) -> DraftBatch:
-    """One sequence, of which some tokens were decided and which wants a tree."""
+    """A batch of one sequence, of which some tokens were decided and for which a tree is requested."""
     one, slot = torch.ones(1, dtype=torch.int64, device=CUDA), torch.zeros(1, dtype=torch.int64)
     path = one.new_ones(1, spec.max_path)
     taps = torch.ones(1, spec.max_path, spec.taps_size, dtype=spec.taps_dtype, device=CUDA)
@@ -242,7 +242,7 @@ def _round_counts(gpu: FakeGpu) -> dict[str, int]:
 
 
 def _mixed_counts(gpu: FakeGpu) -> dict[str, int]:
-    """Of rounds in which one sequence decodes, and prompts of others are computed."""
+    """Launches of rounds in which one sequence decodes while prompts of others are computed."""
     captured = [_mixed_round(gpu, num_chunks, num_graphs=2) for num_chunks in (1, 2)]
     eager = [_mixed_round(gpu, 1, num_graphs=1, num_layers=num_layers) for num_layers in (1, 2)]
     per_layer = eager[1] - eager[0]
@@ -272,7 +272,7 @@ def _mixed_round(gpu: FakeGpu, num_chunks: int, num_graphs: int, num_layers: int
 
 
 def _prompt_counts(gpu: FakeGpu) -> dict[str, int]:
-    """Of rounds of prompts alone, whose first tokens are chosen."""
+    """Launches of rounds of prompts alone, whose first tokens are sampled."""
     eager = [_prompt_round(gpu, 1, "decode_only", num_layers) for num_layers in (1, 2)]
     captured = [_prompt_round(gpu, num_prompts, "full") for num_prompts in (1, 2)]
     per_layer = eager[1] - eager[0]

@@ -13,7 +13,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 NUM_TOKENS = 48
-"""That a reference of a kind's own verifier holds."""
+"""Number of tokens in the references of a kind's own verifier."""
 PROMPT_LENS = (5, 17, 40, 3, 64, 9, 33, 21)
 
 

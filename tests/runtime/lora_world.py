@@ -112,7 +112,7 @@ class LoraWorld:
             self.take(kind, folder, merge(base, folder))
 
     def take(self, name: str, folder: Path, merged: PreTrainedModel) -> None:
-        """One more adapter."""
+        """Add an adapter."""
         self.folders.append(folder)
         self.adapters.append(self.loaded.parts["adapters"].inspect(name, folder))
         self.expected.append(greedy(merged, self.prompts, NUM_TOKENS)[0])
@@ -120,5 +120,5 @@ class LoraWorld:
 
 @cache
 def lora_world() -> LoraWorld:
-    """One for all tests of a process."""
+    """A Llama with adapters, shared by all tests of a process."""
     return LoraWorld("llama")

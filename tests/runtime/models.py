@@ -36,7 +36,7 @@ from wingbeat.runtime.verifier.loading.loader import LoadedModel, load_model, pr
 VOCAB_SIZE = 97
 HIDDEN_SIZE = 64
 NUM_TOKENS = 80
-"""That a reference holds behind each prompt: several windows, and a whole number of paths of 6 between two tokens."""
+"""Tokens in a reference after each prompt: several windows, and a whole number of paths of 6 between two tokens."""
 WINDOW = 16
 PROMPT_LENS = (5, 17, 40, 3, 64, 9, 33, 21)
 DEMO_PAIR = Path(__file__).parents[2] / "examples" / "demo_pair"
@@ -101,7 +101,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }
 
 SEEDS = {"qwen3": 2, "gemma3": 2, "qwen3_moe": 2, "gemma2": 1}
-"""Of the weights, 0 where not given: other seeds fall into one-token loops sooner."""
+"""Seeds of the weights, 0 by default: with other seeds greedy text falls into one-token loops sooner."""
 
 
 @dataclass
@@ -141,7 +141,7 @@ def noisy(name: str, **overrides) -> PreTrainedModel:
 
 
 def add_noise(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model, none of whose weights is next to nothing any more."""
+    """Add noise to the model, so that no weights are negligibly small."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -272,7 +272,7 @@ class Run:
         self.last: dict[int, RequestOutput] = {}
 
     def step(self) -> None:
-        """One round."""
+        """Run a round."""
         for output in self.engine.step():
             self.tokens[int(output.request_id)] += output.token_ids
             if output.finish_reason is not None:

@@ -29,7 +29,7 @@ VALUES: dict[str, Any] = {
 
 
 class Mutation(NamedTuple):
-    """One change of one file."""
+    """A change of a file."""
 
     file: str
     path: tuple[str, ...]

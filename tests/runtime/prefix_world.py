@@ -16,7 +16,7 @@ SMALL = kept({"block_size": 4, "num_kv_blocks": 200, "state_interval": 8})
 
 
 def store_of(folder: Path, tokenizer: str = "t1", **identity: str) -> PrefixStore:
-    """Of the engines of these tests, unless the identity says something else."""
+    """Store of these tests' engines, unless the identity is overridden."""
     return PrefixStore(folder, IDENTITY | identity, tokenizer)
 
 

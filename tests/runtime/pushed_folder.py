@@ -67,4 +67,4 @@ BAD = {
     "pickles": (as_pickles, "holds pickles"),
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
 }
-"""What was done to a folder, and why it is refused."""
+"""Changes of a folder, and words of its refusal."""

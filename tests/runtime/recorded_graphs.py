@@ -12,13 +12,13 @@ WAITS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzer
 
 
 class Call(NamedTuple):
-    """One recorded operation."""
+    """A recorded operation."""
 
     function: Callable
     args: tuple
     kwargs: dict
     results: list[Tensor]
-    """Of those in memory of their own: what a replay writes."""
+    """Results in memory of their own, which a replay writes."""
 
 
 class Recorder(TorchDispatchMode):

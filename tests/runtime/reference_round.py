@@ -4,10 +4,10 @@ draft    the head continues the verifier's own hidden states (EAGLE-3, arXiv:250
          its best nodes, and of all nodes the best are kept (EAGLE-2, arXiv:2406.16858, section 4)
 verify   one forward pass of the verifier over the text and the tree, in which a node sees the text and its ancestors
 accept   the token at a position is argmax(logits / T + Gumbel(seed, position, token)): a sample of softmax(logits / T)
-         that no draft has a part in, and greedy at T = 0; a drafted token is accepted where it is that token
+         that does not depend on drafts, and greedy at T = 0; a drafted token is accepted where it is that token
 keep     the accepted path and the token behind it are text now; their hidden states are what the next draft continues
 
-`Engine.step` does the same for many sequences at once. It computes no token twice: keys and values stay in blocks, the
+`Engine.step` does so for many sequences at once and computes no token twice: keys and values stay in blocks, the
 accepted path's are moved into place, and the drafter has its own in another process.
 """
 
@@ -24,7 +24,7 @@ from wingbeat.runtime.heads.contract import DraftHead
 
 
 class Node(NamedTuple):
-    """Of a draft tree: its token, its parent's index (-1: none), the sum of its path's log-probabilities, its path."""
+    """A node of a draft tree: token, index of the parent (-1: none), sum of its path's log-probabilities, path."""
 
     token: int
     parent: int
@@ -33,7 +33,7 @@ class Node(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How tokens are chosen."""
+    """Rule by which tokens are chosen."""
 
     temperature: float = 0.0
     seed: int = 0

@@ -94,7 +94,7 @@ def right_chain(upcoming: list[int], vocab_size: int, chance: random.Random) -> 
 
 
 def right_tree(upcoming: list[int], vocab_size: int, chance: random.Random) -> Nodes:
-    """What comes next as the last of three siblings on every level, so that each accepted node has to be moved."""
+    """Upcoming tokens, each as the last of three siblings, so that each accepted node has to be moved."""
     nodes: Nodes = []
     parent = 0
     for token_id in upcoming:

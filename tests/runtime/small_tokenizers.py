@@ -14,7 +14,7 @@ def _wrap(backend: BackendTokenizer, **kwargs) -> Tokenizer:
 
 
 def byte_level_tokenizer(**kwargs) -> Tokenizer:
-    """One token per byte and a few merged ones, as GPT-2, Llama 3 and Qwen have them."""
+    """A tokenizer with a token per byte and a few merged ones, as GPT-2, Llama 3 and Qwen have them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("l", "l"), ("Ġ", "w"), ("Ã", "©"), ("ð", "Ł")]
     entries = [EOS, *alphabet, *("".join(pair) for pair in merges)]

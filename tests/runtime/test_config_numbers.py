@@ -1,4 +1,4 @@
-"""What numbers of a config may be: nothing that transformers' own classes say by default is refused."""
+"""Allowed numbers of a config: no default of transformers' own classes is refused."""
 
 import json
 import logging

@@ -139,7 +139,7 @@ def test_adaptive_rounds_wait_in_their_one_wait_alone(gpu, num_slots, tmp_path, 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_rules_of_sampling_and_masks_are_not_waited_for(gpu, kind, shape, captured):
-    """Of a drafter whose verifier is beside it; masks come from the host."""
+    """Drafts by a drafter in its verifier's process; masks come from the host."""
     drafter = new_drafter(kind, SHAPES[shape], FakeGraphDevice(gpu) if captured else None)
     batch = decided(attach(drafter, SHAPES[shape], num_slots=1))
     rules = no_rules(1, CUDA)

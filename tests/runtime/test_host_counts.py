@@ -1,4 +1,4 @@
-"""What a steady round asks of the host changes only with a table, whose rows a commit raises with a reason."""
+"""Host work of a steady round changes only with a table, whose rows a commit raises with a reason."""
 
 from collections.abc import Iterator
 from pathlib import Path

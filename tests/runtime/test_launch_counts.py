@@ -1,4 +1,4 @@
-"""What a GPU is asked to launch changes only with the table, whose rows a commit raises with a reason."""
+"""Launches of a GPU change only with the table, whose rows a commit raises with a reason."""
 
 from pathlib import Path
 

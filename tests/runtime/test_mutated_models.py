@@ -48,7 +48,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, config in CONFIGS.items():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config(), dtype=torch.float32).save_pretrained(root / name)
-        # What the class would fill in is a field to get wrong too.
+        # Defaults of the class become fields that can be mutated too.
         edit(root / name, "config.json", rms_norm_eps=1e-6, attention_bias=False)
     return {name: root / name for name in CONFIGS}
 
@@ -73,7 +73,7 @@ def write(folder: Path) -> list[list[int]] | None:
 
 
 def expected(folder: Path) -> list[list[int]]:
-    """The same by transformers, which has the ends of texts from its generation config alone."""
+    """Texts by transformers, which reads end tokens from the generation config alone."""
     model = AutoModelForCausalLM.from_pretrained(
         folder, config=read_config(folder), dtype=torch.float32, attn_implementation="eager"
     )

@@ -1,4 +1,4 @@
-"""Which folders may take the place of the one that is served."""
+"""Folders that may replace the folder that is served."""
 
 import re
 import shutil

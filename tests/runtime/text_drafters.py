@@ -7,5 +7,5 @@ from wingbeat.runtime.drafters.choice import KINDS
 
 
 def text_drafter(name: str, speculation: SpeculationConfig) -> Drafter:
-    """One of `TEXT_DRAFTERS`, which need no verifier."""
+    """A drafter of `TEXT_DRAFTERS`, which need no verifier."""
     return load_function(KINDS[name].build)(name, None, speculation, DrafterOptions())

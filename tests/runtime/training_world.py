@@ -85,10 +85,10 @@ def short_run(root: Path, output: Path, **changes: Any) -> TrainDrafterConfig:
 
 
 def metrics(config: TrainDrafterConfig) -> dict[str, Any]:
-    """What a finished run wrote."""
+    """Metrics that a finished run wrote."""
     return json.loads((config.output / "metrics.json").read_text())
 
 
 def losses(config: TrainDrafterConfig) -> list[float]:
-    """Of every step of a finished run."""
+    """Loss of every step of a finished run."""
     return [loss for _, loss in metrics(config)["losses"]]

@@ -12,7 +12,7 @@ from wingbeat.runtime.scheduling.request import MAX_LOGPROBS, Request, SamplingP
 
 
 def write(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[Written]:
-    """What an engine writes behind each prompt; it reports the likeliest tokens of each place."""
+    """Texts that an engine generates after each prompt, with the likeliest tokens of each position."""
     token_ids: list[list[int]] = [[] for _ in prompts]
     reported: list[list[TokenLogprob]] = [[] for _ in prompts]
     for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):

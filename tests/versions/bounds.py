@@ -11,7 +11,7 @@ _PIN = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>\S+)", re.MULTILINE)
 
 
 def dependencies(root: Path = ROOT) -> list[Requirement]:
-    """Of an installation without extras."""
+    """Dependencies of an installation without extras."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     return [Requirement(text) for text in project["dependencies"]]
 

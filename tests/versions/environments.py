@@ -34,7 +34,7 @@ def build_wheel(output: Path) -> Path:
 def installed_alone(folder: Path, wheel: Path) -> Path:
     """An environment of this one's distributions that the wheel requires, by links; the path of its Python.
 
-    What only extras bring is not there: not for `import`, not for `find_spec`, not for metadata, in no process.
+    Distributions of extras are absent: for `import`, for `find_spec` and for metadata, in every process.
     """
     run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -50,7 +50,7 @@ def installed_alone(folder: Path, wheel: Path) -> Path:
 
 
 def required_distributions(root: str) -> list[Distribution]:
-    """What a distribution requires without extras, and what that requires; without itself."""
+    """Distributions that `root` requires without extras, directly or indirectly; without `root` itself."""
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting: list[tuple[str, frozenset[str]]] = [(root, frozenset())]

@@ -1,6 +1,6 @@
-"""What a new user does first, by the standard library and an installed wheel alone: `python exercise.py [STEP ...]`.
+"""First steps of a new user, with the standard library and an installed wheel alone: `python exercise.py [STEP ...]`.
 
-It runs in environments of other versions than the tests' own, without extras and without pytest.
+The script runs in environments with other versions than the tests' own, without extras and without pytest.
 """
 
 import json
@@ -81,7 +81,7 @@ class Home:
         return folder
 
     def command(self, *words: str, code: int = 0) -> str:
-        """What a command prints, of a refusal on both outputs; raises where it ends by another code or a traceback."""
+        """Output of a command, of both streams for a refusal; raises on another exit code or a traceback."""
         done = subprocess.run(
             [str(BIN / words[0]), *words[1:]],
             cwd=self.folder,
@@ -151,7 +151,7 @@ def local(home: Home) -> None:
 
 
 def missing_extras(home: Home) -> None:
-    """What needs an extra says which."""
+    """Errors of features without their extra name the extra."""
     engines = home.command("wingbeat", "build-engine", "--out", "engines", "--onnx-only", code=2)
     assert "wingbeat[onnx]" in engines, engines
     spans = home.command("wingbeat", "serve", "--otlp-traces-endpoint", "http://127.0.0.1:1/v1/traces", code=2)

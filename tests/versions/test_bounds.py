@@ -1,4 +1,4 @@
-"""What pyproject.toml allows is what is tried: each dependency has a lower bound, and pip is given exactly that."""
+"""Versions that pyproject.toml allows are tested: each dependency has a lower bound, which pip is given."""
 
 import pytest
 from packaging.requirements import Requirement

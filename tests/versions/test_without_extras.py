@@ -13,7 +13,7 @@ from tests.versions.environments import STEPS, build_wheel, installed_alone, onl
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment of the wheel and of the distributions that it requires."""
+    """Python of an environment with only the wheel and the distributions that it requires."""
     folder = tmp_path_factory.mktemp("alone")
     return installed_alone(folder / "environment", build_wheel(folder))
 

@@ -69,7 +69,7 @@ PATTERN_BYTES = 64
 
 @dataclass(frozen=True)
 class _Mapping:
-    """One process's mapping of a channel's device block, and its events."""
+    """A process's mapping of a channel's device block, and its events."""
 
     runtime: CudaRuntime
     device: torch.device

@@ -226,7 +226,7 @@ def tensor_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
     The memory must outlive every use of the tensor.
     """
     shape_at = ctypes.sizeof(_DLTensor)
-    # One libc block for struct and shape, freed by libc: the tensor may outlive the interpreter, a Python callback may
+    # A single libc block for struct and shape, freed by libc: the tensor may outlive the interpreter, a Python callback may
     # not.
     block = _libc.calloc(1, shape_at + 8)
     ctypes.c_int64.from_address(block + shape_at).value = num_bytes

@@ -67,7 +67,7 @@ def _lend(tensor: Tensor, device: torch.device, runtime: CudaRuntime) -> LentTen
 
 
 class Borrower:
-    """One process's mappings of lent tensors, which stay until the process ends.
+    """A process's mappings of lent tensors, which stay until the process ends.
 
     Args:
         device: this process's device.

@@ -1,1 +1,1 @@
-"""What is written back: whole answers, streams and their details."""
+"""Answers of the HTTP API: whole bodies, streams, and details about tokens."""

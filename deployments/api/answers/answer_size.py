@@ -1,4 +1,4 @@
-"""How long an answer may become by what it says of tokens, told before anything is generated, and the room for all."""
+"""Bounds the bytes that details about tokens may add to an answer, before anything is generated, and to all answers."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,36 +12,36 @@ if TYPE_CHECKING:
     from wingbeat.deployments.api.bodies.requests import GenerationBody
 
 ANSWERS_AT_ONCE = 4
-"""Longest answers that a router has room for."""
+"""Answers of maximum size that a router may hold at once."""
 
 _LOGPROB, _TOKEN_ID, _TEXT, _ROUND = 96, 8, 8, 2048
-"""Bytes of JSON: a log-probability with its token, an id, a token's text, a round with its tree."""
+"""Estimated bytes of JSON: a log-probability with its token, a token id, a token's text, a round with its tree."""
 
 
 class _Cost(NamedTuple):
-    """Bytes that a field asks for."""
+    """Bytes of JSON that a request's field adds to the answer."""
 
     field: str
     prompt: int
-    """By token of a prompt, for each choice."""
+    """Bytes per prompt token and choice."""
     answer: int
-    """By token of a choice."""
+    """Bytes per generated token."""
 
 
 class AnswerSizes:
-    """Bounds what requests ask to be told of tokens, each of them and all of one router.
+    """Bounds the details that requests ask for, per request and over all requests of a router.
 
     Args:
-        max_bytes: of one answer's details.
+        max_bytes: maximum bytes of one answer's details.
     """
 
     def __init__(self, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         self._max_bytes = max_bytes
         self.num_held_bytes = 0
-        """Of answers that are not sent yet."""
+        """Bytes reserved for answers that have not been sent."""
 
     def most_tokens(self, body: "GenerationBody", num_prompt_tokens: Sequence[int], most: int) -> int:
-        """Of `most` tokens per choice those that the details leave room for, at least 1."""
+        """Lowers `most` tokens per choice to the number for which the details have room; at least 1."""
         by_token = sum(cost.answer for cost in _costs(body)) * body.num_choices * len(num_prompt_tokens)
         if not by_token:
             return most
@@ -49,14 +49,14 @@ class AnswerSizes:
         return max(1, min(most, rest // by_token))
 
     def check(self, body: "GenerationBody", num_prompt_tokens: Sequence[int], max_tokens: int) -> int:
-        """The most bytes of details that an answer is held with until it is sent.
+        """Returns the maximum bytes of details held for an answer until it is sent.
 
         Args:
-            num_prompt_tokens: by prompt.
-            max_tokens: per choice.
+            num_prompt_tokens: tokens of each prompt.
+            max_tokens: maximum tokens per choice.
 
         Raises:
-            ApiError: 400, it could be more than the limit; names the field that asks for most of it.
+            ApiError: 400, the details could exceed the limit; names the field that adds most.
         """
         num_prompt, num_answer = sum(num_prompt_tokens), max_tokens * len(num_prompt_tokens) * body.num_choices
         of_prompts = {cost.field: cost.prompt * num_prompt for cost in _costs(body)}
@@ -72,14 +72,14 @@ class AnswerSizes:
                 f"answers by {self._max_bytes} at most (max_answer_bytes). Lower one of them, or send several requests."
             )
             raise ApiError(message, param=param, code="answer_too_long")
-        # What the choices say alike is made once.
+        # Details of a prompt are equal in its choices and are held once.
         return sum(of_prompts.values()) + sum(of_answers.values())
 
     def check_whole(self, num_bytes: int, param: str, what: str) -> None:
-        """Refuse an answer whose length is known before it is computed.
+        """Refuses an answer whose length is known in advance.
 
         Raises:
-            ApiError: 400, it is more than the limit; names `param`.
+            ApiError: 400, `num_bytes` exceeds the limit; names `param`.
         """
         if num_bytes > self._max_bytes:
             message = (
@@ -90,10 +90,10 @@ class AnswerSizes:
 
     @contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
-        """While it is entered, an answer counts among those that are not sent yet.
+        """Context in which an answer's bytes are reserved.
 
         Raises:
-            EngineOverloaded: there is no room for it now.
+            EngineOverloaded: there is no room for the answer now.
         """
         if self.num_held_bytes + num_bytes > ANSWERS_AT_ONCE * self._max_bytes:
             raise EngineOverloaded("There is no room for more answers as long as this one now. Retry shortly.")
@@ -105,7 +105,7 @@ class AnswerSizes:
 
 
 def _costs(body: "GenerationBody") -> Iterator[_Cost]:
-    # A stream's tokens are gone as soon as they are told.
+    # A stream holds no details: they are sent with their tokens.
     holds = not body.stream
     if body.asked_logprobs is not None:
         by_token = _LOGPROB * (1 + body.asked_logprobs)

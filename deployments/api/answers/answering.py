@@ -1,4 +1,4 @@
-"""From a request to its body, and from an answer's pieces to an HTTP response that ends when the client leaves."""
+"""Reads request bodies, and turns answers into HTTP responses that are cancelled when the client disconnects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
@@ -12,15 +12,15 @@ from wingbeat.deployments.api.answers.json_pieces import fragments, json_pieces,
 from wingbeat.deployments.api.errors import ClientGone
 
 LONG_BODY_BYTES = 2**16
-"""Bodies above this are read in a thread, so that other streams keep moving."""
+"""Bodies of more bytes are parsed in a thread, so that other streams keep moving."""
 
 
 class Parsed(Protocol):
-    """What is read from a body in bytes."""
+    """Class of request bodies."""
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Read and check; raises ApiError."""
+        """Parses and validates a body; raises ApiError."""
         ...
 
 
@@ -28,7 +28,7 @@ Body = TypeVar("Body", bound=Parsed)
 
 
 class PieceStream(StreamingResponse):
-    """A body in pieces; the generator is closed at once when the client leaves, not when it is collected."""
+    """Response body in pieces. The generator is closed as soon as the client disconnects, not at garbage collection."""
 
     media_type = "application/json"
 
@@ -39,12 +39,12 @@ class PieceStream(StreamingResponse):
         headers: dict[str, str] | None = None,
         held: ExitStack | None = None,
     ) -> None:
-        """`held` is left when all is sent, or the client has left."""
+        """Makes the response; `held` is closed when everything is sent or the client has disconnected."""
         super().__init__(_prepend(first, rest), headers=headers)
         self._rest, self._held = rest, held or ExitStack()
 
     async def __call__(self, scope, receive, send) -> None:
-        """Send the pieces; see `StreamingResponse`."""
+        """Sends the pieces; see `StreamingResponse`."""
         with self._held:
             try:
                 await super().__call__(scope, receive, send)
@@ -54,7 +54,7 @@ class PieceStream(StreamingResponse):
 
 
 class EventStream(PieceStream):
-    """Server-sent events."""
+    """Response body of server-sent events."""
 
     media_type = "text/event-stream"
 
@@ -63,22 +63,22 @@ class EventStream(PieceStream):
 
 
 async def read_body(kind: type[Body], request: Request) -> Body:
-    """The request's body, checked; raises ApiError where it is wrong."""
+    """Reads and validates the request's body; raises ApiError if the body is invalid."""
     body = await request.body()
     return await request.app.state.off_loop.run(len(body), kind.parse, body, long=LONG_BODY_BYTES)
 
 
 async def whole_answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
-    """What `work` brings as JSON; it is cancelled when the client leaves."""
+    """Returns the result of `work` as JSON; `work` is cancelled if the client disconnects."""
     return JSONResponse(await unless_gone(request, work))
 
 
 async def long_answer(
     request: Request, work: Coroutine[Any, Any, Any], turn: asyncio.Lock, room: AbstractContextManager[None]
 ) -> Response:
-    """`whole_answer` of a body with `LongList`s: written in pieces, as fast as its client takes them.
+    """Like `whole_answer` for a body with `LongList`s: written in pieces as fast as the client reads.
 
-    `room` is what it takes until it is sent.
+    `room` is a context that reserves the answer's bytes until it is sent.
     """
     with ExitStack() as held:
         try:
@@ -90,7 +90,7 @@ async def long_answer(
 
 
 async def written_answer(body: Any, turn: asyncio.Lock, held: ExitStack | None = None) -> Response:
-    """A body with `LongList`s, written in pieces; `held` is left when they are sent."""
+    """Returns a response that writes a body with `LongList`s in pieces; `held` is closed when they are sent."""
     pieces = paced(json_pieces(fragments(body)), turn)
     first = await anext(pieces)
     second = await anext(pieces, None)
@@ -102,8 +102,8 @@ async def written_answer(body: Any, turn: asyncio.Lock, held: ExitStack | None =
 async def streamed_answer(
     request: Request, events: AsyncGenerator[bytes, None], room: AbstractContextManager[None] | None = None
 ) -> Response:
-    """The events as they come; raises what is raised before the first one. `room`: see `long_answer`."""
-    # It is awaited here, so that an overloaded server can still answer with a status.
+    """Returns a response that streams events; raises what comes before the first event. `room`: see `long_answer`."""
+    # The first event is awaited here, so that an overloaded server can still answer with an error status.
     with ExitStack() as held:
         try:
             held.enter_context(room or nullcontext())
@@ -115,10 +115,10 @@ async def streamed_answer(
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`, which is cancelled when the client leaves or the handler is cancelled.
+    """Returns the result of `work`, which is cancelled if the client disconnects or the handler is cancelled.
 
     Raises:
-        ClientGone: the client left first.
+        ClientGone: the client disconnected first.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(request))

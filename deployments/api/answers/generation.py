@@ -1,4 +1,4 @@
-"""What a checked request generates: its prompts, its choices, what each gains; the extension `rounds` where it asks."""
+"""Data of a checked request: prompts, choices, deltas of choices, and the extension `rounds`."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -14,15 +14,15 @@ from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
 
 RoundBody = dict[str, Any]
-"""One round as JSON; `docs/http_api.md` has its fields."""
+"""A round as JSON, with the fields described in `docs/http_api.md`."""
 
 
 def take_rounds(
     tokenizer: Tokenizer, stream: TextStream, output: RequestOutput, *, hides_rejected: bool
 ) -> tuple[StreamedText, FinishReason | None, tuple[RoundBody, ...]]:
-    """`TextStream.take` token by token, so that each token's share of the text is known; with the rounds it came in.
+    """Applies `TextStream.take` token by token, so that each token's text is known; also returns the rounds' JSON.
 
-    Where `hides_rejected`, only the accepted nodes of the trees have tokens.
+    With `hides_rejected`, token ids of rejected tree nodes are left out (drafts may come from other requests' texts).
     """
     finish: FinishReason | None = None
     rounds: list[RoundBody] = []
@@ -46,25 +46,25 @@ def take_rounds(
 
 
 class HeldRounds:
-    """Rounds of a request's choices until something is said in which they can go."""
+    """Holds rounds of a request's choices until a chunk or body is written that can carry them."""
 
     def __init__(self) -> None:
         self._by_choice: dict[int, list[RoundBody]] = defaultdict(list)
 
     def hold(self, index: int, rounds: Iterable[RoundBody]) -> None:
-        """Keep rounds of one choice."""
+        """Adds rounds of one choice."""
         if rounds:
             self._by_choice[index] += rounds
 
     def hand_over(self, choice: dict[str, Any]) -> None:
-        """Give a choice's body the rounds held for it, if there are any."""
+        """Moves the rounds held for a choice into the choice's body."""
         rounds = self._by_choice.pop(choice["index"], None)
         if rounds:
             choice["rounds"] = LongList(LongPart(rounds))
 
 
 def _round_body(tokenizer: Tokenizer, verified: VerifiedRound, texts: list[str], hides_rejected: bool) -> RoundBody:
-    """A round whose first tokens, one for each text, belong to the answer."""
+    """Returns a round's JSON; only its first `len(texts)` tokens belong to the answer."""
     num_accepted, num_tokens = len(verified.accepted_nodes), len(texts)
     return {
         "token_ids": list(verified.token_ids[:num_tokens]),
@@ -89,47 +89,47 @@ def _tree_body(tokenizer: Tokenizer, verified: VerifiedRound, hides_rejected: bo
 
 
 class Details(NamedTuple):
-    """Which of it a request asks for."""
+    """Details about tokens that a request asks for."""
 
     tokenizer: Tokenizer
     logprobs: bool = False
     echo: bool = False
-    """The prompt's tokens come before the answer's."""
+    """Whether the prompt's tokens come before the answer's in the log-probabilities."""
     prompt_logprobs: bool = False
-    """vLLM's field, in which they are told apart."""
+    """Whether vLLM's field `prompt_logprobs` is returned."""
     num_top: int = 0
-    """Most likely tokens beside each one, where the prompt is echoed; an answer's tokens have no others."""
+    """Number of most likely tokens shown for each token of an echoed prompt; answer tokens carry exactly as many."""
     num_prompt_top: int = 0
-    """The same for `prompt_logprobs`."""
+    """Number of most likely tokens shown per token in `prompt_logprobs`."""
     token_ids: bool = False
     names_by_id: bool = False
-    """Tokens are named `token_id:17`."""
+    """Whether tokens are written as `token_id:17` instead of text."""
 
     def text(self, token_id: int) -> str:
-        """The text of a token alone, special ones included."""
+        """Returns the text of a single token, also of special tokens."""
         return self.tokenizer.token_text(token_id)
 
     def name(self, token_id: int) -> str:
-        """How log-probabilities name a token."""
+        """Returns a token's name in log-probabilities."""
         return f"token_id:{token_id}" if self.names_by_id else self.text(token_id)
 
 
 class Prompt(NamedTuple):
-    """One prompt of a request."""
+    """A tokenized prompt of a request."""
 
     token_ids: tuple[int, ...]
     echo: str = ""
-    """Text the answer begins with."""
+    """Text that the answer begins with, if the request asks for an echo."""
     echo_skips_special: bool = True
-    """Whether that text leaves out special tokens of the prompt."""
+    """Whether `echo` leaves out special tokens of the prompt."""
     end: str = ""
-    """Of a conversation, the end of its text."""
+    """End of a conversation's text; empty for a completion."""
     spans: tuple[PromptSpan, ...] = ()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One sequence to generate, and how its text begins and ends."""
+    """A sequence to generate, and how its text begins and ends (echo, stop strings)."""
 
     index: int
     request: Request
@@ -137,87 +137,87 @@ class Choice:
     echo: str
     skip_special_tokens: bool = True
     echo_skips_special: bool = True
-    """See `Prompt`."""
+    """See `Prompt.echo_skips_special`."""
     include_stop: bool = False
     is_echo_alone: bool = False
-    """Whether the answer is the prompt, and the token that an engine writes is dropped."""
+    """Whether the answer is only the prompt (max_tokens 0): the one token that an engine generates is dropped."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """All choices of one HTTP request."""
+    """All choices of one HTTP request, and what its answer must contain."""
 
     response_id: str
     created: int
-    """Seconds since 1970."""
+    """Unix time in seconds."""
     model: str
     seed: int
     """Seed of each prompt's first choice; choice i of a prompt uses seed + i."""
     choices: tuple[Choice, ...]
     choices_per_prompt: int
     num_prompt_tokens: int
-    """Every prompt counted once, however many choices it has."""
+    """Tokens of all prompts, each prompt counted once however many choices it has."""
     prompt_details: Mapping[str, int]
-    """Further `prompt_tokens_details` of the usage."""
+    """Further fields of `prompt_tokens_details` in the usage."""
     include_usage: bool
     continuous_usage: bool
     """Whether every chunk of a stream carries the usage so far."""
     details: Details
-    """What is said of tokens beside their text."""
+    """Details about tokens to return."""
     answer_bytes: int = 0
-    """The most that it is held with beside its text; see `AnswerSizes`."""
+    """Maximum bytes of details held for the answer; see `AnswerSizes`."""
     text_identity: str = ""
-    """Of the settings; `AppConfig.text_identity`."""
+    """See `AppConfig.text_identity`."""
     num_spec_tokens: int = 0
     """Greatest depth of a draft tree."""
     prompt_field: str = "prompt"
-    """Where the request has its prompt, for errors about it."""
+    """Field of the request that holds the prompt, for error messages."""
     new_parser: Callable[[], Any] | None = None
-    """Makes what reads a choice's text, of the part that does; None: the text is the answer."""
+    """Makes the parser of a choice's text (tool calls, thoughts); None: the text is the answer."""
     new_shape: Callable[["Generation"], Any] | None = None
-    """Makes that part's `ResponseShape`."""
+    """Makes the parser's `ResponseShape`; None takes the endpoint's own."""
 
     def fingerprint(self, weights: str) -> str:
-        """OpenAI's `system_fingerprint` of what was written by these weights; see `ChoiceDelta.weights`."""
+        """Returns OpenAI's `system_fingerprint` for text generated with these weights; see `ChoiceDelta.weights`."""
         return fingerprint(self.text_identity, weights, self.choices[0].request.variant_digest)
 
     @property
     def shares_prompt(self) -> bool:
-        """Whether a prompt's first choice reports on it for the others, too."""
+        """Whether a prompt's first choice carries the prompt's log-probabilities for the other choices too."""
         return self.choices_per_prompt > 1 and self.choices[0].request.params.prompt_logprobs is not None
 
     @property
     def has_lists(self) -> bool:
-        """Whether the answer says something of each of its tokens."""
+        """Whether the answer has a list with an item per token."""
         details = self.details
         of_tokens = details.logprobs or details.prompt_logprobs or details.token_ids
         return of_tokens or self.choices[0].request.params.trace
 
 
 class ChoiceDelta(NamedTuple):
-    """What one choice gained; the last one of a choice has a finish reason."""
+    """New text and tokens of one choice; the last delta of a choice has a finish reason."""
 
     index: int
     text: str
     num_tokens: int
     finish_reason: FinishReason | None = None
     metrics: SpeculationMetrics | None = None
-    """On the last one, where the engine had reported any."""
+    """On the last delta, if the engine has reported metrics."""
     num_cached_tokens: int = 0
     rounds: tuple[RoundBody, ...] = ()
-    """Where they were asked for, as the next two."""
+    """Rounds, if requested; also for `logprobs` and `prompt_logprobs`."""
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()
     engine_id: str = ""
     weights: str = ""
-    """Digest of those that were pushed and wrote it."""
+    """Digest of the pushed weights that generated the delta; empty for the model's own."""
     queue_s: float = 0.0
-    """Seconds it waited in its engine; on the first one."""
+    """Seconds that the choice waited in its engine; on the first delta."""
     stop_reason: str | int | None = None
-    """On the last one: the stop string, or the token of `stop_token_ids`, that ended the choice."""
+    """On the last delta: the stop string, or the token of `stop_token_ids`, that ended the choice."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether the model was not done: a limit or a stop string ended the choice."""
+        """Whether a limit or a stop string ended the choice, and not the model itself."""
         return self.finish_reason is FinishReason.LENGTH or isinstance(self.stop_reason, str)

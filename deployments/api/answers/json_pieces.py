@@ -1,4 +1,4 @@
-"""JSON written piece by piece, so that a long answer holds up no other stream and is never whole in memory."""
+"""Writes JSON in pieces, so that a long answer delays no other stream and is never complete in memory."""
 
 import asyncio
 import json
@@ -6,30 +6,31 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from typing import Any
 
 MOST_ITEMS = 32
-"""Of a long list in one piece: with twenty log-probabilities each about a millisecond."""
+"""Items of a long list written at a time: about a millisecond if each has twenty log-probabilities."""
 PIECE_CHARS = 2**15
+"""Characters above which the fragments collected are sent as one piece."""
 
 
 class LongPart:
-    """Some items of a long list, each made when it is written."""
+    """Part of a long list whose items are converted to JSON values only when they are written."""
 
     def __init__(
         self, items: Sequence[Any], as_value: Callable[[Any], Any] = lambda item: item, batch: int = MOST_ITEMS
     ) -> None:
-        """`batch`: how many of them are written at a time."""
+        """Makes the part; `as_value` converts an item to its JSON value, `batch` is the number written at a time."""
         self._items, self._as_value, self._batch = items, as_value, batch
 
     def __len__(self) -> int:
         return len(self._items)
 
     def batches(self) -> Iterator[str]:
-        """Their JSON, a few at a time, without brackets."""
+        """Yields the items' JSON in batches, without the list's brackets."""
         for start in range(0, len(self._items), self._batch):
             yield dumps([self._as_value(item) for item in self._items[start : start + self._batch]])[1:-1]
 
 
 class SharedPart(LongPart):
-    """Items that several lists begin with: they are made once."""
+    """Part that several lists begin with: its JSON is made once and kept."""
 
     _written: list[str] | None = None
 
@@ -46,7 +47,7 @@ class SharedPart(LongPart):
 
 
 class LongList:
-    """A list of JSON values that is longer than what is written at a time."""
+    """List of JSON values that is written in pieces."""
 
     def __init__(self, *parts: LongPart) -> None:
         self._parts = [part for part in parts if len(part)]
@@ -55,7 +56,7 @@ class LongList:
         return sum(map(len, self._parts))
 
     def fragments(self) -> Iterator[str]:
-        """Its JSON."""
+        """Yields the list's JSON in fragments."""
         opening = "["
         for part in self._parts:
             for batch in part.batches():
@@ -65,7 +66,7 @@ class LongList:
 
 
 def json_pieces(fragments: Iterable[str]) -> Iterator[bytes]:
-    """Fragments of JSON in pieces that are worth a message; one holds little more than the longest fragment."""
+    """Joins fragments of JSON to pieces of about `PIECE_CHARS` characters."""
     held, num_chars = [], 0
     for fragment in fragments:
         held.append(fragment)
@@ -78,7 +79,7 @@ def json_pieces(fragments: Iterable[str]) -> Iterator[bytes]:
 
 
 def fragments(value: Any) -> Iterator[str]:
-    """The JSON of a value that holds `LongList`s in objects and in lists of objects, in ASCII."""
+    """Yields the ASCII JSON of a value that may contain `LongList`s in objects and in lists of objects."""
     if isinstance(value, LongList):
         yield from value.fragments()
     elif isinstance(value, dict):
@@ -100,7 +101,7 @@ def fragments(value: Any) -> Iterator[str]:
 
 
 async def paced(pieces: Iterator[bytes], turn: asyncio.Lock) -> AsyncGenerator[bytes, None]:
-    """The pieces; between any two that are made under one lock the event loop serves whoever else waits."""
+    """Yields pieces; between any two pieces made under one lock, the event loop runs other tasks."""
     while True:
         async with turn:
             piece = next(pieces, None)
@@ -111,6 +112,5 @@ async def paced(pieces: Iterator[bytes], turn: asyncio.Lock) -> AsyncGenerator[b
 
 
 def dumps(value: Any) -> str:
-    """JSON without blanks."""
-    # ASCII: some readers of streams split lines at U+2028.
+    """Returns compact JSON in ASCII: some readers of streams split lines at U+2028."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)

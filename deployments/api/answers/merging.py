@@ -1,4 +1,4 @@
-"""Deltas of several choices as one stream."""
+"""Merges the deltas of several choices into one stream."""
 
 import asyncio
 from collections import defaultdict
@@ -9,7 +9,7 @@ from wingbeat.deployments.api.answers.generation import ChoiceDelta
 
 
 async def merged(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
-    """Run the streams side by side; the first error ends all, and so does closing this generator."""
+    """Runs the streams concurrently; the first error ends all of them, and so does closing this generator."""
     arrivals: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue()
 
     async def pump(stream: AsyncGenerator[ChoiceDelta, None]) -> None:
@@ -42,7 +42,10 @@ async def merged(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncG
 async def first_choices_first(
     deltas: AsyncGenerator[ChoiceDelta, None], choices_per_prompt: int
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """The deltas; those of a prompt's other choices wait for the first one's, which reports on the prompt."""
+    """Yields the deltas, delaying those of a prompt's other choices until the first choice's first delta.
+
+    The first choice carries the prompt's log-probabilities.
+    """
     waiting: dict[int, list[ChoiceDelta]] = defaultdict(list)
     reported: set[int] = set()
     async with aclosing(deltas):

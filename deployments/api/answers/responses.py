@@ -1,4 +1,4 @@
-"""Response bodies of the OpenAI API, whole and as server-sent events, with the extensions `seed` and `metrics`."""
+"""Response bodies of OpenAI's API, whole and as server-sent events, with the extensions `seed` and `metrics`."""
 
 import asyncio
 import json
@@ -16,48 +16,49 @@ from wingbeat.runtime.scheduling.request import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")
-"""Fields that vLLM's clients read of an answer; null where they were not asked for, as the next."""
+"""Fields about a prompt that vLLM's clients read; null if not requested."""
 OF_CHOICE = ("token_ids",)
+"""Fields of a choice that vLLM's clients read; null if not requested."""
 
 
 class ResponseShape(Protocol):
-    """Where an endpoint's responses differ from another's."""
+    """Form of an endpoint's responses."""
 
     object_name: str
     chunk_object_name: str
     logprobs_body: LogprobsBody
     prompt_at_top: bool
-    """Whether what is said of a prompt stands beside the choices, which have one prompt then, and not in them."""
+    """Whether fields about the prompt stand beside the choices, for endpoints with one prompt, and not in each."""
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
-        """A whole choice, by its last delta and all of its text."""
+        """Returns a complete choice from its last delta and its whole text."""
         ...
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
-        """The chunks' choices that carry a delta, one chunk each; `is_first` marks a choice's first delta."""
+        """Returns the `choices` items that carry a delta, one chunk each; `is_first` marks a choice's first delta."""
         ...
 
 
 class CompletionShape:
-    """`/v1/completions`."""
+    """Form of `/v1/completions`."""
 
     object_name = chunk_object_name = "text_completion"
     logprobs_body = staticmethod(completion_logprobs)
     prompt_at_top = False
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
-        """A choice with its text."""
+        """Returns a choice with its text."""
         return {"index": last.index, "text": text, "logprobs": None, "finish_reason": last.finish_reason}
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
-        """One choice with the new text; none while there is nothing to say."""
+        """Returns one choice with the new text; none if there is no text and no finish reason."""
         if not delta.text and delta.finish_reason is None:
             return []
         return [self.choice(delta, delta.text)]
 
 
 class ChatShape:
-    """`/v1/chat/completions`."""
+    """Form of `/v1/chat/completions`."""
 
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
@@ -65,12 +66,12 @@ class ChatShape:
     prompt_at_top = True
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
-        """A choice with its message."""
+        """Returns a choice with its message."""
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": last.index, "message": message, "logprobs": None, "finish_reason": last.finish_reason}
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
-        """The role, then the new text, then the finish reason with an empty delta."""
+        """Returns the role, then the new text, then the finish reason with an empty delta."""
         choices = []
         if is_first:
             choices.append(self._chunk_choice(delta.index, {"role": "assistant", "content": ""}, None))
@@ -86,12 +87,12 @@ class ChatShape:
 
 
 def chat_shape(generation: Generation) -> ResponseShape:
-    """Form of a chat's answer, as the part that reads its text writes it, where there is one."""
+    """Returns the form of a chat's answer: the parser's if there is one, else `ChatShape`."""
     return ChatShape() if generation.new_shape is None else generation.new_shape(generation)
 
 
 class Totals:
-    """Sums over the choices of one request, as far as they have come."""
+    """Running sums over the choices of one request."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -102,12 +103,12 @@ class Totals:
         self._timings = Timings(len(generation.choices))
 
     def add(self, delta: ChoiceDelta) -> None:
-        """Count what a choice gained."""
+        """Adds a delta to the sums."""
         self._timings.add(delta.index, delta.num_tokens, delta.queue_s)
         self._num_completion_tokens += delta.num_tokens
         self._num_running -= delta.finish_reason is not None
         if delta.index % self._generation.choices_per_prompt == 0:
-            # A prompt's tokens count once, so do those that came from the cache.
+            # A prompt's tokens are counted once, and so are the tokens taken from the cache.
             self._num_cached_tokens += delta.num_cached_tokens
         if delta.metrics is not None:
             self._metrics = self._metrics or SpeculationMetrics()
@@ -119,7 +120,7 @@ class Totals:
         return self._num_running == 0
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's `usage` so far, in tokens; what came from the cache is known at the end."""
+        """Returns OpenAI's `usage` so far, in tokens; cached tokens only after all choices have ended."""
         num_prompt_tokens = self._generation.num_prompt_tokens
         usage: dict[str, Any] = {
             "prompt_tokens": num_prompt_tokens,
@@ -132,8 +133,10 @@ class Totals:
         return usage
 
     def metrics(self) -> dict[str, Any]:
-        """The extension `metrics`: timings, and `speculative_decoding`, which is null when a stop string ended every
-        choice before its engine had reported."""
+        """Returns the extension `metrics`: timings and `speculative_decoding`.
+
+        `speculative_decoding` is null if a stop string ended every choice before its engine had reported.
+        """
         speculation = None if self._metrics is None else self._metrics.as_dict(self._generation.num_spec_tokens)
         return {"speculative_decoding": speculation, **self._timings.as_dict()}
 
@@ -141,7 +144,7 @@ class Totals:
 async def whole_response(
     generation: Generation, deltas: AsyncGenerator[ChoiceDelta, None], shape: ResponseShape
 ) -> dict[str, Any]:
-    """Collect all choices into one body."""
+    """Collects all choices into one body."""
     totals = Totals(generation)
     rounds, details = HeldRounds(), _details(generation, shape)
     texts: list[list[str]] = [[] for _ in generation.choices]
@@ -181,13 +184,15 @@ async def event_stream(
     request_id: str,
     turn: asyncio.Lock,
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events, one message per delta unless it is long, flushed as it comes; `metrics` is on the last chunk.
+    """Yields server-sent events: one message per delta, several if it is long; the last chunk has `metrics`.
 
-    `request_id` is the `X-Request-Id` of the answer, for the log; `turn` is for long messages, see `paced`.
+    Args:
+        request_id: `X-Request-Id` of the answer, for the log.
+        turn: lock for long messages, see `paced`.
 
     Raises:
-        Exception: whatever `deltas` raises before the first event, so that it can still become an HTTP status.
-            Later errors are sent as an event.
+        Exception: any error of `deltas` before the first event, so that it can become an HTTP status. Later errors are
+            sent as an event.
     """
     header = _header(generation, shape.chunk_object_name)
     if generation.include_usage:
@@ -235,7 +240,7 @@ async def event_stream(
 
 
 def sse_event(body: dict[str, Any]) -> bytes:
-    """One event. JSON escapes every non-ASCII character: some readers split lines at U+2028."""
+    """Returns one server-sent event, in ASCII JSON: some readers split lines at U+2028."""
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -251,7 +256,7 @@ def _details(generation: Generation, shape: ResponseShape) -> HeldDetails:
 
 
 def _carrier(choices: list[dict[str, Any]]) -> int:
-    """Index among a choice's chunks of the chunk with its text, else of the last."""
+    """Returns the index of the chunk with the choice's text, else of the last chunk."""
     with_text = (index for index, choice in enumerate(choices) if choice.get("delta", {}).get("content"))
     return next(with_text, len(choices) - 1)
 

@@ -1,4 +1,4 @@
-"""What an answer says of its tokens beside their text: ids, log-probabilities, and those of the prompt."""
+"""Details about tokens in an answer: ids and log-probabilities, of the answer and of the prompt."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,46 +11,46 @@ from wingbeat.runtime.text_stream import IncrementalDetokenizer
 from wingbeat.runtime.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
-"""JSON has no infinity; vLLM writes this too."""
+"""Written for minus infinity, which JSON cannot express; vLLM writes the same number."""
 
 
 class TextPlaces:
-    """Where tokens begin in the text of a choice, one after the other."""
+    """Character offsets of successive tokens in the text of a choice."""
 
     def __init__(
         self, tokenizer: Tokenizer, before: Sequence[int] = (), *, skips_special: bool, echo: str = ""
     ) -> None:
-        """Tokens that the text leaves out have no width.
+        """Starts at the text's beginning; tokens that the text leaves out have width 0.
 
         Args:
-            before: tokens before the first one.
+            before: token ids before the first token, as context for decoding.
             skips_special: whether the text leaves out special tokens.
-            echo: text that stands before that of the tokens.
+            echo: text before the tokens' text.
         """
         self._detokenizer = IncrementalDetokenizer(tokenizer, before, skip_special_tokens=skips_special)
         self._num_chars = len(echo.removesuffix(self._detokenizer.take_foreign())) if echo else 0
 
     def of(self, token_id: int) -> int:
-        """Characters that are complete before the next token."""
+        """Returns the offset of the next token: the characters completed by the tokens before it."""
         place = self._num_chars
         self._num_chars += len(self._detokenizer.push((token_id,)))
         return place
 
 
 class Reported(NamedTuple):
-    """Tokens and what is said of them."""
+    """Token ids with their log-probabilities."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob | None]
-    """None of a prompt's first token."""
+    """By token; None for a prompt's first token."""
     num_top: int
-    """Most likely ones to show beside each."""
+    """Number of most likely tokens to show for each."""
     places: TextPlaces
     parts: dict[str, LongPart] | None = None
-    """What several choices say alike, by its name."""
+    """Lists shared by several choices, by name; None if nothing is shared."""
 
     def part(self, name: str, as_value: "AsValue") -> LongPart:
-        """A list with a value for each token."""
+        """Returns a list part with a value for each token."""
         tokens = range(len(self.token_ids))
         made = LongPart if self.parts is None else SharedPart
 
@@ -66,7 +66,7 @@ class Reported(NamedTuple):
 
 
 class OneLater(Sequence[TokenLogprob | None]):
-    """The log-probabilities of a prompt's tokens: the first token has none."""
+    """Log-probabilities of a prompt's tokens, shifted by one: the first token has None."""
 
     def __init__(self, of_others: Sequence[TokenLogprob]) -> None:
         self._of_others = of_others
@@ -79,28 +79,28 @@ class OneLater(Sequence[TokenLogprob | None]):
 
 
 class AsValue(Protocol):
-    """How one token is written."""
+    """Function that returns the JSON value of one token."""
 
     def __call__(self, reported: Reported, token_id: int, logprob: TokenLogprob | None) -> Any:
-        """The value in a list."""
+        """Returns the token's value in a list."""
         ...
 
 
 def finite(logprob: float) -> float:
-    """The log-probability, or `LEAST_LOGPROB` where it is smaller."""
+    """Returns the log-probability, at least `LEAST_LOGPROB`."""
     return max(logprob, LEAST_LOGPROB)
 
 
 class LogprobsBody(Protocol):
-    """How an endpoint writes log-probabilities."""
+    """Function that returns an endpoint's form of log-probabilities."""
 
     def __call__(self, details: Details, reported: Sequence[Reported]) -> dict[str, Any]:
-        """The field `logprobs` of a choice."""
+        """Returns the field `logprobs` of a choice."""
         ...
 
 
 def completion_logprobs(details: Details, reported: Sequence[Reported]) -> dict[str, Any]:
-    """OpenAI's four lists of `/v1/completions`; as in vLLM the chosen token is the first of the top ones."""
+    """Returns OpenAI's four lists of `/v1/completions`; as in vLLM, the chosen token is the first of the top ones."""
 
     def top(_: Reported, token_id: int, logprob: TokenLogprob | None) -> dict[str, float] | None:
         if logprob is None:
@@ -120,7 +120,7 @@ def completion_logprobs(details: Details, reported: Sequence[Reported]) -> dict[
 
 
 def chat_logprobs(details: Details, reported: Sequence[Reported]) -> dict[str, Any]:
-    """OpenAI's list of `/v1/chat/completions`."""
+    """Returns OpenAI's list of `/v1/chat/completions`."""
 
     def body(token_id: int, logprob: float) -> dict[str, Any]:
         spelled = details.tokenizer.token_bytes(token_id)
@@ -133,7 +133,7 @@ def chat_logprobs(details: Details, reported: Sequence[Reported]) -> dict[str, A
 
 
 def prompt_logprobs(details: Details, reported: Reported) -> LongList:
-    """vLLM's field: by token, {token id: {logprob, decoded_token}} of itself and of the most likely ones."""
+    """Returns vLLM's field: per token {token id: {logprob, decoded_token}} for the token and the most likely ones."""
 
     def entry(_: Reported, token_id: int, logprob: TokenLogprob | None) -> dict[str, Any] | None:
         return logprob and {
@@ -149,7 +149,7 @@ def _column(reported: Iterable[Reported], name: str, as_value: AsValue) -> LongL
 
 
 class HeldDetails:
-    """Details of a request's choices until a body is written that they can go into."""
+    """Holds details of a request's choices until a chunk or body is written that can carry them."""
 
     def __init__(
         self, details: Details, choices: Sequence[Choice], as_body: LogprobsBody, choices_per_prompt: int
@@ -161,12 +161,14 @@ class HeldDetails:
         self._logprobs: dict[int, list[TokenLogprob]] = defaultdict(list)
         self._of_prompt: dict[int, Sequence[TokenLogprob | None]] = {}
         self._parts: dict[int, dict[str, LongPart]] = defaultdict(dict)
-        """Of a prompt, as each of its choices writes it."""
+        """Lists shared by the choices of a prompt, by prompt."""
         self._places: dict[int, TextPlaces] = {}
         self._told: set[int] = set()
 
     def hold(self, delta: ChoiceDelta) -> None:
-        """Keep what a delta says of its tokens. A prompt's first choice alone tells of it, and before the others."""
+        """Adds a delta's details. Only the first delta of a prompt's first choice, which arrives first, has the
+        prompt's.
+        """
         index, details = delta.index, self._details
         if details.token_ids or details.logprobs:
             self._token_ids[index] += delta.token_ids
@@ -176,7 +178,7 @@ class HeldDetails:
             self._logprobs[index] += delta.logprobs
 
     def hand_over(self, choice: dict[str, Any]) -> dict[str, LongList]:
-        """Write what is held for a choice into its body; returns what there is of its prompt, the first time."""
+        """Moves the details held for a choice into its body; the first call per choice returns the prompt's details."""
         index, details = choice["index"], self._details
         token_ids = self._token_ids.pop(index, [])
         is_first = index not in self._told
@@ -208,7 +210,7 @@ class HeldDetails:
 
     def _prompt(self, index: int, num_top: int) -> Reported:
         number, token_ids = index // self._per_prompt, self._prompts[index]
-        # A prompt of one token has nothing before it.
+        # A prompt of one token has no log-probabilities.
         logprobs = self._of_prompt.get(number, OneLater(()))
         parts = self._parts[number] if self._per_prompt > 1 else None
         places = TextPlaces(self._details.tokenizer, skips_special=self._choices[index].echo_skips_special)

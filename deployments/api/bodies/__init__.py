@@ -1,1 +1,1 @@
-"""What a request asks for, field by field."""
+"""Request bodies: their fields, and the checks on them."""

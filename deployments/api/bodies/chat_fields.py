@@ -1,4 +1,4 @@
-"""Fields of chat requests and of their messages that parts add to; `chat_requests` has the whole classes."""
+"""Base classes of chat requests and messages, to which parts add fields; `chat_requests` has the complete classes."""
 
 from typing import Any, ClassVar, Literal
 
@@ -11,19 +11,19 @@ class MessageFields(Part):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str
-    """Its text; that of all parts where there are media."""
+    """Text of the message; with media parts, the text of all text parts."""
 
     def template_fields(self, is_strict: bool) -> dict[str, Any]:
-        """Fields of parts as a chat template reads them.
+        """Returns the fields added by application parts, in the form that a chat template reads.
 
         Args:
-            is_strict: whether the template refused them as they came.
+            is_strict: True after the template has refused the fields as sent by the client.
         """
         return {}
 
 
 class ChatFields(GenerationBody):
-    """Fields that every generating endpoint has."""
+    """Fields of chats beside those of every generating endpoint."""
 
     template_names: ClassVar[tuple[str, ...]] = ()
-    """Fields of parts that a chat template reads: lists of objects."""
+    """Names of fields added by application parts that a chat template reads; lists of objects."""

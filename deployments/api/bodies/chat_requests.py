@@ -1,4 +1,4 @@
-"""Request body of `/v1/chat/completions`: its messages, what a chat template reads of them, and its fields."""
+"""Request body of `/v1/chat/completions`: its messages, its fields, and the variables of the chat template."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -26,36 +26,36 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_TEMPLATE_CHARS = 2**16
 
 MoreMessageFields = create_model("MoreMessageFields", __base__=(*hooks("message_fields"), MessageFields))
-"""Fields of a message, and of the parts that are there."""
+"""Fields of a message, including those of the installed parts."""
 MoreChatFields = create_model("MoreChatFields", __base__=(*(fields() for fields in hooks("chat_fields")), ChatFields))
-"""Fields of a request, and of the parts that are there."""
+"""Fields of a request, including those of the installed parts."""
 
 
 class ChatMessage(MoreMessageFields):
-    """Message of a chat; its content is text, and other parts between it."""
+    """Message of a chat: text, with media parts between the text if there are any."""
 
     parts: SkipJsonSchema[list[TextPart | OtherPart] | None] = None
-    """Parts of a content that is not text alone; no field of a request."""
+    """Content parts if some are not text; set by `flat_messages` and not a field of requests."""
     name: str | None = None
-    """Handed to the chat template, which decides what to do with it."""
+    """Name of the author, passed to the chat template."""
 
     @model_validator(mode="after")
     def _check_role(self) -> Self:
         if (others := self.other_parts) and self.role != "user":
-            problem = f"is not in a message of role 'user', which alone may have {others[0].type}"
+            problem = f"is not in a message of role 'user': only such a message may have {others[0].type}"
             raise invalid(others[0].path, problem)
         return self
 
     @property
     def other_parts(self) -> list[OtherPart]:
-        """Parts of its content that are no text."""
+        """Content parts other than text."""
         return [part for part in self.parts or () if isinstance(part, OtherPart)]
 
     def as_template_input(self, in_parts: bool = False, is_strict: bool = False) -> dict[str, Any]:
-        """The fields a chat template reads.
+        """Returns the message's fields for a chat template.
 
         Args:
-            in_parts: text is a list of one part, as templates of models that take other parts read it.
+            in_parts: whether text is written as a list of one part, as templates of multimodal models expect.
             is_strict: see `MessageFields.template_fields`.
         """
         fields = self.model_dump(exclude_none=True, include={"role", "content", "name"})
@@ -67,10 +67,10 @@ class ChatMessage(MoreMessageFields):
 
 
 def flat_messages(value: Any) -> Any:
-    """The messages with their content as text, or as parts where some are no text, without fields that ask for nothing.
+    """Converts messages: content becomes text, or parts if some are not text; fields without effect are dropped.
 
     Raises:
-        ApiError: 400 naming the part that is malformed or not served.
+        ApiError: 400, naming the part that is malformed or not supported.
     """
     if not isinstance(value, list):
         raise invalid("messages", "must be a list of messages")
@@ -78,7 +78,7 @@ def flat_messages(value: Any) -> Any:
 
 
 def _flat_message(message: Any, path: str) -> dict[str, Any]:
-    """A message with its content read and without fields that ask for nothing."""
+    """Converts one message, see `flat_messages`."""
     if not isinstance(message, dict):
         raise invalid(path, "must be an object with 'role' and 'content'")
     role = message.get("role")
@@ -93,7 +93,7 @@ def _flat_message(message: Any, path: str) -> dict[str, Any]:
     if isinstance(fields.get("content"), list):
         fields |= flat_parts(fields["content"], f"{path}.content")
     if fields.get("content") is None and role == "assistant":
-        # It called something, thought, or was interrupted.
+        # The assistant called a tool, only thought, or was interrupted.
         fields["content"] = ""
     return fields
 
@@ -106,11 +106,11 @@ NOT_VARIABLES = frozenset(
         *("tools", "documents", "add_generation_prompt", "continue_final_message"),
     )
 )
-"""What `chat_template_kwargs` may not set: a request has fields of its own for them, or they are the server's."""
+"""Names that `chat_template_kwargs` may not set: they have fields of their own, or belong to the server."""
 
 
 class Thinking(Part):
-    """Whether to think; how long is the model's choice."""
+    """Whether the model thinks; `budget_tokens` is ignored, because the model decides how long."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Any = None
@@ -128,21 +128,21 @@ class ChatBody(MoreChatFields):
 
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Most likely tokens to report beside each token; needs `logprobs`."""
+    """Number of most likely tokens to report for each token; needs `logprobs`."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """The answer goes on in the last message, which is left open."""
+    """Whether the answer continues the last message instead of starting a new one."""
     chat_template: str | None = None
-    """In the place of the server's, where it lets requests have one."""
+    """Template that replaces the server's, if the setting `chat_template` permits."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables that the chat template reads."""
+    """Further variables of the chat template."""
     reasoning_effort: Effort | None = None
-    """Handed to the chat template, none also as `enable_thinking: false`."""
+    """Passed to the chat template; "none" also sets `enable_thinking` to false."""
     thinking: Thinking | None = None
-    """Handed to the chat template as `enable_thinking`."""
+    """Passed to the chat template as `enable_thinking`."""
     documents: list[dict[str, Any]] | None = None
-    """Handed to the chat template."""
+    """Passed to the chat template."""
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -161,7 +161,10 @@ class ChatBody(MoreChatFields):
     def _check_variables(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         for name in value or ():
             if name in NOT_VARIABLES:
-                raise invalid("chat_template_kwargs", f"sets '{shown(name)}', which is no variable of a template")
+                raise invalid(
+                    "chat_template_kwargs",
+                    f"sets '{shown(name)}', which is not a template variable that requests may set",
+                )
         return value
 
     @model_validator(mode="after")
@@ -189,25 +192,25 @@ class ChatBody(MoreChatFields):
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """The limit the caller gave, under its new or its old name."""
+        """The caller's limit of tokens, from `max_completion_tokens` or else `max_tokens`."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def limit_field(self) -> str:
-        """The name it was given under."""
+        """Name of the field that `asked_max_tokens` comes from."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def other_parts(self) -> list[OtherPart]:
-        """Parts of all messages that are no text."""
+        """Content parts of all messages other than text."""
         return [part for message in self.messages for part in message.other_parts]
 
     def template_messages(self, in_parts: bool = False, is_strict: bool = False) -> list[dict[str, Any]]:
-        """The messages as a chat template reads them; arguments as for `ChatMessage.as_template_input`."""
+        """Returns the messages for a chat template; arguments as for `ChatMessage.as_template_input`."""
         return [message.as_template_input(in_parts, is_strict) for message in self.messages]
 
     def template_variables(self) -> dict[str, Any]:
-        """What else it reads."""
+        """Returns the chat template's variables other than the messages."""
         variables: dict[str, Any] = dict(self.chat_template_kwargs or {})
         if self.thinking is not None:
             variables.setdefault("enable_thinking", self.thinking.type != "disabled")
@@ -227,7 +230,7 @@ class ChatBody(MoreChatFields):
 
 
 def described(names: Iterable[str]) -> type[RequestBody]:
-    """A body with these fields of a chat's, none of which must be given, for those that describe a conversation."""
+    """Makes a body class with some of a chat's fields, all optional, for endpoints that take a conversation."""
     fields: dict[str, Any] = {
         name: (Annotated[ChatBody.model_fields[name].annotation | None, ChatBody.model_fields[name]], None)
         for name in names

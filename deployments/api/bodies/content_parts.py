@@ -1,4 +1,4 @@
-"""Parts of a message's content: text, and what parts of the application read beside it."""
+"""Content parts of messages: text, and other kinds that application parts (media) can read."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
@@ -12,55 +12,55 @@ _TEXT_FIELDS = frozenset(("type", "text"))
 
 
 class TextPart(Part):
-    """Text among other parts."""
+    """A text part."""
 
     type: Literal["text"]
     text: str
 
     def as_template_input(self) -> dict[str, Any]:
-        """The fields that a chat template reads."""
+        """Returns the part's fields for a chat template."""
         return {"type": "text", "text": self.text}
 
 
 class OtherPart(Part):
-    """A part that is no text."""
+    """A part other than text, such as an image."""
 
     type: str
-    """Kind of span that it becomes in a prompt."""
+    """Kind of the part's span in a prompt, such as `image`."""
     path: str
-    """Of the field that it came from, for errors."""
+    """Path of the field with the part's data, for error messages."""
     part_path: str
-    """Of the part."""
+    """Path of the part in the request."""
     part_type: str
     """The part's own `type`."""
 
     def as_template_input(self) -> dict[str, Any]:
-        """The fields that a chat template reads."""
+        """Returns the part's fields for a chat template."""
         return {"type": self.type}
 
 
 PartReader = Callable[[dict[str, Any], str], OtherPart]
-"""(part, its path) -> the part read; raises ApiError, 400, for one that is malformed."""
+"""(part, path of the part) -> the parsed part; raises ApiError, 400, if the part is malformed."""
 
 
 @cache
 def part_readers(api: str) -> Mapping[str, PartReader]:
-    """Readers of parts that are no text, by a part's type.
+    """Returns readers of parts other than text, by the part's type.
 
     Args:
-        api: `chat`, `responses` or `messages`.
+        api: form of the request: `chat`, `responses` or `messages`.
     """
     return merged("content_parts", api)
 
 
 def flat_parts(parts: list[Any], path: str) -> dict[str, Any]:
-    """`content`, the text of all parts joined by newlines; and `parts`, where some are no text.
+    """Returns `content`, the text of all parts joined by newlines, and `parts` if some are not text.
 
     Args:
-        parts: as a request has them, or read already.
+        parts: parts as in the request, or already parsed.
 
     Raises:
-        ApiError: 400 naming the part that is malformed or not served.
+        ApiError: 400, naming the part that is malformed or not supported.
     """
     read = [
         part if isinstance(part, TextPart | OtherPart) else _part(part, f"{path}[{index}]")
@@ -87,11 +87,11 @@ def _part(part: Any, path: str) -> TextPart | OtherPart:
 
 
 def only_served(kinds: Collection[str] = ()) -> str:
-    """Types of parts that are served, as errors name them: text, and these."""
+    """Returns the words of an error message that list the supported types: text, and `kinds`."""
     return f"only {', '.join(map(repr, ('text', *kinds)))} {'are' if kinds else 'is'}"
 
 
 def unserved_part(kind: str, path: str, served: str) -> ApiError:
-    """400 for a part of a type that is not served."""
+    """Returns a 400 for a part of an unsupported type."""
     message = f"Content parts of type '{shown(kind)}' are not supported; {served}."
     return ApiError(message, param=f"{path}.type", code="unsupported_value")

@@ -1,4 +1,4 @@
-"""What every request body is: JSON, read strictly and bounded before anything is built; fields, each of its type."""
+"""Base of request bodies: JSON is bounded before it is parsed and then validated strictly field by field."""
 
 import json
 from collections.abc import Mapping
@@ -12,30 +12,32 @@ from wingbeat.deployments.api.bodies.unserved_fields import Part, Unserved, chec
 from wingbeat.deployments.api.errors import ApiError, shown
 
 MAX_DEPTH = 64
+"""Levels of nested objects and lists."""
 MAX_STRINGS = 2**17
-"""Keys and values. This and the next two bound how long the parser, which cannot be interrupted, holds the process."""
+"""Strings, keys included. This limit and the next two bound the time of the parser, which cannot be interrupted."""
 MAX_CONTAINERS = 2**15
 """Objects and lists."""
 MAX_VALUES = 2**20
+"""Values of any kind, keys not counted."""
 
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS = bytes(set(range(256)) - _STEP.keys())
 
 
 class JsonShape(NamedTuple):
-    """What a JSON text holds, counted without parsing it; of a text that is not JSON the counts mean nothing."""
+    """Counts of a JSON text, made without parsing. For a text that is not valid JSON the counts are meaningless."""
 
     num_strings: int
     num_containers: int
     num_values: int
-    """At most so many, keys not counted."""
+    """Upper bound of the number of values, keys not counted."""
     num_keys: int
     depth: int
 
     @classmethod
     def of(cls, text: bytes) -> "JsonShape":
-        """Count; the rest is 0 where there are too many strings to look at."""
-        # Backslashes stand only in strings, where they come in pairs or before what they escape.
+        """Counts; all counts but `num_strings` are 0 if there are more than `MAX_STRINGS` strings."""
+        # Backslashes occur only in strings, in pairs or before the character that they escape.
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         num_strings = (text.count(b'"') + 1) // 2
         if num_strings > MAX_STRINGS:
@@ -51,10 +53,10 @@ class JsonShape(NamedTuple):
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request body.
+    """Parses the JSON object of a request body.
 
     Raises:
-        ApiError: 400 `invalid_json`: it is none, holds a key twice, is nested too deep or has too many values.
+        ApiError: 400 `invalid_json`: not a JSON object, a repeated key, nested too deeply or too many values.
     """
     shape = JsonShape.of(body)
     for count, limit, noun in (
@@ -72,13 +74,13 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise invalid_json("must be a JSON object")
     if shape.num_keys != len(fields):
-        # There are objects within it, or a key twice: the fast parser keeps the last one and says nothing.
+        # There are nested objects or a repeated key, of which the fast parser silently keeps the last.
         json.loads(body, object_pairs_hook=_refuse_twice)
     return fields
 
 
 def invalid_json(problem: str) -> ApiError:
-    """400 for a body that is not what an endpoint reads."""
+    """Returns a 400 for a body that is not the JSON an endpoint expects."""
     return ApiError(f"The request body {problem}.", code="invalid_json")
 
 
@@ -94,37 +96,37 @@ Kind = TypeVar("Kind", bound=Part)
 
 
 class RequestBody(Part):
-    """A body of which every field is honoured, or cannot change the result, or is passed over by name, or refused."""
+    """Request body. Each of its fields is used, has no effect on the result, is named as ignored, or is refused."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     unserved: ClassVar[Mapping[str, Unserved]] = {}
-    """Fields that are not served, and what becomes of them."""
+    """Unsupported fields by name, and how each is handled."""
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Read and check a request body.
+        """Parses and validates a request body.
 
         Raises:
-            ApiError: 400 naming the field, for anything that is malformed or cannot be left out.
+            ApiError: 400, naming the field that is malformed or refused.
         """
         return cls.of_fields(read_object(body))
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any]) -> Self:
-        """Check fields that were read already; raises as `parse`."""
+        """Validates parsed fields; raises as `parse`."""
         check_unserved(fields, cls.unserved)
         return read_part(cls, {name: fields[name] for name in fields if name not in cls.unserved})
 
 
 def read_part(kind: type[Kind], value: Any, path: str = "") -> Kind:
-    """A part of a body from its JSON, without the fields that it does not have.
+    """Validates a part of a body; unknown fields are dropped and named as ignored.
 
     Args:
-        path: of the part in the request's body.
+        path: path of the part in the request's body.
 
     Raises:
-        ApiError: 400 naming the field that is wrong.
+        ApiError: 400, naming the invalid field.
     """
     try:
         part = kind.model_validate(value)
@@ -135,7 +137,7 @@ def read_part(kind: type[Kind], value: Any, path: str = "") -> Kind:
 
 
 def invalid_field(error: ValidationError, path: str = "") -> ApiError:
-    """400 for the first problem pydantic found below `path`, in OpenAI's words where it has some."""
+    """Returns a 400 for pydantic's first error below `path`, in OpenAI's wording where OpenAI has one."""
     first = error.errors(include_url=False)[0]
     param = shown(_field_path(first["loc"], path))
     if first["type"] == "missing":
@@ -146,7 +148,7 @@ def invalid_field(error: ValidationError, path: str = "") -> ApiError:
 
 
 def _field_path(location: tuple[str | int, ...], path: str) -> str:
-    """`messages.0.content` for a location inside the body, as OpenAI writes it: `messages[0].content`."""
+    """Formats a location inside the body as OpenAI does: `messages[0].content`."""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path

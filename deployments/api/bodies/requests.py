@@ -1,7 +1,7 @@
-"""Request bodies of the OpenAI API: what every endpoint shares, and `/v1/completions`.
+"""Request bodies of OpenAI's API: fields that every endpoint shares, and `/v1/completions`.
 
-A field is honoured, or accepted because it cannot change the result, or passed over by name, or refused by name.
-Nothing is ignored silently.
+Each field is used, accepted because it cannot change the result, named as ignored, or refused by name. No field is
+ignored silently.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,15 @@ from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 MAX_CHOICES = 128
 """OpenAI's limit of `n`, applied here to all choices of a request: prompts times n."""
 DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default of `max_tokens` for completions."""
 
 
 class StreamOptions(Part):
-    """What a stream carries beside its text."""
+    """Options of a stream beside its text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    """vLLM's: every chunk carries the usage so far."""
+    """Whether every chunk carries the usage so far (a field of vLLM's)."""
     include_obfuscation: bool | None = None
 
     @field_validator("include_obfuscation")
@@ -38,15 +39,15 @@ class StreamOptions(Part):
 
 
 class SpeculationOptions(Part):
-    """Extension: how this request is decoded. The tokens are the same either way."""
+    """Extension: how this request is decoded. Speculation does not change the tokens."""
 
     enabled: bool = True
     learn: bool = True
-    """Whether a drafter may learn from it; false keeps nothing of it on disk."""
+    """Whether a drafter may learn from this request; false stores nothing of it on disk."""
     trace: bool = False
-    """Whether the answer says of each token where it came from, and shows the trees."""
+    """Whether the answer contains the round of each token, with the draft trees."""
     force: bool = False
-    """Whether it is drafted for where the measured costs say that this does not pay."""
+    """Whether to draft even if the measured costs predict no gain."""
 
     @model_validator(mode="after")
     def _check_force(self) -> Self:
@@ -56,21 +57,22 @@ class SpeculationOptions(Part):
 
 
 REQUEST_ID = r"^[!-~]{1,128}$"
-"""Printable ASCII without spaces."""
+"""Pattern of request ids: 1 to 128 printable ASCII characters without spaces."""
 
 
 MoreFields = create_model("MoreFields", __base__=(*hooks("generation_fields"), SamplingFields))
-"""Fields of sampling, and of the parts that are there."""
+"""Fields of sampling, and those of the installed parts."""
 OF_PARTS = tuple(MoreFields.model_fields.keys() - SamplingFields.model_fields.keys())
+"""Names of the fields that installed parts have added."""
 
 
 class GenerationBody(MoreFields, RequestBody):
-    """The fields that completions and chat completions share."""
+    """Fields that completions and chat completions share."""
 
     prompt_field: ClassVar[str] = "prompt"
-    """Where the prompt is, for errors about its length."""
+    """Name of the field with the prompt, for errors about its length."""
     logprobs_field: ClassVar[str] = "logprobs"
-    """How many log-probabilities a token has, for errors about the answer's length."""
+    """Name of the field with the number of log-probabilities per token, for errors about the answer's size."""
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
@@ -79,15 +81,15 @@ class GenerationBody(MoreFields, RequestBody):
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
-    """Only the prompt's last tokens count, so many of them; -1 keeps what fits beside the answer."""
+    """Number of prompt tokens to keep, by default the last ones; -1 keeps as many as fit beside the answer."""
     truncation_side: Literal["left", "right"] | None = None
-    """Where a prompt is cut: right keeps its first tokens."""
+    """Side on which a prompt is truncated: "right" keeps its first tokens."""
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds those that stand around a prompt; by default around a plain prompt alone."""
+    """Whether the tokenizer adds special tokens such as BOS; by default only to a plain prompt, not to a chat."""
     request_id: str | None = Field(None, pattern=REQUEST_ID)
-    """The caller's name of the request, which the answer's `id` ends by."""
+    """The caller's id of the request, with which the answer's `id` ends."""
     user: Any = None
-    """Cannot change the result, as `metadata`."""
+    """Ignored, like `metadata`, because the field cannot change the result."""
     metadata: Any = None
 
     @model_validator(mode="after")
@@ -113,17 +115,17 @@ class GenerationBody(MoreFields, RequestBody):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk of a stream carries the usage so far; nothing does where no usage is asked for."""
+        """Whether every chunk of a stream carries the usage so far; requires `include_usage`."""
         return self.include_usage and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """The limit the caller gave, if any."""
+        """The caller's limit of tokens; None if there is none."""
         return self.max_tokens
 
     @property
     def limit_field(self) -> str:
-        """The field `asked_max_tokens` was given in."""
+        """Name of the field that `asked_max_tokens` comes from."""
         return "max_tokens"
 
 
@@ -133,24 +135,24 @@ class CompletionBody(GenerationBody):
     unserved: ClassVar[Mapping[str, Unserved]] = {**of_parts("/v1/completions"), **COMPLETION}
 
     prompt: list[str] | list[list[int]]
-    """Texts, or token ids; a single prompt is a list of one."""
+    """Texts or lists of token ids; a single prompt becomes a list of one."""
     max_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
-    """0 answers an echoed prompt alone."""
+    """0 returns only the echoed prompt."""
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Log-probabilities of the tokens, and so many of the most likely ones for each; with `echo` the prompt's, too."""
+    """Number of most likely tokens reported per token, beside the token's own; with `echo` also for the prompt."""
     best_of: int | None = None
 
     @field_validator("logprobs", mode="before")
     @classmethod
     def _no_logprobs(cls, value: Any) -> Any:
-        # The chat field's way of asking for nothing.
+        # Chats use false for "no log-probabilities".
         return None if value is False else value
 
     @field_validator("prompt", mode="plain")
     @classmethod
     def _as_list(cls, value: Any) -> list:
-        """Checked here alone: pydantic would copy every id of a list that is then too long."""
+        """Validates without pydantic, which would copy every token id of a list that may then be too long."""
         prompts = [value] if isinstance(value, str) or _is_token_ids(value) else value
         if isinstance(prompts, list) and len(prompts) > MAX_CHOICES:
             raise invalid("prompt", f"holds {len(prompts)} prompts, at most {MAX_CHOICES} are allowed")
@@ -175,7 +177,7 @@ class CompletionBody(GenerationBody):
 
     @property
     def asked_prompt_logprobs(self) -> int | None:
-        """See `SamplingFields`; an echoed prompt is reported like the answer."""
+        """See `SamplingFields`; an echoed prompt is reported with the answer's `logprobs`."""
         if not self.echo or None in (self.logprobs, self.prompt_logprobs):
             return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
         return max(self.logprobs, self.prompt_logprobs)
@@ -193,5 +195,5 @@ class CompletionBody(GenerationBody):
 
 
 def _is_token_ids(value: Any) -> bool:
-    # An empty list is neither text nor tokens; saying tokens leads to the message about empty prompts.
+    # An empty list counts as token ids, which leads to the error message about empty prompts.
     return isinstance(value, list) and all(type(item) is int for item in value)

@@ -1,4 +1,4 @@
-"""Fields of a request that say how tokens are chosen, what ends the answer, and what is reported of it."""
+"""Fields of a request for sampling, ends of the answer, and reports about its tokens."""
 
 from typing import Any
 
@@ -13,35 +13,35 @@ from wingbeat.runtime.tokenizer import Tokenizer
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_LISTED_TOKENS = 1024
-"""Entries of `logit_bias`, `stop_token_ids` and `bad_words`."""
+"""Maximum entries of `logit_bias`, `stop_token_ids` and `bad_words`."""
 MAX_BAD_CHARS = 2**14
-"""Of all `bad_words` together: they are looked for behind every node of every draft tree."""
+"""Maximum characters of all `bad_words` together, because they are searched after every node of every draft tree."""
 MAX_ALLOWED_TOKENS = 2**14
 MAX_SALT_CHARS = 1024
 MAX_BIAS = 100
 
 
 FieldsOfParts = create_model("FieldsOfParts", __base__=(*(fields() for fields in hooks("sampling_fields")), Part))
-"""Fields of the parts that are there; a value's `engine_fields()` are those of `SamplingParams` that it sets."""
+"""Fields of the installed parts; a value's `engine_fields()` returns the fields of `SamplingParams` that it sets."""
 _OF_PARTS = tuple(FieldsOfParts.model_fields)
 
 
 class SamplingFields(FieldsOfParts):
-    """The fields that every generating endpoint shares. null and absent mean the default."""
+    """Fields that every generating endpoint shares; null means the default, like an absent field."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
-    """0 and -1 keep the whole vocabulary, as does whatever reaches its size."""
+    """0, -1 and numbers of at least the vocabulary's size keep the whole vocabulary."""
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     logit_bias: dict[str, float] | None = Field(None, max_length=MAX_LISTED_TOKENS)
-    """By token id, what is added to its logit."""
+    """Number added to a token's logit, by token id."""
     allowed_token_ids: list[int] | None = Field(None, max_length=MAX_ALLOWED_TOKENS)
     bad_words: list[str] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
@@ -53,9 +53,9 @@ class SamplingFields(FieldsOfParts):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    """Log-probabilities name tokens `token_id:17`."""
+    """Whether log-probabilities write tokens as `token_id:17`."""
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
-    """Higher ones are admitted first and preempted last."""
+    """Requests of higher priority are admitted first and preempted last."""
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARS)
 
     @field_validator("stop", mode="before")
@@ -79,7 +79,7 @@ class SamplingFields(FieldsOfParts):
     def _check_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for key, bias in (value or {}).items():
             if not (key.isascii() and key.isdigit() and len(key) < 11 and str(int(key)) == key):
-                raise invalid("logit_bias", f"has the key '{shown(key)}', which is no token id")
+                raise invalid("logit_bias", f"has the key '{shown(key)}', which is not a token id")
             if not -MAX_BIAS <= bias <= MAX_BIAS:
                 raise invalid("logit_bias", f"adds {bias:g} to token {key}: must be between -{MAX_BIAS} and {MAX_BIAS}")
         return value
@@ -98,26 +98,26 @@ class SamplingFields(FieldsOfParts):
     @classmethod
     def _check_allowed(cls, value: list[int] | None) -> list[int] | None:
         if value is not None and not value:
-            raise invalid("allowed_token_ids", "is empty: nothing could be generated")
+            raise invalid("allowed_token_ids", "is empty: no token could be generated")
         return value
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings, none or several."""
+        """The stop strings; may be empty."""
         return tuple(self.stop or ())
 
     @property
     def asked_logprobs(self) -> int | None:
-        """Most likely tokens to report beside each token; None reports no log-probabilities."""
+        """Number of most likely tokens to report per token; None reports no log-probabilities."""
         return None
 
     @property
     def asked_prompt_logprobs(self) -> int | None:
-        """The same for the prompt's tokens."""
+        """Number of most likely tokens to report per prompt token; None reports none."""
         return self.prompt_logprobs
 
     def sampling_params(self, vocab_size: int, tokenizer: Tokenizer, **fields: Any) -> SamplingParams:
-        """What the engine is asked for by every choice; `fields` are those of `SamplingParams` that are said elsewhere.
+        """Returns the engine's parameters of every choice; `fields` are fields of `SamplingParams` from other sources.
 
         Raises:
             ApiError: a token id is outside the vocabulary.
@@ -162,7 +162,7 @@ class SamplingFields(FieldsOfParts):
 
 
 def _word_tokens(words: list[str] | tuple[()], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word's tokens at the beginning of a text and behind a space: both are forbidden."""
+    """Returns each word's tokens, without and with a leading space, which are both forbidden."""
     spelled = (
         tuple(tokenizer.encode(space + word.lstrip(), add_special_tokens=False))
         for word in words

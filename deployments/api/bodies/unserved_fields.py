@@ -1,8 +1,8 @@
-"""What becomes of fields that are not served: those that mean nothing, and those of OpenAI's and of vLLM's schema.
+"""Handling of request fields that are not supported: unknown fields, and fields of OpenAI's and vLLM's schemas.
 
-One that means nothing is passed over and named, or refused where the server is strict. A hint cannot change the text
-and is accepted. What can be left undone without another text than was asked for being taken for the right one is passed
-over by name. The rest is refused: the answer would be a wrong one, and nobody told.
+Unknown fields are ignored and named in a response header, or refused if `unknown_fields` is `refuse`. Known but
+unsupported fields fall into three groups: hints, which cannot change the text, are accepted; fields whose absence the
+caller can notice are ignored and named; all others are refused, because the answer would silently be a wrong one.
 """
 
 import re
@@ -20,7 +20,7 @@ from wingbeat.deployments.parts import hooks, merged
 
 HEADER = "X-Wingbeat-Ignored-Fields"
 MOST_NAMED = 16
-"""Fields of one request that are named; the others are counted."""
+"""Maximum fields of a request that are named; further ones are only counted."""
 MOST_NAME_CHARS = 80
 WITHOUT_EFFECT = frozenset(
     (
@@ -29,15 +29,15 @@ WITHOUT_EFFECT = frozenset(
         *("store", "trace_id", "user", "user_id"),
     )
 )
-"""Names of hints that cannot change a text wherever they stand: who asks, what to keep or bill, what to cache."""
+"""Names of hints that cannot change a text in any object: about callers, billing, storage and caching."""
 _NOT_IN_A_HEADER = re.compile(r"[^\w.\[\]?-]", re.ASCII)
 
 
 class IgnoredFields:
-    """Those of one request.
+    """Ignored fields of one request.
 
     Args:
-        refuses: the first one is answered by 400 instead.
+        refuses: whether the first unknown field raises a 400 instead.
     """
 
     def __init__(self, refuses: bool = False) -> None:
@@ -46,15 +46,15 @@ class IgnoredFields:
         self._num_more = 0
 
     def pass_over(self, name: str, value: Any, path: str = "", known: frozenset[str] = frozenset()) -> None:
-        """A field that nothing here reads.
+        """Records an unknown field.
 
         Args:
-            value: null and what is empty ask for nothing, and are not named.
-            path: of the object that the field is in.
-            known: the fields that could have been meant.
+            value: value of the field; null and empty values are not named.
+            path: path of the object that contains the field.
+            known: the object's known fields, for suggestions.
 
         Raises:
-            ApiError: 400 naming the field, where such fields are refused.
+            ApiError: 400, naming the field, if unknown fields are refused.
         """
         if name in WITHOUT_EFFECT:
             return
@@ -67,7 +67,7 @@ class IgnoredFields:
         self.name(where, f"{near}?" if near else None)
 
     def name(self, path: str, remark: str | None = None) -> None:
-        """Something was ignored; the remark says what it is or could have meant."""
+        """Records an ignored field; `remark` is added in parentheses, such as the field that may have been meant."""
         if self._is_full:
             self._num_more += 1
         else:
@@ -78,12 +78,12 @@ class IgnoredFields:
         return len(self._names) >= MOST_NAMED
 
     def pass_over_unknown(self, fields: Mapping[str, Any], known: frozenset[str], path: str) -> None:
-        """The fields of an object that are not among the known ones; raises as `pass_over`."""
+        """Records all fields of an object that are not in `known`; raises as `pass_over`."""
         for name in sorted(fields.keys() - known):
             self.pass_over(name, fields[name], path, known)
 
     def __str__(self) -> str:
-        """Their names as a header's value, empty where there are none; each with the field that may have been meant."""
+        """Returns the names with their remarks as a header value; empty if no field was ignored."""
         more = [f"{self._num_more} more"] if self._num_more else []
         return ", ".join([*self._names, *more])
 
@@ -92,20 +92,20 @@ _CURRENT: ContextVar[IgnoredFields | None] = ContextVar("wingbeat_ignored_fields
 
 
 def gather(refuses: bool) -> IgnoredFields:
-    """Those of the request that this task works for from here on."""
+    """Starts a new collection of ignored fields for the request that this task works for from now on."""
     ignored = IgnoredFields(refuses)
     _CURRENT.set(ignored)
     return ignored
 
 
 def ignored_fields() -> IgnoredFields:
-    """Those of the request that this task works for."""
+    """Returns the ignored fields of the request that this task works for."""
     return _CURRENT.get() or IgnoredFields()
 
 
 @contextmanager
 def none_ignored() -> Iterator[None]:
-    """Within, unknown fields are refused whatever the server's setting: what an operator asks for is kept."""
+    """Context in which unknown fields are always refused, for operators' requests that change the server."""
     token = _CURRENT.set(IgnoredFields(refuses=True))
     try:
         yield
@@ -114,17 +114,17 @@ def none_ignored() -> Iterator[None]:
 
 
 class Part(BaseModel):
-    """An object of a request's body; fields that it does not have are kept until `drop_unknown`."""
+    """An object in a request's body; unknown fields are kept until `drop_unknown`."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     def unknown(self) -> Mapping[str, Any]:
-        """Fields that nothing reads."""
+        """Returns the unknown fields."""
         return self.model_extra or {}
 
 
 def drop_unknown(part: Part, path: str = "") -> None:
-    """Pass over all unknown fields of a part and of the parts in it; raises as `IgnoredFields.pass_over`."""
+    """Records and drops all unknown fields of a part and of nested parts; raises as `IgnoredFields.pass_over`."""
     unknown = part.unknown()
     if unknown:
         ignored_fields().pass_over_unknown(unknown, _names(type(part)), path)
@@ -146,49 +146,49 @@ def _names(kind: type[Part]) -> frozenset[str]:
 
 @lru_cache(1024)
 def _near(name: str, known: frozenset[str]) -> str | None:
-    """The known field that a name is a slip of; None where it is none's."""
+    """Returns the known field that a name probably misspells; None if there is none."""
     return next(iter(get_close_matches(name, known, 1, 0.8)), None)
 
 
 def _plain(path: str) -> str:
-    """As a header can carry it."""
+    """Shortens a path and replaces characters that a header cannot carry."""
     path = path if len(path) <= MOST_NAME_CHARS else f"{path[:MOST_NAME_CHARS]}..."
     return _NOT_IN_A_HEADER.sub("?", path)
 
 
 IsOff = Callable[[Any], bool]
-"""Whether a value asks for nothing, so that a field that is not served may carry it."""
+"""Function that returns whether a value asks for nothing, so that an unsupported field may have it."""
 
 
 class Unserved(NamedTuple):
-    """What becomes of a field."""
+    """Handling of an unsupported field."""
 
     why: str
     is_off: IsOff
     is_refused: bool = False
-    """Where it asks for something; otherwise it is passed over by name."""
+    """Whether a value that asks for something is refused; otherwise the field is ignored and named."""
 
 
 def refused(why: str, *values: Any) -> Unserved:
-    """400, unless it is null or one of the values: without it the answer would be another one than was asked for."""
+    """Handling: 400 unless the value is null or in `values`, because ignoring the field would change the answer."""
     return Unserved(why, _off(values), is_refused=True)
 
 
 def passed_over(why: str, *values: Any) -> Unserved:
-    """Named as ignored, unless it is null or one of the values."""
+    """Handling: the field is named as ignored unless the value is null or in `values`."""
     return Unserved(why, _off(values))
 
 
 def hint(why: str) -> Unserved:
-    """Accepted whatever it says: it cannot change the text."""
+    """Handling: any value is accepted, because the field cannot change the text."""
     return Unserved(why, lambda _value: True)
 
 
 def check_unserved(fields: Mapping[str, Any], table: Mapping[str, Unserved], path: str = "") -> None:
-    """Pass over the fields that are not served.
+    """Handles the unsupported fields of an object by `table`.
 
     Raises:
-        ApiError: 400 naming the first that asks for something that cannot be left out, or is refused by setting.
+        ApiError: 400, naming the first field that is refused by the table or by the setting `unknown_fields`.
     """
     for name, rule in table.items():
         value = fields.get(name)
@@ -201,12 +201,12 @@ def check_unserved(fields: Mapping[str, Any], table: Mapping[str, Unserved], pat
 
 
 def of_parts(path: str) -> dict[str, Unserved]:
-    """Fields that parts know at an endpoint, by its path."""
+    """Returns the unsupported fields that parts declare for an endpoint."""
     return merged("unserved_fields", path)
 
 
 def _off(values: tuple[Any, ...]) -> IsOff:
-    """Accepts null and the given values; 0 and 0.0 are the same, 0 and false are not."""
+    """Returns a function that accepts null and the given values; 0 equals 0.0, but not false."""
     return lambda value: value is None or any(_same(value, good) for good in values)
 
 
@@ -221,11 +221,11 @@ def _is_number(value: Any) -> bool:
 _OLD_FORM = "'structured_outputs' has taken its place"
 NO_STATE = "nothing is kept between requests"
 TEXT_ALONE = "answers are text"
-CHECKS = "a client that asks for checks would take what is unchecked for checked"
+CHECKS = "answers are not moderated here"
 
-_NO_FORM = "nothing here holds answers to a form"
+_NO_FORM = "this installation has no structured outputs"
 _OF_PARTS = {"structured_outputs": refused(_NO_FORM), "response_format": refused(_NO_FORM, {"type": "text"})}
-_OF_CHATS = {} if hooks("chat_fields") else {"tools": refused("no calls are read in answers", [])}
+_OF_CHATS = {} if hooks("chat_fields") else {"tools": refused("this installation does not parse tool calls", [])}
 
 COMMON: Mapping[str, Unserved] = {
     **({} if hooks("sampling_fields") else _OF_PARTS),
@@ -235,9 +235,9 @@ COMMON: Mapping[str, Unserved] = {
     "guided_regex": refused(_OLD_FORM),
     "guided_choice": refused(_OLD_FORM),
     "guided_grammar": refused(_OLD_FORM),
-    "use_beam_search": refused("tokens are sampled, or the likeliest", False),
+    "use_beam_search": refused("there is no beam search", False),
     "logits_processors": refused("code of a client is not run"),
-    "kv_transfer_params": refused("whoever splits prompt and answer between servers waits for the like in the answer"),
+    "kv_transfer_params": refused("prefill and decode are not split between servers"),
     "vllm_xargs": refused("they are arguments of a server's own plugins"),
 }
 
@@ -266,7 +266,7 @@ CHAT: Mapping[str, Unserved] = {
     "prompt_cache_key": hint("prefixes are cached anyway"),
     "prompt_cache_options": hint("prefixes are cached anyway"),
     "prompt_cache_retention": hint("prefixes are cached anyway"),
-    "safety_identifier": hint("it says who asks"),
+    "safety_identifier": hint("it identifies the caller"),
 }
 
 MESSAGE: Mapping[str, Unserved] = {

@@ -1,4 +1,4 @@
-"""`/openapi.json` and `/docs`: the endpoints and the fields of their bodies, from the classes that read them."""
+"""`/openapi.json` and `/docs`: the endpoints and their fields, generated from the body classes."""
 
 import html
 from collections.abc import Iterable, Mapping
@@ -37,14 +37,14 @@ SCHEMAS = "#/components/schemas/"
 
 
 class Endpoint(NamedTuple):
-    """A method of a path."""
+    """A method and path of the HTTP API."""
 
     method: str
     path: str
 
 
 def add_description(app: FastAPI) -> None:
-    """Add both endpoints; what was added to the application before is described."""
+    """Adds both endpoints, which describe the routes that were added to the application before."""
     document, page = _described(tuple(endpoints(app)), version_of_package())
 
     @app.get("/openapi.json")
@@ -53,24 +53,24 @@ def add_description(app: FastAPI) -> None:
 
     @app.get("/docs")
     async def docs() -> HTMLResponse:
-        # Nothing of it is a script or comes from elsewhere.
+        # The page has no script and loads nothing.
         return HTMLResponse(page, headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"})
 
 
 @cache
 def _described(served: tuple[Endpoint, ...], version: str) -> tuple[Mapping[str, Any], str]:
-    """The document and its page: of equal applications in one process, made once."""
+    """Returns the document and its page; cached for equal applications in one process."""
     document = describe(served, version)
     return document, as_page(document)
 
 
 def endpoints(app: FastAPI) -> list[Endpoint]:
-    """In the order in which they were added."""
+    """Returns the application's endpoints in the order in which they were added."""
     return [Endpoint(method.lower(), route.path) for route in app.routes for method in sorted(route.methods)]
 
 
 def describe(served: Iterable[Endpoint], version: str) -> dict[str, Any]:
-    """The OpenAPI document."""
+    """Returns the OpenAPI document."""
     schemas: dict[str, Any] = {"Error": ERROR}
     paths: dict[str, dict[str, Any]] = {}
     for method, path in served:
@@ -100,7 +100,7 @@ def describe(served: Iterable[Endpoint], version: str) -> dict[str, Any]:
 
 
 def as_page(document: Mapping[str, Any]) -> str:
-    """The document as a page to read."""
+    """Returns the document as an HTML page."""
     schemas = document["components"]["schemas"]
     sections = []
     for path, operations in document["paths"].items():
@@ -124,7 +124,7 @@ def _table(schema: Mapping[str, Any]) -> str:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """A field's type in a few words."""
+    """Returns a field's type in a few words."""
     if "anyOf" in schema:
         return " or ".join(kind for kind in map(_kind, schema["anyOf"]) if kind != "null")
     if "$ref" in schema:

@@ -1,1 +1,1 @@
-"""Routes beside those that generate."""
+"""Routes that do not generate text."""

@@ -1,4 +1,4 @@
-"""`GET /load`: how much this router has at its engines, under vLLM's name for it, and by engine."""
+"""`GET /load`: number of requests of this router, in vLLM's form, and the load of each engine."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 
 
 def add_load(app: FastAPI, pools: Sequence[EnginePool]) -> None:
-    """Serve `/load`."""
+    """Adds `/load`."""
 
     @app.get("/load")
     async def load() -> dict[str, Any]:

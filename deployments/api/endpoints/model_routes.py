@@ -1,4 +1,4 @@
-"""`/v1/models`: the base models with all their names, and the variants of them that are served."""
+"""`/v1/models`: the base models under all their names, and the served variants."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from wingbeat.deployments.api.served_models import ServedModels
 
 
 def add_model_routes(app: FastAPI, models: ServedModels) -> None:
-    """Add both endpoints."""
+    """Adds the list of models and the endpoint of a single model."""
 
     @app.get("/v1/models")
     async def listed() -> dict[str, Any]:

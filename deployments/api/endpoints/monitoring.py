@@ -1,4 +1,4 @@
-"""`/metrics`, and what looks at every request: counts, the access log."""
+"""`/metrics`, and the watchers of every request: answer counts and the access log."""
 
 import asyncio
 import logging
@@ -17,22 +17,22 @@ from wingbeat.deployments.request_context import ACCESS, RequestContext
 
 access_logger = logging.getLogger(ACCESS)
 POLLED = frozenset({"/health", "/load", "/metrics", "/ping"})
-"""Asked every second or so by pages, probes and scrapers: logged only where they fail."""
+"""Paths that pages, probes and scrapers poll about every second: logged only if they fail."""
 
 
 def add_monitoring(app: FastAPI, monitor: Monitor) -> None:
-    """The endpoint that only looks."""
+    """Adds `/metrics`."""
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         snapshots = await asyncio.gather(*(fleet.snapshot() for fleet in monitor.fleets))
-        # In a thread: thousands of lines, and other requests' streams must keep moving.
+        # In a thread, because formatting thousands of lines would delay other requests' streams.
         body, media_type = await asyncio.to_thread(exposed, snapshots, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
 
 
 def watchers(monitor: Monitor) -> list[RequestWatcher]:
-    """What looks at every request."""
+    """Returns the watchers of every request."""
     found: list[RequestWatcher] = [AnswerCounter(monitor)]
     if monitor.access_log:
         found.append(AccessLog())
@@ -46,15 +46,15 @@ class AnswerCounter(RequestWatcher):
         self._own = monitor.own
 
     def ended(self, scope: Scope, context: RequestContext) -> None:
-        """Counts."""
+        """Counts the answer."""
         self._own.answered(context.status)
 
 
 class AccessLog(RequestWatcher):
-    """Logs one line per request, but for those that only ask over and over how the server is."""
+    """Logs one line per request, except successful polls."""
 
     def ended(self, scope: Scope, context: RequestContext) -> None:
-        """Everything but the id is Wingbeat's own or has its odd characters escaped; the id has none."""
+        """Logs the line. Text from the client is escaped, except the id, whose characters were checked."""
         if context.status < 400 and scope["path"].removeprefix(scope.get("root_path", "")) in POLLED:
             return
         host, port = scope.get("client") or ("-", 0)

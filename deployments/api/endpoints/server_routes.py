@@ -1,4 +1,4 @@
-"""`/version`, `/ping`, `/health`, `/reset_prefix_cache`: what operators and their scripts ask of a server."""
+"""`/version`, `/ping`, `/health` and `/reset_prefix_cache`, for operators and their scripts."""
 
 from importlib.metadata import version
 from typing import Any
@@ -12,12 +12,12 @@ PACKAGE = "wingbeat"
 
 
 def version_of_package() -> str:
-    """Of the package that is installed."""
+    """Returns the version of the installed package."""
     return version(PACKAGE)
 
 
 def add_server_routes(app: FastAPI, models: ServedModels) -> None:
-    """Add the four endpoints."""
+    """Adds the four endpoints."""
 
     @app.get("/version")
     async def version_of_server() -> dict[str, Any]:
@@ -30,7 +30,7 @@ def add_server_routes(app: FastAPI, models: ServedModels) -> None:
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
-        # A server with several models stays in its load balancer while one of them has no engine.
+        # A server with several models stays healthy for its load balancer while some model has an engine.
         states = {pool.info.model_name: "ok" if pool.healthy() else "unavailable" for pool in models.pools}
         named = {"models": states} if len(models) > 1 else {}
         if "ok" in states.values():

@@ -1,1 +1,1 @@
-"""Requests that were written for other servers."""
+"""Request fields of other servers (vLLM, SGLang, llama.cpp)."""

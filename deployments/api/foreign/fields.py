@@ -1,7 +1,7 @@
-"""Fields of vLLM's, SGLang's and llama.cpp's requests that have no field of their own here.
+"""Unsupported request fields of vLLM, SGLang and llama.cpp, and how each is handled.
 
-A value that would change the text, or the promises about it, is refused. What only adds to an answer is passed over by
-name. What says nothing by itself, or where and how fast a request runs, is accepted.
+Values that would change the text, or guarantees about it, are refused. Fields that only add to an answer are ignored
+and named. Fields without effect by themselves, or about where and how fast a request runs, are accepted.
 """
 
 from collections.abc import Mapping
@@ -103,7 +103,7 @@ FOREIGN: Mapping[str, Unserved] = {
     "data_parallel_rank": hint(_PLACE),
     "routed_dp_rank": hint(_PLACE),
     "disagg_prefill_dp_rank": hint(_PLACE),
-    # What an answer says beside its text.
+    # Parts of an answer beside its text.
     **dict.fromkeys(
         (
             *("return_mm_kwargs", "return_prompt_text", "return_token_offsets", "return_weight_versions"),
@@ -116,15 +116,15 @@ FOREIGN: Mapping[str, Unserved] = {
         passed_over(_ADDED, False),
     ),
     "response_fields": passed_over("an answer has all of its fields", []),
-    "routed_experts_prompt_start": hint("it says nothing without experts in the answer"),
-    "routed_experts_start_len": hint("it says nothing without experts in the answer"),
-    "stream_interval": hint("how a stream is cut into chunks is no promise"),
-    "sse_ping_interval": hint("how a stream is cut into chunks is no promise"),
-    # Who asks.
-    "rid": hint("it says who asks"),
-    "custom_labels": hint("it says who asks"),
+    "routed_experts_prompt_start": hint("answers do not list experts"),
+    "routed_experts_start_len": hint("answers do not list experts"),
+    "stream_interval": hint("the size of a stream's chunks is not guaranteed"),
+    "sse_ping_interval": hint("the size of a stream's chunks is not guaranteed"),
+    # Identity of the caller.
+    "rid": hint("it identifies the caller"),
+    "custom_labels": hint("it identifies the caller"),
 }
-"""What becomes of each, in every body that generates."""
+"""Handling of each field in every body that generates."""
 
 FOREIGN_COMPLETION: Mapping[str, Unserved] = {
     **FOREIGN,
@@ -132,9 +132,9 @@ FOREIGN_COMPLETION: Mapping[str, Unserved] = {
     "continue_final_message": refused("a prompt is not a conversation", False),
     "mm_processor_kwargs": refused(_MEDIA),
 }
-"""The same of `/v1/completions`."""
+"""Handling of each field in `/v1/completions`."""
 
 
 def unserved_fields(path: str) -> Mapping[str, Unserved]:
-    """Fields of other servers at an endpoint that generates, with what becomes of each."""
+    """Returns the handling of other servers' fields at an endpoint that generates."""
     return FOREIGN_COMPLETION if path == "/v1/completions" else FOREIGN

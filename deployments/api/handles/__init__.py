@@ -1,1 +1,1 @@
-"""Other Serve deployments that call a router by a handle."""
+"""Calls of a router by other Serve deployments, over a handle."""

@@ -1,4 +1,4 @@
-"""The API for other Serve deployments, which call the router by a handle: the same bodies and answers without HTTP."""
+"""Methods of a router for other Serve deployments, which call it by a handle: the HTTP API's bodies without HTTP."""
 
 import json
 import uuid
@@ -25,40 +25,40 @@ from wingbeat.deployments.request_context import RequestContext, enter
 
 
 class _Planned(NamedTuple):
-    """A request on its way to engines."""
+    """A request ready to run on engines."""
 
     service: CompletionService
     generation: Generation
     shape: ResponseShape
     name: str
-    """What a log calls it."""
+    """Id of the request in logs."""
 
 
 class HandleCalls:
-    """Calls that a router answers to a handle. Keys are for HTTP: whoever has a handle is part of the cluster.
+    """Methods of a router for handles. No key is needed, because only processes of the cluster can have a handle.
 
     Raises:
-        ApiError: each method, as HTTP would answer it; Serve has it as the cause of its own error.
+        ApiError: by each method, with the error that HTTP would return; Serve makes it the cause of its own error.
     """
 
     _models: ServedModels
     _refuses_unknown_fields: bool
 
     async def generate(self, prompt: str | list[int], **fields: Any) -> dict[str, Any]:
-        """The answer of `/v1/completions` to a prompt and other fields of its body."""
+        """Returns the answer of `/v1/completions` to a prompt and other fields of the body."""
         return await self._whole(await self._completion({**fields, "prompt": prompt}))
 
     async def chat(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-        """The answer of `/v1/chat/completions` to messages and other fields of its body."""
+        """Returns the answer of `/v1/chat/completions` to messages and other fields of the body."""
         return await self._whole(await self._chat({**fields, "messages": messages}))
 
     async def stream_generate(self, prompt: str | list[int], **fields: Any) -> AsyncGenerator[bytes, None]:
-        """The server-sent events of `/v1/completions`, as they come."""
+        """Yields the server-sent events of `/v1/completions`."""
         async for event in self._events(await self._completion({**fields, "prompt": prompt, "stream": True})):
             yield event
 
     async def stream_chat(self, messages: list[dict[str, Any]], **fields: Any) -> AsyncGenerator[bytes, None]:
-        """The server-sent events of `/v1/chat/completions`, as they come."""
+        """Yields the server-sent events of `/v1/chat/completions`."""
         async for event in self._events(await self._chat({**fields, "messages": messages, "stream": True})):
             yield event
 
@@ -74,7 +74,7 @@ class HandleCalls:
         return _Planned(service, generation, chat_shape(generation), name)
 
     def _begin(self) -> str:
-        """Id of the request, as a log has it."""
+        """Starts the context of a request; returns its id for logs."""
         name = uuid.uuid4().hex
         enter(RequestContext(name))
         gather(self._refuses_unknown_fields)
@@ -85,7 +85,7 @@ class HandleCalls:
         try:
             with service.sizes.held(generation.answer_bytes):
                 answer = await whole_response(generation, service.run(generation), shape)
-                # Long lists are written piece by piece, and are no lists before that.
+                # LongLists become lists only when they are written as JSON.
                 return json.loads("".join(fragments(answer))) if generation.has_lists else answer
         except Exception as error:
             log_failure(error, name)

@@ -1,3 +1,3 @@
-"""Methods of a router that a handle calls."""
+"""Hook for the methods of a router that handles call."""
 
 router_base = "wingbeat.deployments.api.handles.calls:HandleCalls"

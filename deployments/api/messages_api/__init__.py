@@ -1,1 +1,1 @@
-"""Anthropic's Messages API as a translation onto chat completions."""
+"""Anthropic's Messages API, translated to chat completions."""

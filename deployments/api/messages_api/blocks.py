@@ -1,4 +1,4 @@
-"""Content blocks of Anthropic's messages as messages of a chat."""
+"""Translates content blocks of Anthropic's messages to messages of a chat."""
 
 import re
 from typing import Any
@@ -9,8 +9,9 @@ from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 _MESSAGE = frozenset(("role", "content"))
 _BILLING = re.compile(r"(?:x-anthropic-billing-header:[^\n]*(?:\n|$))+", re.IGNORECASE)
-"""Lines that Claude Code writes before its system prompt, for the service that bills it. They differ from request to
-request, so that no prompt would begin by the prompt of the turn before, and mean nothing to a model."""
+"""Billing lines that Claude Code writes before its system prompt. They differ between requests, so that no prompt would
+begin with the previous turn's prompt (prefix cache), and mean nothing to a model.
+"""
 _BLOCKS = {
     "text": frozenset(("type", "text")),
     "thinking": frozenset(("type", "thinking", "signature")),
@@ -18,14 +19,16 @@ _BLOCKS = {
     "tool_use": frozenset(("type", "id", "name", "input", "caller")),
     "tool_result": frozenset(("type", "tool_use_id", "content", "is_error")),
 }
-"""Fields of a block by its type. That a result is an error stands in its text: no chat template has a place for it."""
+"""Known fields of a block by its type. `is_error` is not passed on: no chat template reads it, and the text shows
+it.
+"""
 
 
 def chat_messages(system: str | list[Any] | None, messages: list[Any]) -> list[dict[str, Any]]:
-    """The messages, as the body of a chat request has them.
+    """Returns the messages in the form of a chat request.
 
     Raises:
-        ApiError: 400 naming the block that is malformed or not served.
+        ApiError: 400, naming the block that is malformed or not supported.
     """
     converted = _system_messages(system or "", "system")
     for index, message in enumerate(messages):
@@ -46,14 +49,14 @@ def chat_messages(system: str | list[Any] | None, messages: list[Any]) -> list[d
 
 
 def _system_messages(content: Any, path: str) -> list[dict[str, Any]]:
-    """A system message, or none where nothing is left of it without lines for billing."""
+    """Returns a system message without billing lines; no message if nothing is left."""
     texts = (_BILLING.sub("", text, count=1) if _BILLING.match(text) else text for text in _texts(content, path))
     text = "\n".join(filter(None, texts))
     return [{"role": "system", "content": text}] if text else []
 
 
 def _user_messages(content: Any, path: str) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own, before the text that comes with them."""
+    """Returns a user message; tool results become separate messages before its text."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     results: list[dict[str, Any]] = []
@@ -99,7 +102,7 @@ def _assistant_message(content: Any, path: str) -> dict[str, Any]:
 
 
 def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
-    """The blocks and where they are."""
+    """Returns the blocks, each with its path."""
     if not isinstance(content, list):
         raise invalid(path, "must be a string or a list of blocks")
     blocks = [(block, f"{path}[{index}]") for index, block in enumerate(content)]
@@ -113,7 +116,7 @@ def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
 
 
 def _text(content: Any, path: str) -> str:
-    """Text, whole or in blocks."""
+    """Returns the text of a string or of text blocks."""
     return "\n".join(_texts(content, path))
 
 

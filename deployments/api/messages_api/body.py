@@ -17,13 +17,13 @@ from wingbeat.deployments.api.parsed.tools import HostedTool, read_tools
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
 NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
-"""Chat's name of a field -> the one here."""
+"""Names of fields: chat completions' -> Messages API's, for error messages."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-"""Anthropic's word -> OpenAI's."""
+"""Values of `tool_choice`: Anthropic's -> OpenAI's."""
 
 
 class AnthropicTool(Part):
-    """What a tool does, and a JSON schema of its input."""
+    """A tool: description, and a JSON schema of its input."""
 
     type: Literal["custom"] | None = None
     name: str
@@ -31,16 +31,16 @@ class AnthropicTool(Part):
     input_schema: dict[str, Any]
     strict: bool | None = None
     eager_input_streaming: bool | None = None
-    """Inputs are always streamed as they come."""
+    """Ignored: inputs are always streamed token by token."""
     input_examples: list[dict[str, Any]] | None = None
-    """Not shown to the model: no chat template has a place for them."""
+    """Ignored: no chat template reads examples."""
     defer_loading: bool | None = None
-    """All tools are shown from the beginning."""
+    """Ignored: all tools are shown to the model from the beginning."""
     allowed_callers: list[str] | None = None
-    """Whoever may call it, the model alone does."""
+    """Ignored: only the model calls tools here."""
 
     def as_chat(self) -> dict[str, Any]:
-        """The same tool of a chat request."""
+        """Returns the tool in the form of a chat request."""
         function = {"name": self.name, "parameters": self.input_schema}
         optional = {"description": self.description, "strict": self.strict}
         function |= {name: value for name, value in optional.items() if value is not None}
@@ -48,14 +48,14 @@ class AnthropicTool(Part):
 
 
 class AnthropicChoice(Part):
-    """Which tools may or must be used."""
+    """Tools that the model may or must use."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
     def as_chat(self) -> str | dict[str, Any]:
-        """The same choice of a chat request."""
+        """Returns the choice in the form of a chat request."""
         if self.type != "tool":
             return CHOICES[self.type]
         if self.name is None:
@@ -64,7 +64,7 @@ class AnthropicChoice(Part):
 
 
 class Thinking(Part):
-    """Whether to think; how long is the model's choice, within `max_tokens`."""
+    """Whether the model thinks; `budget_tokens` is ignored, because the model decides how long, within `max_tokens`."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1)
@@ -81,31 +81,31 @@ class OutputFormat(Part):
 
 
 class OutputConfig(Part):
-    """How the answer is written."""
+    """Effort and format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """Handed to the chat template."""
+    """Passed to the chat template as `reasoning_effort`."""
     format: OutputFormat | None = None
 
 
 class CountBody(RequestBody):
-    """`POST /v1/messages/count_tokens`: what makes up a prompt."""
+    """`POST /v1/messages/count_tokens`: the fields that make up a prompt."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = ANTHROPIC_PROMPT
 
     model: str | None = None
     messages: list[Any] = Field(min_length=1)
-    """Of users, assistants and the system; text, `tool_use`, `tool_result` and `thinking` blocks."""
+    """Messages of users, assistants and the system, with text, `tool_use`, `tool_result` and `thinking` blocks."""
     system: str | list[Any] | None = None
     tools: list[AnthropicTool | SkipJsonSchema[HostedTool]] | None = None
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None
-    """Handed to the chat template as `enable_thinking`."""
+    """Passed to the chat template as `enable_thinking`."""
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    """An older name of `output_config.format`."""
+    """Older name of `output_config.format`."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """An extension: variables that the chat template reads."""
+    """Extension: further variables of the chat template."""
 
     @field_validator("tools", mode="before")
     @classmethod
@@ -113,16 +113,16 @@ class CountBody(RequestBody):
         return None if value is None else read_tools(value, AnthropicTool, (None, "custom"))
 
     def as_chat(self) -> ChatBody:
-        """The same request of a chat.
+        """Returns the request in the form of a chat request.
 
         Raises:
-            ApiError: 400, under the field's name in a chat request; see `NAMES`.
+            ApiError: 400, with the field's name in a chat request; see `NAMES`.
         """
         return ChatBody.of_fields({name: value for name, value in self._chat_fields().items() if value is not None})
 
     def _chat_fields(self) -> dict[str, Any]:
         messages = chat_messages(self.system, self.messages)
-        # A conversation that ends with the assistant is one that it goes on with.
+        # If the last message is the assistant's, the answer continues it.
         goes_on = messages[-1]["role"] == "assistant"
         output = self.output_config or OutputConfig()
         form = output.format or self.output_format
@@ -152,7 +152,7 @@ class MessagesBody(CountBody, SharedWithChat):
     max_tokens: int = Field(ge=1, le=INT32_MAX)
     stop_sequences: list[str] | None = None
     metadata: Any = None
-    """Cannot change the result."""
+    """Ignored, because it cannot change the result."""
 
     def _chat_fields(self) -> dict[str, Any]:
         own = {"max_tokens": self.max_tokens, "stop": self.stop_sequences or None}
@@ -160,5 +160,5 @@ class MessagesBody(CountBody, SharedWithChat):
 
 
 def _chat_tool(tool: AnthropicTool | HostedTool) -> dict[str, Any]:
-    # A chat passes over what is no function, under the same index.
+    # The chat request ignores tools that are not functions, and names them by the same index.
     return {"type": tool.type} if isinstance(tool, HostedTool) else tool.as_chat()

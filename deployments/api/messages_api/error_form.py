@@ -1,4 +1,4 @@
-"""Errors in Anthropic's form."""
+"""Error bodies in Anthropic's form."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ _KINDS |= {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 
 
 def error_form(error: ApiError) -> dict[str, Any]:
-    """The JSON body: `{"type": "error", "error": {"type", "message", ..}}`."""
+    """Returns the JSON body: `{"type": "error", "error": {"type", "message", ..}}`."""
     kind = _KINDS.get(error.status, "invalid_request_error")
     return {"type": "error", "error": {**error.body()["error"], "type": kind}}
 
 
 def error_body(path: str, error: ApiError) -> dict[str, Any] | None:
-    """The JSON body of an error below the endpoints; None elsewhere."""
+    """Returns the JSON body of an error on the Messages API's paths; None for other paths."""
     return error_form(error) if path.startswith(MESSAGES_PATH) else None

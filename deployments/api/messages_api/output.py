@@ -1,4 +1,4 @@
-"""A message as it grows: its content blocks, and the events that tell a stream of them."""
+"""Builds a message incrementally: its content blocks and the events of a stream."""
 
 import json
 from typing import Any
@@ -16,24 +16,24 @@ _FIELDS = {"text": "text", "thinking": "thinking"}
 
 
 class MessageOutput:
-    """One message: thoughts, text and calls become blocks in the order in which they come."""
+    """A message: reasoning, text and calls become blocks in their order of arrival."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._blocks: list[dict[str, Any]] = []
         self._arguments: list[str] = []
-        """Of each block, the input's JSON as far as it is there."""
+        """JSON of the tool input so far, by block; empty for other blocks."""
         self._is_open = False
         self._call_index = -1
 
     def begin(self) -> list[Event]:
-        """The message without anything in it; what came from the cache is told at the end."""
+        """Returns the event of the empty message; cached tokens are reported only at the end."""
         usage = {"input_tokens": self._generation.num_prompt_tokens, "output_tokens": 0}
         usage |= {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         return [Event("message_start", {"message": self._message(None, None, usage)})]
 
     def add(self, found: MessageDelta) -> list[Event]:
-        """What the answer gained."""
+        """Returns the events of new reasoning, text and calls."""
         events = []
         if found.reasoning:
             events += self._add_text("thinking", found.reasoning)
@@ -44,7 +44,7 @@ class MessageOutput:
         return events
 
     def end(self, piece: Piece) -> list[Event]:
-        """The end of the last block, and of the message."""
+        """Returns the events that end the last block and the message."""
         reason, sequence = self._stop_reason(piece)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return [
@@ -54,11 +54,11 @@ class MessageOutput:
         ]
 
     def fail(self, error: Exception) -> list[Event]:
-        """The message ends by an error."""
+        """Returns the event of an error that ends the message."""
         return [Event("error", {"error": error_form(as_api_error(error))["error"]})]
 
     def message(self, piece: Piece) -> dict[str, Any]:
-        """The whole message, once it has ended."""
+        """Returns the whole message after its last piece."""
         message = self._message(*self._stop_reason(piece), _usage(piece.totals))
         return {**message, "seed": self._generation.seed, "metrics": piece.totals.metrics()}
 
@@ -82,7 +82,7 @@ class MessageOutput:
         return ("tool_use" if self._call_index >= 0 else "end_turn"), None
 
     def _add_text(self, kind: str, text: str) -> list[Event]:
-        """More thoughts, or more text."""
+        """Returns the events of new reasoning or text."""
         events = []
         if not self._is_open or self._blocks[-1]["type"] != kind:
             events = self._open({"type": kind, _FIELDS[kind]: "", **({"signature": ""} if kind == "thinking" else {})})
@@ -107,7 +107,7 @@ class MessageOutput:
         return [*events, Event("content_block_start", {"index": len(self._blocks) - 1, "content_block": dict(block)})]
 
     def _close(self) -> list[Event]:
-        """Complete the block that is open."""
+        """Completes the open block, if any; returns its last event."""
         if not self._is_open:
             return []
         self._is_open = False
@@ -120,7 +120,7 @@ class MessageOutput:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """The input of a call; empty where the model's text broke off or is no object."""
+    """Parses the input of a call; empty if the model's text was cut or is not an object."""
     try:
         value = json.loads(arguments)
     except ValueError:
@@ -129,7 +129,7 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def _usage(totals: Totals) -> dict[str, Any]:
-    """Anthropic counts tokens from the cache apart from the others."""
+    """Returns the usage in Anthropic's form, which excludes cached tokens from `input_tokens`."""
     usage = totals.usage()
     cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
     return {

@@ -1,4 +1,4 @@
-"""`/v1/messages` among the endpoints; imported by commands too, so that it imports what it adds where it adds it."""
+"""Hooks of `/v1/messages`. Commands import this module too, so that the routes are imported only when used."""
 
 add_routes = "wingbeat.deployments.api.messages_api.routes:add_messages_routes"
 bodies = "wingbeat.deployments.api.messages_api.routes:BODIES"

@@ -20,7 +20,7 @@ BODIES = {MESSAGES_PATH: MessagesBody, COUNT_PATH: CountBody}
 
 
 def add_messages_routes(app: FastAPI, models: ServedModels) -> None:
-    """Add both endpoints."""
+    """Adds both endpoints."""
 
     @app.post(MESSAGES_PATH)
     async def messages(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Fields of `/v1/messages` that are not served, and what becomes of them."""
+"""Unsupported fields of `/v1/messages`, and how each is handled."""
 
 from collections.abc import Mapping
 
@@ -11,9 +11,9 @@ ANTHROPIC_PROMPT: Mapping[str, Unserved] = {
     "container": passed_over("tools of other services are not run here"),
     "speed": hint("all requests are served alike"),
     "diagnostics": passed_over("the answer has 'metrics'"),
-    "user_profile_id": hint("it says who asks"),
+    "user_profile_id": hint("it identifies the caller"),
     "betas": hint("what is served is served without a beta's name"),
-    "workspace_id": hint("it says who asks"),
+    "workspace_id": hint("it identifies the caller"),
 }
 
 ANTHROPIC_MESSAGE: Mapping[str, Unserved] = {

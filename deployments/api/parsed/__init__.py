@@ -1,1 +1,1 @@
-"""Chats that call tools and think: their fields, how their answers are read, and what other forms of answers share."""
+"""Chats with tool calls and reasoning: request fields, parsing of answers, and code shared by other APIs' answers."""

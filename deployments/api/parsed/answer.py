@@ -1,4 +1,4 @@
-"""A chat's only choice, taken apart as it comes: what endpoints in other forms than chat's are written from."""
+"""Parses the single choice of a chat incrementally, for endpoints in other forms than chat completions."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,23 +12,23 @@ from wingbeat.runtime.scheduling.request import FinishReason
 
 
 class Piece(NamedTuple):
-    """What some tokens brought."""
+    """New text, reasoning and calls from one delta."""
 
     found: MessageDelta
     finish_reason: FinishReason | None
     totals: Totals
-    """So far."""
+    """Totals up to this piece."""
     stop: str | int | None
-    """The stop string or token that ended it."""
+    """Stop string or token id that ended the answer."""
     reasoning_tokens: int
-    """So far; tokens that came together with the first of the answer count to the answer."""
+    """Reasoning tokens so far. Tokens of the delta that also begins the answer count as answer tokens."""
 
 
 ParsedAnswer = AsyncGenerator[Piece, None]
 
 
 async def parsed(generation: Generation, deltas: AsyncGenerator[ChoiceDelta, None]) -> ParsedAnswer:
-    """The pieces of an answer with one choice; raises what `deltas` raises."""
+    """Yields the pieces of an answer with one choice; raises what `deltas` raises."""
     parser, totals = (generation.new_parser or PlainText)(), Totals(generation)
     reasoning_tokens, is_answering = 0, False
     async with aclosing(deltas):

@@ -1,4 +1,4 @@
-"""Chat answers with what parsers found in their text: thoughts and tool calls."""
+"""Chat answers with the reasoning and tool calls that parsers found in their text."""
 
 from typing import Any
 
@@ -9,11 +9,13 @@ from wingbeat.runtime.scheduling.request import FinishReason
 
 TOOL_CALLS = "tool_calls"
 THOUGHTS = ("reasoning", "reasoning_content")
-"""Names of a message's thoughts."""
+"""Names under which a message carries its reasoning."""
 
 
 class ParsedChatShape(ChatShape):
-    """`/v1/chat/completions`; one object per answer, as it reads each choice's text piece by piece."""
+    """Form of `/v1/chat/completions` with parsers; one object per answer, because each choice is parsed
+    incrementally.
+    """
 
     def __init__(self, generation: Generation) -> None:
         self._new_parser = generation.new_parser
@@ -21,7 +23,7 @@ class ParsedChatShape(ChatShape):
         self._with_calls: set[int] = set()
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
-        """A choice with its message: text, thoughts under both of their names, calls."""
+        """Returns a choice with its message: text, reasoning under both names, and calls."""
         found = read_piece(self._new_parser(), last._replace(text=text))
         choice = super().choice(last, found.content)
         message = choice["message"]
@@ -33,7 +35,7 @@ class ParsedChatShape(ChatShape):
         return choice
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
-        """The role, then thoughts, text and calls, then the finish reason with an empty delta."""
+        """Returns the role, then reasoning, text and calls, then the finish reason with an empty delta."""
         found = self._read(delta)
         chunks = super().chunk_choices(delta._replace(text=found.content), is_first)
         if found.reasoning:
@@ -54,13 +56,13 @@ class ParsedChatShape(ChatShape):
 
 
 def read_piece(parser: Parser, delta: ChoiceDelta) -> MessageDelta:
-    """Text, thoughts and calls that a choice gained; behind its last text, the rest."""
+    """Parses a delta into text, reasoning and calls; the last delta also returns what the parser held back."""
     found = parser.push(delta.text)
     return found if delta.finish_reason is None else found.plus(parser.cut() if delta.is_cut else parser.flush())
 
 
 def _finish(finish_reason: FinishReason | None) -> str | None:
-    """Why a choice with calls ended; one that was cut off says so."""
+    """Returns the finish reason of a choice with calls: `tool_calls`, or the original reason if it was cut off."""
     return TOOL_CALLS if finish_reason is FinishReason.STOP else finish_reason
 
 

@@ -1,4 +1,6 @@
-"""Tools and thoughts among the fields of chats; imported by commands too, so that it imports what it adds later."""
+"""Hooks for tools and reasoning in chats. Commands import this module too, so that other modules are imported
+lazily.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -13,8 +15,11 @@ if TYPE_CHECKING:
 
 message_fields = "wingbeat.deployments.api.parsed.tools:CallFields"
 chat_reader = "wingbeat.deployments.api.parsed.reading:chat_reader"
-_SETTINGS = {"tool_call_parser": ("tool calls", TOOL_CALL_PARSERS), "reasoning_parser": ("thoughts", REASONING_PARSERS)}
-_SAYS = "What finds {} in answers: {}, module:Class of yours, or none; auto is what the chat template says."
+_SETTINGS = {
+    "tool_call_parser": ("tool calls", TOOL_CALL_PARSERS),
+    "reasoning_parser": ("reasoning", REASONING_PARSERS),
+}
+_SAYS = "Parser that finds {} in answers: {}, your own module:Class, or none; auto follows the chat template."
 settings = {
     name: (
         str | None,
@@ -25,7 +30,7 @@ settings = {
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError for what is no name of a parser, and as an import path leads to none."""
+    """Raises ValueError if a setting is neither a parser's name nor the import path of one."""
     for setting, (_, known) in _SETTINGS.items():
         name = getattr(config, setting)
         if name not in (BY_TEMPLATE, *known):
@@ -33,7 +38,7 @@ def check_settings(config: "AppConfig") -> None:
 
 
 def chat_fields() -> "type[ToolFields]":
-    """`tools`, and what is said of calls and thoughts."""
+    """Returns the class of request fields about tools, calls and reasoning."""
     from wingbeat.deployments.api.parsed.tools import ToolFields
 
     return ToolFields

@@ -1,4 +1,4 @@
-"""What a chat request's answer must look like, and which parser reads it."""
+"""Chooses the grammar that constrains a chat's answer, and the parser that reads it."""
 
 import json
 from collections.abc import Callable
@@ -31,18 +31,18 @@ ANY_OBJECT = {"type": "object"}
 
 
 class Reading(NamedTuple):
-    """How an answer is constrained and read."""
+    """Grammar and parser of an answer."""
 
     new_parser: Callable[[], Parser]
-    """Makes a parser for each choice."""
+    """Makes the parser of each choice."""
     grammar: GrammarSpec | None
 
 
 class ChatParsers(Parsers):
-    """The parsers of one server, as chats are read by them."""
+    """The parsers of one model, applied to chat requests."""
 
     def read(self, body: ChatBody, prompt: Prompt, generation: Generation) -> Generation:
-        """See `ChatReader`; raises as `reading_of`."""
+        """Adds grammar and parser to a generation, see `ChatReader.read`; raises as `reading_of`."""
         reading = reading_of(self, body, prompt.end, generation.choices[0].request.params.grammar)
         shows_marks = reading.new_parser().keeps_special_tokens
         choices = tuple(_read_so(choice, reading, shows_marks) for choice in generation.choices)
@@ -50,28 +50,28 @@ class ChatParsers(Parsers):
 
 
 def chat_reader(config: AppConfig, template: str | None) -> ChatParsers:
-    """Reader of the answers of a model with this chat template."""
+    """Makes the reader for a model with this chat template."""
     return ChatParsers.of_template(config.tool_call_parser, config.reasoning_parser, template)
 
 
 def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
-    """The choice under the grammar that the answer is read by, and with the marks that its parser looks for."""
+    """Returns the choice with the reading's grammar, and with special tokens in its text if the parser needs them."""
     params = replace(choice.request.params, grammar=reading.grammar)
     skips = choice.skip_special_tokens and not shows_marks
     return replace(choice, request=replace(choice.request, params=params), skip_special_tokens=skips)
 
 
 def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSpec | None) -> Reading:
-    """How the answer to a chat request is constrained and read.
+    """Returns grammar and parser for the answer to a chat request.
 
     Args:
-        parsers: the server's.
+        parsers: parsers of the server.
         body: the request.
-        prompt: the end of the prompt's text.
-        grammar: what the request itself says the answer must match; thoughts come before it.
+        prompt: end of the prompt's text.
+        grammar: grammar that the request asks for; reasoning may come before the text that it constrains.
 
     Raises:
-        ApiError: the request has tools that the model would never see; or two fields ask for two forms.
+        ApiError: the request has tools that the model would not see, or two fields ask for different formats.
     """
     calls, functions = body.calls, _functions(body)
     form, answer = _form_of_calls(parsers, body, prompt)
@@ -94,15 +94,15 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
 
 
 def _form_beside_calls(parsers: Parsers, body: ChatBody, prompt: str, calls: Format, grammar: GrammarSpec) -> Format:
-    """The form of an answer whose calls have one, and whose text has a response format.
+    """Returns the format of an answer that is either calls or text with a response format.
 
-    Calls that are forced are the whole answer, so that there is no text to have a format.
+    Forced calls are the whole answer, so that a response format does not apply.
 
     Raises:
-        ApiError: 'structured_outputs' shapes the whole answer, and so do the calls.
+        ApiError: `structured_outputs` is given, which constrains the whole answer as the calls do.
     """
     if body.structured_outputs is not None:
-        raise invalid("tool_choice", "contradicts 'structured_outputs': both shape the answer")
+        raise invalid("tool_choice", "contradicts 'structured_outputs': both constrain the whole answer")
     if body.calls != "auto":
         return calls
     several = body.parallel_tool_calls is not False
@@ -111,7 +111,7 @@ def _form_beside_calls(parsers: Parsers, body: ChatBody, prompt: str, calls: For
 
 
 def _form_of_calls(parsers: Parsers, body: ChatBody, prompt: str) -> tuple[Format | None, Callable[[], Parser] | None]:
-    """The form that the request's tools give the answer, and what reads it in place of the server's parser."""
+    """Returns the answer's format as required by the tools, and a parser that replaces the server's, if any."""
     calls, functions, several = body.calls, _functions(body), body.parallel_tool_calls is not False
     if calls == "none":
         return None, None
@@ -137,14 +137,14 @@ def _functions(body: ChatBody) -> list[Function]:
 
 
 def _function(index: int, tool: Tool) -> Function:
-    """A tool, whose schema is named in errors by its place in the request."""
+    """Returns a tool with its schema; errors name the schema by its place in the request."""
     name = tool.function.name
     place = f"tools[{index}].function.parameters of {name!r}"
     return Function(name, PlacedSchema(tool.function.schema_of_arguments(), place))
 
 
 def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | None:
-    """The form of text that may have calls, where the arguments of some function must follow its schema."""
+    """Returns the format of text with optional calls if some function is strict; else None."""
     tools = body.tools or []
     if not any(tool.function.strict for tool in tools):
         return None
@@ -156,7 +156,7 @@ def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | N
 
 
 def _strict_functions(body: ChatBody) -> list[Function]:
-    """The functions, of which those that are not strict take any object."""
+    """Returns the functions; those that are not strict take any object as arguments."""
     return [
         _function(index, tool) if tool.function.strict else Function(tool.function.name, ANY_OBJECT)
         for index, tool in enumerate(body.tools or ())
@@ -164,23 +164,23 @@ def _strict_functions(body: ChatBody) -> list[Function]:
 
 
 def _pass_over_strict(body: ChatBody) -> None:
-    """Agents make all their functions strict: calls in a format without a form are the model's own.
+    """Ignores `strict` and names it, if the call format cannot be constrained: agents make all their functions strict.
 
     Raises:
-        ApiError: 400, where what is passed over is refused by setting.
+        ApiError: 400, if the setting `unknown_fields` refuses ignored fields.
     """
     if ignored_fields().refuses:
-        raise invalid("tools", "has a strict function, which the server's tool-call parser cannot make sure of")
+        raise invalid("tools", "has a strict function, which the server's tool-call parser cannot enforce")
     for index, tool in enumerate(body.tools or ()):
         if tool.function.strict:
             ignored_fields().name(f"tools[{index}]", "strict")
 
 
 def _form_of_grammar(grammar: GrammarSpec) -> Format:
-    """The same in the words of structural tags, so that thoughts can come before it.
+    """Converts a grammar to structural tags, so that reasoning can come before it.
 
     Raises:
-        ApiError: it is no JSON, or an older kind of structural tag.
+        ApiError: the grammar is not valid JSON, or an older kind of structural tag.
     """
     try:
         return _in_words_of_tags(grammar)

@@ -1,4 +1,4 @@
-"""Tools in a chat request: which there are, which the model may or must call, and which it has called."""
+"""Tools in a chat request: their definitions, `tool_choice`, and calls in earlier messages."""
 
 import json
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
@@ -19,51 +19,51 @@ Kind = TypeVar("Kind", bound=Part)
 
 
 class Function(Part):
-    """What a tool does, and a JSON schema of its arguments."""
+    """A function: name, description, and a JSON schema of its arguments."""
 
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Whether the arguments must follow the schema whatever the model would write."""
+    """Whether generation is constrained to arguments that match the schema."""
 
     def schema_of_arguments(self) -> dict[str, Any]:
-        """The JSON schema of the arguments; without one they are any object."""
+        """Returns the JSON schema of the arguments; any object if there is none."""
         return self.parameters or {"type": "object"}
 
 
 class Tool(Part):
-    """One function."""
+    """A tool of a request; only functions are supported."""
 
     type: Literal["function"]
     function: Function
 
 
 class NamedFunction(Part):
-    """The name of a function."""
+    """Name of a function to call."""
 
     name: str
 
 
 class NamedTool(Part):
-    """The one tool that must be called."""
+    """`tool_choice` that names the one function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class HostedTool(NamedTuple):
-    """A tool that no function of the client is, such as a web search of another service: no model here can use it."""
+    """A tool that is not a function of the client, such as a service's web search; not supported."""
 
     index: int
-    """In the request's list."""
+    """Index in the request's list of tools."""
     type: str
 
     def pass_over(self) -> None:
-        """Leave it out of the tools, by name.
+        """Records the tool as ignored.
 
         Raises:
-            ApiError: 400, where what is passed over is refused by setting.
+            ApiError: 400, if the setting `unknown_fields` refuses ignored fields.
         """
         path = f"tools[{self.index}]"
         if ignored_fields().refuses:
@@ -73,9 +73,9 @@ class HostedTool(NamedTuple):
 
 
 class FunctionCall(Part):
-    """What was called, with which arguments as JSON.
+    """A called function with its arguments as JSON text.
 
-    A model may have written arguments that are no JSON, or was cut in them: every text is taken, and every JSON value.
+    A model may have written arguments that are not JSON, or was cut off: any text and any JSON value is accepted.
     """
 
     name: str
@@ -96,14 +96,14 @@ class ToolCall(Part):
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = None
-    """As streams number calls; it says nothing more than the order."""
+    """Number of the call in a stream; ignored, because it only repeats the order."""
 
     def as_template_input(self, is_strict: bool) -> dict[str, Any]:
-        """The call with its arguments as an object, as transformers' templates expect.
+        """Returns the call with its arguments as an object, as transformers' chat templates expect.
 
         Args:
-            is_strict: arguments that are no object in JSON, as of a call that was cut, become an empty one; otherwise
-                they are their text.
+            is_strict: whether arguments that are not a JSON object (a call that was cut off) become an empty object
+                instead of their text.
         """
         fields = self.model_dump(exclude_none=True, exclude={"index"})
         arguments = _arguments(self.function.arguments)
@@ -112,16 +112,16 @@ class ToolCall(Part):
 
 
 class CallFields(MessageFields):
-    """Fields of a message about calls and thoughts."""
+    """Fields of a message about calls and reasoning."""
 
     tool_calls: list[ToolCall] | None = Field(None, min_length=1)
-    """What an assistant's message called."""
+    """Calls of an assistant's message."""
     tool_call_id: str | None = None
-    """The call that a tool's message answers."""
+    """Id of the call that a tool's message answers."""
     reasoning: str | None = None
-    """An assistant's thoughts, as answers of this server carry them."""
+    """Reasoning of an assistant's message, as in answers of this server."""
     reasoning_content: str | None = None
-    """Another name of it."""
+    """Other name of `reasoning`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -142,7 +142,7 @@ class CallFields(MessageFields):
         return self
 
     def template_fields(self, is_strict: bool) -> dict[str, Any]:
-        """See `MessageFields`; thoughts are given by both of their names."""
+        """See `MessageFields`; reasoning is passed under both names."""
         fields: dict[str, Any] = {"tool_call_id": self.tool_call_id}
         if self.tool_calls is not None:
             fields["tool_calls"] = [call.as_template_input(is_strict) for call in self.tool_calls]
@@ -151,17 +151,17 @@ class CallFields(MessageFields):
 
 
 class ToolFields(ChatFields):
-    """Fields of a chat request about tools and thoughts."""
+    """Fields of a chat request about tools and reasoning."""
 
     template_names: ClassVar[tuple[str, ...]] = ("tools",)
 
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Any = Field(None, json_schema_extra={"anyOf": [{"type": "string"}, {"type": "object"}]})
-    """none, auto, required, or a `NamedTool`; auto where there are tools."""
+    """none, auto, required, or a `NamedTool`; by default auto if there are tools."""
     parallel_tool_calls: bool | None = None
-    """False keeps the first call of an answer alone."""
+    """False keeps only the first call of an answer."""
     include_reasoning: bool | None = None
-    """False leaves thoughts out of the answer; they are written all the same."""
+    """False leaves reasoning out of the answer; the model generates it all the same."""
 
     @field_validator("tools", mode="before")
     @classmethod
@@ -186,20 +186,21 @@ class ToolFields(ChatFields):
 
     @property
     def calls(self) -> str | NamedTool:
-        """Which calls the answer may or must have."""
+        """Calls that the answer may or must have: none, auto, required or a `NamedTool`."""
         if self.tool_choice is None or not self.tools:
             return "auto" if self.tools else "none"
         return self.tool_choice
 
 
 def read_tools(value: Any, kind: type[Kind], own_types: tuple[str | None, ...]) -> list[Kind | HostedTool]:
-    """The tools of a request's `tools`.
+    """Parses a request's `tools`.
 
     Args:
-        own_types: what the `type` of a function of the client says.
+        kind: class of the client's functions.
+        own_types: values of `type` for functions of the client.
 
     Raises:
-        ApiError: 400 naming the tool that is malformed.
+        ApiError: 400, naming the tool that is malformed.
     """
     if not isinstance(value, list):
         raise ApiError("Invalid 'tools': must be a list of tools.", param="tools", code="invalid_type")
@@ -214,10 +215,10 @@ def read_tools(value: Any, kind: type[Kind], own_types: tuple[str | None, ...]) 
 
 
 def read_choice(value: Any) -> str | NamedTool:
-    """A `tool_choice`: one of the words, or the one function to call.
+    """Parses a `tool_choice`: one of `WORDS`, or the function to call.
 
     Raises:
-        ApiError: it is neither.
+        ApiError: the value is neither.
     """
     if isinstance(value, str) and value in WORDS:
         return value
@@ -229,24 +230,24 @@ def read_choice(value: Any) -> str | NamedTool:
 
 
 def check_choice(choice: str | NamedTool | None, tools: list[Tool]) -> None:
-    """Raises ApiError for a `tool_choice` that no model could follow with these tools."""
+    """Raises ApiError if a `tool_choice` cannot be followed with these tools."""
     if not tools and choice not in (None, "none", "auto"):
-        raise invalid("tool_choice", "is allowed only where 'tools' has a function")
+        raise invalid("tool_choice", "is allowed only if 'tools' has a function")
     if isinstance(choice, NamedTool) and choice.function.name not in {tool.function.name for tool in tools}:
         raise invalid("tool_choice", f"names the function {shown(choice.function.name)!r}, which is not among 'tools'")
 
 
 def shows_no_tools() -> ApiError:
-    """400 for tools that the model would never see."""
+    """Returns a 400 for tools that the chat template does not show to the model."""
     message = (
-        "The model's chat template shows it no tools, so that it could not choose one: leave 'tools' out, set "
+        "The model's chat template does not show tools to the model: leave 'tools' out, set "
         "'tool_choice' to 'required' or a function, or start the server with a --tool-call-parser."
     )
     return ApiError(message, param="tools", code="unsupported_value")
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """The arguments as an object; the text where it is no object in JSON."""
+    """Parses arguments as an object; returns the text if it is not a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""An answer as typed server-sent events: what endpoints whose events have names share."""
+"""Answers as typed server-sent events, shared by the Messages API and the Responses API."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -11,39 +11,39 @@ from wingbeat.deployments.parsing.message import MessageDelta
 
 
 class Event(NamedTuple):
-    """One event."""
+    """A typed event."""
 
     type: str
     fields: dict[str, Any]
 
     def written(self) -> bytes:
-        """As it is sent."""
+        """Returns the event's bytes."""
         data = json.dumps({"type": self.type, **self.fields}, separators=(",", ":"))
         return f"event: {self.type}\ndata: {data}\n\n".encode()
 
 
 class Output(Protocol):
-    """One answer as it grows, in the form of its endpoint."""
+    """Builder of an answer in the form of its endpoint."""
 
     def begin(self) -> list[Event]:
-        """The answer without anything in it."""
+        """Returns the events of the empty answer."""
         ...
 
     def add(self, found: MessageDelta) -> list[Event]:
-        """What the answer gained."""
+        """Returns the events of new text, reasoning and calls."""
         ...
 
     def end(self, piece: Piece) -> list[Event]:
-        """The end of the answer, by its last piece."""
+        """Returns the events that end the answer after its last piece."""
         ...
 
     def fail(self, error: Exception) -> list[Event]:
-        """The answer ends by an error."""
+        """Returns the events of an error that ends the answer."""
         ...
 
 
 async def typed_events(output: Output, answer: ParsedAnswer, request_id: str) -> AsyncGenerator[bytes, None]:
-    """The events as they come; raises what is raised before the first one."""
+    """Yields the events' bytes; raises only errors from before the first event."""
     started = False
     try:
         async with aclosing(answer):
@@ -63,7 +63,7 @@ async def typed_events(output: Output, answer: ParsedAnswer, request_id: str) ->
 
 
 async def last_events(output: Output, answer: ParsedAnswer) -> tuple[Piece, list[Event]]:
-    """The last piece of an answer that is told at once, and the events of its end."""
+    """Reads a whole answer; returns its last piece and the events of its end."""
     async with aclosing(answer):
         async for piece in answer:
             output.add(piece.found)

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API as a translation onto chat completions; nothing is kept between requests."""
+"""OpenAI's Responses API, translated to chat completions; no state is kept between requests."""

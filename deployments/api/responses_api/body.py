@@ -15,14 +15,14 @@ from wingbeat.deployments.api.responses_api.unserved import RESPONSE
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
 SAME_IN_CHAT = ("tool_choice", "parallel_tool_calls", "stop", "include_reasoning", "user", "metadata")
-"""Beside what every body shares with a chat's."""
+"""Fields with the same name in a chat request, beside those of `SharedWithChat`."""
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""Chat's name of a field -> the one here."""
+"""Names of fields: chat completions' -> Responses API's, for error messages."""
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 _TOOL_FIELDS = frozenset(("type", *Function.model_fields))
@@ -30,7 +30,7 @@ _FORMAT_FIELDS = frozenset(("type", "name", "description", "schema", "strict"))
 
 
 class Reasoning(Part):
-    """How much to think; summaries are not written, thoughts are given whole."""
+    """How much the model thinks. Reasoning is returned whole; summaries are not written."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
@@ -38,16 +38,16 @@ class Reasoning(Part):
 
 
 class TextOptions(Part):
-    """The form of the answer's text."""
+    """Format of the answer's text."""
 
     format: dict[str, Any] | None = None
     """`{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "name", "schema", "strict"}`."""
     verbosity: Literal["low", "medium", "high"] | None = None
-    """No chat template reads it."""
+    """Ignored: no chat template reads it."""
 
 
 class StreamOptions(Part):
-    """What a stream carries beside its events; the usage is in its last event anyway."""
+    """Options of a stream; the last event has the usage in any case."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -59,7 +59,7 @@ class ResponsesBody(SharedWithChat):
     unserved: ClassVar[Mapping[str, Unserved]] = {**of_parts("/v1/responses"), **RESPONSE}
 
     input: Any = Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})
-    """A text, or items: messages, `reasoning`, `function_call` and `function_call_output`."""
+    """A text, or a list of items: messages, `reasoning`, `function_call` and `function_call_output`."""
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
     stream_options: StreamOptions | None = None
@@ -72,7 +72,7 @@ class ResponsesBody(SharedWithChat):
     metadata: Any = None
     user: Any = None
     stop: Any = None
-    """An extension, as in a chat request."""
+    """Extension: stop strings as in a chat request."""
     include_reasoning: bool | None = None
 
     @field_validator("input")
@@ -83,10 +83,10 @@ class ResponsesBody(SharedWithChat):
         return value
 
     def as_chat(self) -> ChatBody:
-        """The same request of a chat.
+        """Returns the request in the form of a chat request.
 
         Raises:
-            ApiError: 400, under the field's name in a chat request; see `NAMES`.
+            ApiError: 400, with the field's name in a chat request; see `NAMES`.
         """
         self._pass_over()
         messages = chat_messages(self.instructions, self.input)
@@ -102,7 +102,7 @@ class ResponsesBody(SharedWithChat):
         return ChatBody.of_fields({name: value for name, value in fields.items() if value is not None})
 
     def _pass_over(self) -> None:
-        """What is asked for beside the text, and cannot be had."""
+        """Records requested extras that are not supported as ignored, or refuses them."""
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             if ignored_fields().refuses:
                 raise unsupported("text.verbosity", "no chat template reads it")
@@ -119,7 +119,7 @@ class ResponsesBody(SharedWithChat):
 def _chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
-        # A chat passes over what is no function, under the same index.
+        # The chat request ignores tools that are not functions, and names them by the same index.
         return {"type": kind}
     ignored_fields().pass_over_unknown(tool, _TOOL_FIELDS, path)
     fields = {name: tool[name] for name in Function.model_fields if name in tool}

@@ -1,4 +1,4 @@
-"""Items of a response's input as messages of a chat."""
+"""Translates input items of the Responses API to messages of a chat."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,15 +15,15 @@ _ITEMS = {
     "function_call_output": frozenset(("type", "call_id", "output")),
     "reasoning": frozenset(("type", "content", "summary", "encrypted_content")),
 }
-"""Fields of an item by its type; nobody here could read an encrypted content, and none is written."""
+"""Known fields of an item by its type; encrypted content is ignored, as this server neither writes nor reads it."""
 _PART = frozenset(("type", "text", "logprobs"))
 
 
 def chat_messages(instructions: str | None, items: str | list[Any]) -> list[dict[str, Any]]:
-    """The messages, as the body of a chat request has them.
+    """Returns the messages in the form of a chat request.
 
     Raises:
-        ApiError: 400 naming the item that is malformed or not served.
+        ApiError: 400, naming the item that is malformed or not supported.
     """
     conversation = _Conversation()
     if instructions:
@@ -36,7 +36,7 @@ def chat_messages(instructions: str | None, items: str | list[Any]) -> list[dict
 
 
 class _Conversation:
-    """Messages so far. Thoughts, text and calls in a row are one message of the assistant."""
+    """Messages so far. Successive reasoning, text and calls form one message of the assistant."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -82,7 +82,7 @@ class _Conversation:
         self._open_answer().setdefault("tool_calls", []).append(call)
 
     def _open_answer(self) -> dict[str, Any]:
-        """The assistant's message that text and calls belong to."""
+        """Returns the assistant's message to which text and calls are added, beginning one if necessary."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
         message = self.messages[-1]
@@ -99,7 +99,7 @@ def _string(item: dict[str, Any], name: str, path: str) -> str:
 
 
 def _text(content: Any, path: str) -> str:
-    """Text, whole or in parts."""
+    """Returns the text of a string or of text parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -112,7 +112,7 @@ def _has_others(content: Any) -> bool:
 
 
 def _parts(parts: list[Any], path: str) -> list[TextPart | OtherPart]:
-    """Parts of a chat, read: their paths are those of this input."""
+    """Returns parsed parts with their paths in this input."""
     read: list[TextPart | OtherPart] = []
     for index, part in enumerate(parts):
         where = f"{path}[{index}]"

@@ -1,4 +1,4 @@
-"""A response as it grows: its items, and the typed events that tell a stream of them."""
+"""Builds a response incrementally: its items and the typed events of a stream."""
 
 import uuid
 from itertools import count
@@ -15,7 +15,7 @@ from wingbeat.runtime.scheduling.request import FinishReason
 
 
 class ResponseOutput:
-    """One response: thoughts, text and calls become items in the order in which they come."""
+    """A response: reasoning, text and calls become items in their order of arrival."""
 
     def __init__(self, generation: Generation, body: ResponsesBody) -> None:
         self._id = generation.response_id.replace("chatcmpl-", "resp_")
@@ -27,12 +27,12 @@ class ResponseOutput:
         self._numbers = count()
 
     def begin(self) -> list[Event]:
-        """The response without anything in it."""
+        """Returns the events of the empty response."""
         begun = {"response": self.response("in_progress")}
         return self._numbered([Event(f"response.{name}", dict(begun)) for name in ("created", "in_progress")])
 
     def add(self, found: MessageDelta) -> list[Event]:
-        """What the answer gained."""
+        """Returns the events of new reasoning, text and calls."""
         events = []
         if found.reasoning:
             events += self._add_text("reasoning", found.reasoning)
@@ -43,7 +43,7 @@ class ResponseOutput:
         return self._numbered(events)
 
     def end(self, piece: Piece) -> list[Event]:
-        """The end of the last item, and of the response."""
+        """Returns the events that end the last item and the response."""
         status = "incomplete" if piece.finish_reason is FinishReason.LENGTH else "completed"
         events = self._close(status)
         if not self._items:
@@ -52,14 +52,14 @@ class ResponseOutput:
         return self._numbered([*events, Event(f"response.{status}", {"response": response})])
 
     def fail(self, error: Exception) -> list[Event]:
-        """The response ends by an error."""
+        """Returns the event of an error that ends the response."""
         shown = as_api_error(error)
         failure = {"code": shown.code or "server_error", "message": shown.message}
         response = {**self.response("failed"), "error": failure}
         return self._numbered([Event("response.failed", {"response": response})])
 
     def response(self, status: str, totals: Totals | None = None, reasoning_tokens: int = 0) -> dict[str, Any]:
-        """The response object."""
+        """Returns the response object."""
         body = self._body
         ended = {} if totals is None else {"metrics": totals.metrics()}
         return {
@@ -96,7 +96,7 @@ class ResponseOutput:
         return events
 
     def _add_text(self, kind: str, text: str) -> list[Event]:
-        """More thoughts, or more of a message."""
+        """Returns the events of new reasoning or message text."""
         events = []
         if not self._is_open or self._items[-1]["type"] != kind:
             events += self._close()
@@ -131,7 +131,7 @@ class ResponseOutput:
         return Event("response.output_item.added", {"output_index": len(self._items) - 1, "item": shown})
 
     def _close(self, status: str = "completed") -> list[Event]:
-        """Complete the item that is open."""
+        """Completes the open item, if any; returns its last events."""
         if not self._is_open:
             return []
         self._is_open, item = False, self._items[-1]
@@ -150,7 +150,7 @@ class ResponseOutput:
         return [*events, done]
 
     def _event(self, event_type: str, /, **fields: Any) -> Event:
-        """An event within the latest item."""
+        """Returns an event about the latest item."""
         return Event(event_type, {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, **fields})
 
 

@@ -19,7 +19,7 @@ BODIES = {"/v1/responses": ResponsesBody}
 
 
 def add_responses_route(app: FastAPI, models: ServedModels) -> None:
-    """Add the endpoint."""
+    """Adds the endpoint."""
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Fields of `/v1/responses` that are not served, and what becomes of them."""
+"""Unsupported fields of `/v1/responses`, and how each is handled."""
 
 from collections.abc import Mapping
 
@@ -25,16 +25,16 @@ RESPONSE: Mapping[str, Unserved] = {
     "prompt": refused(f"{NO_STATE}: send its text"),
     "top_logprobs": refused("log-probabilities are told in chat completions", 0),
     "moderation": refused(CHECKS),
-    "access_programs": refused("no such programs are known here"),
+    "access_programs": refused("this server has no access programs"),
     "image": refused(TEXT_ALONE),
     "context_management": passed_over("an input that is too long is refused, not shortened", []),
     "truncation": passed_over("an input that is too long is refused, not shortened", "disabled"),
     "store": hint(NO_STATE),
     "service_tier": hint("all requests are served alike"),
     "max_tool_calls": hint("it counts calls of hosted tools, of which there are none"),
-    "client_metadata": hint("it says who asks"),
+    "client_metadata": hint("it identifies the caller"),
     "prompt_cache_key": hint("prefixes are cached anyway"),
     "prompt_cache_options": hint("prefixes are cached anyway"),
     "prompt_cache_retention": hint("prefixes are cached anyway"),
-    "safety_identifier": hint("it says who asks"),
+    "safety_identifier": hint("it identifies the caller"),
 }

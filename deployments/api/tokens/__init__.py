@@ -1,1 +1,1 @@
-"""Tokens of texts and texts of tokens, without generating any."""
+"""Endpoints that tokenize and detokenize without generating."""

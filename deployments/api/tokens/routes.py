@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize`, `/tokenizer_info`: vLLM's, for clients that count or compare tokens."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info` in vLLM's form, for clients that count or compare tokens."""
 
 from array import array
 from contextlib import ExitStack
@@ -20,7 +20,7 @@ from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS
 
 MAX_TOKENS = 2**20
 IDS_AT_ONCE = 2**10
-"""In one piece of an answer."""
+"""Token ids in one piece of an answer."""
 CHAT_FIELDS = frozenset(
     (
         *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "model"),
@@ -30,18 +30,18 @@ CHAT_FIELDS = frozenset(
 
 
 class Fields(NamedTuple):
-    """A body of one of two kinds, read and not checked."""
+    """Parsed fields of a body whose kind (text or chat) is not yet known; not validated."""
 
     fields: dict[str, Any]
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Raises ApiError where it is no JSON object."""
+        """Parses a body; raises ApiError if it is not a JSON object."""
         return cls(read_object(body))
 
 
 class TokenizeBody(described(CHAT_FIELDS)):
-    """`POST /tokenize` of a text, or of a conversation."""
+    """`POST /tokenize` of a text or of a conversation."""
 
     unserved: ClassVar = {
         "chat_template": refused("the prompt would be another one"),
@@ -51,7 +51,7 @@ class TokenizeBody(described(CHAT_FIELDS)):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    """By default those of a text are added; a conversation's template writes them."""
+    """By default special tokens are added to a text, but not to a conversation, whose template writes them."""
     return_token_strs: bool | None = None
 
 
@@ -66,7 +66,7 @@ BODIES = {"/tokenize": TokenizeBody, "/detokenize": DetokenizeBody}
 
 
 def add_token_routes(app: FastAPI, models: ServedModels) -> None:
-    """Add the three endpoints."""
+    """Adds the three endpoints."""
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
@@ -110,12 +110,12 @@ async def _tokenize_chat(models: ServedModels, fields: dict[str, Any]) -> Respon
 
 
 def _encoded(service: CompletionService, text: str, add_special_tokens: bool) -> array:
-    """As an array: a slow reader of the answer keeps it for long."""
+    """Returns token ids as a compact array, which a slow client may keep in memory for long."""
     return array("i", service.tokenizer.encode(text, add_special_tokens))
 
 
 async def _answer(service: CompletionService, token_ids: array, with_strings: bool) -> Response:
-    """In pieces: a text of a body's length can have as many tokens as characters."""
+    """Writes the answer in pieces, because a long text can have as many tokens as characters."""
 
     def spelled(token_id: int) -> str:
         return service.tokenizer.pieces((token_id,))[0]

@@ -24,7 +24,7 @@ LATE_S = 10.0
 
 
 class RayDrafter:
-    """One drafter actor.
+    """A drafter actor.
 
     Args:
         terms: pickled `DrafterTerms`; None if they are not settled yet.

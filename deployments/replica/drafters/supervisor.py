@@ -24,7 +24,7 @@ connection must have lasted for that; after a shorter connection the drafter is 
 
 
 class DrafterHandle(Protocol):
-    """One drafter process, or one verifier's share of a drafter process."""
+    """A drafter process, or one verifier's share of a drafter process."""
 
     terms: bytes | None
     """Pickled `DrafterTerms` from the verifier; None before they are settled."""

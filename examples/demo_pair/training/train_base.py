@@ -1,9 +1,10 @@
-"""Train the demo's verifier or its draft model: a byte-level tokenizer for code and a small Llama, from text files.
+"""Trains the demo's verifier or its draft model, a small Llama, with a byte-level tokenizer for code, from text files.
 
     .venv/bin/python examples/demo_pair/training/train_base.py --output runs/verifier
 
-writes a folder that `AutoModelForCausalLM.from_pretrained` reads, with the held-out loss in its metrics.json. The rate
-is constant after a warm-up and falls linearly to zero; the last sequences have the whole context's length.
+The output folder can be read by `AutoModelForCausalLM.from_pretrained`; its metrics.json contains the held-out loss.
+The learning rate is constant after a warm-up and then falls linearly to zero; the last steps use sequences of the full
+context length.
 """
 
 import argparse
@@ -40,11 +41,12 @@ SETTINGS = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 2048,
 }
-"""The demo verifier's; `final_fraction` of the steps see whole contexts, over `decay_fraction` the rate falls."""
+"""Settings of the demo verifier. The last `final_fraction` of the steps use full contexts; the learning rate falls over
+the last `decay_fraction`."""
 END_OF_TEXT = "<|endoftext|>"
 
-# Words take their leading space; digits stand alone; a newline swallows the indentation that follows it, so that one
-# token says "next line at this depth"; the rest of a run of spaces is one piece.
+# Words include their leading space; digits are single tokens; a newline includes the indentation behind it, so that one
+# token means "next line at this depth"; the rest of a run of spaces is one piece.
 _SPLIT = r"\n+ *| ?[A-Za-z_]+| ?[^\sA-Za-z_\d]+|\d| +(?=\S)|\s"
 
 # Messages become comments, the form in which prose precedes code in the training corpus.
@@ -60,7 +62,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of `vocab_size` entries; token 0 is the document separator, used as bos and eos."""
+    """Trains a tokenizer of `vocab_size` entries; token 0 is the document separator, used as bos and eos."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -89,7 +91,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> P
 
 
 def train(output: Path, corpus: Path, settings: argparse.Namespace) -> None:
-    """Train tokenizer and model; write them and metrics.json.
+    """Trains tokenizer and model; writes both and metrics.json.
 
     Raises:
         FileNotFoundError: the corpus is not a folder.
@@ -133,7 +135,7 @@ def train(output: Path, corpus: Path, settings: argparse.Namespace) -> None:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, settings: argparse.Namespace) -> LlamaForCausalLM:
-    """The Llama with random weights, in float32."""
+    """Creates the Llama with random weights, in float32."""
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -153,21 +155,21 @@ def build_model(tokenizer: PreTrainedTokenizerFast, settings: argparse.Namespace
 
 
 def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
-    """Mean loss of the next tokens of windows int64 [batch_size, length], by matrix products in bfloat16."""
+    """Mean next-token loss of windows int64 [batch_size, length], with matrix products in bfloat16."""
     with torch.autocast(windows.device.type, dtype=torch.bfloat16):
         logits = model(input_ids=windows, use_cache=False).logits[:, :-1]
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
 
 
 def rate_scale(step: int, settings: argparse.Namespace) -> float:
-    """Share of the peak learning rate at a step."""
+    """Learning rate at a step, as a share of the peak."""
     warmup = (step + 1) / (settings.warmup_steps + 1)
     return min(warmup, (settings.steps - step) / max(1.0, settings.decay_fraction * settings.steps), 1.0)
 
 
 @torch.no_grad()
 def held_out_loss(model: nn.Module, documents: list[Tensor], num_bytes: int, length: int) -> dict[str, float] | None:
-    """Mean over the tokens of held-out documents, cut into sequences, in nats; the same in bits per byte."""
+    """Mean loss over the tokens of held-out documents, cut into sequences: in nats per token, and in bits per byte."""
     if not documents:
         return None
     model.eval()
@@ -179,7 +181,7 @@ def held_out_loss(model: nn.Module, documents: list[Tensor], num_bytes: int, len
 
 
 def export(model: LlamaForCausalLM, output: Path) -> None:
-    """Write the weights in bfloat16. Tied tensors must stay one object, or the file would hold them twice."""
+    """Writes the weights in bfloat16. Tied tensors stay one object, or the file would contain them twice."""
     stored: dict[int, Tensor] = {}
     weights = {
         name: stored.setdefault(tensor.data_ptr(), tensor.detach().to(torch.bfloat16))
@@ -189,7 +191,7 @@ def export(model: LlamaForCausalLM, output: Path) -> None:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder to write to")
     parser.add_argument("--corpus", type=Path, default=stdlib_root(), help="folder of Python files")

@@ -1,12 +1,12 @@
-"""Prompts that SmolLM2 answers, so that a draft head learns from its answers; their own answers are not read.
+"""Writes the prompts that SmolLM2 answers to train its draft head; the sources' own answers are not used.
 
 Reads checkouts of public repositories and a list of Debian's package descriptions:
 
-    python make_prompts.py --spec-bench Spec-Bench --gsm8k grade-school-math --self-instruct self-instruct \
+    python make_prompts.py --spec-bench Spec-Bench --gsm8k grade-school-math --self-instruct self-instruct \\
         --descriptions Translation-de --output prompts.jsonl
 
-Sources: hemingkx/Spec-Bench (Apache-2.0; each sixth question is held out for measurements), openai/grade-school-math
-(MIT), yizhongw/self-instruct (Apache-2.0; its share of the P3 prompts included), docstrings of Python's standard
+Sources: hemingkx/Spec-Bench (Apache-2.0; every sixth question is held out for measurements), openai/grade-school-math
+(MIT), yizhongw/self-instruct (Apache-2.0; including its share of the P3 prompts), docstrings of Python's standard
 library, Debian's i18n/Translation-de.
 """
 
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 HELD_OUT_EVERY = 6
-"""The questions at multiples of this are for measurements."""
+"""Questions at multiples of this index are held out for measurements."""
 _WORDS = 260
-"""Of a text that a prompt quotes, at most: prompt and answer share the recording's length."""
+"""Maximum words of a text that a prompt quotes: prompt and answer share the recording's length."""
 _SUMMARIES = (
     "Summarize: {}",
     "{}\n\nTL;DR",
@@ -74,7 +74,7 @@ lost dog; a job interview; a birthday party; moving to a new city; a broken comp
 
 
 def main() -> None:
-    """Write the prompts, shuffled, so that any beginning of the file is like the whole."""
+    """Writes the prompts, shuffled, so that every prefix of the file is a fair sample."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("spec-bench", "gsm8k", "self-instruct", "descriptions", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
@@ -111,12 +111,12 @@ def spec_bench(checkout: Path) -> Iterator[str]:
 
 
 def grade_school(checkout: Path) -> Iterator[str]:
-    """Word problems of its training part."""
+    """Word problems of the data set's training part."""
     return (entry["question"] for entry in _lines(checkout / "grade_school_math/data/train.jsonl"))
 
 
 def instructions(checkout: Path) -> Iterator[str]:
-    """Instructions that people wrote, each with its first input."""
+    """Instructions written by people, each with its first input."""
     for file in ("data/seed_tasks.jsonl", "human_eval/user_oriented_instructions.jsonl"):
         for entry in _lines(checkout / file):
             given = entry["instances"][0]["input"]
@@ -124,7 +124,7 @@ def instructions(checkout: Path) -> Iterator[str]:
 
 
 def summaries(checkout: Path) -> Iterator[str]:
-    """News and dialogues to be summarized."""
+    """News and dialogues to summarize."""
     pattern = r"cnn_dailymail_3_0_0_tldr|samsum_Summarize_|xsum_DOC_tldr|multi_news_sum"
     for number, text in enumerate(_p3(checkout, pattern)):
         body = re.sub(r"^.*?(Article: |Summarize: |Summarize this document: )", "", text, flags=re.DOTALL)
@@ -139,13 +139,13 @@ def questions(checkout: Path) -> Iterator[str]:
 
 
 def with_context(checkout: Path) -> Iterator[str]:
-    """Questions behind a text that answers them."""
+    """Questions with a text that answers them."""
     pattern = r"adversarial_qa_\w+_question_context|quoref_(Given_Context|Answer_Question|Read_And)|ropes_prompt_beg"
     return (_cut(text) for text in _p3(checkout, pattern))
 
 
 def translations(descriptions: Path) -> Iterator[str]:
-    """German sentences to be translated."""
+    """German sentences to translate."""
     text = descriptions.read_text(encoding="utf-8")
     for block in text.split("\n\n"):
         body = " ".join(line.strip() for line in block.splitlines() if line.startswith(" ") and line != " .")
@@ -169,12 +169,12 @@ def docstrings(rng: random.Random) -> Iterator[str]:
 
 
 def writing() -> Iterator[str]:
-    """Every way of asking, about every topic."""
+    """Every form of writing task, about every topic."""
     return (form.format(topic) for form in _WRITING for topic in " ".join(_TOPICS.split()).split("; "))
 
 
 def _p3(checkout: Path, pattern: str) -> Iterator[str]:
-    """Prompts of the templates whose name matches."""
+    """Prompts of the P3 templates whose names match."""
     matches: Callable[[str], Any] = re.compile(pattern).match
     for file in sorted((checkout / "data/finetuning/t0_train_50k/data_per_template").glob("*.jsonl")):
         if matches(file.stem):
@@ -187,7 +187,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cut(text: str) -> str:
-    """The text, or as much of it as a prompt may have, up to the end of a sentence."""
+    """Text cut to the maximum length of a quotation, at the end of a sentence."""
     words = list(re.finditer(r"\S+", text))
     if len(words) <= _WORDS:
         return text

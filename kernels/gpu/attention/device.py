@@ -1,4 +1,4 @@
-"""Limits of a GPU for a launch, and the programs of a compiled kernel that a multiprocessor holds by them."""
+"""Launch limits of a GPU, and the number of programs of a compiled kernel that fit on a multiprocessor."""
 
 import functools
 from typing import NamedTuple
@@ -6,41 +6,43 @@ from typing import NamedTuple
 import torch
 
 _KIB = 1024
-# CUDA's own, of each program on a multiprocessor ("CUDA C++ Programming Guide", compute capabilities, from 8.0 on).
+# Reserved by CUDA per resident program ("CUDA C++ Programming Guide", compute capabilities 8.0 and later).
 _RESERVED_BYTES = 1 * _KIB
 _SHARED_UNIT_BYTES = 128
-# A warp's registers are dealt out of a quarter of the multiprocessor's, for eight registers of its 32 lanes at a time.
+# A warp's registers come from one quarter of the multiprocessor's register file, in units of eight registers for each
+# of its 32 lanes.
 _REGISTER_UNIT = 8
 _QUARTERS = 4
 _TENSOR_COLUMNS = 512
 
 
 class DeviceLimits(NamedTuple):
-    """Limits of one GPU."""
+    """Launch limits of one GPU."""
 
     capability: int
-    """Compute capability 8.0 as 80."""
+    """Compute capability times ten: 8.0 is 80."""
     num_sms: int
-    """Multiprocessors."""
+    """Number of multiprocessors."""
     shared_bytes: int
-    """Shared memory of a program, opted in to."""
+    """Bytes of shared memory that a program can opt in to. The fields with prefix `sm_` are totals of a
+    multiprocessor."""
     sm_shared_bytes: int
     sm_registers: int
     sm_threads: int
 
     @property
     def has_warpgroups(self) -> bool:
-        """Whether Triton's products of 64 rows and more run on a group of four warps: wgmma, and tcgen05 after it."""
+        """Whether Triton runs products of 64 rows and more on groups of four warps (wgmma or tcgen05)."""
         return self.capability // 10 in (9, 10)
 
     def resident_programs(self, shared_bytes: int, registers: int, num_warps: int, tensor_columns: int = 0) -> int:
-        """Programs of a compiled kernel that a multiprocessor holds at once.
+        """Number of programs of a compiled kernel that a multiprocessor holds at once.
 
         Args:
-            shared_bytes: of a program.
-            registers: of a thread.
-            num_warps: of a program.
-            tensor_columns: of the tensor memory that capability 10.0 has, of a program.
+            shared_bytes: shared memory of a program, in bytes.
+            registers: registers of a thread.
+            num_warps: warps of a program.
+            tensor_columns: columns of tensor memory of a program (capability 10.0).
         """
         shared = -(-(shared_bytes + _RESERVED_BYTES) // _SHARED_UNIT_BYTES) * _SHARED_UNIT_BYTES
         of_warp = max(-(-registers // _REGISTER_UNIT), 1) * _REGISTER_UNIT * 32
@@ -62,12 +64,12 @@ KNOWN = {
     "B200": _limits(100, 148, 228, 2048),
     "RTX 5090": _limits(120, 170, 100, 1536),
 }
-"""By name, where there is none of them to ask (CUDA C++ Programming Guide, compute capabilities)."""
+"""Limits by GPU name, for use on machines without that GPU (CUDA C++ Programming Guide, compute capabilities)."""
 
 
 @functools.cache
 def device_limits(device_index: int) -> DeviceLimits:
-    """Limits of a GPU of this machine."""
+    """Reads the limits of a GPU of this machine."""
     device = torch.cuda.get_device_properties(device_index)
     return DeviceLimits(
         device.major * 10 + device.minor,

@@ -1,8 +1,8 @@
-"""The attention kernel: which tile of query rows, and which splits of a request's keys, a program does.
+"""The attention kernel: assigns tiles of query rows and splits of the requests' keys to programs.
 
-`launch` launches it. A batch has as many splits as its requests' lengths give; how many programs share them depends on
-shapes alone. Each request's first split has a program of its own, which a request that is not split needs alone; the
-other programs find the splits behind the first ones among the lengths.
+`launch` launches it. The number of splits in a batch depends on its requests' lengths; the number of programs that
+share them depends on shapes alone. Each request's first split has a program of its own, which suffices for a request
+that is not split. The other programs locate the further splits by scanning the lengths.
 """
 
 import triton
@@ -28,7 +28,8 @@ from wingbeat.kernels.launching import wait_for_launch
         "most_splits",
         "least_keys",
     ],
-    # Rows of tables and batches begin anywhere: a variant compiled for each alignment would stall a round for seconds.
+    # Rows of tables and batches begin at any address: compiling a variant per alignment would stall a round for
+    # seconds.
     do_not_specialize_on_alignment=["table_ptr", "context_ptr", "position_ptr", "words_ptr", "lse_ptr"],
 )
 def tree_attention_kernel(
@@ -37,11 +38,12 @@ def tree_attention_kernel(
     value_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, VALUE_DIM]
     table_ptr,  # int64 [num_reqs, width]
     context_ptr,  # int64 [num_reqs]
-    position_ptr,  # int64 [num_reqs, num_new], or None: causal, or without a window
-    words_ptr,  # int64 [num_reqs, num_query, num_words], or None: causal
+    position_ptr,  # int64 [num_reqs, num_new]; None if causal or without a window
+    words_ptr,  # int64 [num_reqs, num_query, num_words]; None if causal
     sink_ptr,  # [num_heads], or None
-    out_ptr,  # [num_reqs, num_query, num_heads, VALUE_DIM]: of requests that have one split
-    partial_ptr,  # float32 [num_splits, num_reqs, num_query, num_heads, VALUE_DIM]: of others; None without SPLIT
+    out_ptr,  # [num_reqs, num_query, num_heads, VALUE_DIM]: results of requests with one split
+    # float32 [num_splits, num_reqs, num_query, num_heads, VALUE_DIM]: results of splits; None without SPLIT
+    partial_ptr,
     lse_ptr,  # float32 [num_splits, num_reqs, num_query, num_heads], in units of log2; None without SPLIT
     stride_query_req,
     stride_query_node,
@@ -64,12 +66,12 @@ def tree_attention_kernel(
     window,  # or None
     num_reqs,
     num_query,
-    num_new,  # num_query where causal
+    num_new,  # num_query if causal
     num_words,
     max_keys,  # width * BLOCK_SIZE
     num_row_tiles,
-    most_splits,  # of a request
-    least_keys,  # of a split, a multiple of BLOCK_KEYS
+    most_splits,  # maximum of a request
+    least_keys,  # minimum of a split, a multiple of BLOCK_KEYS
     SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -87,7 +89,7 @@ def tree_attention_kernel(
 ):
     wait_for_launch(EARLY)
     of_split = num_row_tiles * NUM_KV_HEADS
-    unit = tl.program_id(0)  # which tile of rows, of which head, of which split
+    unit = tl.program_id(0)  # index over splits (outermost), heads and row tiles
     if SPLIT:
         num_first = of_split * num_reqs
         end = unit + 1
@@ -97,7 +99,7 @@ def tree_attention_kernel(
                 context_ptr, num_reqs, num_new, split_window, max_keys, most_splits, least_keys, BLOCK_KEYS
             )
         step = tl.maximum(tl.num_programs(0) - num_first, 1)
-        # What a unit needs is computed in each: kept from one to the next, it takes a third more registers.
+        # Values of a unit are recomputed for each unit: keeping them across iterations takes a third more registers.
         for at in tl.range(unit, end, step, num_stages=1, disable_licm=True):
             req = at // of_split
             split = 0

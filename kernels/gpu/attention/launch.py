@@ -1,9 +1,10 @@
-"""Attention of query rows over a paged KV cache on a GPU: prompt chunks, plain decodes and token trees in one kernel.
+"""Attention of query rows over a paged KV cache on a GPU: prompt chunks, plain decodes and draft trees in one kernel.
 
 The context of a request is split over programs until they fill the device; a second kernel merges the splits by their
-log-sum-exp (Flash-Decoding, Dao et al. 2023). How long a split is depends on the request's own length and on the size
-of the batch, so that its result has the same bits whatever is beside it. The grid depends on shapes alone, never on
-device data: a launch can be captured in a CUDA graph and replayed with other lengths, whose splits its programs share.
+log-sum-exp (Flash-Decoding, Dao et al. 2023). The length of a split depends on the request's own length and on the size
+of the batch, so that the bits of its result do not depend on the other requests. The grid depends on shapes alone,
+never on device data: a launch can be captured in a CUDA graph and replayed with other lengths, whose splits are
+distributed over the same programs.
 
 Reference: `wingbeat.kernels.attention.reference`.
 """
@@ -30,22 +31,22 @@ from wingbeat.kernels.gpu.attention.tiles import TileConfig, fixed_tile, tile_co
 from wingbeat.kernels.launching import options
 
 _ALIKE_BYTES = 256 << 20
-"""Of the splits' results of one launch, where splits do not depend on how many requests there are."""
+"""Maximum bytes of the splits' results in one launch, if splits do not depend on the number of requests (`alike`)."""
 _RESIDENT: dict[tuple, int] = {}
-"""Programs that a multiprocessor holds at once, by what a variant is compiled for."""
+"""Programs that a multiprocessor holds at once, by the parameters that a kernel variant is compiled for."""
 
 
 class _Partial(NamedTuple):
-    """Where the splits' results go, or the types of that memory."""
+    """Buffers for the splits' results, or their dtypes (to compile without a launch)."""
 
     out: Any
-    """float32 [num_splits, num_reqs, num_query, num_heads, value_dim]."""
+    """float32 [num_splits, num_reqs, num_query, num_heads, value_dim]: normalised results."""
     lse: Any
-    """float32 [num_splits, num_reqs, num_query, num_heads]."""
+    """float32 [num_splits, num_reqs, num_query, num_heads]: log2-sum-exp2 of the logits."""
 
 
 class _Launch(NamedTuple):
-    """The attention kernel's arguments that do not depend on splits."""
+    """Arguments of the attention kernel that do not depend on splits."""
 
     tensors: tuple[Tensor | None, ...]
     strides: tuple[int, ...]
@@ -54,11 +55,11 @@ class _Launch(NamedTuple):
     constants: dict[str, Any]
 
     def arguments(self, partial: _Partial | None, splits: Splits) -> tuple[Any, ...]:
-        """Arguments of `tree_attention_kernel`, all but the constants."""
+        """Returns the arguments of `tree_attention_kernel` except the constants."""
         return (*self.tensors, self.out, *(partial or (None, None)), *self.strides, *self.scalars, *splits)
 
     def merge_arguments(self, partial: _Partial, splits: Splits) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of `merge_splits_kernel`."""
+        """Returns the arguments and the constants of `merge_splits_kernel`."""
         num_reqs, num_query, num_heads, value_dim = self.out.shape
         contexts, (window, _, _, num_new, _, max_keys, _) = self.tensors[4], self.scalars[2:]
         window = None if self.constants["ALIKE"] else window
@@ -97,12 +98,12 @@ def tree_attention(
     splits: Splits | None = None,
     alike: bool = False,
 ) -> Tensor:
-    """See `wingbeat.kernels.attention.reference.tree_attention`, which checks the arguments.
+    """Launches attention for `wingbeat.kernels.attention.reference.tree_attention`, which checks the arguments.
 
     Args:
-        workspace: float32, `workspace_size` elements or more; allocated where None.
+        workspace: float32, at least `workspace_size` elements; None allocates a new one.
         config: overrides the table of tile configurations.
-        splits: overrides `choose_splits`, and where rows shall be alike `FIXED_SPLITS`, in one launch.
+        splits: overrides `choose_splits`, or `FIXED_SPLITS` if `alike`, and makes it one launch.
     """
     if alike and splits is None:
         arguments = (query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling)
@@ -126,7 +127,7 @@ def tree_attention(
         query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling, sliding_window,
         softcap, sinks, out, config, alike,
     )  # fmt: skip
-    # Triton launches on the current device, which need not be the tensors'.
+    # Triton launches on the current device, which may differ from the tensors' device.
     with torch.cuda.device_of(query):
         device_programs = limits.num_sms * _resident_programs(launch) if query.is_cuda else 1
         splits = splits or choose_splits(num_reqs, num_programs, device_programs, config.block_keys)
@@ -160,17 +161,21 @@ def _attend_alike(
     out: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    """Attention whose rows are alike: so many requests at once as there is memory for their splits.
+    """Batch-invariant attention, in launches of as many requests as `_ALIKE_BYTES` allows.
 
     Raises:
-        ValueError: there are more than 64 new rows under a mask, or more keys than splits hold.
+        ValueError: there are more than 64 new rows under a mask, or more keys than `FIXED_SPLITS` covers.
     """
     num_reqs, num_query, num_heads, _ = query.shape
     value_dim, max_keys, splits = value_cache.shape[3], block_tables.shape[1] * key_cache.shape[1], FIXED_SPLITS
     if mask_words is not None and mask_words.shape[2] > 1:
-        raise ValueError(f"mask_words has {mask_words.shape[2]} words a row: rows are alike in trees of 64 nodes")
+        raise ValueError(
+            f"mask_words has {mask_words.shape[2]} words a row: deterministic attention takes 1 (64 nodes)"
+        )
     if max_keys > splits.most * splits.least_keys:
-        raise ValueError(f"tables hold {max_keys} keys: rows are alike among {splits.most * splits.least_keys}")
+        raise ValueError(
+            f"tables hold {max_keys} keys: deterministic attention takes {splits.most * splits.least_keys}"
+        )
     if out is None:
         out = query.new_empty(num_reqs, num_query, num_heads, value_dim)
     size = 4 * workspace_size(splits.at_most(max_keys), 1, num_query, num_heads, value_dim)
@@ -242,7 +247,7 @@ def _prepare(
         "ALIKE": alike,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
-        # Masked tiles and others are different code: left to the compiler, one of them may round less often.
+        # Masked and unmasked tiles are different code: with fusion, the compiler might round them differently.
         **options(fused=not alike),
     }
     tensors = (query, key_cache, value_cache, block_tables, num_context, place, mask_words, sinks)
@@ -250,7 +255,7 @@ def _prepare(
 
 
 def _partial_results(out: Tensor, num_splits: int, workspace: Tensor | None) -> _Partial:
-    """Memory for the results of so many splits, in the workspace where one is given."""
+    """Allocates buffers for the splits' results, inside the workspace if one is given."""
     num_reqs, num_query, num_heads, value_dim = out.shape
     needed = workspace_size(num_splits, num_reqs, num_query, num_heads, value_dim)
     if workspace is None:
@@ -271,13 +276,13 @@ def partial_bytes(
     limits: DeviceLimits,
     alike: bool = False,
 ) -> int:
-    """About what the splits' results take in a launch, by the table of tiles and before anything is compiled.
+    """Estimates the bytes of the splits' results in a launch, from the table of tiles, before anything is compiled.
 
     Args:
-        rows: requests, and query rows of each.
-        heads: of the query, and of keys and values.
-        dims: of keys, and of values.
-        max_keys: of a request.
+        rows: number of requests, and of query rows per request.
+        heads: number of query heads, and of KV heads.
+        dims: dimension of keys, and of values.
+        max_keys: maximum number of keys of a request.
     """
     if alike:
         size = 4 * workspace_size(FIXED_SPLITS.at_most(max_keys), 1, rows[1], heads[0], dims[1])
@@ -291,10 +296,10 @@ def partial_bytes(
 
 
 def _resident_programs(launch: _Launch) -> int:
-    """Programs of a launch that a multiprocessor holds at once, by what its kernel takes as compiled.
+    """Number of programs of a launch that a multiprocessor holds at once, from the compiled kernel's resources.
 
-    The first launch of a kind compiles it with splits and without: which one a round needs is a matter of lengths, and
-    no later round shall wait for a compiler.
+    The first launch of a kind compiles the kernel both with and without splits: lengths decide which variant a round
+    needs, and no later round may wait for the compiler.
     """
     query, key_cache = launch.tensors[:2]
     given = tuple(tensor is not None for tensor in launch.tensors)
@@ -308,9 +313,9 @@ def _resident_programs(launch: _Launch) -> int:
         arguments, merge_constants = launch.merge_arguments(partial, splits)
         merge_splits_kernel.warmup(*arguments, grid=one, **merge_constants)
         compiled = tree_attention_kernel.warmup(*launch.arguments(partial, splits), SPLIT=True, grid=one, **constants)
-        if compiled is None:  # Triton interprets: there is no multiprocessor to fill
+        if compiled is None:  # interpreted: there is no multiprocessor to fill
             return 1
-        _ = compiled.run  # which loads it: its registers are known from then on
+        _ = compiled.run  # loads the kernel, so that its register count is known
         _RESIDENT[key] = device_limits(index).resident_programs(
             compiled.metadata.shared,
             compiled.n_regs,

@@ -1,7 +1,7 @@
-"""A tile of query rows over the keys of one split, as `kernel` has its programs do it.
+"""Attention of a tile of query rows over the keys of one split; called by the programs of `kernel`.
 
-The heads of a group share their keys, so (node, head of the group) are the rows of one tile. Tiles before the new keys
-need no mask; of the new ones, mask words or order say what a row sees (online softmax, FlashAttention-2,
+The heads of a group share their keys, so (node, head of the group) are the rows of one tile. Tiles of committed keys
+need no mask; among new keys, mask words or the row order determine the visible ones (online softmax, FlashAttention-2,
 arXiv:2307.08691).
 """
 
@@ -25,9 +25,9 @@ def _attend_tile(
     total,  # float32 [BLOCK_ROWS]
     peak,  # float32 [BLOCK_ROWS], in units of log2
     query,  # [BLOCK_ROWS, BLOCK_KEY_DIM]
-    keys,  # int32 [BLOCK_KEYS]: index in the context
-    visible,  # bool [BLOCK_ROWS, BLOCK_KEYS], or None where every row sees every key
-    end,  # keys from it on are not read, unless WHOLE
+    keys,  # int32 [BLOCK_KEYS]: indices in the request's sequence
+    visible,  # bool [BLOCK_ROWS, BLOCK_KEYS]; None if every row sees every key
+    end,  # keys from here on are not read, unless WHOLE
     table_ptr,
     key_ptr,
     value_ptr,
@@ -87,9 +87,11 @@ def _attend_tile(
 
 @triton.jit
 def _visible_nodes(words_ptr, node, num_query, first, num_words, BLOCK_KEYS: tl.constexpr):
-    """bool [BLOCK_ROWS, BLOCK_KEYS]: mask bits of the new keys from `first` on; negative ones are committed: visible.
+    """bool [BLOCK_ROWS, BLOCK_KEYS]: mask bits of new keys from `first` on.
 
-    A tile of at most 64 keys begins anywhere in a word, so its bits are cut out of two neighbouring words.
+    Keys before new key 0 are committed, hence visible.
+
+    A tile of at most 64 keys may begin within a word, so its bits are combined from two neighbouring words.
     """
     word = first >> 6
     shift = (first & 63).to(tl.uint64)
@@ -112,14 +114,17 @@ def _bits_of(word):
 
 @triton.jit
 def _places_of_path(
-    word,  # int64: a node's path among the new rows, itself included
+    word,  # int64: mask of a node's path among the new rows, itself included
     keys,  # int32 [BLOCK_KEYS]: positions
     context,
     end,
 ):
-    """int32 [BLOCK_KEYS]: index in the context of the keys at some positions of a path; `end` behind the path."""
+    """int32 [BLOCK_KEYS]: storage index of the keys at some positions of a path.
+
+    `end` for positions behind the path.
+    """
     bits = _bits_of(word)
-    depths = tl.cumsum(bits, 0) - 1  # parents come before their children
+    depths = tl.cumsum(bits, 0) - 1  # parents precede their children
     found = (bits != 0)[None, :] & (depths[None, :] == (keys - context)[:, None])
     nodes = tl.sum(tl.where(found, tl.arange(0, 64)[None, :], 0), 1)
     known = tl.sum(found.to(tl.int32), 1) > 0
@@ -142,11 +147,11 @@ def _store_rows(
 
 @triton.jit
 def attend_rows(
-    unit,  # which tile of rows of which head: row tiles of one head follow one another
+    unit,  # index over row tiles (innermost), heads and requests
     req,
     split,  # 0 unless SPLIT
     num_reqs,
-    query_ptr,  # see `kernel.tree_attention_kernel`, from here on
+    query_ptr,  # from here on as in `kernel.tree_attention_kernel`
     key_ptr,
     value_ptr,
     table_ptr,
@@ -197,16 +202,19 @@ def attend_rows(
     PRECISION: tl.constexpr,
     ALIKE: tl.constexpr,
 ):
-    """Write the results of one tile; those of one split among several to the partial ones, with their log-sum-exp.
+    """Writes the results of one tile.
 
-    ALIKE takes a row's keys by their positions, a node's own path among them: it has the bits that it has as a root.
+    If the request has several splits, to the partial results, with their log-sum-exp.
+
+    ALIKE visits a node's keys in the order of their positions on its own path, so that a row has the same bits as it
+    would have as the root of a later round.
     """
-    # Those after the first find the keys of their head in the L2 cache.
+    # Row tiles after the first find their head's keys in the L2 cache.
     row_tile = unit % num_row_tiles
     kv_head = unit // num_row_tiles % NUM_KV_HEADS
     req = req.to(tl.int64)
     if words_ptr is None:
-        # The last rows of a chunk see most keys: they start first.
+        # The last rows of a chunk see the most keys, so they start first.
         row_tile = num_row_tiles - 1 - row_tile
     rows = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     node = rows // GROUP
@@ -231,7 +239,7 @@ def attend_rows(
     begin = 0
     if window is not None:
         oldest = tl.min(tl.where(live, position, 2147483647), 0) - window + 1
-        # Of the new keys, the position is not the index: a window can skip committed ones only.
+        # Positions of new keys differ from their indices, so a window can only skip committed keys here.
         begin = tl.minimum(tl.maximum(oldest, 0), shared) // BLOCK_KEYS * BLOCK_KEYS
     low = begin
     high = end
@@ -239,7 +247,7 @@ def attend_rows(
         per_split, num_splits = split_keys(
             context, num_new, None if ALIKE else window, max_keys, most_splits, least_keys, BLOCK_KEYS
         )
-        # Past the end where a window or a row tile of a chunk sees fewer keys.
+        # A split may lie past the end where a window or a row tile of a chunk sees fewer keys.
         if ALIKE:
             low = split * per_split
             high = tl.minimum(low + per_split, end)
@@ -259,7 +267,7 @@ def attend_rows(
     total = tl.zeros([BLOCK_ROWS], tl.float32)
     peak = tl.full([BLOCK_ROWS], LOWEST, tl.float32)
     if sink_ptr is not None:  # noqa: SIM102
-        # An extra key without a value: counted once, in the first split.
+        # The sink is an extra key without a value, counted once, in the first split.
         if split == 0:
             peak = tl.load(sink_ptr + head, mask=live, other=0.0).to(tl.float32) * _LOG2_E
             total = tl.full([BLOCK_ROWS], 1.0, tl.float32)
@@ -297,7 +305,7 @@ def attend_rows(
         )
     tail = tl.maximum(low, bare)
     if ALIKE and words_ptr is not None:
-        # Each node's keys in the order of its path; the other rows of the tile see none of them.
+        # Keys of each node in the order of its path; the other rows of the tile see none of these keys.
         for own in tl.range(first_node, last_node + 1, num_stages=1):
             word = tl.load(words_ptr + own * stride_word_node)
             own_end = context + tl.sum(_bits_of(word), 0)
@@ -381,7 +389,7 @@ def attend_rows(
     out_rows = req * stride_out_req + (node * stride_out_node + head * stride_out_head).to(tl.int64)
     if SPLIT:
         if num_splits > 1:
-            # A split that a row sees nothing of is not written; its log-sum-exp says so to the merge.
+            # A split of which a row sees no key is not written; a log-sum-exp of -inf marks the gap for the merge.
             lse = tl.where(seen, peak + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
             cell = ((split.to(tl.int64) * num_reqs + req) * num_query + node) * (NUM_KV_HEADS * GROUP) + head
             tl.store(lse_ptr + cell, lse, mask=live)

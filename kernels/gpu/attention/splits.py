@@ -1,4 +1,4 @@
-"""Splits of the context among programs: how long, whose, the memory of their partial results, and their merge."""
+"""Splits of the context over programs: their length, assignment, partial results and merge."""
 
 import functools
 from typing import NamedTuple
@@ -9,40 +9,42 @@ import triton.language as tl
 from wingbeat.kernels.launching import wait_for_launch
 
 MAX_SPLITS = 128
-# Below this many tiles a split costs more in its partial result than it gains.
+# A split of fewer tiles costs more for its partial result than it gains.
 _MIN_TILES_PER_SPLIT = 2
-# Keys of a split where the first splits of all requests fill the device by themselves: further ones are for contexts
-# much longer than the others. Where they fill a part of it, splits are shorter by as much. Chosen on an H100.
+# Keys of a split if the requests' first splits fill the device by themselves: further splits are then for contexts much
+# longer than the others. If first splits fill a fraction of the device, splits are shorter by that fraction. Tuned on
+# an H100.
 _KEYS_OF_A_FULL_DEVICE = 2048
-# How many times over the programs of further splits fill the device. Fewer leave a device that waits for the last of
-# them; more find nothing to do where requests are short.
+# Programs for further splits, as a multiple of those that fill the device. With fewer the device waits for the last
+# programs; with more, many programs have no work when requests are short.
 _DEVICES = 4
-# Programs of a merge: each finds out that its requests are not split, where they are not.
+# Programs of a merge. All of them are launched, and those whose requests are not split return at once.
 _MERGING = 4096
-# The running maximum starts finite, so that a row that has seen nothing yet yields weight 0 instead of inf - inf.
+# The running maximum starts finite, so that a row that has seen no key yields weight 0 instead of inf - inf.
 LOWEST = tl.constexpr(-1.0e30)
-# Requests whose lengths a program reads at once.
+# Number of request lengths that a program reads at once.
 _BLOCK_REQS = tl.constexpr(256)
 
 
 class Splits(NamedTuple):
-    """Lengths of a request's splits in launches of one size: by its own length, whatever is beside it."""
+    """Split lengths in launches of one batch size; a request's splits depend on its own length only."""
 
     most: int
-    """Splits of one request, at most MAX_SPLITS."""
+    """Maximum number of splits of one request, at most MAX_SPLITS."""
     least_keys: int
-    """Keys of a split but the last, a multiple of the tile's block_keys: shorter requests have fewer splits."""
+    """Minimum number of keys of a split except the last, a multiple of the tile's block_keys: shorter requests have
+    fewer splits."""
 
     def at_most(self, max_keys: int) -> int:
-        """Splits that a request of at most `max_keys` keys can have."""
+        """Maximum number of splits of a request of at most `max_keys` keys."""
         return max(min(self.most, -(-max_keys // self.least_keys)), 1)
 
     def launched(self, num_reqs: int, max_keys: int, filling: int) -> int:
-        """Programs, for each row tile and head, of requests of at most `max_keys` keys.
+        """Number of programs per row tile and head, for requests of at most `max_keys` keys.
 
-        One for the first split of each request; the others share the splits behind it. By shapes alone, as a captured
-        launch needs it: were there one for each split that the longest table allows, nearly all of a large batch would
-        find nothing to do.
+        A program per request runs its first split; the other programs share the further splits. The number depends on
+        shapes alone, as a captured launch requires. With a program for each split that the longest table allows, nearly
+        all programs of a large batch would have no work.
 
         Args:
             filling: splits of one request that fill the device.
@@ -51,16 +53,17 @@ class Splits(NamedTuple):
 
 
 FIXED_SPLITS = Splits(512, 512)
-"""Of rows that must have the same bits in any batch and table: short enough for one request, long enough for many."""
+"""Splits for rows that must have the same bits in any batch and table: short enough for one request, long enough for
+many."""
 
 
 def choose_splits(num_reqs: int, num_programs: int, device_programs: int, block_keys: int) -> Splits:
-    """Splits that fill the device: by the programs of one request where it is long, by those of all in a large batch.
+    """Chooses splits that fill the device: with one long request as well as with a large batch.
 
     Args:
-        num_reqs: of the launch; the same splits up to the next power of two, where captured rounds have padding.
+        num_reqs: requests of the launch, rounded up to a power of two, because captured rounds contain padding.
         num_programs: programs of one request without splitting: KV heads * row tiles.
-        device_programs: programs the device runs at once.
+        device_programs: programs that the device runs at once.
         block_keys: keys of a tile.
     """
     filled = min(triton.next_power_of_2(num_reqs) * num_programs / device_programs, 1.0)
@@ -69,17 +72,17 @@ def choose_splits(num_reqs: int, num_programs: int, device_programs: int, block_
 
 
 def merged_heads(num_rows: int, num_heads: int) -> int:
-    """Heads of a row that one program merges, one after another."""
+    """Number of heads of a row that one program merges, in sequence."""
     return min(max(num_rows * num_heads // _MERGING, 1), num_heads)
 
 
 @functools.lru_cache(maxsize=1024)
 def choose_num_splits(num_programs: int, device_programs: int) -> int:
-    """Fewest splits of the context whose waves of programs are within 85 % of the best found.
+    """Fewest splits of the context whose waves of programs reach 85 % of the best efficiency.
 
     Args:
         num_programs: programs without splitting.
-        device_programs: programs the device runs at once.
+        device_programs: programs that the device runs at once.
     """
     if num_programs >= 0.8 * device_programs:
         return 1
@@ -93,15 +96,16 @@ def choose_num_splits(num_programs: int, device_programs: int) -> int:
 
 
 def workspace_size(num_splits: int, num_reqs: int, num_query: int, num_heads: int, value_dim: int) -> int:
-    """float32 elements a launch needs for the splits' partial results; 0 where there is one split."""
+    """float32 elements that a launch needs for the splits' partial results; 0 with a single split."""
     return num_splits * num_reqs * num_query * num_heads * (value_dim + 1) if num_splits > 1 else 0
 
 
 @triton.jit
 def split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS: tl.constexpr):
-    """Keys of a split, and how many splits there are: of a request or of a vector of them.
+    """Returns the keys of a split and the number of splits, for a request or a vector of requests.
 
-    By the request's own length: a row's sums are ordered alike whatever the lengths beside it, in any table and graph.
+    Both depend on the request's own length only: the summation order of a row is independent of other lengths, of the
+    table and of the graph.
     """
     length = context + num_new
     if window is not None:
@@ -114,11 +118,14 @@ def split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOC
 def _further_splits(
     first, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS: tl.constexpr
 ):
-    """int32 [_BLOCK_REQS]: splits behind the first one of the requests from `first` on, 0 behind the last request."""
+    """int32 [_BLOCK_REQS]: number of splits besides the first, for the requests from `first` on.
+
+    0 past the last request.
+    """
     reqs = first + tl.arange(0, _BLOCK_REQS)
     context = tl.load(context_ptr + reqs, mask=reqs < num_reqs, other=0).to(tl.int32)
     _, num_splits = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)
-    # Rows before the beginning of a sequence have no split.
+    # Requests whose rows lie before the beginning of a sequence have no split.
     return tl.where(reqs < num_reqs, tl.maximum(num_splits - 1, 0), 0)
 
 
@@ -133,7 +140,7 @@ def count_further_splits(
     least_keys,
     BLOCK_KEYS: tl.constexpr,
 ):
-    """Splits of all requests but the first one of each."""
+    """Number of splits of all requests, not counting each request's first."""
     total = 0
     for first in tl.range(0, num_reqs, _BLOCK_REQS, num_stages=1):
         total += tl.sum(
@@ -147,7 +154,7 @@ def count_further_splits(
 
 @triton.jit
 def find_further_split(
-    item,  # below `count_further_splits`: those of one request follow those of another
+    item,  # below `count_further_splits`; items are ordered by request
     context_ptr,  # int64 [num_reqs]
     num_reqs,
     num_new,
@@ -157,7 +164,7 @@ def find_further_split(
     least_keys,
     BLOCK_KEYS: tl.constexpr,
 ):
-    """The request that an item belongs to, and which of its splits it is, 1 or more."""
+    """Returns the request that an item belongs to, and the index of the split in that request, at least 1."""
     req = 0
     for first in tl.range(0, num_reqs, _BLOCK_REQS, num_stages=1):
         ends = tl.cumsum(
@@ -166,7 +173,7 @@ def find_further_split(
             ),
             0,
         )
-        before = (ends <= item) & (req == first)  # of no block behind the request's own
+        before = (ends <= item) & (req == first)  # only in the block that contains the request's end
         req += tl.sum(before.to(tl.int32), 0)
         item -= tl.max(tl.where(before, ends, 0), 0)
     return req, item + 1
@@ -185,7 +192,7 @@ def merge_splits_kernel(
     stride_out_req,
     stride_out_node,
     stride_out_head,
-    window,  # this and the four below as for `kernel.tree_attention_kernel`
+    window,  # this and the next five as in `kernel.tree_attention_kernel`
     num_query,
     num_new,
     max_keys,
@@ -200,7 +207,10 @@ def merge_splits_kernel(
     BLOCK_SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Merge the splits of requests that have several; a single one is written to its place by the attention kernel."""
+    """Merges the splits of requests that have several.
+
+    A single split's result was already written by the attention kernel.
+    """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     context = tl.load(context_ptr + row // num_query).to(tl.int32)
@@ -228,7 +238,8 @@ def merge_splits_kernel(
                     other=0.0,
                 )
                 acc += tl.sum(weight[:, None] * partial, 0)
-            acc = tl.div_rn(acc, tl.where(total > 0, total, 1.0))  # one split that a row sees stays as it is
+            # a row that sees keys in one split only keeps that result's bits
+            acc = tl.div_rn(acc, tl.where(total > 0, total, 1.0))
             out_ptrs = out_ptr + row // num_query * stride_out_req + row % num_query * stride_out_node
             out_ptrs += head * stride_out_head
             tl.store(out_ptrs + dims, acc.to(out_ptr.dtype.element_ty), mask=dims < VALUE_DIM)

@@ -1,4 +1,4 @@
-"""Tiles of the attention kernel: which sizes and launch options a dtype, a head dim, a number of rows and a GPU get."""
+"""Tile sizes and launch options of the attention kernel, by dtype, head dimension, number of rows and GPU."""
 
 import functools
 from typing import NamedTuple
@@ -19,21 +19,22 @@ class TileConfig(NamedTuple):
     num_warps: int
     num_stages: int
     shared_bytes: int
-    """What any variant takes at most, as compiled."""
+    """Maximum bytes of shared memory over all compiled variants."""
 
 
 _Tiles = dict[tuple[int, int], tuple[TileConfig, ...]]
 
-# By (bytes of an element, padded head dim): one entry per tile height. Below 64 rows tiles are read faster than they
-# are computed, and several programs share a multiprocessor. Of the stages, every second one prefetches keys and values:
-# the block ids come first. float32 has no tensor cores here, and its operands lie in registers: tiles are small.
+# Keys: (bytes of an element, padded head dim); one entry per tile height. Below 64 rows a tile is read faster than it
+# is computed, and several programs share a multiprocessor. Every second pipeline stage prefetches keys and values,
+# because the block ids must be loaded first. float32 uses no tensor cores, and its operands are in registers: tiles are
+# small.
 _FLOAT32: _Tiles = {
     (4, 64): (TileConfig(16, 32, 4, 3, 23_040), TileConfig(32, 32, 8, 3, 29_184)),
     (4, 128): (TileConfig(16, 16, 8, 3, 26_112),),
     (4, 256): (TileConfig(16, 16, 8, 1, 34_816),),
 }
-# From 64 rows on these are products of groups of four warps and 64 rows, whose accumulators spread over more registers
-# or lie in memory of their own.
+# From 64 rows on, products run on groups of four warps and 64 rows, whose accumulators are spread over more registers
+# or are in tensor memory.
 WARPGROUP_TILES: _Tiles = _FLOAT32 | {
     (2, 64): (
         TileConfig(16, 128, 4, 5, 75_776),
@@ -54,7 +55,8 @@ WARPGROUP_TILES: _Tiles = _FLOAT32 | {
         TileConfig(128, 32, 8, 3, 174_080),
     ),
 }
-# Everywhere else a warp's own registers hold its rows' accumulators, and most GPUs give a program 99 KiB.
+# On other GPUs a warp's own registers hold its rows' accumulators, and most GPUs give a program 99 KiB of shared
+# memory.
 WARP_TILES: _Tiles = _FLOAT32 | {
     (2, 64): (
         TileConfig(16, 128, 4, 5, 75_776),
@@ -78,14 +80,14 @@ WARP_TILES: _Tiles = _FLOAT32 | {
 
 @functools.cache
 def device_tiles(dtype: torch.dtype, head_dim: int, limits: DeviceLimits) -> tuple[TileConfig, ...]:
-    """The tiles of a dtype and a head dim that a program of this GPU has the memory for, by height.
+    """Returns the tiles of a dtype and head dimension that fit into this GPU's shared memory, by ascending height.
 
     Args:
-        dtype: of the query.
+        dtype: dtype of the query.
         head_dim: larger of key_dim and value_dim, at most 256.
 
     Raises:
-        ValueError: none fits; names the memory.
+        ValueError: no tile fits; the message states the memory needed.
     """
     padded = max(64, triton.next_power_of_2(head_dim))
     table = WARPGROUP_TILES if limits.has_warpgroups else WARP_TILES
@@ -100,12 +102,15 @@ def device_tiles(dtype: torch.dtype, head_dim: int, limits: DeviceLimits) -> tup
 
 
 def tile_config(dtype: torch.dtype, head_dim: int, num_rows: int, limits: DeviceLimits = KNOWN["H100"]) -> TileConfig:
-    """The smallest of `device_tiles` that holds `num_rows` = group * num_query rows, else the largest."""
+    """Returns the smallest of `device_tiles` that holds `num_rows` = group * num_query rows, else the largest."""
     configs = device_tiles(dtype, head_dim, limits)
     return next((config for config in configs if config.block_rows >= num_rows), configs[-1])
 
 
 def fixed_tile(dtype: torch.dtype, head_dim: int, limits: DeviceLimits = KNOWN["H100"]) -> TileConfig:
-    """One of `device_tiles` for any number of rows, whose products are of one warp and by one kind of instruction."""
+    """Returns the tile for batch-invariant rows, which does not depend on the number of rows.
+
+    The tile has at most 32 rows, so that products are of one warp and one kind of instruction.
+    """
     config = [config for config in device_tiles(dtype, head_dim, limits) if config.block_rows <= 32][-1]
     return config._replace(block_keys=min(config.block_keys, 64))

@@ -1,9 +1,9 @@
-"""Top-k, top-p and min-p on a GPU: the search for their edges, and the best score among the tokens they keep.
+"""Top-k, top-p and min-p on a GPU: searches their edges, and finds the best score among the tokens they keep.
 
-Where top-p's edge is found in a list (`nucleus`), nothing is searched here, and the search's launches end at once.
-Other edges are searched digit by digit of the float's bits, without a sort: each launch bins the tokens that still
-match the digits found so far, and the next one reads the bins. Counts and masses are integers, so no sum depends on
-their number or order. Reference: `sampling.process_logits`.
+If `nucleus` found a row's edge in a list, the search's launches return at once for that row. Other edges are searched
+digit by digit of the float's bits, without a sort: each launch bins the tokens that match the digits found so far, and
+the next launch reads the bins. Counts and masses are integers, so sums do not depend on the number or order of
+programs. Reference: `sampling.process_logits`.
 """
 
 import triton
@@ -35,7 +35,7 @@ from wingbeat.kernels.launching import options, wait_for_launch
 
 @triton.jit
 def _merged_bins(bins, search: tl.constexpr, digit, row, num_rows, num_splits, SPLITS: tl.constexpr):
-    """int64 [NUM_BINS]: a digit's bins of a row over the programs that share it."""
+    """int64 [NUM_BINS]: sums a digit's bins of a row over the programs that share the row."""
     at = tl.arange(0, SPLITS)[:, None]
     first = ((search * NUM_DIGITS + digit) * num_rows + row) * num_splits
     shares = tl.load(bins + (first + at) * NUM_BINS + tl.arange(0, NUM_BINS)[None, :], mask=at < num_splits, other=0)
@@ -44,12 +44,15 @@ def _merged_bins(bins, search: tl.constexpr, digit, row, num_rows, num_splits, S
 
 @triton.jit
 def _find_kth(bins, states, digit, top_k, row, num_rows, num_splits, vocab_size, SPLITS: tl.constexpr):
-    """Digits above `digit` of the k-th largest key, and its rank from the top among the keys that share them."""
+    """Digits above `digit` of the k-th largest key.
+
+    Also returns the key's rank from the top among the keys with these digits.
+    """
     prefix = tl.full([], 0, dtype=tl.int64)
     rank = tl.minimum(top_k, vocab_size).to(tl.int64)
     if digit > 0:
         state = states + ((digit - 1) * num_rows + row) * 3
-        # Before the first digit the state is what it is above.
+        # Before the first digit nothing was stored: the initial state is used.
         prefix = tl.load(state, mask=digit > 1, other=0)
         rank = tl.where(digit > 1, tl.load(state + 1, mask=digit > 1, other=0), rank)
         counts = _merged_bins(bins, 0, digit - 1, row, num_rows, num_splits, SPLITS)
@@ -63,7 +66,10 @@ def _find_kth(bins, states, digit, top_k, row, num_rows, num_splits, vocab_size,
 
 @triton.jit
 def _find_nucleus(bins, states, digit, top_p, row, num_rows, num_splits, SPLITS: tl.constexpr):
-    """Digits above `digit` of the lowest key top-p keeps, the mass below the keys that share them, and all mass."""
+    """Digits above `digit` of the lowest key that top-p keeps.
+
+    Also returns the mass below the keys with these digits, and the total mass.
+    """
     prefix = tl.full([], 0, dtype=tl.int64)
     below = tl.full([], 0, dtype=tl.int64)
     total = tl.full([], 0, dtype=tl.int64)
@@ -72,7 +78,7 @@ def _find_nucleus(bins, states, digit, top_p, row, num_rows, num_splits, SPLITS:
         prefix = tl.load(state, mask=digit > 1, other=0)
         below = tl.load(state + 1, mask=digit > 1, other=0)
         masses = _merged_bins(bins, 1, digit - 1, row, num_rows, num_splits, SPLITS)
-        # Every kept token is in a bin of the first digit.
+        # All kept tokens are in some bin of the first digit, so these bins sum to the total mass.
         total = tl.where(digit > 1, tl.load(state + 2, mask=digit > 1, other=0), tl.sum(masses, axis=0))
         places = tl.arange(0, NUM_BINS)
         cumulative = below + tl.cumsum(masses, axis=0)
@@ -102,7 +108,7 @@ def _search_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Bin one digit of the keys whose higher digits are the edge's: how many (top-k), or their mass (top-p)."""
+    """Bins one digit of the keys whose higher digits equal the edge's: counts for top-k, masses for top-p."""
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -148,11 +154,11 @@ def _search_kernel(
         values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
         keys = sortable(values)
         digits = keys >> shift
-        # Two shifts, since one by all 32 bits is not defined.
+        # Two shifts, because a shift by all 32 bits is undefined.
         matching = mask & ((digits >> DIGIT_BITS) == wanted)
         if MASS:
             matching = matching & (keys >= lowest)
-        # After a few digits most tiles hold nothing that matches.
+        # After a few digits most tiles contain no matching key.
         if tl.max(matching.to(tl.int32), axis=0) > 0:
             here = ((digits & (NUM_BINS - 1)).to(tl.int32)[None, :] == places) & matching[None, :]
             if MASS:
@@ -189,7 +195,10 @@ def _filter_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The best score among the tokens a filtered row keeps; without CHOOSE the others are set to -inf instead."""
+    """Finds the best score among the tokens a filtered row keeps.
+
+    Without CHOOSE sets the removed ones to -inf instead.
+    """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -201,7 +210,7 @@ def _filter_kernel(
         return
     largest = largest_of_row(maxima, row, num_splits, SPLITS)
     floor = tl.load(edges + row * 2)
-    # Of the keys equal to the floor, top-p removes the lowest ids: up to `last_removed`, or the first `num_removed`.
+    # Among keys equal to the floor, top-p removes the lowest ids: up to `last_removed`, or the first `num_removed`.
     last_removed = tl.full([], -1, dtype=tl.int64)
     num_removed = tl.full([], 0, dtype=tl.int64)
     num_equal = tl.full([], 0, dtype=tl.int64)
@@ -216,7 +225,8 @@ def _filter_kernel(
                 floor, below, total = _find_nucleus(bins, states, NUM_DIGITS, top_p, row, num_rows, num_splits, SPLITS)
                 each = mass_of(weight_of(unsortable(floor.to(tl.uint32)), largest), SCALE)
                 num_removed = num_outside(below, each, total, nucleus_limit(top_p), ID_BITS)
-                # The bins of the last digit hold equal keys, so their masses tell how many come before this.
+                # Bins of the last digit hold equal keys, so their masses divided by a key's mass count the equal keys
+                # in earlier shares.
                 before = tl.arange(0, SPLITS)
                 last = (((2 * NUM_DIGITS - 1) * num_rows + row) * num_splits + before) * NUM_BINS
                 masses = tl.load(bins + last + (floor & (NUM_BINS - 1)), mask=before < split, other=0)
@@ -243,7 +253,7 @@ def _filter_kernel(
             scores = tl.where(kept, values + gumbel(key_1, key_2, ids), float("-inf"))
             best, best_at = keep_best(best, best_at, scores, ids)
         else:
-            # A short tile lies in several warps: each has read it before one of them writes.
+            # Lanes of a short tile are shared by several warps: all must have read before any writes.
             tl.debug_barrier()
             tl.store(scaled + row * vocab_size + ids, tl.where(kept, values, float("-inf")), mask=mask)
     if CHOOSE:
@@ -255,10 +265,12 @@ def _filter_kernel(
 def filter_rows(
     rows: Rows, workspace: SamplingWorkspace, shares: Shares, *, choose: bool, listed_only: bool = False
 ) -> None:
-    """Filter the rows that `scale_rows` stored: the best score of each share, or without `choose` the rows in place.
+    """Filters the rows that `scale_rows` stored.
+
+    Finds the best score of each share, or without `choose` sets removed tokens to -inf in place.
 
     Args:
-        listed_only: nothing is searched: rows whose list does not tell keep what min-p leaves.
+        listed_only: skips the search: rows whose edge is not in their list are filtered by min-p alone.
     """
     num_rows, vocab_size = len(rows.temperatures), workspace.vocab_size
     grid = (num_rows, shares.num_splits)

@@ -1,4 +1,4 @@
-"""Counting tokens on a GPU: a program for a tile of a row's history. Reference: `history.count_tokens`."""
+"""Counts the tokens of histories on a GPU; a program handles a tile of a row. Reference: `history.count_tokens`."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ _TILE = 512
 
 
 @triton.jit(
-    # One variant for each number of steps, which a start compiles: strides and views are the caller's.
+    # Only the number of steps makes a variant, compiled at start: strides and views differ between callers.
     do_not_specialize=["token_stride", "prompt_stride", "width", "num_columns"],
     do_not_specialize_on_alignment=["token_ids", "lens", "num_prompt_tokens", "slots", "in_prompt", "in_output"],
 )
@@ -33,7 +33,7 @@ def _count_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Each token is searched for by halves among the ids that there are columns of."""
+    """Finds each token by binary search among the ids that have columns, and counts it."""
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
@@ -61,7 +61,7 @@ def _count_kernel(
 def count_tokens(
     histories: Histories, sorted_ids: Tensor, columns: Tensor, in_prompt: Tensor, in_output: Tensor
 ) -> None:
-    """See `history.count_tokens`: three launches."""
+    """Launches the kernels for `history.count_tokens`: three launches."""
     token_ids, lens, num_prompt_tokens, slots = histories
     num_rows, width, num_columns = len(slots), token_ids.shape[1], len(sorted_ids)
     in_prompt.zero_()

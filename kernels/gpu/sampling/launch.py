@@ -1,9 +1,9 @@
-"""Choosing tokens on a GPU: the kernels behind `sampling`, which is their reference.
+"""Token choice on a GPU; the reference is `sampling`.
 
-Rows whose token is an argmax of logits, or of logits plus noise, take one pass over the vocabulary (`scores`).
-Filtered rows are kept in float32; the edge of top-p is found among the tokens that it may keep (`nucleus`), others are
-searched for (`filter`). Every row is shared by as many programs as fill the device, and gets the same token in any
-batch. Launches depend on shapes and flags alone.
+Rows whose token is an argmax of logits, or of logits plus noise, take one pass over the vocabulary (`scores`). Filtered
+rows are kept in float32; top-p's edge is found among the tokens that it may keep (`nucleus`), other edges are searched
+(`filter`). Each row is shared by as many programs as fill the device, and gets the same token in any batch. Launches
+depend on shapes and flags alone.
 """
 
 import torch
@@ -26,12 +26,12 @@ def process_logits(
     processors: LogitProcessors | None,
     listed_only: bool = False,
 ) -> Tensor:
-    """See `sampling.process_logits`: one launch; with filters twenty-one, or with `listed_only` five."""
+    """Runs `sampling.process_logits`: one launch; with filters twenty-one, or with `listed_only` five."""
     num_rows, vocab_size = logits.shape
     if num_rows == 0:
         return torch.empty(0, vocab_size, dtype=torch.float32, device=logits.device)
     workspace = SamplingWorkspace(num_rows, vocab_size, logits.device, chooses=False)
-    # Nothing is chosen: any integers serve as keys of the noise.
+    # Nothing is chosen, so any integers serve as the noise's seeds and positions.
     rows = rows_of(temperatures, top_ks, top_ps, min_ps, top_ks, top_ks)
     with torch.cuda.device_of(logits):
         shares = share_rows(num_rows, vocab_size)
@@ -42,7 +42,7 @@ def process_logits(
 
 
 def best_tokens(logits: Tensor, workspace: SamplingWorkspace | None) -> Tensor:
-    """See `sampling.best_tokens`."""
+    """Runs `sampling.best_tokens`."""
     out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     if len(out):
         workspace = _room(workspace, logits, scaled=False)
@@ -64,7 +64,7 @@ def choose_tokens(
     processors: LogitProcessors | None,
     workspace: SamplingWorkspace | None,
 ) -> Tensor:
-    """See `sampling.choose_tokens`: two launches, or twenty-two with filters."""
+    """Runs `sampling.choose_tokens`: two launches, or twenty-two with filters."""
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:

@@ -1,4 +1,4 @@
-"""Noise on a GPU, for other kernels to draw and as a launch of its own; the reference is `noise`, bit for bit."""
+"""Seeded noise on a GPU, as a device function and as a launch of its own; bit-identical to the reference `noise`."""
 
 import torch
 import triton
@@ -15,7 +15,7 @@ _LANE_1 = tl.constexpr(constants.LANE_1)
 _LANE_2 = tl.constexpr(constants.LANE_2)
 _TOKEN_LANE = tl.constexpr(constants.TOKEN_LANE)
 
-# Tokens a program handles at a time.
+# Tokens that a program handles at a time.
 _TILE = 1024
 # A fused multiply-add would round once where the reference rounds twice.
 FP_FUSION = False
@@ -31,7 +31,7 @@ def _triple32(word):
 
 @triton.jit
 def row_keys(seed, position):
-    """The two uint32 keys of (seed, position), int64 each; see `noise.noise_bits`."""
+    """Returns the two uint32 keys of int64 (seed, position); see `noise.noise_bits`."""
     low = seed.to(tl.uint32)
     high = (seed >> 32).to(tl.uint32)
     place = position.to(tl.uint32)
@@ -51,7 +51,7 @@ def noise_bits(key_1, key_2, token_ids):
 
 @triton.jit
 def gumbel(key_1, key_2, token_ids):
-    """Standard Gumbel noise of a row's keys at integer token ids; see `noise.gumbel_noise`."""
+    """Standard Gumbel noise for integer token ids, from a row's keys; see `noise.gumbel_noise`."""
     uniform = (noise_bits(key_1, key_2, token_ids).to(tl.float32) + 0.5) * 1.1920928955078125e-07
     return -tl.log(-tl.log(uniform))
 
@@ -83,7 +83,7 @@ def _noise_kernel(
 
 
 def noise(seeds: Tensor, positions: Tensor, token_ids: Tensor, *, bits: bool) -> Tensor:
-    """`noise.noise_bits` or `noise.gumbel_noise` in one launch: int32 or float32 [num_rows, num_tokens]."""
+    """Computes `noise.noise_bits` or `noise.gumbel_noise` in one launch: int32 or float32 [num_rows, num_tokens]."""
     num_rows, num_tokens = len(seeds), token_ids.shape[-1]
     out = torch.empty(num_rows, num_tokens, dtype=torch.int32 if bits else torch.float32, device=seeds.device)
     if out.numel():

@@ -1,10 +1,10 @@
-"""The edge of top-p on a GPU, in one pass over the vocabulary: what may be kept is listed, and the list is searched.
+"""The edge of top-p on a GPU in one pass over the vocabulary: lists the tokens that may be kept, and searches the list.
 
-A token of less than (1 - top_p) / vocabulary of the largest one's probability is removed, whatever the others are:
-together all such tokens are less than what top-p leaves out. Of the rest there are mostly a few hundred. A row with
-more of them than the list has room for, or with fewer than its top-k keeps, is left to the search of `filter`.
+A token with less than (1 - top_p) / vocabulary of the largest probability is always removed: all such tokens together
+have less mass than top-p leaves out. Usually a few hundred tokens remain. Rows with more remaining tokens than the list
+holds, or fewer than their top-k keeps, are left to the search of `filter`.
 
-Where nothing is searched (`listed_only`), rows of top-k alone are listed too, down to a bound that mostly serves.
+With `listed_only`, where nothing is searched, rows with top-k alone are listed too, down to an estimated bound.
 """
 
 import triton
@@ -35,12 +35,12 @@ def _has_list(temperature, top_k, top_p, TOP_K_ALONE: tl.constexpr):
 
 @triton.jit
 def _bound_of_top_k(maxima, row, num_splits, top_k, temperature, SPLITS: tl.constexpr):
-    """A score that about top_k tokens or some more of a row reach, from the best of its shares."""
+    """Estimates, from the maxima of a row's shares, a score that at least about top_k tokens of the row reach."""
     at = tl.arange(0, SPLITS)
     there = at < num_splits
     peaks = tl.load(maxima + row * num_splits + at, mask=there, other=float("-inf"))
     keys = tl.where(there, sortable(peaks).to(tl.int64), -1)
-    # So many tokens reach the bound for certain; shares of rare tokens have peaks that say nothing.
+    # At least `rank` tokens reach the bound for certain. Maxima of shares with only rare tokens carry no information.
     rank = tl.minimum(top_k, tl.maximum((num_splits + 1) // 2, 1).to(tl.int64))
     one = tl.full([], 1, dtype=tl.int64)
     bound = tl.full([], 0, dtype=tl.int64)
@@ -73,7 +73,7 @@ def _collect_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """List the tokens that top-p may keep, in any order, and sum the mass of all."""
+    """Lists the tokens that top-p may keep, in any order, and sums the mass of all tokens."""
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -85,7 +85,7 @@ def _collect_kernel(
     if _has_list(temperature, top_k, top_p, TOP_K_ALONE) == 0:
         return
     largest = largest_of_row(maxima, row, num_splits, SPLITS)
-    # Half of what would do, for rounding; and room below for top-k, which may keep what top-p does not.
+    # 0.7 halves the bound, for rounding; 8.0 makes room for top-k, which may keep tokens that top-p alone would not.
     lowest = largest + tl.log((1.0 - top_p) / vocab_size) - 0.7
     lowest = tl.where(top_k > 0, lowest - 8.0, lowest)
     if TOP_K_ALONE:  # noqa: SIM102
@@ -131,7 +131,7 @@ def _edge_kernel(
     SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The lowest key that a listed row keeps, and of the tokens equal to it the highest id that is removed."""
+    """Finds the lowest key that a listed row keeps, and the highest removed id among the tokens with that key."""
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     top_p = tl.load(top_ps + row)
@@ -183,12 +183,12 @@ def _edge_kernel(
 def find_nuclei(
     rows: Rows, workspace: SamplingWorkspace, shares: Shares, scale: float, id_bits: int, *, top_k_alone: bool = False
 ) -> None:
-    """Write `edges` of the rows whose list tells; the others' begin with -1.
+    """Writes `edges` of the rows whose list contains the edge; -1 for the others.
 
     Args:
-        scale: of masses.
-        id_bits: of the vocabulary's size.
-        top_k_alone: list rows that have top-k and no top-p too.
+        scale: fixed-point scale of masses.
+        id_bits: bits of the vocabulary size.
+        top_k_alone: lists rows that have top-k without top-p, too.
     """
     num_rows, vocab_size = len(rows.temperatures), workspace.vocab_size
     parameters = (workspace.maxima, rows.temperatures, rows.top_ks, rows.top_ps)

@@ -1,6 +1,6 @@
-"""Scores of tokens on a GPU: processors, temperature and noise in one pass, and the best score of each row.
+"""Token scores on a GPU: processors, temperature and noise in one pass, and the best score of each row.
 
-The programs that share a row find the best of their shares; a second launch merges them. Reference:
+Programs that share a row find the best scores of their shares; a second launch merges them. Reference:
 `processors.apply_processors`, and `reference` for the rest.
 """
 
@@ -26,14 +26,14 @@ def is_filtered(temperature, top_k, top_p, min_p):
 
 @triton.jit
 def keep_best(best_scores, best_ids, scores, ids):
-    """Lane by lane; an earlier id stays where scores are equal."""
+    """Keeps the better score in each lane; on ties the earlier id stays."""
     better = scores > best_scores
     return tl.where(better, scores, best_scores), tl.where(better, ids, best_ids)
 
 
 @triton.jit
 def first_best(scores, ids):
-    """The highest score and its lowest id."""
+    """Returns the highest score and the lowest id that has it."""
     best = tl.max(scores, axis=0)
     return best, tl.min(tl.where(scores == best, ids, _NO_TOKEN), axis=0)
 
@@ -76,7 +76,10 @@ def _scale_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Processors and temperature. Rows that are not filtered get their best score; filtered ones are stored."""
+    """Applies processors and temperature.
+
+    Finds the best score of rows that are not filtered, and stores filtered rows.
+    """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -113,7 +116,7 @@ def _scale_kernel(
         ids = start + lanes
         mask = ids < vocab_size
         values = tl.load(logits + row * logits_stride + ids, mask=mask, other=float("-inf")).to(tl.float32)
-        # One condition is the compiler's, the other the row's.
+        # The outer condition is decided at compile time, the inner one per row.
         if HAS_BIAS:  # noqa: SIM102
             if bias_row >= 0:
                 values += tl.load(bias_table + bias_row * vocab_size + ids, mask=mask, other=0.0)
@@ -151,8 +154,8 @@ def _scale_kernel(
 
 @triton.jit
 def merge_last(best_scores, best_ids, num_done, out, row, num_splits, SPLITS: tl.constexpr):
-    """The token of a row by whichever of the programs that share it is done last; 0 where every score is -inf."""
-    tl.debug_barrier()  # the program's own best is stored before one thread says so
+    """Writes a row's token from the last of the programs that share the row; 0 if every score is -inf."""
+    tl.debug_barrier()  # the program's own best is stored before one thread increments the counter
     done = tl.atomic_add(num_done + row, 1, sem="acq_rel")
     if done == num_splits - 1:
         at = tl.arange(0, SPLITS)
@@ -180,7 +183,7 @@ def _best_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The best token of each row of logits as they are."""
+    """Finds the best token of each row of unprocessed logits."""
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -200,7 +203,7 @@ def _best_kernel(
 
 
 def find_best(logits: Tensor, workspace: SamplingWorkspace, shares: Shares, out: Tensor) -> None:
-    """Write the best token of each row [num_rows]."""
+    """Writes the best token of each row to `out` [num_rows]."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     _best_kernel[(len(out), shares.num_splits)](
@@ -221,7 +224,7 @@ def find_best(logits: Tensor, workspace: SamplingWorkspace, shares: Shares, out:
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _merge_kernel(best_scores, best_ids, out, num_splits, SPLITS: tl.constexpr, EARLY: tl.constexpr):
-    """The token of a row from the best of each program that shared it; 0 where every score is -inf."""
+    """Merges the best scores of the programs that shared a row into its token; 0 if every score is -inf."""
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, SPLITS)
@@ -233,7 +236,7 @@ def _merge_kernel(best_scores, best_ids, out, num_splits, SPLITS: tl.constexpr, 
 
 
 def _processor_arguments(processors: LogitProcessors | None, logits: Tensor) -> dict[str, Any]:
-    """The processors' part of `_scale_kernel`'s arguments; None for what is not used."""
+    """Arguments of `_scale_kernel` for the processors; None for unused ones."""
     penalties, bias, grammar_mask = processors or LogitProcessors()
     if processors is not None:
         check_processors(processors, *logits.shape)
@@ -260,7 +263,7 @@ def _processor_arguments(processors: LogitProcessors | None, logits: Tensor) -> 
 
 
 def _table(name: str, table: Tensor) -> Tensor:
-    # Copying one to make it contiguous would cost more than everything else here.
+    # A contiguous copy would cost more than all other steps here, so it must not happen silently.
     if not table.is_contiguous():
         raise ValueError(f"{name} has strides {table.stride()}: it must be contiguous")
     return table
@@ -276,7 +279,7 @@ def scale_rows(
     any_filtered: bool,
     choose: bool,
 ) -> None:
-    """Find the best score of each share of the rows that are not filtered, and store the others over temperature.
+    """Finds the best score of each share of unfiltered rows, and stores filtered rows divided by temperature.
 
     Args:
         logits: [num_rows, vocab_size], any float type.
@@ -305,7 +308,7 @@ def scale_rows(
 
 
 def merge_shares(workspace: SamplingWorkspace, shares: Shares, out: Tensor) -> None:
-    """Write the token of each row [num_rows] from the best scores of its shares."""
+    """Writes the token of each row to `out` [num_rows], from the best scores of its shares."""
     _merge_kernel[(len(out),)](
         workspace.best_scores,
         workspace.best_ids,

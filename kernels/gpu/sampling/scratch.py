@@ -1,4 +1,4 @@
-"""Rows of a call of the sampling kernels, the programs that share them, and memory that stays in place."""
+"""Parameters, division among programs and scratch memory of the sampling kernels' rows."""
 
 from typing import NamedTuple
 
@@ -7,26 +7,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A float's 32 bits are searched in 8 digits of 4; 16 bins are what a program can hold in registers for each lane.
+# A float's 32 bits are searched in 8 digits of 4 bits: 16 bins per lane are what a program holds in registers.
 DIGIT_BITS = tl.constexpr(4)
 NUM_BINS = tl.constexpr(16)
 NUM_DIGITS = tl.constexpr(8)
 
-# Tokens a program handles at a time, for one value and for NUM_BINS values per token; both divide a program's share.
+# Tokens that a program handles at a time, for one value and for NUM_BINS values per token; both divide a program's
+# share.
 _TILE = 1024
 _SEARCH_TILE = 512
-# Programs that fill a large GPU twice, and the most that share a row (each reads what all of them found).
+# Programs that fill a large GPU twice, and the maximum that share a row (each reads all of their results).
 _NUM_PROGRAMS = 264
 _MAX_SPLITS = 128
 _LISTED = 2048
-"""Tokens of a row that are listed at most, a power of two: as many as a program searches in registers."""
+"""Maximum number of listed tokens of a row, a power of two: as many as one program searches in registers."""
 
 
 class SamplingWorkspace:
-    """Memory of `choose_tokens` at addresses that never change. Holds nothing between calls.
+    """Scratch memory of `choose_tokens` at constant addresses. Carries no state between calls.
 
     Args:
-        max_rows: most rows of a call, at least 1.
+        max_rows: maximum number of rows of a call, at least 1.
         vocab_size: columns of the logits.
     """
 
@@ -39,28 +40,29 @@ class SamplingWorkspace:
         shares = max(max_rows, _NUM_PROGRAMS)
         searched = shares if scaled else 0
         self.scaled = torch.empty(max_rows if scaled else 0, vocab_size, dtype=torch.float32, device=device)
-        """Logits over temperature of filtered rows."""
+        """Logits divided by temperature, of filtered rows."""
         self.maxima = torch.empty(shares, dtype=torch.float32, device=device)
         self.best_scores = torch.empty(shares, dtype=torch.float32, device=device)
         self.best_ids = torch.empty(shares, dtype=torch.int32, device=device)
         self.num_done = torch.zeros(max_rows, dtype=torch.int32, device=device) if chooses else None
-        """Zeros between calls: programs that are done with their share of a row."""
+        """Programs that have finished their share of each row; all zero between calls."""
         self.bins = torch.empty(2, NUM_DIGITS.value, searched, NUM_BINS.value, dtype=torch.int64, device=device)
-        """[search, digit, share of a row, bin]: tokens (search 0) or mass (search 1)."""
+        """[search, digit, share of a row, bin]: number (search 0) or mass (search 1) of tokens."""
         self.states = torch.empty(2, NUM_DIGITS.value, max_rows, 3, dtype=torch.int64, device=device)
-        """[search, digit, row, field]: what was known before the digit was searched."""
+        """[search, digit, row, field]: results of the digits before this digit."""
         listing = max_rows if scaled else 0
         self.listed = torch.empty(listing, _LISTED, dtype=torch.float32, device=device)
-        """Logits over temperature that top-p may keep, of ids `listed_ids`; of each row the first `counts`."""
+        """Logits divided by temperature that top-p may keep, with ids `listed_ids`; the first `counts` of each row are
+        valid."""
         self.listed_ids = torch.empty(listing, _LISTED, dtype=torch.int32, device=device)
         self.counts = torch.empty(listing, dtype=torch.int32, device=device)
         self.masses = torch.empty(searched, dtype=torch.int64, device=device)
         self.edges = torch.empty(listing, 2, dtype=torch.int64, device=device)
-        """Lowest key that is kept, -1 where it is searched for; of equal ones the last id that is removed, or -1."""
+        """[row, field]: lowest kept key, -1 if it must be searched; and the last removed id among equal keys, or -1."""
 
 
 class Rows(NamedTuple):
-    """Parameters of the rows, [num_rows] each and contiguous."""
+    """Sampling parameters by row, [num_rows] each and contiguous."""
 
     temperatures: Tensor
     top_ks: Tensor
@@ -71,26 +73,27 @@ class Rows(NamedTuple):
 
 
 def rows_of(*columns: Tensor) -> Rows:
-    """Columns of [num_rows] in the order of `Rows`, made contiguous."""
+    """Makes columns [num_rows], in the order of `Rows`, contiguous."""
     return Rows(*(column.contiguous() for column in columns))
 
 
 class Shares(NamedTuple):
-    """Shares of a row, by program."""
+    """Division of each row among programs."""
 
     num_splits: int
     most_splits: int
-    """A power of two that no number of rows takes `num_splits` above: kernels are compiled for it, not for each."""
+    """Power of two that `num_splits` never exceeds for this vocabulary: kernels are compiled for it, not for each
+    number."""
     length: int
     """Tokens of one program, a multiple of both tiles."""
     tile: int
-    """Tokens a program handles at a time."""
+    """Tokens that a program handles at a time."""
     search_tile: int
-    """Likewise while it searches, with NUM_BINS values per token."""
+    """Tokens that a program handles at a time while searching, with NUM_BINS values per token."""
 
 
 def share_rows(num_rows: int, vocab_size: int) -> Shares:
-    """Divide rows of `vocab_size` tokens among as many programs as fill the device."""
+    """Divides rows of `vocab_size` tokens among as many programs as fill the device."""
     num_tiles = triton.cdiv(vocab_size, _TILE)
     splits = min(num_tiles, max(_NUM_PROGRAMS // num_rows, 1), _MAX_SPLITS)
     tiles = triton.cdiv(num_tiles, splits)

@@ -1,8 +1,8 @@
-"""Candidates on a GPU: the kernels behind `candidates`, which is their reference.
+"""Candidate selection on a GPU; the reference is `candidates`.
 
-Programs that share a row find the best of their shares, and a second launch merges them: a batch of one has few rows,
-and one program each would leave most of the device idle. Nothing waits for the device and launches depend on shapes
-alone.
+Programs that share a row find the best candidates of their shares, and a second launch merges them: a small batch has
+few rows, and one program per row would leave most of the device idle. The host never waits for the device, and launches
+depend on shapes alone.
 """
 
 import torch
@@ -14,10 +14,10 @@ from wingbeat.kernels.gpu.sampling.noise import gumbel, row_keys
 from wingbeat.kernels.launching import options, wait_for_launch
 from wingbeat.kernels.tree.results import Candidates, Coupling
 
-# Logits a program holds in registers at a time: 32 in each of its threads.
+# Logits that a program holds in registers at a time: 32 in each thread.
 _CANDIDATE_TILE = 8192
 _SPLITS = 8
-"""Programs of a row, at most."""
+"""Maximum number of programs per row."""
 _LEAST_SHARE = 1024
 
 
@@ -41,7 +41,10 @@ def _share_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The best of a share of a row in order, its largest score, and the sum of exponentials below it."""
+    """Finds the best candidates of a share of a row, best first.
+
+    Also stores the share's largest score, and the sum of exponentials relative to that score.
+    """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     begin = tl.program_id(1) * length
@@ -65,7 +68,7 @@ def _share_kernel(
         ids = start + lanes
         mask = ids < end
         values = tl.load(logits + row * vocab_size + ids, mask=mask, other=float("-inf")).to(tl.float32)
-        # Which of two NaN is larger depends on who asks, and threads would go on with different answers.
+        # Reductions over NaN may differ between threads, which would then continue with different results.
         values = tl.where(values >= float("-inf"), values, float("-inf"))
         if COUPLED:
             values = tl.div_rn(values, scale)
@@ -75,7 +78,7 @@ def _share_kernel(
         largest = tl.maximum(before, tl.max(values, axis=0))
         finite = tl.where(largest == float("-inf"), 0.0, largest)
         total = total * tl.exp(before - finite) + tl.sum(tl.exp(values - finite), axis=0)
-        # The tile's best and the best so far, merged; of equal scores the earlier id comes first.
+        # Merges the tile's best with the best so far; ties go to the earlier id.
         merged = tl.full([PLACES], float("-inf"), dtype=tl.float32)
         merged_ids = tl.zeros([PLACES], dtype=tl.int32)
         for place in range(top_k):
@@ -112,7 +115,10 @@ def _merge_shares_kernel(
     PLACES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The best of a row's shares; these lie in the order of their ids, and so do equal scores of each."""
+    """Merges a row's shares.
+
+    Shares are in ascending order of ids, and so are equal scores within each share: ties go to the lower id.
+    """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, SPLITS * PLACES)
@@ -135,14 +141,14 @@ def _merge_shares_kernel(
         chosen = tl.where(here, tl.sum(tl.where(lanes == at, ids, 0), axis=0), chosen)
         scores = tl.where(lanes == at, float("-inf"), scores)
     wanted = places < top_k
-    # A row of NaN has no best one, and may leave any lane's: what is looked up by it must exist.
+    # A row of NaN has no best candidate and may select any lane, so the id is clamped to one that exists.
     chosen = tl.minimum(chosen, vocab_size - 1)
     tl.store(out_token_ids + row * top_k + places, tl.load(draft_token_ids + chosen, mask=wanted), mask=wanted)
     tl.store(out_log_probs + row * top_k + places, best - log_total, mask=wanted)
 
 
 def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling: Coupling | None) -> Candidates:
-    """See `candidates.top_candidates`; of equal scores the lower draft index comes first."""
+    """Runs `candidates.top_candidates`; ties go to the lower draft index."""
     num_reqs, width, vocab_size = logits.shape
     num_rows, places = num_reqs * width, triton.next_power_of_2(top_k)
     token_ids = torch.empty(num_reqs, width, top_k, dtype=torch.int64, device=logits.device)

@@ -1,7 +1,7 @@
-"""Growth of token trees on a GPU: the kernels behind `table`, which is their reference.
+"""Growth of draft trees on a GPU; the reference is `table`.
 
-A program handles a request alone, in registers; a level is one launch, and so is the finished tree. Nothing waits for
-the device and launches depend on shapes alone.
+Each program handles a request, in registers; a level is one launch, and so is the finished tree. The host never waits
+for the device, and launches depend on shapes alone.
 """
 
 import torch
@@ -43,7 +43,7 @@ def _level_kernel(
     mask = lanes < num_candidates
     tokens = tl.load(token_ids + req * num_candidates + lanes, mask=mask, other=0)
     scores = tl.load(log_probs + req * num_candidates + lanes, mask=mask, other=float("-inf")).to(tl.float32)
-    # NaN is a missing candidate, and a child never beats its parent.
+    # NaN marks a missing candidate, and a child's score never exceeds its parent's.
     scores = tl.where(scores == scores, scores, float("-inf"))  # noqa: PLR0124
     scores = tl.where(scores > 0, 0.0, scores)
     place = lanes // top_k
@@ -52,7 +52,7 @@ def _level_kernel(
         parents = tl.load(parent_entries + req * top_k + place, mask=mask, other=0)
         scores = tl.load(parent_scores + req * top_k + place, mask=mask, other=float("-inf")) + scores
     else:
-        # Levels of an earlier tree that this one may not reach must not be kept.
+        # Scores of levels of an earlier tree that this tree may not reach are cleared, so that they are never kept.
         for start in range(begin + num_candidates, size, LANES):
             rest = start + lanes
             tl.store(table_scores + req * size + rest, float("-inf"), mask=rest < size)
@@ -60,7 +60,7 @@ def _level_kernel(
     tl.store(table_token_ids + req * size + entries, tokens, mask=mask)
     tl.store(table_parents + req * size + entries, parents, mask=mask)
     tl.store(table_scores + req * size + entries, scores, mask=mask)
-    # Unique keys: of equal scores the lower lane is the larger key. -0 and 0 are equal.
+    # Keys are unique: among equal scores the lower lane has the larger key. -0 and 0 are equal.
     keys = (sortable(tl.where(scores == 0, 0.0, scores)).to(tl.int64) << LANE_BITS) | (LANES - 1 - lanes)
     keys = tl.where(mask, keys, -1)
     rank = tl.full([LANES], 2147483647, dtype=tl.int32)
@@ -85,10 +85,10 @@ def add_level(
     table: tuple[Tensor, Tensor, Tensor],
     begin: int,
 ) -> Frontier:
-    """Enter candidates [num_reqs, width, top_k] at entry `begin` and choose the next frontier; see `TreeTable`.
+    """Enters candidates [num_reqs, width, top_k] at entry `begin` and selects the next frontier; see `TreeTable`.
 
     Args:
-        frontier: the one that was expanded; None for the root's children.
+        frontier: the frontier that was expanded; None for the root's children.
         table: token ids, parents and scores [num_reqs, size].
     """
     num_reqs, width, top_k = token_ids.shape
@@ -149,10 +149,10 @@ def _finalize_kernel(
     is_root = lanes == 0
     scores = tl.load(table_scores + req * size + lanes, mask=entered & (lanes > 0), other=float("-inf"))
     parents = tl.load(table_parents + req * size + lanes, mask=entered & (lanes > 0), other=0).to(tl.int32)
-    # Unique keys: of equal scores the lower entry is the larger key. -0 and 0 are equal.
+    # Keys are unique: among equal scores the lower entry has the larger key. -0 and 0 are equal.
     keys = (sortable(tl.where(scores == 0, 0.0, scores)).to(tl.int64) << LANE_BITS) | (LANES - 1 - lanes)
     keys = tl.where(entered & (lanes > 0), keys, -1)
-    # The num_kept-th largest key, bit by bit; above every key where none is kept.
+    # Finds the num_kept-th largest key bit by bit; it is above every key if none is kept.
     edge = tl.full([], 0, dtype=tl.int64)
     for bit in range(32 + LANE_BITS):
         higher = edge | (tl.full([], 1, dtype=tl.int64) << (31 + LANE_BITS - bit))
@@ -182,7 +182,7 @@ def _finalize_kernel(
 
 
 def finalize(table: tuple[Tensor, Tensor, Tensor], depths: Tensor, root_token_ids: Tensor, num_nodes: int) -> GrownTree:
-    """The best nodes of a table, renumbered; see `TreeTable.finalize`.
+    """Selects and renumbers the best nodes of a table; see `TreeTable.finalize`.
 
     Args:
         table: token ids, parents and scores [num_reqs, size].

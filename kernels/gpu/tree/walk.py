@@ -1,7 +1,7 @@
-"""Token trees on a GPU: the kernels behind `tree`, which is their reference, one launch for each of its functions.
+"""Walks and masks of draft trees on a GPU; the reference is `tree`. Each function is one launch.
 
-A program handles a request alone, in registers; trees are small, so what counts is the number of launches. Nothing
-waits for the device and launches depend on shapes alone.
+Each program handles a request, in registers: trees are small, so the number of launches dominates. The host never waits
+for the device, and launches depend on shapes alone.
 """
 
 import torch
@@ -16,13 +16,13 @@ WORD_BITS = tl.constexpr(64)
 
 
 def num_warps(lanes: int) -> int:
-    """Four elements a thread, so that what fits one warp needs no barrier."""
+    """Warps for four elements a thread, so that small trees fit into one warp and need no barrier."""
     return min(max(triton.next_power_of_2(lanes) // 128, 1), 16)
 
 
 @triton.jit
 def column_bit(columns):
-    """The word that holds a column alone, for int64 columns."""
+    """Word in which only the bit of an int64 column is set."""
     return tl.full([], 1, dtype=tl.int64) << (columns & (WORD_BITS - 1))
 
 
@@ -56,7 +56,7 @@ def _walk_kernel(
         tl.store(out_nodes + req * max_path + step, node.to(tl.int64))
         tl.store(out_token_ids + req * max_path + step, tl.where(walking, target, 0))
         child = tl.min(tl.where(counts & (up == node) & (tokens == target), nodes, num_nodes), axis=0)
-        # A node without a chosen child stays without one: the walk cannot resume.
+        # A node without a chosen child keeps none: the walk cannot resume.
         walking = (child < num_nodes) & (step + 1 < max_path)
         node = tl.where(walking, child, node)
         length += walking.to(tl.int64)
@@ -101,7 +101,7 @@ def _ancestors_kernel(
     ROWS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Find a word of the ancestors of ROWS nodes, stored as it is or as its 64 columns."""
+    """Computes one mask word of the ancestors of ROWS nodes, stored packed or as 64 columns."""
     wait_for_launch(EARLY)
     req = tl.program_id(0).to(tl.int64)
     word = tl.program_id(2)
@@ -123,7 +123,7 @@ def _ancestors_kernel(
 
 
 def ancestors(parents: Tensor, max_depth: int | None, *, pack: bool) -> Tensor:
-    """See `tree.ancestor_mask`; packed as `tree.ancestor_words`."""
+    """Runs `tree.ancestor_mask`, or `tree.ancestor_words` if `pack`."""
     num_reqs, num_nodes = parents.shape
     num_words = triton.cdiv(num_nodes, WORD_BITS.value)
     shape, dtype = (num_words, torch.int64) if pack else (num_nodes, torch.uint8)

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels, norm_rows
-from wingbeat.kernels.layer import reference
 from wingbeat.runtime.cpu.layers.eight_bits import pack_rounded
 from wingbeat.runtime.cpu.layers.layer_stack import GATES, GEMMA_LAYERS, CpuLayer, LayerStack, cpu_class
 from wingbeat.runtime.cpu.layers.packed_linears import pack_linear
@@ -17,7 +16,7 @@ from wingbeat.runtime.verifier.layers.fused import KNOWN_LAYERS, LayerOps, Swap
 class StackSwap(Swap):
     """Swaps layers into one `LayerStack`."""
 
-    ops = LayerOps(norm_rows, reference.rotate_and_store, reference.silu_mul)
+    ops = LayerOps(add_rms_norm=norm_rows)
     known = KNOWN_LAYERS | GEMMA_LAYERS
     gates = frozenset(GATES)
 

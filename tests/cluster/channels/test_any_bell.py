@@ -1,4 +1,4 @@
-"""One thread that sleeps on several bells hears each of them, with the kernel's call for that and without."""
+"""A thread that sleeps on several bells wakes for each of them, with `futex_waitv` and without."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What every kind of channel keeps, round after round."""
+"""Guarantees of every kind of channel, over several rounds."""
 
 from collections.abc import Iterator
 

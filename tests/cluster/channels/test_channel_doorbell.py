@@ -139,7 +139,7 @@ def test_a_killed_process_is_gone_although_nobody_collected_it(
 def test_a_process_that_exits_is_not_waited_for_until_its_memory_is_taken_back(
     sleeper: subprocess.Popen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can make an exit last: what the kernel says of one is put in its place."""
+    """An exit cannot be made to last, so the kernel's report of an exiting process is faked."""
     peer = PeerProcess(sleeper.pid, process_start(sleeper.pid))
     assert peer.works()
     before = doorbell.process_stat(sleeper.pid)

@@ -1,4 +1,4 @@
-"""What a channel keeps when a process dies, stops, returns or is replaced."""
+"""Guarantees of a channel when a process dies, stops, resumes or is replaced."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""The channel within a process: two threads at their own pace, and what a drafter's end refuses."""
+"""The channel within a process: two threads at their own pace, and refusals of the drafter's end."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The segment that a channel between processes is found by: what it carries, and what is refused."""
+"""The shared-memory segment that names a channel between processes: contents and refusals."""
 
 import dataclasses
 import fcntl

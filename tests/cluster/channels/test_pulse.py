@@ -1,4 +1,4 @@
-"""What one process tells of its work, and the other reads, in the memory that both have."""
+"""A process's pulse in shared memory: one process writes its progress, the other reads it."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from wingbeat.cluster.channels.pulse import NAMES_BYTES, Beat, Pulse, Work, size
 
 @pytest.fixture
 def sides() -> Iterator[tuple[Pulse, Pulse]]:
-    """Who works, and who watches."""
+    """Pulses of the working process and of the watching process."""
     parent = Link.create(4096)
     child = Link(*map(os.dup, parent.child_fds), is_parent=False)
     yield child.pulse, parent.pulse

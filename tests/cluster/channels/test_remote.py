@@ -1,4 +1,4 @@
-"""What a remote channel adds to the contract of every channel: what travels, who waits for what, and what ends it."""
+"""Guarantees of a remote channel beyond the contract of every channel: messages, waits and ends."""
 
 import dataclasses
 import gc
@@ -31,7 +31,7 @@ def pair() -> Iterator[Pair]:
 
 
 def decode(outcome: Outcome, slots: list[int], num_tokens: list[int], seed: int = 0) -> AcceptedPaths:
-    """A round of these sequences, all of which ask for trees; what it wrote."""
+    """Write a round in which all these sequences request trees; returns the accepted paths."""
     count, path = len(slots), SPEC.max_path
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1, 99, (count, path), generator=generator)
@@ -45,7 +45,7 @@ def decode(outcome: Outcome, slots: list[int], num_tokens: list[int], seed: int 
 
 
 def exchange(pair: Pair) -> Outcome:
-    """Publish the round that was filled, answer it, and return what the drafter saw."""
+    """Publish the filled round, answer it, and return the outcome that the drafter received."""
     channel, drafter = pair
     round_number = channel.verifier_end.publish_outcome()
     outcome = drafter.wait_outcome(LONG_S)
@@ -55,7 +55,7 @@ def exchange(pair: Pair) -> Outcome:
 
 
 def bytes_of_next_round(pair: Pair) -> int:
-    """That travel to the drafter for the round that was filled."""
+    """Number of bytes that the next round sends to the drafter."""
     connection = pair[0].verifier_end._link.connection
     sent, send = [], connection.send
     connection.send = lambda num_bytes: (sent.append(num_bytes), send(num_bytes))

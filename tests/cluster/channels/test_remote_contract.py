@@ -1,4 +1,4 @@
-"""A channel over a connection keeps what every kind does."""
+"""A channel over a connection gives the guarantees of every kind of channel."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -21,7 +21,7 @@ WAIT_S = 0.1
 
 
 class Loopback:
-    """Both ends in this process; the drafter's works in a thread of its own."""
+    """Both ends of a remote channel in this process; the drafter's end works in a thread of its own."""
 
     def __init__(self, spec: ChannelSpec) -> None:
         self.channel = RemoteChannel("127.0.0.1", spec)

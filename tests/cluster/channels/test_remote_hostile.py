@@ -193,7 +193,7 @@ def wire() -> Iterator[tuple[socket.socket, Connection]]:
 
 
 def frame(body: bytes = FRAME) -> bytes:
-    """What a connection sends."""
+    """Bytes that a connection sends for `body`."""
     raw, sock = socket.socketpair()
     connection = Connection(sock, len(body))
     connection.body[:] = np.frombuffer(body, np.uint8)

@@ -52,7 +52,7 @@ def of_class(source: str, name: str) -> set[str]:
 
 
 def of_wheel(path: Path, server: str) -> dict[str, list[str]]:
-    """Fields by endpoint."""
+    """Fields by endpoint: those of completions, and the additional ones of chats."""
     with zipfile.ZipFile(path) as wheel:
         return {
             endpoint: sorted(of_class(wheel.read(file).decode(), name))
@@ -61,7 +61,7 @@ def of_wheel(path: Path, server: str) -> dict[str, list[str]]:
 
 
 def of_llama_cpp(path: Path) -> dict[str, list[str]]:
-    """Fields by endpoint: what its completions read, and what its chat reads beside them."""
+    """Fields by endpoint: those of completions, and the additional ones of chats."""
     with tarfile.open(path) as package:
         files = {name.partition("/")[2]: name for name in package.getnames() if SERVER in name}
 
@@ -69,7 +69,7 @@ def of_llama_cpp(path: Path) -> dict[str, list[str]]:
             return _SWITCHED_OFF.sub("", package.extractfile(files[f"{SERVER}/{name}"]).read().decode())
 
         schema, common = set(_SCHEMA.findall(text("server-schema.cpp"))), text("server-common.cpp")
-    # What a chat's parser hands on to the schema is no field of a client.
+    # Fields that the chat parser passes to the schema are not sent by clients.
     handed_on = {"chat_format", "chat_parser", "parse_tool_calls", "preserved_tokens", "grammar_triggers"}
     handed_on |= {"grammar_lazy", "grammar_type", "generation_prompt", "include_usage"}
     schema -= handed_on

@@ -1,4 +1,4 @@
-"""A router asked by a handle: HTTP's answers and errors, without HTTP."""
+"""A router called through a Ray Serve handle: answers and errors of HTTP, without HTTP."""
 
 import asyncio
 import json

@@ -22,13 +22,13 @@ from wingbeat.deployments.api.guard import HttpLimits
 LIMIT = 2**20
 LIMITS = HttpLimits(max_body_bytes=LIMIT, max_dropped_bytes=16 * 2**20, drop_timeout_s=1.0)
 BODY = b" " * (8 * LIMIT)
-"""More than what the sockets' buffers hold, so that sending it needs a reader."""
+"""A body larger than the sockets' buffers, so that sending it needs a reader."""
 JSON = {"Content-Type": "application/json", "Authorization": "Bearer key"}
 
 
 @pytest.fixture(scope="module", params=["httptools", "h11"])
 def port(request) -> Iterator[int]:
-    """Of a real server; the pool answers hello world."""
+    """Port of a real server whose pool answers "hello world"."""
     app = app_for(FakePool(), Access.of_server("127.0.0.1", api_keys=[SecretStr("key")]), LIMITS)
     config = uvicorn.Config(app, "127.0.0.1", 0, http=request.param, log_level="error", lifespan="off")
     server = uvicorn.Server(config)
@@ -106,7 +106,7 @@ def test_a_short_body_costs_no_connection(port):
 
 
 def test_whoever_sends_for_ever_is_cut_off(port):
-    """After as many bytes as are dropped, and what the sockets hold."""
+    """The connection is cut after `max_dropped_bytes` and the contents of the sockets' buffers."""
     head = b"POST /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
     num_sent = 0

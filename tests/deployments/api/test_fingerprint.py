@@ -14,7 +14,7 @@ BODIES = {
 
 
 def told(pool: FakePool, path: str, **more) -> set[str]:
-    """Of an answer, or of every chunk of a stream."""
+    """Fingerprints in an answer, or in all chunks of a stream."""
     answer = call(pool, path, BODIES[path] | more)
     if not more.get("stream"):
         return {answer.json()["system_fingerprint"]}

@@ -66,7 +66,7 @@ def ask(endpoint: str, **fields: Any):
 
 
 def text(answer: dict[str, Any]) -> Any:
-    """What was written, without the ids that differ between two answers."""
+    """Output parts of an answer, without the ids that differ between two answers."""
     parts = answer.get("choices") or answer.get("output") or answer["content"]
     return [{name: value for name, value in part.items() if name != "id"} for part in parts]
 
@@ -148,7 +148,7 @@ SHAPING: dict[str, Any] = {
 }
 """A value of each that its default is not."""
 OF_ROUTERS = ("include_stop_str_in_output", "skip_special_tokens")
-"""What no engine is told."""
+"""Fields that routers handle themselves, without the engine."""
 TOLD_OTHERWISE = {
     "stop",
     "response_format",
@@ -186,7 +186,7 @@ def test_a_stop_string_is_kept_where_that_is_asked_for(path, stop):
 
 
 def asked(endpoint: str, **fields: Any) -> tuple[Any, ...]:
-    """What an engine is asked for."""
+    """Sampling parameters and prompt that reach the engine."""
     answer, pool = ask(endpoint, **fields)
     assert (answer.status_code, HEADER in answer.headers) == (200, False), (endpoint, fields, answer.text)
     (request,) = pool.requests

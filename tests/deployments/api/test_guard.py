@@ -1,4 +1,4 @@
-"""The rules every request meets before its endpoint, in the order of the contract, and what every answer carries."""
+"""Rules that apply to every request before its endpoint, in the contract's order, and headers of every answer."""
 
 import asyncio
 import json
@@ -226,7 +226,7 @@ class TestBodies:
             for connection in connections:
                 tasks.append(asyncio.create_task(connection.run()))
                 async with asyncio.timeout(20):
-                    # It runs, or is answered.
+                    # Wait until every request so far is running or answered.
                     while len(pool.running) + sum(bool(one.sent) for one in connections) < len(tasks):
                         await asyncio.sleep(0.01)
             assert len(pool.running) == 2, "the second one waits for nobody"
@@ -303,7 +303,7 @@ def test_the_first_rule_that_is_broken_is_the_one_that_is_named():
 
 
 class Exchange(Connection):
-    """A request spoken in ASGI whose body comes in parts."""
+    """An ASGI request whose body comes in parts."""
 
     def __init__(
         self,

@@ -25,14 +25,14 @@ MAX_REPORTED = 20
 
 
 def script(request: Request) -> str:
-    """More text than is asked for; greedy text does not depend on the seed."""
+    """Text longer than requested; greedy text does not depend on the seed."""
     params = request.params
     seed = 0 if params.temperature < 1e-5 else params.seed
     return f"{seed} after {len(request.prompt_token_ids)} " * params.max_tokens
 
 
 class PlainOrSpeculative(FakePool):
-    """A pool that drafts for nobody who does not want it."""
+    """A pool that reports no drafts for requests without speculation."""
 
     async def generate(self, request: Request, session_id: str = ""):
         async for output in super().generate(request):
@@ -41,7 +41,7 @@ class PlainOrSpeculative(FakePool):
 
 
 async def bombard(seed: int, count: int) -> tuple[Counter[int], list[str]]:
-    """The statuses of `count` requests, and what was wrong with those that were."""
+    """Statuses of `count` requests, and descriptions of wrong answers."""
     pool = PlainOrSpeculative(script)
     pool.info = ModelInfo(MODEL, max_model_len=CONTEXT, vocab_size=VOCAB_SIZE, drafter="fake")
     monitor = Engines(a=engine_stats()).monitor()

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: what is asked becomes a chat, and its answer becomes blocks and typed events."""
+"""Anthropic's Messages API: a request becomes a chat, and the chat's answer becomes blocks and typed events."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: what is asked becomes a chat, and its answer becomes items and typed events."""
+"""OpenAI's Responses API: a request becomes a chat, and the chat's answer becomes items and typed events."""
 
 import asyncio
 import json

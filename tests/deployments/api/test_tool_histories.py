@@ -13,7 +13,7 @@ WRITES = {
     "one by one": "{% for k, v in a.items() %}<{{ k }}>{{ v }}{% endfor %}",
     "one by one, by a filter": "{% for k, v in a | items %}<{{ k }}>{{ v }}{% endfor %}",
 }
-"""What templates do with the arguments of a call."""
+"""Templates by the way in which they print a call's arguments."""
 CUT = '{"city": "Par'
 NO_OBJECTS = [CUT, '{"n": 1,}', "[1, 2]", "3", '"x"', "oops", "[" * 5000, '{"n": ' + "1" * 5000 + "}"]
 EMPTY = [None, "", "  ", "null", {}]
@@ -33,7 +33,7 @@ def prompt(pool: ToolPool, kind: str, path: str, body: dict) -> str:
 
 
 def bodies(arguments) -> dict[str, dict]:
-    """The same conversation at every endpoint."""
+    """Bodies of one conversation, by endpoint."""
     function = {"name": "weather", "arguments": arguments}
     said = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
     used = {"type": "tool_use", "id": "c", "name": "weather", "input": arguments}

@@ -1,4 +1,4 @@
-"""`wingbeat bench` with several drafters or loads: each in a process of its own, one table of which pays."""
+"""`wingbeat bench` with several drafters or loads: each in a process of its own, with a table of speed-ups."""
 
 import json
 from collections import Counter

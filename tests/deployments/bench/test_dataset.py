@@ -1,4 +1,4 @@
-"""`wingbeat bench --dataset`: questions of several kinds, asked once by plain and once by speculative decoding."""
+"""`wingbeat bench --dataset`: questions of several kinds, each answered by plain and by speculative decoding."""
 
 import json
 from collections import Counter

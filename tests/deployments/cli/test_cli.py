@@ -1,4 +1,4 @@
-"""The command line: what it prints, and that its errors are one line with exit code 2."""
+"""Output of the command line; errors are one line with exit code 2."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`wingbeat serve --address`: what is refused before Ray is asked for anything."""
+"""Refusals of `wingbeat serve --address` before any call to Ray."""
 
 import socket
 

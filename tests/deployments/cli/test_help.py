@@ -37,7 +37,7 @@ print(json.dumps(helps))
 
 @pytest.fixture(scope="module")
 def helps() -> dict[str, tuple[str, list[str]]]:
-    """By command, its help and what heavy was imported by then."""
+    """Help of each command, and the heavy modules that were imported to print it."""
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120)
     return json.loads(ran.stdout)
 

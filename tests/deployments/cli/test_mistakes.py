@@ -1,4 +1,4 @@
-"""Mistakes of the first hour: each is one line that names the field or the file and says what to change.
+"""Mistakes of new users: each error is a line that names the field or file and the correction.
 
 Commands run in this process up to where they would start Ray or compute.
 """

@@ -1,4 +1,4 @@
-"""A checkpoint whose files hold code: every command that reads a model or a drafter leaves no trace of running any."""
+"""Checkpoints whose files hold code: no command that reads a model or a drafter runs any of it."""
 
 import builtins
 import json
@@ -85,7 +85,7 @@ def plant(source: Path, folder: Path, trace: Path, unknown: bool = True, pickled
 
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that planted code makes; whoever is asked says yes, as a user in a hurry would."""
+    """File that planted code would create; questions on the terminal are answered yes, as by a user in a hurry."""
     trace = tmp_path / "ran"
 
     def answer(question: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Requests of agents, written by hand in the formats that their documents and those of their libraries describe."""
+"""Requests of agents, written by hand in the formats of the agents' and their libraries' documents."""
 
 from typing import Any, NamedTuple
 
@@ -19,13 +19,13 @@ QUESTION = "How is the weather in Paris?"
 
 
 class Agent(NamedTuple):
-    """One request of an agent."""
+    """A request of an agent."""
 
     name: str
     path: str
     body: dict[str, Any]
     ignored: str | None = None
-    """What the answer's header names."""
+    """Ignored fields, as the answer's header lists them."""
     headers: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 

@@ -1,4 +1,4 @@
-"""Requests of agents are answered, whole and streamed; what they ask for in vain is named."""
+"""Requests of agents are answered, whole and streamed, and unserved fields are named."""
 
 import re
 

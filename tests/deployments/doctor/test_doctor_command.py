@@ -97,7 +97,7 @@ def command_of(source: str) -> tuple[str, ...]:
 
 @pytest.mark.slow
 def test_a_driver_that_does_not_answer_is_a_failure_and_nothing_behind_it_is_asked(monkeypatch, capsys):
-    """The process that asks it hangs for good; the model would hang with it."""
+    """The process that queries the driver hangs for good; loading the model would hang with it."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     hanging = command_of("import signal; signal.pause()")
     monkeypatch.setattr(command, "sees_gpu", partial(driver.sees_gpu, hanging, most_s=1.0))
@@ -114,7 +114,7 @@ def test_a_driver_that_does_not_answer_is_a_failure_and_nothing_behind_it_is_ask
     [("print(1)", True), ("print(1, flush=True); raise RuntimeError('a context')", True), ("print(0)", False)],
 )
 def test_a_gpu_is_seen_by_what_another_process_says(monkeypatch, source, seen):
-    """Also where it then fails to use the GPU: the GPU's own part tells how."""
+    """A GPU is seen also if it then fails to work: the doctor's GPU part reports the failure."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert driver.sees_gpu(command_of(source)) is seen
 

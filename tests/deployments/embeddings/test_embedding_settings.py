@@ -1,4 +1,4 @@
-"""Which embeddings a model has: what its folder says, or the operator."""
+"""Kind of embeddings of a model: set by its folder's files or by the operator."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: OpenAI's fields, of what engines pooled."""
+"""`/v1/embeddings`: OpenAI's fields, over vectors pooled by the engines."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""What a request can do to others: nothing, and what becomes of it when its engine dies."""
+"""A request cannot harm other requests; requests of an engine that dies are resumed or fail."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ EXPECTED = expected_tokens((1, 2, 3), 7, 100)
 
 
 class FragileEngine(FakeEngine):
-    """Cannot take a prompt that begins with 13, for a reason nobody thought of."""
+    """An engine that fails on prompts beginning with 13, with an unexpected error."""
 
     def add_request(self, request: Request, grammar: None = None) -> None:
         if request.prompt_token_ids[0] == 13:
@@ -43,7 +43,7 @@ def bystander(pool: EnginePool, count: int = 100) -> asyncio.Task:
 
 
 async def serving(source: LocalEngines, prompt: tuple[int, ...]) -> str:
-    """The live engine that has a request whose prompt begins so."""
+    """The live engine that holds a request with this beginning of the prompt."""
     while True:
         for name in source.engines:
             if source.serves(name, prompt):
@@ -191,7 +191,7 @@ def test_an_engine_that_vanishes_loses_no_request_wherever_it_is(in_first_round)
 
 
 async def all_on(source: LocalEngines, name: str, tasks: list[asyncio.Task]) -> None:
-    """Until one engine has taken so many requests."""
+    """Wait until an engine has taken as many requests as there are tasks."""
     while len(source.engines[name].taken) < len(tasks):
         await asyncio.sleep(0.001)
 

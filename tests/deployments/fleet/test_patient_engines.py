@@ -1,4 +1,4 @@
-"""Engines that do not answer, nor die: what routers do then."""
+"""Behaviour of routers towards engines that neither answer nor die."""
 
 import asyncio
 

@@ -12,7 +12,7 @@ DEPLOYMENT = DeploymentID("Verifier", "test_replica_router")
 
 
 class FakeReplica:
-    """What the router asks of a replica."""
+    """The part of a Ray Serve replica that the router uses."""
 
     max_ongoing_requests = 100
     node_id, availability_zone, multiplexed_model_ids = "node", None, frozenset()

@@ -18,7 +18,7 @@ CALLS = ["exchange", "stats", "trace", "operate", "tell"]
 
 
 class NotingHandle:
-    """Notes what Serve would know each call by."""
+    """Records the request metadata that Serve would attach to each call."""
 
     def __init__(self, noted: list[RequestMetadata], method_name: str = "") -> None:
         self.noted = noted

@@ -1,4 +1,4 @@
-"""Names of variants of a model: whose change counts, and what of a request goes by its variant."""
+"""Variants of a model: a change of one affects only its requests, and a request's cache depends on its variant."""
 
 from dataclasses import replace
 

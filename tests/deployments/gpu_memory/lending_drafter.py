@@ -1,4 +1,4 @@
-"""A drafter's process for tests: what its verifier lends is memory of a fake GPU, and it computes on the CPU."""
+"""A drafter's process for tests: the memory that its verifier lends is on a fake GPU, and it computes on the CPU."""
 
 from functools import partial
 from multiprocessing.connection import Connection

@@ -1,4 +1,4 @@
-"""A verifier lends its drafter's process weights on the GPU that both share: when, and what becomes of it."""
+"""Lending of weights by a verifier to its drafter's process on a shared GPU: conditions and effects."""
 
 import os
 import pickle

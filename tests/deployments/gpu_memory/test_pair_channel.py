@@ -1,4 +1,4 @@
-"""Which memory a pair with GPUs meets in."""
+"""Choice of the memory through which a pair with GPUs communicates."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Which GPUs a start finds, without CUDA: by the driver's library, its device files, or Ray's count."""
+"""GPUs are found without CUDA: by the driver's library, its device files, or Ray's count."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What an application takes of the GPUs there are where its settings leave that open, and that it says so."""
+"""GPU shares that an application takes where its settings leave them open, and the lines that report them."""
 
 import io
 import json

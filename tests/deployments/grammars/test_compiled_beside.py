@@ -1,4 +1,4 @@
-"""Grammars are compiled beside an engine's rounds: who has none waits for nobody's."""
+"""Grammars are compiled beside an engine's rounds: requests without a grammar do not wait for them."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from wingbeat.runtime.scheduling.request import FinishReason, GrammarSpec, Reque
 
 
 class SlowGrammars:
-    """Says that it was started, and compiles when it is told to."""
+    """A compiler that signals its start and compiles on command."""
 
     def __init__(self):
         self.warmed, self.begun, self.go_on = threading.Event(), threading.Event(), threading.Event()
@@ -35,7 +35,7 @@ class SlowGrammars:
 
 
 class CompilingEngine(FakeEngine):
-    """Keeps what it was given as grammars."""
+    """An engine that records the grammars of its requests."""
 
     def __init__(self, *args):
         super().__init__(*args)

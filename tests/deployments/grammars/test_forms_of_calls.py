@@ -1,4 +1,4 @@
-"""Which form answers with tools and thoughts are held to."""
+"""Formats that answers with tools and reasoning are constrained to."""
 
 import json
 
@@ -11,7 +11,7 @@ from wingbeat.deployments.api.parsed.reading import ChatParsers
 
 
 def form_of(response, pool: ToolPool) -> dict:
-    """The form that the engine was told to write in."""
+    """The output format that the engine was constrained to."""
     assert response.status_code == 200, response.text
     grammar = pool.requests[-1].params.grammar
     assert grammar.kind == "structural_tag"

@@ -1,4 +1,4 @@
-"""Structured outputs over HTTP: what the engine is asked for, and that its refusal names the caller's field."""
+"""Structured outputs over HTTP: the grammar that reaches the engine, and refusals that name the caller's field."""
 
 import json
 

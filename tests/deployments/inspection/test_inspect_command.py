@@ -49,7 +49,7 @@ class Choice:
 
 
 class Opened:
-    """Stands in for an engine: notes what it was asked for, and reports a self-test that went badly."""
+    """A stand-in for an engine that records its settings and reports a failed self-test."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[LocalConfig, int]] = []

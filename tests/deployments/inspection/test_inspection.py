@@ -1,4 +1,4 @@
-"""What is said of a folder is what its files hold: heads of every format, models, prediction modules."""
+"""Inspection reports what a folder's files hold: heads of every format, models, prediction modules."""
 
 import json
 import math

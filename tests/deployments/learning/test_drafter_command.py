@@ -1,4 +1,4 @@
-"""`wingbeat drafter` speaks HTTP to a server: what it sends, and what it prints."""
+"""`wingbeat drafter` calls a server over HTTP: its requests and its output."""
 
 import json
 

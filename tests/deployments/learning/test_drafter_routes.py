@@ -1,4 +1,4 @@
-"""`/v1/drafter`: everybody sees which head drafts and why, operators alone say which one does."""
+"""`/v1/drafter`: every client may see the serving head and its reasons; only operators may change it."""
 
 import threading
 from functools import partial
@@ -59,7 +59,7 @@ def posted(ledger, what, **body):
 
 
 def drafter_says(ledger, number, reason=None):
-    """A drafter reads a version as soon as it is to be served, and refuses it where there is a reason."""
+    """Start a fake drafter that takes a version once it is to be served, or refuses it with `reason`."""
 
     def follow():
         while ledger.read().served != number:

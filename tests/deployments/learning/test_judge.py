@@ -32,7 +32,7 @@ class Engines:
         return self._figures
 
     def look(self, pid=1, weights="", **by_head):
-        """What the judge makes of an engine's counts, `v1` being version 1."""
+        """Let the judge look at an engine's counts by head; `v1` are those of version 1."""
         counted = {int(name[1:]): counts for name, counts in by_head.items()}
         self._figures = EngineFigures({"by_head": counted}, "attached", None, pid, weights)
         asyncio.run(self.judge.look())

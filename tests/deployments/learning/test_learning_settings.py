@@ -1,4 +1,4 @@
-"""The setting `learn` beside others, other weights, and the metrics of what is decided."""
+"""The setting `learn` with others, replaced weights, and metrics of the decisions."""
 
 from pathlib import Path
 

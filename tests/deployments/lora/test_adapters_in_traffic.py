@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_in(folder: Path):
-    """Makes an engine with room for adapters, as `LocalEngines` asks for it."""
+    """Create an engine with room for adapters, for `LocalEngines`."""
 
     def make(round_s: float):
         engine = new_engine(lora_world().loaded, engine_config(max_num_seqs=4))

@@ -24,7 +24,7 @@ async def routers(source: LocalEngines, count: int) -> list[EnginePool]:
 
 
 def named_in(pool: EnginePool) -> NamedAdapters:
-    """What a router takes over whose only model this is."""
+    """Adapters of a router whose only model is `pool`."""
     return NamedAdapters([SimpleNamespace(pool=pool, config=AppConfig(lora_update_dir="/"))])
 
 

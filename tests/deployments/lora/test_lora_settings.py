@@ -1,4 +1,4 @@
-"""Settings of adapters: names and folders from the command line, and what cannot be served is refused at the start."""
+"""Settings of adapters: names and folders from the command line, and refusals at the start."""
 
 import pytest
 from pydantic import ValidationError

@@ -35,7 +35,7 @@ PROCESSORS = {
 
 
 def write_checkpoint(name: str, folder: Path) -> Path:
-    """A checkpoint of a model of `media_world`, one token per byte and those that stand for media."""
+    """A checkpoint of a model of `media_world`, with a token per byte and placeholder tokens for media."""
     entries = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     backend = BackendTokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,4 +1,4 @@
-"""What is wrong with a sound is told by the name of its field, and nothing of it is decoded beyond its limits."""
+"""Errors of audio inputs name the field; nothing is decoded beyond the limits."""
 
 import asyncio
 import base64
@@ -62,12 +62,12 @@ def header(kind=1, channels=1, rate=RATE, align=2, bits=16, size=8):
 
 BAD = {
     "no base64": ({"data": "a*b=", "format": "wav"}, "is not valid base64"),
-    "empty": ({"data": "", "format": "wav"}, "is no audio that can be decoded"),
-    "text": (b"hello, I am text", "is no audio that can be decoded"),
-    "image": (encoded(picture()), "is no audio that can be decoded"),
-    "cut off": (GOOD[: len(GOOD) // 2], "is cut off: its header says 16036 bytes, and it has 8022"),
+    "empty": ({"data": "", "format": "wav"}, "is not audio that can be decoded"),
+    "text": (b"hello, I am text", "is not audio that can be decoded"),
+    "image": (encoded(picture()), "is not audio that can be decoded"),
+    "cut off": (GOOD[: len(GOOD) // 2], "is truncated: its header says 16036 bytes, but it has 8022"),
     "no samples": (wav(sound()[:0]), "has no samples"),
-    "header alone": (GOOD[:20], "is cut off: its header says 16036 bytes, and it has 20"),
+    "header alone": (GOOD[:20], "is truncated: its header says 16036 bytes, but it has 20"),
     "no header": (b"RIFF\0\0\0\0WAVEdata\x04\0\0\0abcd", "is a damaged wav file: Error in WAV file"),
     "chunks without end": (b"RIFF\0\0\0\0WAVE" + b"junk\0\0\0\0" * 9000, "No 'data' chunk"),
     "short header": (b"RIFF\0\0\0\0WAVEfmt \x04\0\0\0abcd", "Short 'fmt ' chunk"),
@@ -78,7 +78,7 @@ BAD = {
     "no channels": (header(channels=0), "is a damaged wav file: Channel count is zero"),
     "many channels": (wav(np.zeros((4, 9), np.int16)), "has 9 channels, this server takes 1 to 8"),
     "channels without end": (header(channels=2**16 - 1), "is a damaged wav file: Too many channels"),
-    "a-law": (header(kind=6, align=1, bits=8), "holds A-Law in WAV (Microsoft), which is not decoded"),
+    "a-law": (header(kind=6, align=1, bits=8), "holds A-Law in WAV (Microsoft), which is not supported"),
     "a burst of one sample": (wav(sound()[:1], rate=192_000), "has no samples"),
     "no numbers": (wav(np.full(900, np.nan, np.float32), kind=3), "has samples that are no numbers"),
     "endlessly loud": (wav(np.full(900, 1e38, np.float32), kind=3), "beyond 32 times full scale"),
@@ -124,9 +124,9 @@ def test_a_part_that_is_malformed_is_named(name):
 
 URLS = {
     "private": ("http://10.0.0.7/a.wav", "is at an address that is not public"),
-    "other host": ("http://else.test/a.wav", "is at a host that is not among --allowed-media-domains"),
+    "other host": ("http://else.test/a.wav", "is at a host that is not in --allowed-media-domains"),
     "file": ("file:///etc/passwd", "must be a URL of scheme http, https or data"),
-    "not of the format that it is": (data_url(b"OggS", "audio/wav"), "is no audio that can be decoded; wav and mp3"),
+    "not of the format that it is": (data_url(b"OggS", "audio/wav"), "is not audio that can be decoded; wav and mp3"),
 }
 
 
@@ -141,8 +141,8 @@ def test_a_url_that_may_not_be_fetched_is_named(name):
 def test_one_sound_too_many_and_a_format_that_it_is_not_are_named():
     got = answer(*[audio_part(GOOD)] * 3)
     assert got.json()["error"]["param"] == "messages[0].content[3].input_audio.data"
-    assert "this server takes 2 (limit_mm_per_prompt)" in got.json()["error"]["message"]
-    assert "its format is said to be mp3" in answer(audio_part(GOOD, "mp3")).json()["error"]["message"]
+    assert "this server takes at most 2 (limit_mm_per_prompt)" in got.json()["error"]["message"]
+    assert "its declared format is mp3" in answer(audio_part(GOOD, "mp3")).json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_a_model_of_text_refuses_audio():
 
 SENT = {
     "half a gigabyte by its header": ({"Content-Length": str(500 * 2**20)}, "has more than 131072 bytes"),
-    "a page": ({"Content-Type": "text/html"}, "is of content type text/html, which is no audio"),
-    "an image": ({"Content-Type": "image/png"}, "is of content type image/png, which is no audio"),
+    "a page": ({"Content-Type": "text/html"}, "has the content type text/html, which is not audio"),
+    "an image": ({"Content-Type": "image/png"}, "has the content type image/png, which is not audio"),
 }
 
 

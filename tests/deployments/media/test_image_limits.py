@@ -1,4 +1,4 @@
-"""What is wrong with an image is told by the name of its field, and nothing of it is read beyond its limits."""
+"""Errors of images name the field; nothing is read beyond the limits."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ def refusal(*urls, fetcher=None, limits=LIMITS) -> ApiError:
 
 
 def large_png(width, height):
-    """A header that says so, and next to nothing behind it."""
+    """A PNG whose header states this size, followed by hardly any data."""
     data = bytearray(GOOD)
     data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
     data[29:33] = zlib.crc32(bytes(data[12:29])).to_bytes(4, "big")
@@ -77,21 +77,21 @@ def large_png(width, height):
 
 
 DAMAGED = {
-    "no base64": ("data:image/png,hello", "is no data URL in base64"),
+    "no base64": ("data:image/png,hello", "is not a data URL in base64"),
     "bad base64": ("data:image/png;base64,a*b=", "is not valid base64"),
-    "empty": ("data:image/png;base64,", "is no image that can be decoded"),
-    "text": (data_url(b"hello, I am text"), "is no image that can be decoded"),
-    "svg": (data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"), "is no image that can be"),
-    "cut off": (data_url(GOOD[: len(GOOD) // 2]), "is no image that can be decoded"),
-    "tiff": (data_url(encoded(picture(), "TIFF")), "is no image that can be decoded"),
-    "50 megapixels": (data_url(large_png(10_000, 5_000)), "has 10000 x 5000 pixels, this server takes 10000"),
+    "empty": ("data:image/png;base64,", "is not an image that can be decoded"),
+    "text": (data_url(b"hello, I am text"), "is not an image that can be decoded"),
+    "svg": (data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"), "is not an image that can be"),
+    "cut off": (data_url(GOOD[: len(GOOD) // 2]), "is not an image that can be decoded"),
+    "tiff": (data_url(encoded(picture(), "TIFF")), "is not an image that can be decoded"),
+    "50 megapixels": (data_url(large_png(10_000, 5_000)), "has 10000 x 5000 pixels, this server takes at most 10000"),
     "many bytes": (data_url(bytes(2**16 + 3)), "has more than 65536 bytes"),
     "strip": (data_url(encoded(picture(0, 100, 4))), "cannot be read by this model: a strip"),
     "file": ("file:///etc/passwd", "must be a URL of scheme http, https or data"),
-    "no URL": ("http://[::1", "is no URL"),
-    "other host": ("http://else.test/a.png", "is at a host that is not among --allowed-media-domains"),
+    "no URL": ("http://[::1", "is not a URL"),
+    "other host": ("http://else.test/a.png", "is at a host that is not in --allowed-media-domains"),
     "private": ("http://10.0.0.7/a.png", "is at an address that is not public"),
-    "user": ("http://me:secret@outer.test/a.png", "holds a user's name"),
+    "user": ("http://me:secret@outer.test/a.png", "contains a user name"),
 }
 
 
@@ -115,7 +115,7 @@ def test_pictures_of_every_format_are_read_upright_in_rgb(kind):
 def test_one_image_too_many_is_named():
     error = refusal(*[data_url(GOOD)] * 3)
     assert error.param == "messages[0].content[3].image_url"
-    assert "this server takes 2 (limit_mm_per_prompt)" in error.message
+    assert "this server takes at most 2 (limit_mm_per_prompt)" in error.message
 
 
 PARTS = {
@@ -178,7 +178,7 @@ class Site(NamedTuple):
 
 @asynccontextmanager
 async def site(addresses):
-    """`addresses`: host -> what it resolves to. 127.0.0.1 counts as public, for it is where the server is."""
+    """Addresses by host name. 127.0.0.1 counts as public, since the test's server listens there."""
     routes, seen = web.RouteTableDef(), []
 
     @routes.get("/good")
@@ -219,7 +219,7 @@ async def site(addresses):
 
 
 def fetched(url_of, **addresses):
-    """What comes of a URL, and the hosts that were resolved."""
+    """The image or the error that a URL yields, and the hosts that were resolved."""
 
     async def run():
         async with site({"outer.test": ["127.0.0.1"], "inner.test": ["10.0.0.7"]} | addresses) as at:
@@ -240,7 +240,7 @@ def test_an_image_of_an_allowed_host_is_fetched_through_redirects():
 REDIRECTED = {
     "a name of the inner network": ("http://inner.test/", "is at an address that is not public"),
     "a private address": ("http://10.0.0.7/", "is at an address that is not public"),
-    "another host": ("http://else.test/", "is at a host that is not among --allowed-media-domains"),
+    "another host": ("http://else.test/", "is at a host that is not in --allowed-media-domains"),
     "a file": ("file:///etc/passwd", "must be a URL of scheme http, https or data"),
     "itself": ("/to?url=/to", "is redirected more than 2 times"),
 }
@@ -276,7 +276,7 @@ def test_a_name_with_one_private_address_among_others_is_refused():
 
 @pytest.mark.parametrize(
     ("path", "problem"),
-    [("/endless", "has more than 65536 bytes"), ("/slow", "took longer to fetch"), ("/none", "its host answers 404")],
+    [("/endless", "has more than 65536 bytes"), ("/slow", "took longer to fetch"), ("/none", "its host answered 404")],
 )
 def test_what_an_allowed_host_sends_is_bounded(path, problem):
     assert problem in fetched(lambda at: at.url(path))[0]

@@ -33,7 +33,7 @@ def same(image, other):
 
 
 def open_memory():
-    """Of images, among this process's files."""
+    """Number of this process's open files that hold images."""
     links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)]
     return sum("wingbeat-media" in link for link in links)
 
@@ -60,7 +60,7 @@ def with_images(**fields):
 
 
 def test_the_memory_of_images_goes_with_their_requests():
-    """One file of the replica for each, and one of the engine as long as that holds the request."""
+    """The images of a request lie in a file of the replica, and in a file of the engine while it holds the request."""
 
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         requests = [asyncio.create_task(collect(pool, with_images(count=40))) for _ in range(3)]

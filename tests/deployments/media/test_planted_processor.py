@@ -1,4 +1,4 @@
-"""A processor whose folder has code of its own."""
+"""A processor whose folder contains code."""
 
 from pathlib import Path
 

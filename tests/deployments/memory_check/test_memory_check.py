@@ -12,7 +12,7 @@ from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 
 def refusal(name: str) -> str | None:
-    """What is said to a setting of a number that nobody can mean."""
+    """The error for an absurdly large value of a setting, or None if the value is accepted."""
     try:
         config = AppConfig.model_validate({name: 10**15})
         check_memory(config, ConfigFile.read(config.model_dir()))
@@ -22,7 +22,7 @@ def refusal(name: str) -> str | None:
 
 
 def test_a_number_of_any_setting_is_bounded_or_a_quota(monkeypatch: pytest.MonkeyPatch):
-    """What is no quota of a disk or of a moment ends in an error that names it, not in a machine without memory."""
+    """Huge values are refused by name before memory runs out, except quotas of the disk or of concurrent requests."""
     quotas = {"recording_max_bytes", "max_queued_requests", "max_ongoing_requests"}
     ram = {"kv_cache_memory_bytes", "max_answer_bytes", "max_body_bytes", "max_media_memory_bytes"}
     ram = {name for name in ram if not is_gone(name)}

@@ -21,7 +21,7 @@ SPECULATION = SpeculationMetrics(4, 20, 6, [3, 2, 1])
 
 
 def engine_stats(**fields: Any) -> EngineStats:
-    """Of an engine with a drafter that has verified four trees."""
+    """Statistics of an engine with a drafter that has verified four trees."""
     given = {
         "num_running": 2,
         "num_waiting": 3,
@@ -64,7 +64,7 @@ class Engines:
         self.num_asked = 0
 
     async def ask(self, engine_id: str, report: dict[str, Any]) -> dict[str, Any]:
-        """What `Verifier.stats` answers."""
+        """The answer of `Verifier.stats`."""
         self.num_asked += 1
         reports = self.reports[engine_id]
         reports.add(report)
@@ -75,13 +75,13 @@ class Engines:
         return asdict(self.stats[engine_id]) | own
 
     def monitor(self, router_id: str = "r1", **settings: Any) -> Monitor:
-        """One router's."""
+        """The monitor of a router."""
         own = RouterFigures(router_id)
         fleet = FleetFigures("demo", self.ids, self.ask, own, **settings)
         return Monitor(own, (fleet,))
 
     def ids(self) -> frozenset[str]:
-        """Of those that are live."""
+        """Ids of the live engines."""
         return frozenset(self.stats)
 
 

@@ -18,7 +18,7 @@ SCRAPE_S = 1
 START_S = 30.0
 STOP_S = 20.0
 RATE_INTERVAL_S = 15
-"""What a dashboard's `$__rate_interval` stands for."""
+"""Value of a dashboard's `$__rate_interval`, in seconds."""
 DASHBOARD = Path(__file__).resolve().parents[3] / "examples" / "grafana.json"
 
 

@@ -1,4 +1,4 @@
-"""Alerting rules: they ask for what is exported, name their runbook, fire over their faults and over nothing else."""
+"""Alerting rules use exported metrics, name their runbook, and fire for their faults and for no others."""
 
 import asyncio
 import re
@@ -25,7 +25,7 @@ VALUES = {
     "decision": ("promoted", "rejected", "rolled_back", "refused"),
     "status": ("5..",),
 }
-"""What labels may be."""
+"""Possible values of labels."""
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt-get install prometheus")
 
 

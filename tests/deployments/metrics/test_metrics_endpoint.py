@@ -1,4 +1,4 @@
-"""`GET /metrics`: vLLM's names over all engines, whichever router is asked; nobody waits for an engine that hangs."""
+"""`GET /metrics`: vLLM's names over all engines, at every router; a hanging engine delays no scrape."""
 
 import asyncio
 from collections.abc import Iterable
@@ -59,7 +59,7 @@ def test_figures_of_all_engines_are_shown_by_engine_and_model():
 
 
 def bench_reading(text: str) -> dict[str, Any]:
-    """What `vllm bench serve` takes from the page: every line that begins so, told apart by what it contains."""
+    """Counts as `vllm bench serve` reads them: by prefix of the line, then by the words that it contains."""
     found: dict[str, Any] = {"drafts": 0, "draft_tokens": 0, "accepted": 0, "positions": {}}
     for line in filter(None, map(str.strip, text.split("\n"))):
         if not line.startswith("vllm:spec_decode"):

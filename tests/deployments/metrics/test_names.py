@@ -1,4 +1,4 @@
-"""Names: the dashboard asks for nothing that is not shown, and the documentation lists all of it."""
+"""Names of metrics: the dashboard uses exported ones only, and the documentation lists all."""
 
 import asyncio
 import json
@@ -95,7 +95,7 @@ def test_every_row_has_a_value_in_this_world(families):
 
 
 def collected(caplog, figures: dict[str, Any]) -> set[str]:
-    """Names of families that have a row; what was logged is in `caplog`."""
+    """Names of families with a row; log records are in `caplog`."""
     vllm_families.say_missing.cache_clear()
     replicas = {"clients": None, "routers": {}, "drafter_lacks_room": False, "weights": ""}
     replicas |= {"num_engine_restarts": 0, "self_test": None}

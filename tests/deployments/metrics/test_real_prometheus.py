@@ -1,4 +1,4 @@
-"""A real Prometheus reads `/metrics` as it is; skipped where Debian's package is not installed."""
+"""A real Prometheus reads `/metrics`; skipped if Debian's package is not installed."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Request ids in log lines, and the access log: a line per request where it is asked for."""
+"""Request ids in log lines, and the optional access log with a line per request."""
 
 import asyncio
 import io

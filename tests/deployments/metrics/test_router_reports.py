@@ -1,4 +1,4 @@
-"""What routers counted is never lost and never counted twice."""
+"""Counts reported by routers are never lost and never counted twice."""
 
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.router_reports import GONE_S, RECENT_S, RouterReports

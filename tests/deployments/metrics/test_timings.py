@@ -1,4 +1,4 @@
-"""What an answer says of its own time and acceptance, under the names that benchmarks read."""
+"""Times and acceptance in an answer, under the names that benchmarks read."""
 
 import pytest
 
@@ -11,7 +11,7 @@ TIMINGS = {"time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mea
 
 
 class Clock:
-    """Seconds, when told so."""
+    """A clock in seconds that the test sets."""
 
     def __init__(self) -> None:
         self.now = 10.0
@@ -21,7 +21,7 @@ class Clock:
 
 
 def timed(num_choices: int, *events: tuple[float, int, int]) -> dict:
-    """Of (second, choice, tokens)."""
+    """Timings of events (second, choice, tokens)."""
     clock = Clock()
     timings = Timings(num_choices, clock)
     for second, index, num_tokens in events:

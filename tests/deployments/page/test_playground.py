@@ -1,4 +1,4 @@
-"""Browsers get the page at `/`, which needs nothing but its own server; everyone else gets what they got before."""
+"""Browsers get the page at `/`, which needs no other server; other clients get the former answer."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Whatever the form of an answer with calls allows, the parser reads as calls whose arguments fit their schemas."""
+"""The parser reads every text that the calls' grammar allows, as calls whose arguments fit their schemas."""
 
 import json
 from random import Random
@@ -60,7 +60,7 @@ def accepts(form: dict, text: str) -> bool:
 
 
 def walk(form: dict, rng: Random, length: int = 400) -> str | None:
-    """Text that the form allows, each token drawn from those allowed next; None where it does not end."""
+    """Text that the grammar allows, drawn token by token; None if it does not end within `length` tokens."""
     made, text = grammar(form), []
     found = made.matcher()
     while len(text) < length:

@@ -1,4 +1,4 @@
-"""Parsers find the same in a text however it is cut, and what they do not find stays text."""
+"""Parsers find equal calls and reasoning however a text is cut; the rest stays text."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ ARGUMENTS = '{"city": "Paris \\"é\\" }] </tool_call> [TOOL_CALLS] {", "days": [
 
 
 def counting(kind, *args):
-    """A parser whose calls have ids in a row, so that two runs can be compared."""
+    """A parser with consecutive call ids, so that two runs can be compared."""
     numbers = itertools.count()
     return type(kind.__name__, (kind,), {"new_id": lambda _: f"id{next(numbers)}"})(*args)
 

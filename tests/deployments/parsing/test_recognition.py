@@ -1,4 +1,4 @@
-"""A model's parsers follow from what its chat template writes of old calls and thoughts."""
+"""A model's parsers are recognised from its chat template's text of earlier calls and reasoning."""
 
 import pytest
 
@@ -69,13 +69,13 @@ def test_a_name_that_is_given_counts_more_than_the_template():
 @pytest.mark.parametrize(
     ("template", "line"),
     [
-        (WITH_TOOLS + TEMPLATES["glm45"] + "</think>", "tool calls are read as glm45; thoughts are read as qwen3"),
+        (WITH_TOOLS + TEMPLATES["glm45"] + "</think>", "tool calls are read as glm45; reasoning is read as qwen3"),
         (
             WITH_TOOLS,
-            "tool calls are left in the text, as the chat template has no form of them that is known; thoughts are not "
-            "looked for",
+            "tool calls are left in the text, because the chat template has no known call format; reasoning is not "
+            "parsed",
         ),
-        (None, "the chat template shows the model no tools; thoughts are not looked for"),
+        (None, "the chat template does not show tools to the model; reasoning is not parsed"),
     ],
 )
 def test_a_start_says_what_is_found_in_one_line(template, line):

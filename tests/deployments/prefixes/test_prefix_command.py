@@ -1,4 +1,4 @@
-"""`wingbeat prefix` speaks HTTP to a server: what it sends, what it prints, and errors in one line."""
+"""`wingbeat prefix` calls a server over HTTP: its requests, its output, and errors in one line."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Ray Serve LLM's YAML as settings, field by field; the examples, and what is refused by name."""
+"""Settings from Ray Serve LLM's YAML, field by field; the examples, and refusals by name."""
 
 import ast
 import copy
@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
 
 
 def settings(*, beside: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """What is set by one model with these fields, but for what `CONFIG` sets."""
+    """Settings that a model with these fields sets, without those of `CONFIG`."""
     config, _, _ = ray_llm.settings_of({"llm_configs": [{**CONFIG, **fields}], **(beside or {})})
     found = {name: getattr(config, name) for name in config.model_fields_set}
     assert found.pop("served_model_name") == "demo"
@@ -165,7 +165,10 @@ def test_adapters_of_a_folder_have_the_names_that_clients_of_ray_give(tmp_path: 
         ({"placement_group_config": {"bundle_per_worker": {"TPU": 4}}}, "TPU is no resource of a verifier"),
         ({"deployment_config": {"user_config": {"a": 1}}}, "deployment_config.user_config"),
         ({"deployment_config": {"request_router_config": {"request_router_class": "my:Router"}}}, "leave it out"),
-        ({"deployment_config": {"autoscaling_config": {"max_replica": 2}}}, "'max_replica' is no field of it"),
+        (
+            {"deployment_config": {"autoscaling_config": {"max_replica": 2}}},
+            "'max_replica' is not a field of Ray Serve's",
+        ),
         ({"runtime_env": {"env_vars": {"HF_TOKEN": "x"}}}, "give HF_TOKEN as runtime_env of the application"),
         ({"runtime_env": {"pip": ["x"]}}, "give pip as runtime_env of the application"),
         ({"callback_config": {"callback_class": "a.B"}}, "nothing of yours is called at a start"),
@@ -185,7 +188,7 @@ def test_what_is_not_served_is_refused_by_its_name(fields: dict[str, Any], line:
     [
         ({}, "llm_configs must be a list with a model"),
         ({"llm_configs": []}, "llm_configs must be a list with a model"),
-        ({"llm_configs": [CONFIG, CONFIG]}, "two of them have the name 'demo'"),
+        ({"llm_configs": [CONFIG, CONFIG]}, "two models have the name 'demo'"),
         ({"llm_configs": [CONFIG, {"x": 1, **CONFIG}]}, "llm_configs[1].x"),
         ({"llm_configs": [CONFIG, {}]}, "llm_configs[1].model_loading_config.model_id must be given"),
         ({"llm_configs": [CONFIG], "ingress_cls_config": {"ingress_cls": "a.B"}}, "ingress_cls_config is given"),
@@ -204,7 +207,7 @@ def test_arguments_that_are_none_are_one_line(args: Any, line: str) -> None:
 
 
 class Dumped:
-    """What stands for Ray's own `LLMConfig`, a pydantic model."""
+    """A stand-in for Ray's `LLMConfig`, a pydantic model."""
 
     def model_dump(self, exclude_unset: bool) -> dict[str, Any]:
         assert exclude_unset

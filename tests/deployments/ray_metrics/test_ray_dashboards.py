@@ -20,7 +20,7 @@ from wingbeat.deployments.ray_metrics.ray_export import RayExport
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 OF_PARTS_NOT_HERE = ("ray_vllm_nixl_", "ray_vllm_kv_offload_", "ray_vllm_external_prefix_cache_")
-"""What Ray's dashboard asks of KV that is sent to other engines, kept on the host, or in another server's cache."""
+"""Metrics in Ray's dashboard that Wingbeat lacks: KV sent to other engines, kept on the host, or in external caches."""
 OF_ROUTERS = ("wingbeat_router_", "wingbeat_engine_up")
 """Families that a router makes; replicas publish their engines' alone."""
 _NAME = re.compile(r"\bray_(?:vllm|wingbeat)_\w+")
@@ -28,7 +28,7 @@ _NAME = re.compile(r"\bray_(?:vllm|wingbeat)_\w+")
 
 @pytest.fixture(scope="module")
 def published() -> set[str]:
-    """Names as Ray's exporters show them, of an engine that clients have asked."""
+    """Names of metrics in Ray's exporters, for an engine that has served requests."""
 
     async def families() -> list[Metric]:
         monitor = Engines(a=engine_stats()).monitor()
@@ -69,7 +69,7 @@ def test_the_dashboard_over_rays_metrics_is_that_of_metrics(published: set[str])
 
 
 def over_ray(dashboard: dict[str, Any]) -> dict[str, Any]:
-    """The same dashboard over what Ray's exporters show; panels of routers stay away, as Ray has its own of those."""
+    """The dashboard over Ray's exported metrics; without panels of routers, for which Ray has its own."""
     panels = [panel for panel in dashboard["panels"] if not any(name in json.dumps(panel) for name in OF_ROUTERS)]
     text = json.dumps({**dashboard, "panels": list(_moved_up(panels))})
     text = re.sub(r"\bvllm:(\w+)", r"ray_vllm_\1", text)
@@ -79,7 +79,7 @@ def over_ray(dashboard: dict[str, Any]) -> dict[str, Any]:
 
 
 def _moved_up(panels: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Without gaps: each row of panels is as far up as those above it let it be."""
+    """The panels without gaps: each row is moved up to the row above."""
     rows = sorted({panel["gridPos"]["y"] for panel in panels})
     top = 0
     for row in rows:

@@ -40,7 +40,7 @@ class FakeRay:
 
 
 class FakeMetric:
-    """One of Ray's metrics."""
+    """A metric of Ray."""
 
     def __init__(self, ray: FakeRay, name: str, tag_keys: Tags) -> None:
         self._ray, self._name, self._tag_keys = ray, name, tag_keys
@@ -76,7 +76,7 @@ def test_published_twice_sums_are_those_of_the_page():
     assert ray.values["vllm_request_queue_time_seconds_count", "a", "demo"] == 2
     assert ray.values["vllm_request_queue_time_seconds_sum", "a", "demo"] == 0.8
     assert ray.kinds["vllm_spec_decode_num_drafts_total"] == "counter"
-    # Of a counter Ray would change the name.
+    # Ray would rename a counter.
     assert ray.kinds["vllm_request_queue_time_seconds_bucket"] == "gauge"
 
 

@@ -21,7 +21,7 @@ WRITTEN_BEFORE = 10
 
 
 class PlainClock:
-    """Stands for the clock of Wingbeat's own engine: what it records, and when that ends."""
+    """A stand-in for the engine's clock: records traces, and marks their end."""
 
     def __init__(self) -> None:
         self.traces: list[Any] = []
@@ -111,12 +111,12 @@ def build_slowly(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
 
 
 def token_of_weights(weights: str) -> int:
-    """The only one that the engine of `build_of_weights` writes, of the digest of what was pushed."""
+    """The only token that the engine of `build_of_weights` writes, from the digest of the pushed weights."""
     return int(weights[:8] or "0", 16) % 40
 
 
 class WeightedEngine(FakeEngine):
-    """Writes what its weights say."""
+    """An engine whose tokens depend on its weights."""
 
     def __init__(self, weights: str) -> None:
         super().__init__(round_s=0.01)

@@ -1,4 +1,4 @@
-"""What a replica counts of the requests that pass through it."""
+"""A replica's counts of the requests that pass through it."""
 
 from tests.deployments.pool_world import make_request
 from wingbeat.cluster.autoscaling import ReplicaLoad

@@ -1,4 +1,4 @@
-"""Start-up tries the drafter across processes: a bad one is refused, an ambiguous one is told how to read its head."""
+"""A start tests the drafter across processes: a bad one is refused, an ambiguous one gets the right convention."""
 
 import json
 import os
@@ -22,7 +22,7 @@ PROMPT = "class Stack:\n    def __init__(self):\n        "
 
 @pytest.fixture(scope="module")
 def mislabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's head in a file that leaves open what is fed back, and whose likeliest reading is the wrong one."""
+    """The demo's head in a file that does not state its feedback and whose likeliest convention is wrong."""
     folder = tmp_path_factory.mktemp("heads") / "mislabelled"
     shutil.copytree(demo_pair().drafter, folder)
     config = json.loads((folder / "config.json").read_text()) | {"norm_output": True}
@@ -89,7 +89,7 @@ def _complete(client: httpx.Client) -> dict:
 
 
 def _in_process(head: Path, norm_output: bool) -> dict:
-    """What the same request reports where the head is read in a given way."""
+    """Report of an equal request in process, with the head read under the given convention."""
     import torch
 
     from wingbeat.cluster.channels.channel import InProcessChannel

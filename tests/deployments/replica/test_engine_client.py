@@ -1,4 +1,4 @@
-"""The replica's side of an engine: what it must survive of the other side."""
+"""The replica's side of an engine, and the engine's faults that it must survive."""
 
 import asyncio
 import contextlib

@@ -13,7 +13,7 @@ CANNOT_START, NO_PROCESS, LIVES_ON = None, -1.0, math.inf
 
 
 class World:
-    """A supervisor whose successive engines live as long as the test says; the last one lives on."""
+    """A supervisor whose successive engines live for the given times; the last one lives on."""
 
     def __init__(self, *lives_s: float | None) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""What routers may ask of an engine."""
+"""Operations that routers may call on an engine."""
 
 import asyncio
 

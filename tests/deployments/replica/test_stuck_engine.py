@@ -1,4 +1,4 @@
-"""An engine that is alive and does nothing more: who is to blame, what others notice, and what the log says."""
+"""An engine that is alive but stuck: the cause, the effect on others, and the log."""
 
 import asyncio
 import os
@@ -107,7 +107,7 @@ def test_an_engine_that_is_stopped_for_good_is_replaced_also_where_it_had_nothin
 
 
 class Ranks:
-    """Stands for the ranks of one life; those of the first one are told to end."""
+    """A stand-in for the ranks of an engine's life; the first life's ranks are ended."""
 
     group, pids = None, ()
 
@@ -126,7 +126,7 @@ class Ranks:
 def test_an_engine_that_waits_for_a_rank_that_has_ended_is_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """As in a captured round, whose sums nothing gives a limit: it stops for no message."""
+    """As in a captured round, whose collectives have no time limit: the engine handles no message."""
     hook = verifier_replica.first
     monkeypatch.setattr(engine_life, "STOP_S", 0.1)
 

@@ -1,4 +1,4 @@
-"""A replica and its engine's process: what it tells, what it leaves behind, and what follows the engine's death."""
+"""A replica and its engine's process: reports, leftovers, and consequences of the engine's death."""
 
 import asyncio
 import os
@@ -57,7 +57,7 @@ class FakeRayDrafter:
 
 @pytest.fixture(autouse=True)
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was done with cores; also puts the fakes in Ray's place."""
+    """Log of the cores claimed and released; also replaces Ray by fakes."""
     done: list[str] = []
     claim = SimpleNamespace(core=0, release=lambda: done.append("released"))
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id=ENGINE_ID))

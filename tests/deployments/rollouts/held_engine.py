@@ -1,4 +1,4 @@
-"""An engine that is held between two rounds, and what its requests got."""
+"""An engine that is held between two rounds, and the outputs of its requests."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -30,7 +30,7 @@ NEW = values_of(moved(random_model("llama")))
 
 
 class Held:
-    """An engine, and what its requests got."""
+    """An engine and the outputs of its requests."""
 
     def __init__(self, drafted: bool = False, **options: Any) -> None:
         loaded = prepare_model(random_model("llama"), "llama")

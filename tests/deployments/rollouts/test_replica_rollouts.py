@@ -1,4 +1,4 @@
-"""A replica's engines around updates: what they are told, and when they take requests."""
+"""A replica's engines around updates: the calls that they get, and when they take requests."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -32,7 +32,7 @@ class Memory(ClusterMemory):
 
 
 class Client:
-    """An engine that answers as it is told to."""
+    """An engine with scripted answers."""
 
     failure = None
 

@@ -198,7 +198,7 @@ def test_weights_that_slept_have_to_come_again():
 
 
 def packed(most: int) -> list[torch.Tensor]:
-    """As vLLM's trainers pack: tensors until they are more than so many bytes."""
+    """Pack tensors as vLLM's trainers do: a pack ends once it exceeds `most` bytes."""
     pieces: list[list[torch.Tensor]] = [[]]
     for value in NEW.values():
         pieces[-1].append(value.contiguous().view(-1).view(torch.uint8))

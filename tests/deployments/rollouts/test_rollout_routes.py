@@ -1,4 +1,4 @@
-"""vLLM's paths of rollouts over engines of this process: what is wrong is named, and changes no text."""
+"""vLLM's rollout routes over engines of this process: errors are named and change no text."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +74,7 @@ def ask(fleet: Fleet, path: str, body: dict | bytes | None = None, **more: Any):
 
 
 def test_a_step_as_vllm_s_own_client_takes_it(fleet: Fleet, file: str, by_old):
-    """Its bodies: none for a start, `init_info` and `update_info` for the others."""
+    """Bodies of vLLM's client: none for a start, `init_info` and `update_info` for the other calls."""
     assert ask(fleet, "/pause?mode=keep").json() == {"status": "paused"}
     assert ask(fleet, "/is_paused", method="GET").json() == {"is_paused": True}
     assert ask(fleet, "/start_weight_update").json() == {"message": "Weight update started"}
@@ -227,7 +227,7 @@ UNFIT: dict[str, tuple[Callable[[dict], dict], str]] = {
         "model.layers.0.mlp.up_proj.weight",
     ),
 }
-"""What is done to the tensors, and the tensor that the answer names."""
+"""Changes that make tensors unfit, and the tensor that the answer names."""
 
 
 @pytest.mark.parametrize("what", UNFIT)

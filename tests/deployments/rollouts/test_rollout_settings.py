@@ -1,4 +1,4 @@
-"""What goes with rollouts, and what does not."""
+"""Settings that rollouts allow and refuse."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ def test_the_command_line_takes_them_as_json():
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"models": [{}, {}]}, "two of them have the name 'wingbeat-demo'"),
+        ({"models": [{}, {}]}, "two models have the name 'wingbeat-demo'"),
         ({"models": [{"served_model_name": "a,b"}, {"served_model_name": "b"}]}, "the name 'b'"),
         ({"models": [{"api_key": "x"}]}, "models[0].api_key: all models share it; put it beside models"),
         ({"models": [{}, {"models": []}]}, "models[1].models: all models share it"),

@@ -1,4 +1,4 @@
-"""A pool of drafters by a clock that only sleeping moves: what becomes of a drafter, who gets which, and who waits."""
+"""A pool of drafters, with a clock that only sleeping moves: lives of drafters, placement and waiting."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -37,7 +37,7 @@ class FakeTime:
 
 
 class FakeDrafter:
-    """A drafter whose status and whose answers to verifiers the test gives."""
+    """A drafter with scripted status and scripted answers to verifiers."""
 
     def __init__(self, status: Callable[[], DrafterStatus], refusals: tuple[str | None, ...] = ()) -> None:
         self.told = status
@@ -77,14 +77,14 @@ def status(*channels: str, node: str = THERE, silent_s: float = 0.0) -> DrafterS
 
 
 def member(number: int, *channels: str, node: str = HERE) -> PoolMember:
-    """One that answers, with these verifiers."""
+    """A member that is alive and serves verifiers with these channels."""
     made = PoolMember(number, start=lambda: None, complaint_s=COMPLAINT_S)
     made.status = status(*channels, node=node)
     return made
 
 
 def lives(until_s: float, *scripts: Callable[[float], DrafterStatus], before: Callable[[PoolMember], None] = id):
-    """Times at which the drafters of a member were started, and the drafters; each is told its age by `scripts`."""
+    """Start times of a member's drafters, and the drafters; `scripts` map a drafter's age to its status."""
     time, started, made = FakeTime(until_s), [], []
 
     def start() -> FakeDrafter:
@@ -144,7 +144,7 @@ def test_a_drafter_that_dies_gets_a_new_process_of_its_actor_while_there_is_one(
 def test_a_drafter_that_dies_is_replaced_at_once_and_one_that_never_starts_less_and_less_often():
     started, made = lives(200.0, dies_at(100.0), dies_at(0.0))
     assert started[:6] == [0.0, 100.0, 101.0, 103.0, 107.0, 115.0]
-    # Of one that has never loaded no process is known.
+    # The process of a member that never loaded is unknown.
     assert [drafter.killed for drafter in made] == [[status().process]] + [[None]] * (len(made) - 1)
 
 
@@ -156,7 +156,7 @@ def test_a_drafter_whose_thread_hangs_is_replaced_sooner_where_a_verifier_has_le
     def blame(one: PoolMember) -> None:
         if blamed:
             one.blame()
-            # What has just answered is not stuck, so the complaint is of later.
+            # A drafter that has just reported is not stuck, so the complaint is made later.
             sleep = one._sleep
 
             async def complain(seconds: float) -> None:
@@ -215,7 +215,7 @@ def test_over_nodes_whoever_is_let_go_does_not_come_back_and_that_ends(numbers: 
 
 
 class FakePool:
-    """Gives what candidates the test says, time after time."""
+    """A pool with scripted lists of candidates, one per call."""
 
     def __init__(self, *answers: list[FakeDrafter]) -> None:
         self.answers = list(answers)
@@ -230,7 +230,7 @@ class FakePool:
 
 
 def place(pool: FakePool, ends_at: float = 1e9, then: Callable[[PoolDrafter], Awaitable[None]] | None = None):
-    """What a verifier gets: process id or None, the incarnations it used, and the handle."""
+    """Place a verifier: process id of its drafter or None, the incarnations it used, and the handle."""
     used: list[int] = []
     time = FakeTime(ends_at)
 

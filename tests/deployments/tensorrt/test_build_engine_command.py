@@ -1,4 +1,4 @@
-"""`wingbeat build-engine`, `inspect` of what it makes, and the options that serve it."""
+"""`wingbeat build-engine`, `inspect` of its output, and the options that serve it."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def wingbeat(capsys):
 
 @pytest.fixture(scope="module")
 def engine_dir(tmp_path_factory):
-    """A directory whose graphs have no files of their own."""
+    """A directory without the files of its graphs."""
     folder = tmp_path_factory.mktemp("engines")
     loaded = prepare_model(random_model("mistral", num_hidden_layers=4), "mistral")
     head = random_head(loaded)
@@ -81,7 +81,7 @@ def test_float32_engines_are_refused(wingbeat, tmp_path):
 
 
 def saved(folder, dtype: str | None):
-    """A verifier whose config.json says that it is stored so."""
+    """A verifier whose config.json names this dtype of the stored weights."""
     random_model("llama").save_pretrained(folder)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": dtype}))

@@ -24,7 +24,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "ray_serve_llm.md"
 
 
 def settings_of(line: str) -> tuple[dict[str, Any], list[str]]:
-    """What `wingbeat serve` would build, by the fields that a line gives, and the notes."""
+    """Settings that `wingbeat serve` would use for a command line, by field, and the notes that it prints."""
     seen: dict[str, Any] = {}
     words = without_vllm(shlex.split(line), AppConfig)
 

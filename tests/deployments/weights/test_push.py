@@ -12,7 +12,7 @@ FOUND = Weights("d1", "/step-1")
 
 
 class Replicas:
-    """What each finds in the folder and answers to a push; remembers of how many at once."""
+    """Replicas with set weights and answers to a push; counts how many take it at once."""
 
     def __init__(self, *names: str) -> None:
         self.found: dict[str, tuple[Weights, str | None]] = {name: (FOUND, None) for name in names}

@@ -1,5 +1,8 @@
-"""A replica whose weights are replaced: what runs ends by the old ones, what has not begun waits for the new ones, and
-whatever goes wrong leaves the old ones served."""
+"""A replica whose weights are replaced.
+
+Running requests end with the old weights, and later ones wait for the new weights. After a failure the old weights are
+still served.
+"""
 
 import asyncio
 import json
@@ -38,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(weights: str, count: int) -> tuple[int, ...]:
-    """What the engine of `build_of_weights` writes."""
+    """Tokens that the engine of `build_of_weights` generates."""
     from tests.deployments.replica.child_engines import token_of_weights
 
     return (token_of_weights(weights),) * count
@@ -61,7 +64,7 @@ async def taken(replica: Replica, name: str, weights: Weights) -> Refusal | None
 
 
 def keep_by(monkeypatch: pytest.MonkeyPatch, get: Callable[..., bytes | None], put: Callable[..., None]) -> None:
-    """Have replicas keep what was pushed by these functions in the place of the cluster's."""
+    """Replace the cluster's key-value store, in which replicas keep pushed weights, by these functions."""
     monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_get", get)
     monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_put", put)
     monkeypatch.setattr(
@@ -103,7 +106,7 @@ def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folde
             digest = weights_digest(folder)
             await until_written_by("", later)
             await pool.weights.push(str(folder), 30.0)
-            # What waited is answered behind the push, not before it ends.
+            # Waiting requests are answered after the push, not before it ends.
             await until_written_by(digest, later)
             for task in asking:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""`wingbeat weights` speaks HTTP to a server: what it sends, and what it prints."""
+"""`wingbeat weights` calls a server over HTTP: its requests and its output."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`/v1/weights`: everybody sees what is served, operators alone push."""
+"""`/v1/weights`: every client sees the served weights; only operators push."""
 
 import pytest
 from pydantic import SecretStr
@@ -13,7 +13,7 @@ PATH, UPDATE = "/v1/weights", "/v1/weights/update"
 
 
 class Cards(Replicas):
-    """Replicas that say what a card shows."""
+    """Replicas that report the fields of a model card."""
 
     async def call(self, engine_id, name, **asked):
         if asked["operation"] == "weights":

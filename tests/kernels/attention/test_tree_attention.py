@@ -21,7 +21,7 @@ pytestmark = pytest.mark.few(6)
 
 @pytest.mark.parametrize("case", TREES + CAUSAL, ids=str)
 def test_reference_is_the_formula(case):
-    """Memory that nobody wrote is finite in a pool, but large: whatever leaks through the mask shows."""
+    """Unwritten memory of the pool holds large finite numbers, so that any leak through the mask is visible."""
     if DEVICE != "cpu":
         pytest.skip("the front runs the kernel here")
     inputs = build(case, poison=448.0 if case.fp8 else 1e4)

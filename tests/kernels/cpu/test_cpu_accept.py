@@ -19,7 +19,7 @@ from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
 pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")]
 NUM_REQS, NUM_SLOTS = 16, 20
 BUILDS = {"x86-64": "sse2", "x86-64-v3": "avx2"}
-"""By `-march`: what a machine must be able to do to run it."""
+"""Processor feature that a build needs, by its `-march`."""
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -13,7 +13,7 @@ from wingbeat.kernels.sampling.reference import choose_tokens
 pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")]
 NUM_ROWS = 64
 BUILDS = {"x86-64": "sse2", "x86-64-v3": "avx2", "native": "sse2"}
-"""By `-march`: what a machine must be able to do to run it."""
+"""Processor feature that a build needs, by its `-march`."""
 
 
 def rows_of(generator, temperature, top_k, top_p, min_p):
@@ -70,7 +70,7 @@ def test_what_is_no_number(odd):
 
 
 def test_hardly_any_row_is_left_to_torch(monkeypatch):
-    """Else one call would not be what chooses."""
+    """Otherwise tokens would mostly be chosen by torch, not by the single C++ call."""
     left = []
     monkeypatch.setattr(
         "wingbeat.kernels.cpu.choice.choose_tokens",

@@ -1,4 +1,4 @@
-"""Products by weights of few bits in groups: those of the numbers that they stand for, row by row alike."""
+"""Products with weights of few bits in groups equal those with the unpacked numbers, row by row."""
 
 import pytest
 import torch
@@ -102,5 +102,5 @@ def test_rows_of_another_width_are_refused():
     kernels, weight = cpu_kernels(), random_weight(UINT4, 40, 64, 32)
     panels = kernels.pack_groups(weight)
     for multiply in (kernels.packed_linear, lambda rows, panels: kernels.packed_linears(rows, (panels, panels))):
-        with pytest.raises(ValueError, match="rows have 128 numbers and weights 64 inputs"):
+        with pytest.raises(ValueError, match="rows have 128 elements, but the weight has 64 inputs"):
             multiply(torch.zeros(3, 128), panels)

@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [(160, 224), (33, 97), (7, 5), (64, 16), (1, 1), (300, 1000), (128, 512)]
 NUM_ROWS = (1, 2, 5, 12, 13, 40)
 BUILDS = {"x86-64": "sse2", "x86-64-v3": "avx2", "native": "sse2"}
-"""By `-march`: what a machine must be able to do to run it."""
+"""Processor feature that a build needs, by its `-march`."""
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_builds_for_narrower_registers_multiply_likewise(draw, march, tmp_path, 
 
 
 def check_eight_bits(kernels, draw, shape, num_rows):
-    """Of a weight [columns, inputs] in eight bits: right, and each row as if it were alone, by any parts."""
+    """The product of an eight-bit weight [columns, inputs] is right, and no row depends on the others or on `cut`."""
     columns, inputs = shape
     weight, x, bias = draw(*shape) * draw(columns, 1), draw(num_rows, inputs), draw(columns)
     exact = (x.double() @ to_eight_bits(weight).dense().double().t() + bias).float()
@@ -129,7 +129,7 @@ def check_eight_bits(kernels, draw, shape, num_rows):
 
 
 def check_products(kernels, draw, dtype, shape, num_rows, halved=False):
-    """Of a packed weight [columns, inputs]: right, those of the plain one, and each row as if it were alone."""
+    """A packed weight [columns, inputs] gives the plain weight's products, each row independent of the others."""
     columns, inputs = shape
     weight, x, bias = draw(*shape).to(dtype), draw(num_rows, inputs).to(dtype), draw(columns)
     parts = (columns // 3, columns - columns // 3) if columns > 5 else None

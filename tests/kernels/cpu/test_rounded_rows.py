@@ -1,4 +1,4 @@
-"""Products of rows that are rounded to int8 in blocks: those of the formula, row by row alike."""
+"""Products of rows rounded to int8 in blocks equal the formula's, row by row."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def check(kernels, form, scaled, columns, inputs, group):
     assert torch.equal(found[3], bias)
     for count in (1, 2, 3, 5, 8, 12, 13, 25):
         assert torch.equal(kernels.packed_linear(rows[:count], panels), found[:count]), count
-    # One number in a row is rounded to itself: the weight is what it was.
+    # Rounding is exact for a row with a single non-zero number, so unit rows return the weight itself.
     again = kernels.packed_linear(torch.eye(inputs), panels) - bias
     assert (again - exact).abs().max() < 1e-6 * exact.abs().max()
 

@@ -24,7 +24,7 @@ BF16 = torch.bfloat16
 
 
 class Compiler:
-    """Of one compute capability."""
+    """Compiles kernels for one compute capability."""
 
     def __init__(self, limits: DeviceLimits) -> None:
         self.limits = limits
@@ -66,7 +66,7 @@ class Compiler:
         split: bool = True,
         alike: bool = False,
     ) -> None:
-        """One variant of the attention kernel."""
+        """Compile a variant of the attention kernel."""
         cache = TYPES[torch.float8_e4m3fn] if fp8 else TYPES[dtype]
         pointers = {
             "query_ptr": TYPES[dtype],
@@ -133,7 +133,7 @@ class Compiler:
         self.compile("", triton_kv_cache._move_kv_kernel, moves, words | {"BLOCK_SIZE": 16})
 
     def few(self) -> None:
-        """What a model like Llama-3.1-8B meets most, and the widest head in its tallest tile."""
+        """Compile the variants of a model like Llama-3.1-8B, and the largest head dim in its tallest tile."""
         tiles = device_tiles(BF16, 128, self.limits)
         self.attention(BF16, (128, 128), tiles[0], causal=True)
         self.attention(BF16, (128, 128), tiles[-1])

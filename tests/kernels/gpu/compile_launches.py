@@ -1,8 +1,8 @@
 """Compile every launch of the layer, sampling, tree and state kernels for a capability; prints one JSON object each.
 
 A program of its own, `compile_launches.py CAPABILITY`, without a GPU: the wrappers run on CPU tensors with a driver
-that only names the target, and each launch stops after compilation. What the interpreter accepts and the compiler
-refuses shows here, and so do arguments that a kernel does not take.
+that only names the target, and each launch stops after compilation. This reveals code
+that the interpreter accepts and the compiler refuses, and arguments that a kernel does not take.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What compiled kernels take of a GPU: registers, what spills out of them, and shared memory.
+"""GPU resources of compiled kernels: registers, spilled bytes and shared memory.
 
 As a program, `resources.py [CAPABILITY ...]` compiles every variant and prints the table of
 `benchmarks/results/gpu_kernel_resources.md`.
@@ -23,19 +23,19 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
 class Resources(NamedTuple):
-    """Of one compiled variant."""
+    """Resources of a compiled variant of a kernel."""
 
     kernel: str
     variant: str
     registers: int
-    """Of a thread."""
+    """Registers per thread."""
     spilled_bytes: int
-    """Of a thread, in local memory."""
+    """Bytes that spill from registers to local memory, per thread."""
     shared_bytes: int
-    """Of a program."""
+    """Bytes of shared memory per program."""
     num_warps: int
     instructions: dict[str, int]
-    """How often the PTX has some that are looked for."""
+    """Counts of the PTX instructions that the compiling program looks for."""
 
 
 @cache
@@ -73,7 +73,7 @@ def _looks_before_its_wait(ptx: str) -> bool:
 
 
 def compiled(program: str, *arguments: str, cache_dir: str | None = None) -> list[Resources]:
-    """What a program beside this one reports.
+    """Resources that `program`, a script beside this file, prints.
 
     Args:
         cache_dir: of Triton; None is the user's own.
@@ -89,7 +89,7 @@ def compiled(program: str, *arguments: str, cache_dir: str | None = None) -> lis
 
 
 def every(capability: int) -> list[Resources]:
-    """Of every variant of every kernel."""
+    """Resources of every variant of every kernel."""
     return compiled("compile_attention.py", str(capability), "every") + compiled("compile_launches.py", str(capability))
 
 

@@ -1,4 +1,4 @@
-"""Attention whose rows are alike: the bits of a row alone, in a chunk, and at the end of its path in a tree."""
+"""Batch-invariant attention: a row has equal bits alone, in a chunk, and at the end of its path in a tree."""
 
 import os
 
@@ -32,7 +32,7 @@ KINDS = {
 
 
 def alone(inputs: Inputs, req: int, row: int) -> torch.Tensor:
-    """Attention of a row whose path is its context, in a table of its own that is as short as can be."""
+    """Attention of a row whose path is its context, with the shortest possible block table."""
     query, key_cache, value_cache, tables, contexts, _, _, scaling = inputs.arguments
     block_size, context = key_cache.shape[1], int(contexts[req])
     path = inputs.visible[req, row].nonzero().flatten()

@@ -24,7 +24,7 @@ KINDS = {
 
 
 def attend(inputs: Inputs, reqs: slice, width: int | None = None) -> torch.Tensor:
-    """The rows of some requests, whose tables may be cut to what they use."""
+    """Rows of some requests, whose block tables may be cut to the used entries."""
     arguments = [
         tensor if tensor is None or at in (1, 2) else tensor[reqs] for at, tensor in enumerate(inputs.arguments[:-1])
     ]

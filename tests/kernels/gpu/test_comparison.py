@@ -20,7 +20,7 @@ SHAPES = [
 
 @pytest.fixture
 def kernels_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of the two runs of each case the first one runs kernels, the second references; on a GPU they do so anyway."""
+    """Runs kernels in the first run of each case and references in the second, as a GPU does without this fixture."""
     if DEVICE.type == "cuda":
         yield
         return
@@ -109,5 +109,5 @@ def test_caches_of_eight_bits_are_not_asked_for_where_there_are_none(monkeypatch
 
 
 def test_a_name_that_is_no_kernel_is_refused():
-    with pytest.raises(ValueError, match="kernel 'attend' is none of attention, "):
+    with pytest.raises(ValueError, match="kernel 'attend' does not exist: it must be one of attention, "):
         choice.replace("attend")

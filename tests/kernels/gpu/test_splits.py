@@ -1,4 +1,4 @@
-"""Which splits a batch has, and which programs are launched for them."""
+"""Splits of a batch's contexts, and the programs that are launched for them."""
 
 import pytest
 import torch

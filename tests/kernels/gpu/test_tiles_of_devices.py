@@ -17,13 +17,13 @@ EVERY = [(dtype, dim) for dtype in (BF16, torch.float32) for dim in (64, 128, 25
 
 
 def limits_of(capability: int) -> DeviceLimits:
-    """Of the first GPU known of that capability."""
+    """Limits of the first known GPU of that capability."""
     return next(limits for limits in KNOWN.values() if limits.capability == capability)
 
 
 @pytest.fixture(scope="session")
 def limits(request: pytest.FixtureRequest) -> DeviceLimits:
-    """Of the GPU whose instructions are executed."""
+    """Limits of the GPU whose instructions are executed (`--ptx`)."""
     capability = request.config.getoption("--ptx")
     if capability is None:
         pytest.skip("needs --ptx: the interpreter knows no tiles")
@@ -31,7 +31,7 @@ def limits(request: pytest.FixtureRequest) -> DeviceLimits:
 
 
 def check(config: TileConfig, dtype: torch.dtype, dim: int, mask: str, fp8: bool = False) -> None:
-    """Split and whole, with more rows than a tile has: what tensor cores, prefetching and swizzles make of them."""
+    """Check a tile split and unsplit, with more rows than the tile: covers tensor cores, prefetching and swizzles."""
     shape = {"heads": (2, 1), "dims": (dim, dim), "block_size": 16, "mask": mask, "dtype": dtype, "fp8": fp8}
     inputs = build(Case((150, 33), num_query=config.block_rows // 2 + 3, **shape), NAN)
     expected = by_formula(inputs)

@@ -76,7 +76,7 @@ def test_splits_without_keys_add_nothing(mask):
 @pytest.mark.parametrize(("count", "num_splits"), [(1, 1), (3, 1), (3, 3)])
 @pytest.mark.parametrize("case", SHORT, ids=str)
 def test_rows_before_the_beginning_are_nobodys_keys(case, count, num_splits):
-    """As a module drafts that looks further ahead than its sequence is long; what such rows yield is finite."""
+    """Such rows occur if a module drafts further ahead than its sequence is long; their outputs must be finite."""
     inputs = build(case, poison=NAN)
     out = run_kernel(moved_before_the_beginning(inputs, count), config=TINY, splits=Splits(num_splits, 16))
     assert_close(out[:, count:], by_formula(inputs))
@@ -117,7 +117,7 @@ def test_a_short_workspace_is_refused():
 
 @pytest.mark.slow
 def test_the_same_launch_serves_other_lengths():
-    """Lengths and tables are read on the device: what a replayed graph relies on."""
+    """Lengths and tables are read on the device, as a replayed graph requires."""
     inputs = build(Case((40, 11), 5), poison=NAN)
     other = build(Case((7, 40), 5), poison=NAN, seed=1)
     out = run_kernel(inputs, config=TINY, splits=Splits(2, 16))

@@ -1,4 +1,4 @@
-"""What a launch of the attention kernel chooses: splits of the context and tiles of the rows, by the GPU's limits."""
+"""Choices of an attention launch under the GPU's limits: splits of the context and tiles of rows."""
 
 import pytest
 import torch

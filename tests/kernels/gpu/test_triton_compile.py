@@ -19,22 +19,22 @@ KERNELS = {
 # CUDA C++ Programming Guide, "technical specifications per compute capability": 163, 99 and 227 KiB.
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 SPILLED_BYTES = {"tree_attention": 160, "scale": 8, "delta_rule": 104, "packed_product": 16, "alike_product": 16}
-"""Of a thread, at most; 0 for the rest. 160 bytes of 256 threads are 40 KiB of the L1 cache; half of the height would
-read each tile of keys twice. Most of them are of the stores behind all tiles: results go to one of two places. The
-delta rule and packed products spill so many on 12.0 by Triton 3.9, and fewer elsewhere; products of float32 in which
-rows are alike do on 8.6."""
+"""Most bytes that a kernel may spill per thread; 0 for kernels not named. 160 bytes x 256 threads are 40 KiB of the L1
+cache; tiles of half the height would read each tile of keys twice. Most spills belong to the stores after all tiles,
+which go to one of two places. The delta rule and packed products spill that much on 12.0 under Triton 3.9 and less
+elsewhere; batch-invariant float32 products do so on 8.6."""
 _GEMMA_2 = "bfloat16, dim 256, 64 rows, window, softcap, sinks"
 _GEMMA_2_SPILLED_BYTES = 200
-"""Of 128 threads, likewise 25 KiB."""
+"""Most bytes that this variant may spill per thread; with 128 threads, 25 KiB."""
 
 
 def limits_of(capability: int) -> DeviceLimits:
-    """Of a GPU of that capability."""
+    """Limits of a known GPU of that capability."""
     return next(limits for limits in KNOWN.values() if limits.capability == capability)
 
 
 def check(one: Resources, capability: int) -> None:
-    """A variant fits, and takes no more shared memory than the table of tiles says."""
+    """Check that a variant fits, with no more shared memory than the table of tiles states."""
     what = f"{one.kernel} {one.variant} on {capability}"
     assert one.shared_bytes <= SHARED_BYTES[capability], f"{what} takes {one.shared_bytes} bytes"
     allowed = _GEMMA_2_SPILLED_BYTES if one.variant == _GEMMA_2 else SPILLED_BYTES.get(one.kernel, 0)
@@ -71,7 +71,7 @@ def test_every_kernel_fits(capability):
         # Several programs of all but attention, and of tall products, share a multiprocessor.
         share = limits_of(capability).sm_shared_bytes // 2 - 1024
         assert one.kernel in ("tree_attention", "alike_product") or one.shared_bytes <= share
-        # What a launch ahead wrote is looked at by nobody who has not waited for it.
+        # Only code behind the wait for the earlier launch may read that launch's writes.
         assert one.instructions["looks before its wait"] == (capability < 90), one.kernel
     alike = [one for one in results if "alike" in one.variant]
     assert len(alike) == 6

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.usefixtures("poisoned_memory")]
 
 @pytest.mark.parametrize(("width", "num_columns"), [(40, 33), (5, 60), (0, 4), (13, 1)])
 def test_the_kernel_counts_what_its_reference_counts(width, num_columns, monkeypatch):
-    """In several tiles, whose last one ends within."""
+    """Several tiles, of which the last is partly filled."""
     monkeypatch.setattr(history_triton, "_TILE", 16)
     told, (ids, columns) = histories_of(width), draft_ids(num_columns).sort()
     expected, found = tables(num_columns), tuple(part.to(DEVICE) for part in tables(num_columns))

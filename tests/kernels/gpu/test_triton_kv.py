@@ -47,7 +47,7 @@ def check_store(writer, num_tokens, heads, dims, dtype, block_size, num_blocks, 
         expected = pool(num_blocks, block_size, heads, (cache.shape[3],) * 2, dtype)[0].flatten(0, 1)
         for token, slot in enumerate(slots.tolist()):
             expected[slot] = row[token]
-        # What block 0 holds is nobody's business.
+        # Block 0 is the block of padding: its contents do not matter.
         assert torch.equal(as_bytes(cache[1:]), as_bytes(expected.view(cache.shape)[1:]))
 
 

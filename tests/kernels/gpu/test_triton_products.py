@@ -55,7 +55,7 @@ def test_few_rows_are_multiplied_as_by_torch(num_rows, columns, inputs, way, bia
     [(4096, 4096, 64 * 6, 6), (6144, 4096, 96 * 4, 8), (4096, 14336, 64 * 6, 19), (28672, 4096, 448, 32)],
 )
 def test_every_multiprocessor_has_programs(columns, inputs, programs, steps):
-    """Of the products of a Llama of 8B on an H100, whose 132 had 64 tiles of o and down to share."""
+    """Products of an 8B Llama on an H100: 64 tiles of `o` and `down` are shared among its 132 multiprocessors."""
     of_split, splits = kernels.shares(KNOWN["H100"], columns // 64, inputs // 128)
     assert (columns // 64 * splits, of_split) == (programs, steps)
 

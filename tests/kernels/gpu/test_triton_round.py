@@ -1,4 +1,4 @@
-"""What a round does beside its forward pass: kernels against their reference, padding and malformed trees included."""
+"""Kernels of a round outside the forward pass agree with their references, also for padding and malformed trees."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def trees_of(num_rows: int, num_nodes: int, *, chains: bool = False) -> GrownTre
 
 
 def spoiled(trees: GrownTree) -> GrownTree:
-    """Each slot's tree wrong in a way of its own but the last one's; what is behind the valid nodes is anything."""
+    """Spoil each slot's tree in another way, except the last slot's, which is wrong only beyond its valid nodes."""
     _, num_nodes = trees.token_ids.shape
     trees.token_ids[:, 0] = state_of().last_token_ids
     trees.num_valid[:5] = num_nodes
@@ -101,7 +101,7 @@ def test_nodes_lie_where_the_references_do(num_nodes):
 
 
 def drawn_limits(rate, max_path):
-    """Of paths both longer and shorter than trees are deep."""
+    """Limits of acceptance for paths shorter and longer than trees are deep."""
     return torch.tensor([round(rate * 2**23 / depth) for depth in range(1, max(max_path, 2))], dtype=torch.int32)
 
 
@@ -109,7 +109,7 @@ def drawn_limits(rate, max_path):
 @pytest.mark.parametrize("moves", [False, True], ids=["stay", "move"])
 @pytest.mark.parametrize(("num_nodes", "max_path"), [(0, 4), (1, 3), (9, 4), (9, 12), (41, 6)])
 def test_paths_are_settled_as_by_the_reference(num_nodes, max_path, moves, rate):
-    """The spare slot pads two rows, and stays as it is."""
+    """The spare slot, 5, pads two rows and stays unchanged."""
     state, slots = state_of(), torch.tensor([2, 5, 0, 3, 5, 1])
     tree = trees_of(len(slots), num_nodes) if num_nodes else None
     draw = torch.Generator().manual_seed(num_nodes)
@@ -143,7 +143,7 @@ def test_addresses_are_the_references(width):
 
 @pytest.mark.parametrize(("num_rows", "vocab_size"), [(1, 5000), (3, 1024), (40, 2049)])
 def test_best_tokens_are_the_first_of_the_likeliest(num_rows, vocab_size):
-    """Of a workspace that is used again, by fewer rows as well; many tokens are equally likely."""
+    """Equal results from a reused workspace, also with fewer rows than before; many tokens tie for the best."""
     draw = torch.Generator().manual_seed(num_rows)
     workspace = SamplingWorkspace(num_rows + 1, vocab_size, DEVICE, scaled=False)
     for count in (num_rows, max(num_rows - 1, 1), num_rows):

@@ -119,7 +119,7 @@ def test_without_a_search_lists_tell_the_edges(kind, vocab_size):
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", [2.5, 0.0])
 def test_without_a_search_top_k_is_found_behind_a_bound(spread, monkeypatch):
-    """In shares of which half hold nothing likely; of a row whose tokens are all alike nothing is found or removed."""
+    """Half of the vocabulary's splits hold no likely token; in a row of equal logits no token is removed."""
     monkeypatch.setattr(triton_sampling_workspace, "_LISTED", 256)
     monkeypatch.setattr(triton_sampling_workspace, "_TILE", 256)
     monkeypatch.setattr(triton_sampling_workspace, "_MAX_SPLITS", 8)

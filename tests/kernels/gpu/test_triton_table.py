@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.few(3), pytest.mark.usefixtures("poisoned_memory")]
 
 
 class KernelTable(TreeTable):
-    """A table whose growth goes through the kernels on any device, as a CUDA table's does by itself."""
+    """A table that grows by the kernels on any device, as a CUDA table does."""
 
     def grow(self, level: int, token_ids: torch.Tensor, log_probs: torch.Tensor) -> Frontier:
         previous = None if level == 0 else self._frontier

@@ -1,4 +1,4 @@
-"""Weights in steps are the weights that they were made of, and products by them those of their numbers."""
+"""Unpacked weights equal the original ones, and products equal those with the unpacked weights."""
 
 import pytest
 import torch

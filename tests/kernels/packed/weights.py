@@ -1,4 +1,4 @@
-"""Random weights in groups, of every form and of every way that files say scales and shifts."""
+"""Random weights in groups, in every format and with every kind of scales and shifts that files hold."""
 
 import torch
 

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.usefixtures("poisoned_memory")]
 
 
 def histories_of(width: int) -> Histories:
-    """Five slots, of which three rows are asked for; tokens beyond the drafter's, and places that hold none."""
+    """Histories of five slots, three of which have rows; with tokens outside the draft vocabulary and empty places."""
     generator = torch.Generator().manual_seed(width)
     token_ids = torch.randint(0, 60, (5, width + 3), generator=generator)[:, :width]
     token_ids[:, 3::7] = -1
@@ -19,7 +19,7 @@ def histories_of(width: int) -> Histories:
 
 
 def tables(num_columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an earlier round has left."""
+    """Tables with values left over from an earlier round."""
     return torch.ones(3, num_columns, dtype=torch.bool), torch.full((3, num_columns), 7, dtype=torch.int32)
 
 

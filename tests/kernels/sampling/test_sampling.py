@@ -48,7 +48,7 @@ def mixed_rows(num_rows: int) -> Rows:
 
 
 def warped(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """One row through transformers' warpers, in the order generate() builds them."""
+    """A row of logits after transformers' warpers, in the order in which `generate()` applies them."""
     if temperature == 0:
         return logits
     scores = TemperatureLogitsWarper(temperature)(None, logits[None])
@@ -78,7 +78,7 @@ def test_processing_agrees_with_transformers(vocab_size, kind):
         expected = warped(logits[row], *PARAMETERS[row % len(PARAMETERS)])
         actual = processed[row]
         if kind == "tied":
-            # Which of several equal logits at the edge of the nucleus stays is up to the sort; how many do is not.
+            # The sort decides which of several tied logits at the edge of the nucleus stay; their number is determined.
             actual, expected = actual.sort().values, expected.sort().values
         assert torch.equal(actual, expected), f"row {row}: {PARAMETERS[row % len(PARAMETERS)]}"
 

@@ -1,4 +1,4 @@
-"""Recurrences over trees are what they are along each path by itself, token by token."""
+"""Recurrences over trees equal recurrences along each path, token by token."""
 
 import random
 
@@ -41,7 +41,7 @@ def case(request):
 
 
 def check(parents, slots, rows, states, run, step, advance):
-    """The nodes' outputs, and the states behind every node, are those of `step` along its path.
+    """Outputs of the nodes, and states after every node, equal those of `step` along the node's path.
 
     Args:
         run: what `step` gives, of all nodes: [num_reqs, num_nodes, ...].

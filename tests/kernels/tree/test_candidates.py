@@ -35,7 +35,7 @@ def test_candidates_outside_the_vocabulary_are_refused():
 
 
 def test_candidates_of_each_request_are_ranked_as_the_vocabulary_is():
-    """Those of `top_candidates` where all but a request's own candidates are out of the question."""
+    """Equal to `top_candidates` where every token but a request's own candidates has the score -inf."""
     generator = torch.Generator().manual_seed(2)
     token_ids = torch.stack([torch.randperm(50, generator=generator)[:7] for _ in range(3)])
     scores = torch.randn(3, 2, 7, generator=generator)
@@ -52,5 +52,5 @@ def test_candidates_that_are_not_the_requests_are_refused():
     for top_k in (0, 4):
         with pytest.raises(ValueError, match=f"top_k is {top_k}: it must be 1 to 3"):
             top_among(torch.zeros(2, 1, 3), torch.zeros(2, 3, dtype=torch.int64), top_k)
-    with pytest.raises(ValueError, match=r"token_ids is \[3\] and the scores are \[2, 1, 3\]"):
+    with pytest.raises(ValueError, match=r"token_ids is \[3\]: \[2, 3\] needed"):
         top_among(torch.zeros(2, 1, 3), torch.arange(3), 2)

@@ -1,4 +1,4 @@
-"""Launches of deterministic mode on a GPU, counted on a fake one: as many as without it, and captured."""
+"""Deterministic mode on a GPU, counted on a fake GPU: as many launches as without the mode, and rounds are captured."""
 
 import pytest
 from torch import nn
@@ -17,7 +17,7 @@ from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 
 
 def alike_verifier(num_layers: int) -> LoadedModel:
-    """As `gpu_world.placed_verifier`, of rows that are alike."""
+    """Like `gpu_world.placed_verifier`, in deterministic mode."""
     model = new_model(llama(num_layers))
     loaded = prepare_model(model, "fake")
     for linear in model.modules():

@@ -1,4 +1,4 @@
-"""Deterministic mode on GPUs: what has no fixed order is refused by name."""
+"""Deterministic mode on GPUs: a model part whose sums have no fixed order is refused by name."""
 
 import pytest
 from torch import nn
@@ -17,7 +17,7 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
 def fused(name: str) -> tuple[nn.Module, nn.ModuleList]:
-    """A model as it is assembled on a GPU, by the references of its kernels."""
+    """Build a model whose layers are fused as on a GPU, with the kernels' references in their place."""
     model = random_model(name)
     probed = probe_attention(model, 512, frozenset())
     for linear in model.modules():

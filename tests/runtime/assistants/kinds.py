@@ -35,7 +35,7 @@ def folders(root: Path) -> tuple[Path, str]:
 
 
 def on_fake_gpu(speculation: SpeculationConfig, device: FakeGraphDevice | None, num_layers: int) -> SharedKvDrafter:
-    """A head over the keys and values of the verifier's last layer, all of whose layers attend to everything."""
+    """Build a head over the keys and values of the verifier's last layer; all of its layers have full attention."""
     fields = dict(SHAPE, global_head_dim=SHAPE["head_dim"], num_hidden_layers=num_layers)
     fields |= {"layer_types": ["full_attention"] * num_layers, "num_kv_shared_layers": num_layers}
     config = Gemma4TextConfig(

@@ -1,4 +1,4 @@
-"""A head over the verifier's keys and values drafts what transformers' own code drafts with all of them at hand."""
+"""Gemma 4 heads that read the verifier's KV draft what transformers' code drafts from dense keys and values."""
 
 from contextlib import contextmanager
 from functools import cache
@@ -56,7 +56,7 @@ _SHAPE = {
 
 
 def verifier_config(shared_layers, **overrides):
-    # Layers that share keys are only known to work beside inputs of their own.
+    # transformers supports layers that share keys only together with per-layer inputs.
     per_layer = 8 if shared_layers else 0
     fields = {
         "hidden_size": HIDDEN_SIZE,
@@ -88,7 +88,7 @@ def head_config(clusters=False, backbone_hidden_size=HIDDEN_SIZE, **overrides):
 
 @contextmanager
 def heads_can_be_built():
-    """transformers 5.23 refuses models all of whose layers share keys, its own heads for Gemma 4 among them."""
+    """Patch transformers 5.23, which refuses models all of whose layers share keys, such as its own Gemma 4 heads."""
     with pytest.MonkeyPatch.context() as patch:
         if hasattr(Gemma4TextConfig, "kv_sharing_modes"):
             modes = Gemma4TextConfig.kv_sharing_modes.fget
@@ -146,7 +146,7 @@ class Slow:
         self.embed = load_model(folders[0], torch.float32, torch.device("cpu")).model.get_input_embeddings()
 
     def logits_of(self, tokens, hidden, shared):
-        """path -> logits, behind tokens whose last settled position has `hidden`."""
+        """Return a function from a drafted path to logits; `hidden` is the state of the last settled position."""
 
         def step(token, state):
             inputs = torch.cat([self.embed(torch.tensor([[token]])), state[None, None]], dim=-1)
@@ -186,7 +186,7 @@ def check(tree, world, slots, slow, speculation):
 @pytest.mark.parametrize("speculation", SHAPES.values(), ids=SHAPES.keys())
 @torch.inference_mode()
 def test_trees_equal_those_of_dense_keys(root, speculation, temperatures):
-    """Unequal lengths within the window and beyond it; five drafted levels, three tokens accepted, five more."""
+    """Cases: unequal lengths within the window and beyond it; five drafted levels, three tokens accepted, five more."""
     folders = saved(root)
     drafter, slow = build(folders, speculation), Slow(folders)
     spec = channel_spec(speculation, drafter.taps_size)

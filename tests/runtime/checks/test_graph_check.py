@@ -1,4 +1,4 @@
-"""Captured rounds are held against eager ones before anybody is served."""
+"""Captured rounds are compared with eager rounds before the first request is served."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ PROMPT = Request("a", (5, 6, 7), SamplingParams(max_tokens=6, temperature=0.0, i
 
 
 class WrongDevice(RecordingDevice):
-    """Replays do nothing: outputs are those of the capture."""
+    """Replays that do nothing, so that outputs stay as the capture left them."""
 
     def replay(self, graph: Any) -> None:
         return
@@ -71,7 +71,7 @@ def test_graphs_that_write_something_else_are_not_replayed_and_it_is_said(folder
 
 @pytest.mark.slow
 def test_mixed_rounds_are_held_against_eager_ones_too(folder):
-    """Of graphs that replay well but for the one that has prompt chunks beside decodes."""
+    """Only the graph of rounds with prompt chunks beside decodes replays wrongly."""
 
     class WrongChunks(RecordingDevice):
         def replay(self, graph: Any) -> None:

@@ -1,4 +1,4 @@
-"""Kernels are chosen at the start, by what they compute on the device."""
+"""Kernels are chosen at start, by comparing their results on the device with those of the reference."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.fixture(autouse=True)
 def no_choice_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees what another one has chosen."""
+    """Clear the choice of kernels around each test."""
     choose_kernels.cache_clear()
     monkeypatch.setattr(choice, "_replaced", set())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))

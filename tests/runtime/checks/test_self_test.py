@@ -1,4 +1,4 @@
-"""The self-test: it tells heads that suit from heads that do not, and leaves the engine as it found it."""
+"""The self-test separates heads that suit a verifier from those that do not, and leaves the engine unchanged."""
 
 import logging
 from dataclasses import asdict
@@ -31,7 +31,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def off_by_one(pair, tmp_path_factory):
-    """The head, said to read one layer further down."""
+    """Copy of the head whose config counts the tapped layers one lower."""
     convention = {"tap_layers": [layer - 1 for layer in TAPS], "norm_output": False, "norm_before_residual": False}
     return rewrite_config(pair[1], tmp_path_factory.mktemp("heads") / "off-by-one", **{STATED: convention})
 
@@ -126,7 +126,7 @@ def test_drafts_are_of_the_full_shape_whatever_pays(pair):
 @pytest.mark.slow
 @pytest.mark.parametrize("speculation", ["chain", "tree"])
 def test_captured_rounds_with_the_host_a_round_behind_are_as_new_too(pair, speculation):
-    """What a GPU does: pruned on the device, replayed as graphs, results read one round late."""
+    """Rounds as on a GPU: pruned on the device, replayed as graphs, results read a round late."""
     shape = SpeculationConfig(draft_top_k=1 if speculation == "chain" else 4, adaptive=True)
     loaded = load_model(pair[0], torch.float32, torch.device("cpu"))
     drafter = load_drafter(pair[1], TargetDescription.from_checkpoint(pair[0]), shape)
@@ -154,7 +154,7 @@ def test_a_drafter_that_is_lost_meanwhile_is_no_pass(pair):
         return channels[-1]
 
     llm = open_llm(pair, channel_factory=new_channel, drafter_timeout_s=0.05)
-    channels[0].pump = None  # from now on nobody drafts
+    channels[0].pump = None  # from now on no drafter answers
     with pytest.raises(BadDrafterError, match="lost"):
         check_drafter(llm.engine, None, "head", allow_bad=True)
 

@@ -1,4 +1,4 @@
-"""Which reading of a head that drafts in one pass is right: its taps and what its slots predict."""
+"""The right convention of a one-pass head is found: its taps and what its slots predict."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def mislabelled(folder, ids):
 
 @pytest.mark.slow
 def test_both_ways_to_count_taps_are_measured_and_either_can_be_drafted_by(demo, tmp_path, monkeypatch):
-    """A layer more or less changes little in this verifier: which one is found is not said here."""
+    """A layer more or less changes little in this verifier, so the test does not say which convention wins."""
     monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path / "cache"))
     head = mislabelled(tmp_path / "head", TAPS)
     choice = choose_convention(head, *demo)

@@ -1,4 +1,4 @@
-"""Which reading of a head is right: found by measuring, kept on disk, left to the files where it hardly matters."""
+"""A head's right convention is measured and kept on disk; the files decide where measurements hardly differ."""
 
 import logging
 
@@ -40,13 +40,13 @@ def verifier(pair):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A folder of kept measurements of the test's own."""
+    """Put the cache of measurements into a folder of this test."""
     monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def outputs_of(layers):
-    """The same taps counted by the layer they leave."""
+    """Layers as ids of outputs: each tap is counted by the layer that it leaves."""
     return tuple(layer - 1 for layer in layers)
 
 
@@ -138,7 +138,7 @@ def test_nothing_is_measured_where_nothing_is_open(pair, verifier):
 
 @pytest.mark.slow
 def test_the_measured_figure_is_what_the_engine_accepts(pair, verifier):
-    """Same text, same head; the engine drafts from some positions of it, the measurement from all."""
+    """Text and head are the same; the engine drafts from some positions of the text, the measurement from all."""
     target, loaded = verifier
     llm = LLM(*pair, engine_config(CHAIN), InProcessChannel, device="cpu")
     drafter = load_drafter(pair[1], target, CHAIN)

@@ -56,7 +56,7 @@ def drafter_of(model, speculation):
 
 
 def dense(model, tokens):
-    """`logits_of` of a sequence: the whole of it through transformers, nothing kept."""
+    """`logits_of` for a sequence: each call runs all of it through transformers, without a cache."""
     model.set_attn_implementation("eager")
     return lambda path: model(torch.tensor([[*tokens, *path]])).logits[0, -1]
 
@@ -133,7 +133,7 @@ def test_proposing_writes_nothing_that_was_committed():
     assert all(torch.equal(a, b) for a, b in zip(*trees, strict=True))
     after = [[part.flatten(0, 1)[rows] for part in pair] for pair in drafter.pool.caches]
     assert all(torch.equal(a, b) for pairs in zip(before, after, strict=True) for a, b in zip(*pairs, strict=True))
-    # Blocks behind a sequence's last token are the verifier's to hand out: a draft leaves them alone.
+    # Reserved blocks beyond a sequence's last token belong to the verifier, and drafts do not write to them.
     reserved = torch.cat([world.tables[s, -(-int(world.lens[s] - 1) // size) :] for s in slots])
     assert not any(part[reserved].any() for pair in drafter.pool.caches for part in pair)
 
@@ -160,7 +160,7 @@ def test_channels_of_another_shape_are_refused_and_short_contexts_are_warned_of(
 
 @pytest.mark.parametrize("shape", [CHAIN, SpeculationConfig(5, 4, 69)], ids=["chain", "whole-tree"])
 def test_the_verifier_as_its_own_draft_model_is_right(shape):
-    """Always in a chain; a tree may leave the likeliest token of an unlikely path unexpanded, but never a first one."""
+    """Every chain is accepted; a tree may leave an unlikely path unexpanded, but its first token is always accepted."""
     ref = reference("llama")
     drafter = ModelDrafter(prepare_model(random_model("llama"), "copy"), shape)
     tokens, engine = generate(ref.loaded, engine_config(shape), drafter, ref.prompts, greedy_params())
@@ -197,7 +197,7 @@ def test_adaptive_speculation_may_stop_its_growth():
 
 
 def test_sampled_text_is_the_same_and_a_shared_prefix_is_cached_on_both_sides():
-    """The draft model knows the noise: as a copy of the verifier it is right under sampling too."""
+    """The draft model adds the target's noise, so a copy of the verifier drafts sampled tokens right too."""
     ref = reference("llama")
     prompts = [ref.prompts[4] + [index] for index in range(3)]
     params = [SamplingParams(max_tokens=30, temperature=0.8, seed=index, ignore_eos=True) for index in range(3)]

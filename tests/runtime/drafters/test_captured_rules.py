@@ -1,4 +1,4 @@
-"""Captured drafts under the requests' own rules of sampling are those of eager passes on the host; nobody else pays."""
+"""Captured drafts apply sampling rules like eager passes on the host; requests without rules do not pay for them."""
 
 from itertools import pairwise
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.few(1)
 
 
 def masks_of(count, seed):
-    """Of roots, half of whose tokens may follow; the last one's all may."""
+    """Masks of roots: half of the tokens may follow, and all tokens may follow the last root."""
     generator = torch.Generator().manual_seed(seed)
     masks = torch.randint(-(2**31), 2**31, (count, -(-VOCAB // 32)), generator=generator).to(torch.int32)
     masks[-1] = -1
@@ -77,8 +77,7 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
 @by_shape
 @torch.inference_mode()
 def test_few_of_a_batch_have_rules_and_none_of_those_that_are_only_decided(speculation, monkeypatch):
-    """Padded batches of two; another sequence's decided tokens are taken in beside them. The head knows half of the
-    vocabulary."""
+    """Batches of two are padded; another sequence only commits tokens. The head's vocabulary is half the target's."""
     few_batches(monkeypatch)
     eager, captured = new_drafter(speculation), new_drafter(speculation, RecordingDevice())
     assert captured.growth.columns.size < VOCAB
@@ -97,7 +96,7 @@ def test_few_of_a_batch_have_rules_and_none_of_those_that_are_only_decided(specu
 @pytest.mark.slow
 @torch.inference_mode()
 def test_tables_by_token_are_written_where_somebody_needs_them_alone(kinds, monkeypatch):  # noqa: F811
-    """What was written for a sequence changes nothing of the next one in its row."""
+    """Values written for a sequence do not affect the next sequence in its row."""
     few_batches(monkeypatch)
     eager, captured = attached(kinds, "eagle", TREE), attached(kinds, "eagle", TREE, RecordingDevice())
     world = new_world(eager, MIXED)

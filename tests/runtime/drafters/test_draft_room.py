@@ -1,4 +1,4 @@
-"""Bounds of what several verifiers may take of one drafter."""
+"""Limits on the slots and bytes that several verifiers may use in one drafter."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def test_memory_is_bounded_by_what_all_verifiers_blocks_take():
 
 
 def test_on_a_device_a_verifier_that_comes_later_moves_nothing():
-    """What is captured there holds its addresses."""
+    """Captured graphs hold the addresses of the pool."""
     head = eagle_drafter(reference("llama").loaded, TREE)
     head.device = head.pool.device = torch.device("meta")
     worker = DraftWorker(head, DraftRoom(num_slots=12, num_bytes=head.needs.token_bytes * 16 * 90))

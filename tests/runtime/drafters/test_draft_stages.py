@@ -1,4 +1,4 @@
-"""Every kind of drafter with weights drafts, captured, what it drafts eagerly: in any batch and depth, whoever comes.
+"""Captured drafts of every kind with weights equal its eager drafts, in any batch and depth, as sequences come and go.
 
 A captured stage is replayed as the operations that were recorded, on the same memory, or by calling its function again.
 """
@@ -81,7 +81,7 @@ by_shape = pytest.mark.parametrize("speculation", SHAPES.values(), ids=SHAPES.ke
 
 @pytest.fixture(autouse=True)
 def couplings_of_a_device(monkeypatch):
-    """On the host a growth looks whether anybody samples, which no device is asked."""
+    """Couple drafts to the noise as on a device; on the host a growth first checks whether any request is sampled."""
 
     def couplings(roots):
         return [Coupling(roots.temperatures, roots.seeds, positions) for positions in roots.positions]
@@ -101,7 +101,7 @@ def new_world(drafter, temperatures=MIXED):
 
 
 def few_batches(monkeypatch):
-    """Recording and replaying on the host is slow: batches of 1, 2 and all."""
+    """Limit captures to batches of 1, 2 and all slots, because recording and replaying on the host is slow."""
 
     def batches(num_slots, *shape):
         return (1, 2, num_slots)
@@ -143,7 +143,7 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
 @pytest.mark.parametrize("kind", [*KINDS, "deep-eagle"])
 @torch.inference_mode()
 def test_the_shortest_sequences_are_drafted_for_alike(kinds, kind, speculation, monkeypatch):
-    """Of two to six tokens, before anything is behind them and after, in memory that is full of others' rows."""
+    """Sequences of two to six tokens, with and without earlier rows, in memory full of other sequences' rows."""
     monkeypatch.setattr(draft_stages, "draft_batches", lambda *sizes: (5,))
     speculation = replace(speculation, draft_steps=5)
     drafters = [attached(kinds, kind, speculation), attached(kinds, kind, speculation, FakeDevice())]
@@ -166,8 +166,7 @@ def test_the_shortest_sequences_are_drafted_for_alike(kinds, kind, speculation, 
 @by_kind
 @torch.inference_mode()
 def test_sequences_come_and_go(kinds, kind, speculation, monkeypatch):
-    """A first tree follows the last chunk of a prompt, beside one that decodes and one that only decodes; then the slot
-    of that one has another sequence."""
+    """A prompt's last chunk, a decode with a draft and one without share a pass; then a slot changes its sequence."""
     few_batches(monkeypatch)
     drafters = [attached(kinds, kind, speculation), attached(kinds, kind, speculation, FakeDevice())]
     trees = []
@@ -202,13 +201,13 @@ def test_sequences_come_and_go(kinds, kind, speculation, monkeypatch):
 @by_kind
 @torch.inference_mode()
 def test_padding_and_drafted_rows_touch_nothing_committed(kinds, kind, speculation, monkeypatch):
-    """Three of nine rows: what is stored for anybody's committed tokens stays as it is."""
+    """With three of nine rows drafted for, everything stored for committed tokens of any sequence stays unchanged."""
     few_batches(monkeypatch)
     drafter = attached(kinds, kind, speculation, FakeDevice())
     world = new_world(drafter)
     world.feed(drafter)
     slots = world.slots[2:5]
-    # Of L settled tokens module k has L - 1 - k rows, whose results the next one reads.
+    # With L settled tokens, module k has L - 1 - k rows, whose results the next module reads.
     behind = range(drafter.num_modules) if kind.startswith("mtp") else [0] * len(drafter.pool.caches)
     stored = [(part, lag) for pair, lag in zip(drafter.pool.caches, behind, strict=True) for part in pair]
     stored += list(zip(drafter.pool.extras, behind, strict=False))
@@ -228,7 +227,7 @@ def test_padding_and_drafted_rows_touch_nothing_committed(kinds, kind, speculati
 def test_a_capture_that_fails_drafts_eagerly_and_says_which(kinds, kind, caplog, monkeypatch):
     few_batches(monkeypatch)
     with caplog.at_level(logging.WARNING):
-        # The graph of most sequences at some depth; of kinds that draft in one pass, which have one depth, that of two.
+        # Fail the graph for the largest batch at some depth, or for batch 2 of kinds that draft in one pass.
         whole = kind in ("p-eagle", *ONE_PASS)
         drafter = attached(kinds, kind, CHAIN, FakeDevice(failing=lambda capture: capture == (5 if whole else 4)))
     eager = attached(kinds, kind, CHAIN)
@@ -281,7 +280,7 @@ def test_graphs_are_gone_before_others_are_captured(kinds, monkeypatch):
 
 @pytest.mark.slow
 def test_shapes_of_one_level_are_captured_too(kinds):
-    """A tree of one level has no rows of drafted tokens."""
+    """Trees of one level, whose drafts have no rows of drafted tokens, are captured and replayed as well."""
     shape = SpeculationConfig(1, 3, 3)
     for kind in (kind for kind in KINDS if not is_gone(kind)):
         drafter = attached(kinds, kind, shape, FakeDevice())
@@ -299,7 +298,7 @@ def test_shapes_of_one_level_are_captured_too(kinds):
 @by_shape
 @pytest.mark.parametrize("kind", ["draft_model", "mtp", "shared_keys", "eagle1", "dflash", "dflash2", "peagle"])
 def test_the_text_is_that_of_generate_whoever_captures_and_whoever_is_lost(kind, speculation, tmp_path, monkeypatch):
-    """More requests than slots; the drafter is lost in the middle, and another one is captured and told everything."""
+    """There are more requests than slots; one drafter is lost on the way, and the next one gets all contexts."""
     few_batches(monkeypatch)
     devices = [PoisoningDevice(RepeatingDevice()) for _ in range(2)]
     waiting = iter(devices)

@@ -1,4 +1,4 @@
-"""Which drafter a word, a folder or an import path means."""
+"""Drafters by word, folder or import path."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidd
 
 
 def checkpoint(folder: Path, config: dict, tensors: dict[str, tuple[int, ...]]) -> Path:
-    """A folder of zeros."""
+    """Write a checkpoint folder whose tensors are all zero."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: torch.zeros(shape) for name, shape in tensors.items()}, folder / "model.safetensors")

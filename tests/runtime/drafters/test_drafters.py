@@ -84,7 +84,7 @@ def test_trees_equal_the_slow_ones(speculation, draft_vocab_size, temperature):
 
 @torch.inference_mode()
 def test_proposing_leaves_no_trace():
-    """`propose` never commits draft KV: the same question has the same answer."""
+    """`propose` never commits draft KV, so a repeated call returns the same trees."""
     head = random_head(reference("llama").loaded)
     world = World(TREE, head.fc.weight.shape[1], (9, 17))
     drafter = EagleDrafter(head, TREE)

@@ -44,7 +44,7 @@ def fields(loaded, **changes):
 
 
 def random_head(loaded):
-    """Random but for what is the verifier's: its embedding and its output matrix."""
+    """An EAGLE-1 head with random weights and the verifier's embedding and output matrix."""
     torch.manual_seed(4)
     head = Eagle1Head(Eagle1HeadConfig(**fields(loaded)))
     with torch.no_grad():
@@ -54,10 +54,10 @@ def random_head(loaded):
 
 
 class Listening(EagleDrafter):
-    """Keeps the taps of every prompt chunk and decode, by slot."""
+    """An EAGLE drafter that records the taps of every prompt chunk and decode, by slot and position."""
 
     def answer(self, end, outcome):
-        """Rounds come as batches."""
+        """Decline C++ rounds, so that every round arrives in `draft`."""
         return False
 
     def draft(self, batch):
@@ -89,7 +89,7 @@ def test_it_is_given_the_final_norms_output():
         states = model.model(sequence).last_hidden_state[0]
     model.set_attn_implementation(before)
     (heard,) = drafter.heard.values()
-    # The last tokens end the request: nobody needs their hidden states.
+    # Hidden states of the last tokens are never sent, because the request ends there.
     assert len(heard) >= sequence.shape[1] - CHAIN.max_path
     for position, tap in heard.items():
         torch.testing.assert_close(tap, states[position], rtol=1e-3, atol=1e-3)
@@ -119,7 +119,7 @@ def test_it_can_be_read_in_one_way_only():
 @pytest.mark.few(1)
 @pytest.mark.parametrize("tied", [False, True], ids=["own-output", "tied"])
 def test_a_folder_with_an_eagle1_head_is_a_drafter(tied, tmp_path):
-    """What the published file leaves out is found in the verifier's folder."""
+    """Tensors that the published file leaves out are read from the verifier's folder."""
     model = random_model("llama", tie_word_embeddings=tied)
     model.save_pretrained(tmp_path / "verifier")
     loaded = prepare_model(model, "llama")

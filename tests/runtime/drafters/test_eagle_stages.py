@@ -1,4 +1,4 @@
-"""An EAGLE drafter drafts in fixed shapes what it drafts on the host: captured or not, at every batch and depth.
+"""An EAGLE drafter's fixed-shape drafts, captured or not, equal its drafts on the host at every batch and depth.
 
 A captured stage is replayed on the CPU by a device that remembers the function and runs it on its static buffers.
 """
@@ -44,7 +44,7 @@ def assert_same(tree, expected, tolerance=1e-5):
 
 
 def a_round(world, slots, depth, device="cpu"):
-    """Trees of some sequences, whose last pairs are decided in the same pass."""
+    """A batch that commits the last pairs of some sequences and requests a tree for each of them."""
     decodes = [(slot, int(world.lens[slot]) - 1 - count, count) for slot in slots for count in [1 + slot % 2]]
     decodes = [decode for decode in decodes if decode[1] >= 0]
     return world.batch(decodes=decodes, proposals=slots, max_levels=depth, device=device)
@@ -125,7 +125,7 @@ def test_padding_and_drafted_pairs_touch_nothing_committed(speculation):
 
 @torch.inference_mode()
 def test_a_long_sequence_does_not_need_the_verifiers_scratch_slots():
-    """Trees are as deep and wide where the block table ends with the sequence."""
+    """Trees keep their depth and width where the block table ends with the sequence."""
     speculation = SpeculationConfig(6, 8, 16)
     today, staged = new_drafter(speculation), new_drafter(speculation, fixed_shapes=True)
     world = new_world(today)
@@ -187,7 +187,7 @@ def test_room_for_another_verifier_keeps_what_is_stored():
 
 @torch.inference_mode()
 def test_a_verifier_with_other_blocks_starts_afresh():
-    """What lay in blocks of another size is of no use to anybody."""
+    """Contents of blocks of another size are dropped."""
     drafter = new_drafter(CHAIN, fixed_shapes=True)
     spec = channel_spec(CHAIN, drafter.head.fc.in_features)
     other = replace(spec, block_size=8, max_blocks_per_seq=12, num_blocks=30)

@@ -1,4 +1,4 @@
-"""Drafts are ranked by what the requests' own rules of sampling leave."""
+"""Drafts are ranked by the logits that remain after each request's sampling rules."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def rules_of(num_slots):
 
 
 def drafted(params, logits, history, top_k=3, among=None):
-    """The first level of a tree under one request's rules, whose drafter has the target's own logits."""
+    """First level of a tree under one request's rules; the drafter's logits are the target's own."""
     vocab_size = logits.shape[-1]
     growth = Growth(SpeculationConfig(2, top_k, 1 + 2 * top_k), torch.arange(vocab_size))
     told = no_rules(1)
@@ -72,7 +72,7 @@ def drafted(params, logits, history, top_k=3, among=None):
 
 
 def test_the_first_candidate_is_the_targets_own_token():
-    """Where the drafter says what the target says, under any filter: the tree begins by the token that is chosen."""
+    """With the target's logits and noise, the first candidate is the target's chosen token under any filter."""
     torch.manual_seed(1)
     for seed in range(40):
         logits, params = torch.randn(50) * 2, SamplingParams(temperature=0.8, top_p=0.6, top_k=20, seed=seed)
@@ -96,7 +96,7 @@ def test_bans_and_penalties_move_a_greedy_draft():
     assert drafted(SamplingParams(temperature=0.0, presence_penalty=0.6), logits, [0, 0], 1) == [1]
     assert drafted(SamplingParams(temperature=0.0, frequency_penalty=0.6), logits, [0, 0, 1], 1) == [2]
     assert drafted(SamplingParams(temperature=0.0, repetition_penalty=2.0), logits, [0, 1], 1) == [2]
-    # A head with a few candidates of its own.
+    # A head whose draft vocabulary has only a few tokens.
     assert drafted(SamplingParams(temperature=0.0, bad_words=((2,),)), logits, [5], 1, among=[2, 4, 3]) == [3]
 
 

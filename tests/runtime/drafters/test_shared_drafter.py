@@ -1,4 +1,4 @@
-"""A drafter of several verifiers: texts, acceptance, its bounds, and nobody who waits for somebody else."""
+"""A drafter shared by several verifiers: texts, acceptance, limits, and no verifier that waits for another."""
 
 import pytest
 
@@ -14,7 +14,7 @@ SPEC = ChannelSpec(4, TREE.num_nodes, TREE.max_path, 128, 0, 64, 8, 16, 40, keep
 
 
 class SpyDrafter(ScriptedDrafter):
-    """Notes the slots of every pass; raises where it meets one of `cursed`."""
+    """Records the slots of every pass; raises for passes with one of the slots in `cursed`."""
 
     def __init__(self, cursed=()):
         super().__init__([], right_tree, 97)
@@ -29,14 +29,14 @@ class SpyDrafter(ScriptedDrafter):
 
 
 class Asking:
-    """A verifier that does nothing but publish rounds."""
+    """A verifier end that only publishes rounds."""
 
     def __init__(self, worker, name, spec=SPEC):
         self.channel = InProcessChannel(spec)
         worker.attach(name, self.channel.drafter_end)
 
     def ask(self, chunk=0):
-        """A round with a decode in slot 0, or with a chunk there."""
+        """Publish a round with a decode in slot 0, or with a prompt chunk of this many tokens in slot 0."""
         outcome = self.channel.verifier_end.acquire_outcome(0)
         RoundHeader(0, int(not chunk), int(chunk > 0)).write(outcome.header)
         outcome.chunk_lens[0] = chunk
@@ -49,7 +49,7 @@ class Asking:
 
 
 def models(ref, count):
-    """Taps are hooks on a model, so each verifier has its own."""
+    """Separate copies of a model, because taps are hooks on the model and each verifier needs its own."""
     return [ref.loaded, *(prepare_model(random_model("llama"), "llama") for _ in range(count - 1))]
 
 

@@ -1,4 +1,4 @@
-"""One drafter serving several verifiers drafts for each as if it were alone."""
+"""A drafter that serves several verifiers drafts for each as if it were alone."""
 
 from dataclasses import replace
 
@@ -89,7 +89,7 @@ def test_channels_that_do_not_fit_are_refused_and_forgotten():
 
 
 def test_rounds_without_proposals_are_answered():
-    """The answer frees the round's buffers, also where nobody asks for a tree."""
+    """The reply frees the round's buffers, even if no request in the round wants a tree."""
     ref = reference("llama")
     worker = DraftWorker(told(ref))
     engine = Engine(ref.loaded, engine_config(max_num_batched_tokens=4))
@@ -126,7 +126,7 @@ def test_graphs_serve_two_verifiers_as_the_cpu_path_does(speculation):
 
 
 class NoMixing(TorchDispatchMode):
-    """A machine with a device ("meta"): no operation takes tensors of both sides, except a copy towards the device."""
+    """Stands for a machine with a device ("meta"): fails operations that mix host and device, except copies."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -265,6 +265,6 @@ def test_a_drafter_serves_channels_on_either_side(channel_device, drafter_device
 
 
 def test_uploads_of_the_worker_are_those_of_the_runtime():
-    """What the tests above replace is what a GPU runs."""
+    """Functions that the tests above replace are those that a GPU runs."""
     assert draft_worker.upload is eagle.upload is staged_drafter.upload is transfer.upload
     assert draft_stages.upload_into is transfer.upload_into

@@ -54,7 +54,7 @@ def test_earlier_text_is_drafted_in_no_tree(drafter):
 
 
 def ranked(parent: int) -> list[int]:
-    """Four tokens, likeliest first, that a toy model continues a token with."""
+    """The four likeliest next tokens of a toy model, in order."""
     return [(7 * parent + 11 * rank + 1) % VOCAB for rank in range(4)]
 
 
@@ -78,7 +78,7 @@ def test_the_drawn_nodes_are_drafted_each_seeing_its_ancestors(depth: int, packe
 
     zeros = torch.zeros(2, dtype=torch.int64)
     start = Roots(zeros, roots, zeros.expand(depth, 2), zeros.float(), zeros)
-    for _ in range(2):  # in the same memory
+    for _ in range(2):  # twice, so that the second tree is written to the memory of the first
         tree = growth.grow(start, logits_of(roots[:, None]), expand)
     paths = sorted((path for path in PATHS if len(path) <= depth), key=lambda path: (len(path), path))
     assert tree.num_valid.tolist() == [1 + len(paths)] * 2

@@ -20,14 +20,14 @@ def drafter_of(kind, ref):
 
 
 class Load:
-    """Requests that arrive, end and are aborted at random rounds; greedy ones know what they must write."""
+    """Requests that arrive, end and are aborted at random rounds, with the expected tokens of the greedy requests."""
 
     def __init__(self, ref, end, seed, count=20):
         chance = random.Random(seed)
         self.arrivals: dict[int, list[Request]] = {}
         self.aborts: dict[int, list[str]] = {}
         self.expected: dict[str, list[int]] = {}
-        """Of greedy requests."""
+        """Expected tokens of greedy requests."""
         for number in range(count):
             name, index, at = str(number), chance.randrange(len(ref.prompts)), chance.randrange(20)
             limit = chance.randrange(1, 4) if chance.random() < 0.3 else chance.randrange(4, 64)
@@ -43,7 +43,7 @@ class Load:
                 self.expected[name] = tokens[: tokens.index(end) + 1] if ends else tokens
 
     def play(self, engine, at_round=lambda number: None):
-        """Tokens by request, of which are aborted, and how the others ended."""
+        """Serve all requests; return tokens by request, names of aborted requests, and finish reasons of the others."""
         tokens, reasons, aborted = {}, {}, set()
         number, last = 0, max([*self.arrivals, *self.aborts])
         while number <= last or engine.has_unfinished_requests():

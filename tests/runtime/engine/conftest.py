@@ -1,4 +1,4 @@
-"""What tests of the engine share."""
+"""Fixtures shared by the engine's tests."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def taps(ref):
 
 @pytest.fixture
 def rigs():
-    """`Rig`s, whose models have no taps behind a test."""
+    """Factory of `Rig`s; the taps are removed from their models after the test."""
     made = []
 
     def make(ref, drafter, end_of=lambda end: end, **limits):
@@ -34,7 +34,7 @@ def rigs():
 
 @pytest.fixture
 def engine_of():
-    """(model, drafter, limits) -> an engine whose host is a round behind its device."""
+    """Factory of engines with overlap, from a model, a drafter and limits."""
     made = []
 
     def make(loaded, drafter, on_host=None, channel_factory=InProcessChannel, **overrides):

@@ -67,7 +67,7 @@ def test_good_drafts_are_taken_and_hopeless_ones_given_up():
     for name, plan in (("right", right_tree), ("wrong", wrong_tree)):
         drafter = ScriptedDrafter(ref.sequences, plan, ref.loaded.vocab_size)
         engine = new_engine(ref.loaded, config, drafter)
-        for _ in range(3):  # what is known beforehand weighs as much as a hundred tries
+        for _ in range(3):  # the prior weighs as much as a hundred observations
             assert Run(engine, ref.prompts, greedy_params()).finish() == ref.continuations
         engine.model.remove_taps()
         stats[name] = engine.stats().policy
@@ -89,7 +89,7 @@ class CountingDrafter(ScriptedDrafter):
         self.ends = {}
 
     def commit(self, batch):
-        if not self.counts:  # the calibration's rows belong to no sequence
+        if not self.counts:  # rows of the calibration belong to no sequence
             return
         self.num_passes += 1
         self.num_chunk_tokens += sum(batch.chunk_lens)
@@ -108,7 +108,7 @@ class CountingDrafter(ScriptedDrafter):
 
 
 class NeverPays(SpeculationPolicy):
-    """Plain decoding, but for a draft every `every` rounds."""
+    """A policy that decodes plainly except for one draft every `every` rounds."""
 
     every = 40
     rounds = 0
@@ -133,7 +133,7 @@ def test_plain_rounds_are_kept_back_and_handed_over_in_order(monkeypatch, overla
     rounds = engine.stats().phases.num_rounds
     assert drafter.num_passes < rounds / 3
     assert engine.stats().speculation.num_drafts > 0
-    # Every pair was given as part of a chunk or of a decode row, but for those still kept back at the end.
+    # Every pair was sent in a chunk or a decode row, except those that were still deferred at the end.
     assert drafter.num_chunk_tokens > sum(len(prompt) for prompt in ref.prompts[:4])
 
 
@@ -180,7 +180,7 @@ def test_a_host_is_measured_at_four_sizes_and_the_slower_the_fewer(monkeypatch, 
     curve = calibration.pass_curve(model, cache, config)
     assert curve.rows == tuple(count for count in (1, 4, 16, 64) if count <= most)
     assert len(model.rows) == runs * (len(curve.rows) + 4), "one that warms up, then until they add up to LONG_S"
-    # Beyond the largest pass too.
+    # Rows include counts beyond the largest measured pass.
     rows = np.array([1, 3, 50, 200])
     assert curve.seconds(1, rows - 1, 700.0) == pytest.approx(0.01 + row_s * rows, rel=1e-6)
 

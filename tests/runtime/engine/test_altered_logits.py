@@ -128,7 +128,7 @@ def params_of(fields, temperature=0.0, seed=0):
 
 
 def drafters(ref, texts, shape):
-    """One that has learned nothing, one that knows the text, one that knows it here and there."""
+    """Drafters: an untrained head, then scripted ones that know the text wholly or in part."""
     sequences = [prompt + more + [1] * 8 for prompt, more in zip(ref.prompts, texts, strict=True)]
     yield eagle_drafter(ref.loaded, shape)
     for plan in (right_chain,) if shape is CHAIN else (right_tree, random_tree):

@@ -1,4 +1,4 @@
-"""A CPU without the C++ that may run there: the texts are those of transformers, and what needs it is refused."""
+"""A CPU without the C++ kernels: texts are those of transformers, and features that need the kernels are refused."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""The verifier's side of drafting: a drafter is asked only where its context is complete, and its loss is no loss."""
+"""The verifier's side of drafting: trees are requested only for complete contexts, and a lost drafter harms no text."""
 
 from functools import partial
 
@@ -126,7 +126,7 @@ def test_after_a_loss_decoding_goes_on_plainly(ref, rig):
 
 
 def test_a_reply_of_another_incarnation_is_no_reply(ref, rig):
-    """The drafter changes between a round and its answer: what the old one wrote must not be verified."""
+    """The drafter is replaced between a round and its reply: trees of the old drafter must not be verified."""
     one = rig(eagle_drafter(ref.loaded, TREE))
     run = Run(one.engine, ref.prompts, greedy_params(SHORT))
     for _ in range(5):

@@ -1,6 +1,6 @@
 """Every kind of drafter, loaded as a user would name it: speed may change, no token does.
 
-That the greedy text of each is generate()'s is a row of `test_losslessness`.
+A row of `test_losslessness` compares the greedy text of each kind with generate()'s.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ class World:
 
 
 def some(names, chosen):
-    """Parameters of which those that are not chosen are `slow`."""
+    """Parameters of a test; names that are not among `chosen` are marked `slow`."""
     return [pytest.param(name, marks=() if name in chosen else pytest.mark.slow) for name in names]
 
 
@@ -66,7 +66,7 @@ def test_sampled_text_is_that_of_plain_decoding(kind, shape):
 
 @pytest.mark.slow
 def test_cached_prefixes_are_cached_for_the_drafter_too(kind):
-    """The same prompts again, and prompts that part from them in the middle of a block."""
+    """Prompts run again, then prompts that diverge from them in the middle of a block."""
     engine = new_engine(kind.ref.loaded, engine_config(block_size=4, num_kv_blocks=600), kind.drafter(TREE))
     first, texts = kind.ref.prompts[:5], kind.greedy[:5]
     assert Run(engine, first, greedy_params(SHORT)).finish() == texts

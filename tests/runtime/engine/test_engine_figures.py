@@ -1,4 +1,4 @@
-"""What an engine says of its requests and rounds agrees with the tokens that it gave out."""
+"""An engine's figures of requests and rounds agree with the tokens that it returned."""
 
 from dataclasses import asdict
 from types import NoneType
@@ -60,7 +60,7 @@ def test_tokens_and_phases_add_up(ref, engine_of, overlap):
     num_prompt_tokens = sum(map(len, ref.prompts))
     assert times.num_generation_tokens == num_requests * SHORT
     assert times.num_prompt_tokens == num_prompt_tokens
-    # A prompt of one token is a root, and no part of a prompt.
+    # The only token of a one-token prompt is counted as a root, not as a prompt token.
     num_roots = sum(len(prompt) == 1 for prompt in ref.prompts)
     assert times.round_tokens.total == num_prompt_tokens - num_roots + num_requests * SHORT
     for phase in (times.queue_s, times.prefill_s, times.decode_s, times.inference_s):
@@ -79,7 +79,7 @@ def test_a_wait_ends_where_the_first_round_begins(ref, engine_of, monkeypatch):
         return launch(*args)
 
     monkeypatch.setattr(engine.runner, "launch", launch_for_five_seconds)
-    monkeypatch.setattr(engine.requests, "_clock", lambda: now)  # a clock is chosen where an engine is built
+    monkeypatch.setattr(engine.requests, "_clock", lambda: now)  # the engine chose a clock when built
     engine.add_request(Request("r", tuple(ref.prompts[0]), greedy_params(1)))
     while engine.has_unfinished_requests():
         engine.step()
@@ -184,7 +184,7 @@ def test_two_recordings_of_overlapping_rounds_do_not_disturb_each_other(ref, eng
     engine.clock.stop(first)
     while engine.has_unfinished_requests():
         engine.step()
-    # The round in flight when a recording begins is nobody's.
+    # The round in flight at the start of a recording is in neither trace.
     counts = [sum(event.name == "round" for event in trace.events) for trace in (first, second)]
     assert counts[0] == 9
     assert counts[1] == engine.clock.times.num_rounds - 5
@@ -222,7 +222,7 @@ def test_stages_that_nobody_captures_are_left_out_and_failures_of_either_process
 
 
 def plain(value: object) -> bool:
-    """Whether it is of types that every process knows."""
+    """Whether a value consists of built-in types, which every process can unpickle."""
     if type(value) in (list, tuple):
         return all(map(plain, value))
     if type(value) is dict:

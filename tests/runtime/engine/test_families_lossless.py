@@ -1,4 +1,4 @@
-"""What requests may ask for, beside every family of heads: each gets the text that it gets without a drafter.
+"""Every family of heads leaves a request's text unchanged, whichever features the request asks for.
 
 Greedy and sampled text, cached prefixes and speculation that is off are `test_drafter_kinds_lossless`'s; room, loop and
 rounds `test_losslessness`'s.
@@ -21,7 +21,7 @@ from wingbeat.runtime.scheduling.request import GrammarSpec, Request, SamplingPa
 LENGTH = 24
 FAMILIES = ["eagle3", "eagle3_latent", "eagle3_layers", "dflash", "jetspec", "dspark", "dflash2", "peagle"]
 STAGES = ["answer", "commit", "propose"]
-"""Of a drafter: all of a round at once, where kernels run it; else its keys and values, then its trees."""
+"""Stages of a drafter: all of a round at once where kernels run it; else its keys and values, then its trees."""
 ASKED = ["grammar", "logprobs", "prompt logprobs", *(f"killed in {stage}" for stage in STAGES)]
 SHAPES = {"chain": CHAIN, "tree": TREE}
 AXES = {"family": FAMILIES, "shape": list(SHAPES), "batch": ["8", "1"], "text": ["greedy", "sampled"]}
@@ -29,12 +29,12 @@ TOKENIZER = metaspace_tokenizer()
 
 
 def allowed(row):
-    """A drafter in the engine's own process takes the request of a round with it, where there is but one."""
+    """Whether a row can run: a round of one request ends that request if the drafter in this process dies."""
     return row["batch"] == "8" or not row["asked"].startswith("killed")
 
 
 def table(asked):
-    """Rows in which all pairs of values meet; the first of everything that is asked for is in every run."""
+    """Pairwise-covering rows; the first row of each feature runs always, the others are slow."""
     seen, params = set(), []
     for row in pairwise({"asked": asked} | AXES, allowed):
         params.append(
@@ -95,7 +95,7 @@ class Asking(Run):
 
 
 def fails_in(drafter, stage, monkeypatch):
-    """The third call of a stage kills it."""
+    """Make the third call of a stage raise."""
     calls, whole = [], getattr(drafter, stage)
 
     def failing(*args):
@@ -111,7 +111,7 @@ def fails_in(drafter, stage, monkeypatch):
 
 
 def run(row, ref, drafter, monkeypatch, variants=(None,), successor=None):
-    """What is written, and what is reported of it."""
+    """Texts of a run and the reports on them."""
     limits = {"max_num_seqs": int(row["batch"])}
     engine = new_engine(ref.loaded, engine_config(SHAPES[row["shape"]], **limits), drafter)
     grammars = grammar_compiler(TOKENIZER, ref.loaded.vocab_size, frozenset({TOKENIZER.encode(EOS)[-1]}))
@@ -145,7 +145,7 @@ def test_the_text_is_that_of_plain_decoding(row, drafter_of, monkeypatch):
 
 
 def check(row, world, drafter_of, monkeypatch, variants=(None,)):
-    """The text of plain decoding, and its reports."""
+    """Check that text and log-probabilities equal those of plain decoding."""
     expected, reported = run(row, world, None, monkeypatch, variants)
     drafter, successor = drafter_of(row), None
     if row["asked"].startswith("killed"):

@@ -1,4 +1,4 @@
-"""While plain decoding wins a drafter is told of few requests; once drafts win it catches up with all that run."""
+"""While plain decoding wins, the drafter gets few contexts; once drafts win, it catches up with all that run."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ MODELS = ["llama", *(pytest.param(name, marks=needs_states) for name in CONFIGS)
 
 
 class HearingDrafter(ContextDrafter):
-    """Counts what it is told."""
+    """A drafter that counts the pairs that it receives."""
 
     num_told = 0
 
@@ -31,7 +31,7 @@ class HearingDrafter(ContextDrafter):
 
 
 class Plain:
-    """An engine whose policy says plain decoding, for so long that most requests are not followed."""
+    """An engine whose policy has decoded plainly for so long that most requests are not followed."""
 
     def __init__(self, rigs, model, **limits):
         self.ref = reference("llama") if model == "llama" else hybrid(model)
@@ -90,7 +90,7 @@ def plain(rigs, monkeypatch):
 @pytest.mark.parametrize("model", MODELS)
 def test_one_of_eight_requests_is_told_of_while_drafts_lose(plain, model):
     one = plain(model)
-    # The second one that is followed has a prompt that was not, and is cached.
+    # The second followed request has a cached prompt whose first run was not followed.
     order = [index % min(7, len(one.ref.prompts)) for index in range(2 * ONE_OF)]
     told = []
     for index in order:
@@ -100,7 +100,7 @@ def test_one_of_eight_requests_is_told_of_while_drafts_lose(plain, model):
         told.append(one.drafter.num_told > before)
     assert told == ([True] + [False] * (ONE_OF - 1)) * 2
     assert one.engine.stats().policy.decisions["probe_draft"] > 0
-    if model == "llama":  # the others may have kept no state where the prompts are alike
+    if model == "llama":  # hybrids may have kept no state at the end of the common prefix
         assert one.engine.stats().num_replayed_tokens > 0
 
 
@@ -128,7 +128,7 @@ def test_drafts_that_win_again_are_for_all_that_run(plain, monkeypatch, model, b
     one.wins(monkeypatch)
     assert one.rig.finish(run) == one.texts()
     drafted = [output.metrics.num_drafts > 0 for output in run.last.values()]
-    assert all(drafted) if budget == BUDGET else any(drafted)  # what decodes leave of the budget is for replays
+    assert all(drafted) if budget == BUDGET else any(drafted)  # replays get what decodes leave of the budget
     assert one.engine.stats().num_replayed_tokens > 0
     run = Run(one.engine, one.ref.prompts, one.params)
     one.rig.step(run)
@@ -169,7 +169,7 @@ def test_a_drafter_that_dies_while_all_are_caught_up_with_costs_no_request(plain
 def test_where_nobody_could_be_probed_for_long_one_is_followed(plain, monkeypatch):
     monkeypatch.setattr("wingbeat.runtime.speculation.policy.RAREST_PROBE", 1)
     one = plain()
-    one.rig.run(one.ref.prompts[:1], one.params)  # the first of eight
+    one.rig.run(one.ref.prompts[:1], one.params)  # the first of eight, which is the one that is followed
     before = one.engine.stats().policy.decisions["probe_draft"]
     monkeypatch.setattr(one.engine.policy.current.policy, "_until_probe", 3)
     run = Run(one.engine, one.ref.prompts[1:4], one.params)

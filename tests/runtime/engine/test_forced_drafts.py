@@ -1,4 +1,4 @@
-"""A request may ask for drafts where they do not pay: it gets them, nobody else does, and no text changes."""
+"""A request may force drafts where they do not pay: it alone gets them, and no text changes."""
 
 from collections import Counter
 from dataclasses import replace
@@ -18,7 +18,7 @@ ADAPTIVE = replace(TREE, adaptive=True)
 
 
 def run(ref, params, plan=random_tree, device=None, texts=None, **limits):
-    """Rounds by request, and the engine; `texts` are what the drafter knows in place of the greedy ones."""
+    """Serve requests; return the rounds of each, and the engine. `texts` replace the greedy texts that are drafted."""
     drafter = ScriptedDrafter(texts or ref.sequences, plan, ref.loaded.vocab_size)
     engine = build_engine(ref.loaded, engine_config(ADAPTIVE, **limits), drafter, InProcessChannel, device)
     rounds = [[] for _ in params]

@@ -1,4 +1,4 @@
-"""Over keys and values of eight bits: texts are those of plain decoding with the same setting, whatever is drafted.
+"""With an 8-bit KV cache, texts are those of plain decoding over an 8-bit KV cache, whatever is drafted.
 
 A key that rounding leaves between two neighbours of eight bits may be either of them, by what else is in its round.
 """
@@ -44,20 +44,20 @@ SHAPES = {"chain": CHAIN, "tree": TREE}
 
 
 def mixed():
-    """Every other request is greedy."""
+    """Sampling parameters of eight requests, alternately greedy and sampled."""
     sampled = [SamplingParams(LENGTH, 0.8, 0.95, seed=seed, ignore_eos=True) for seed in range(4)]
     return [param for own in sampled for param in (greedy_params(LENGTH), own)]
 
 
 @cache
 def plain(model):
-    """Of an engine with much room and no drafter."""
+    """Texts of an engine with ample memory and no drafter."""
     ref = reference(model)
     return plainly(ref.loaded, engine_config(**FP8), ref.prompts, mixed())
 
 
 def plainly(loaded, config, prompts, params):
-    """What a fresh engine writes without drafts."""
+    """Texts of a new engine without drafts."""
     engine = new_engine(loaded, config)
     try:
         return write(engine, prompts, params)

@@ -57,7 +57,7 @@ def test_the_text_is_that_of_generate(model, kind, shape, room, device):
     drafter, config = drafter_of(kind, ref, speculation), config_of(speculation, **ROOMS[room])
     if device == "host":
         engine = new_engine(ref.loaded, config, drafter)
-    else:  # where a drafter within the engine is asked as soon as a round is launched
+    else:  # with a channel that lets a drafter in this process start as soon as a round is launched
         at_once = partial(InProcessChannel, device=ref.loaded.device)
         engine = build_engine(ref.loaded, config, drafter, at_once, on_host=False)
     try:
@@ -97,7 +97,7 @@ def test_a_prefix_is_found_as_far_as_its_state_is_kept(name, kind):
         assert run.finish() == [tokens[20:] for tokens in ref.continuations]
     finally:
         engine.model.remove_taps()
-    # Whole intervals before the last token, which is left to compute.
+    # Cached tokens are whole state intervals before the last token, which is left to compute.
     assert [run.last[index].num_cached_tokens for index in range(len(prompts))] == [
         (len(prompt) - 1) // 8 * 8 for prompt in prompts
     ]
@@ -125,7 +125,7 @@ def rig(rigs):
 @pytest.mark.parametrize("what", ["acquire", "wait"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_lost_drafter_costs_no_request_and_its_heir_gets_true_taps(rig, name, what, budget):
-    """Replays run from zero, beside states that are far ahead of them."""
+    """Contexts are replayed from position 0, while the sequences' recurrent states are far ahead."""
     ref = hybrid(name)
     taps = dense_taps(ref)
     one = rig(

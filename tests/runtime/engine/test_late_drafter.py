@@ -1,4 +1,4 @@
-"""A drafter that does not answer costs a bounded wait: rounds go on plainly until its answer is there."""
+"""A late drafter costs a bounded wait: plain rounds go on until its reply arrives."""
 
 import ast
 from pathlib import Path
@@ -17,11 +17,11 @@ TIMEOUT_S = 5.0
 NUM_SILENT = 12
 WAITING = {"wait_reply", "acquire_outcome"}
 MAY_WAIT = {"engine/drafter_waits.py", "engine/calibration.py"}
-"""Bounded waits, and a measurement beside which nothing runs."""
+"""Files that may wait for a drafter: bounded waits, and the calibration, during which nothing else runs."""
 
 
 class Clock:
-    """Seconds as a test has them."""
+    """A clock that the test sets, in seconds."""
 
     def __init__(self):
         self.now = 0.0
@@ -38,7 +38,7 @@ def new_rig(rigs, ref, taps, **limits):
 
 
 def rounds(one, run, count):
-    """So many rounds, each of which must bring every request further."""
+    """Run this many rounds, each of which must add tokens to every request."""
     for _ in range(count):
         before = [len(tokens) for tokens in run.tokens]
         one.step(run)
@@ -86,7 +86,7 @@ def test_a_late_drafter_is_lost_once_its_patience_is_over(ref, taps, rigs):
 
 
 def test_nobody_counts_as_asked_for_while_the_drafter_is_late(ref, taps, rigs):
-    """What others make of a round's tokens must not be held against the drafter's trees."""
+    """Tokens that other drafts yield in a round must not count against the drafter's trees."""
     one, end, _, _ = new_rig(rigs, ref, taps)
     run = Run(one.engine, ref.prompts, greedy_params(SHORT))
     while not any(seq.draft.tree_requested for seq in one.engine.scheduler.running):
@@ -149,7 +149,7 @@ def test_another_drafter_is_not_measured_while_streams_would_wait(ref, taps, rig
 
 
 class TimedEnd:
-    """Answers after some seconds of a clock's, or not within the time given."""
+    """A verifier end whose waits take a set time of the test's clock, or run into their timeout."""
 
     def __init__(self, clock):
         self._clock, self.takes_s = clock, 0.0
@@ -196,7 +196,7 @@ def test_patience_bounds_the_bound_and_is_the_wait_of_whom_nobody_waits_for():
 
 
 def test_nothing_of_an_engine_waits_for_a_drafter_but_by_the_bound():
-    """Calls of what waits, anywhere in the runtime."""
+    """Looks for the names of waiting calls in every file of the runtime."""
     root = Path(wingbeat.runtime.__path__[0])
     found = set()
     for file in root.rglob("*.py"):

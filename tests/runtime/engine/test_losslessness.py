@@ -37,7 +37,7 @@ if DEMO_PAIR.is_dir():
     MODELS.append("demo")
 DRAWN = ((0,), (1,), (3,), (0, 0), (0, 2), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0, 0))
 OWN = "own"
-"""The model that the drafter was made for, where it cannot draft for another."""
+"""Model of the table's rows whose drafter only works with the verifier that it was made for."""
 SHORT = 48
 ROOMS = {
     "roomy": {},
@@ -57,7 +57,7 @@ AXES = {
     "batch": ["8", "1"],
     "loop": ["waiting", "overlapped"],
     "rounds": ["eager", "graphs"],
-    # When the drafter is asked: once the verifier waits for its trees or, as on a GPU, as soon as a round is launched.
+    # Time of the draft: when the verifier waits for trees, or, as on a GPU, as soon as a round is launched.
     "drafting": ["awaited", "at once"],
     "room": list(ROOMS),
 }
@@ -67,14 +67,14 @@ ONE_PASS = {"dflash", "jetspec", "dspark", "dflash2", "peagle"}
 ONLY_FOR_LLAMA |= {*ONE_PASS, "eagle3_latent", "eagle3_layers"}
 ONLY_TREES = {"random", "wrong", "malformed"}
 GROWN = {"eagle", "eagle1", "eagle3_latent", "eagle3_layers", "draft_model", "mtp", "shared_keys", *ONE_PASS}
-"""Of candidates that have ranks, which a tree may be drawn of."""
+"""Drafters with ranked candidates, from which a tree may be drawn."""
 SHAPES = {"tree": TREE, "chain": CHAIN, "drawn": DRAWN}
 NEVER_TAKEN = {"none", "wrong", "malformed"}
 OFTEN_TAKEN = {"right", "random", "ngram"}
 
 
 def allowed(row):
-    """Whether a row can be run and says something that others do not."""
+    """Whether a row can run and adds something to the other rows."""
     drafter = row["drafter"]
     return (
         (row["model"] == OWN) == (drafter in ONLY_FOR_ITS_OWN)
@@ -98,7 +98,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def kind_of(tmp_path_factory):
-    """The drafters that are loaded by name, each with its verifier."""
+    """Kinds of drafters by name, each loaded with its verifier."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(USER_DRAFTER)
         yield cache(lambda name: KINDS[name](tmp_path_factory.mktemp(name)))
@@ -180,7 +180,7 @@ def test_all_that_is_right_is_accepted(shape):
     drafter = drafter_of("right", ref, shape)
     tokens, engine = generate(ref.loaded, engine_config(shape), drafter, ref.prompts, greedy_params())
     assert tokens == ref.continuations
-    # One token comes with the prompt and the last one alone; each round between brings five drafted ones and the bonus.
+    # The prompt yields the first token, and the last token comes alone; each round between yields 5 drafts and a bonus.
     num_drafts = 8 * ((NUM_TOKENS - 1) // 6)
     assert engine.speculation.num_drafts == num_drafts
     assert engine.speculation.num_accepted_tokens == 5 * num_drafts

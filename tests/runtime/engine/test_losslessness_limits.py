@@ -57,7 +57,7 @@ def test_preemption_without_a_prefix_cache():
 @pytest.mark.parametrize("model", ["llama", "gemma3"])
 @pytest.mark.parametrize("kind", ["none", "eagle", "right"])
 def test_prefix_hits(model, kind):
-    """The same prompts again, and prompts that part from them in the middle of a block."""
+    """Prompts run again, then prompts that diverge from them in the middle of a block."""
     ref = reference(model)
     engine = new_engine(ref.loaded, engine_config(block_size=4, num_kv_blocks=600), drafter_of(kind, ref))
     Run(engine, ref.prompts, greedy_params(SHORT)).finish()
@@ -65,7 +65,7 @@ def test_prefix_hits(model, kind):
     for prompts, skipped in ((ref.prompts, 0), (forks, 10)):
         run = Run(engine, prompts, greedy_params(SHORT - skipped))
         assert run.finish() == [tokens[skipped:SHORT] for tokens in ref.continuations]
-        # All full blocks but those that hold the last token, which is left to compute.
+        # Cached are all full blocks except the one of the last token, which is left to compute.
         expected = [(len(prompt) - 1) // 4 * 4 for prompt in prompts]
         assert [run.last[index].num_cached_tokens for index in range(8)] == expected
     engine.model.remove_taps()
@@ -107,7 +107,7 @@ def test_few_tokens(kind, max_tokens):
 @pytest.mark.parametrize("kind", ["none", "right"])
 def test_end_of_sequence_in_the_middle_of_a_tree(kind):
     ref = reference("llama")
-    # The end token differs by request in when it comes: some meet it in mid-path, some at once, some never.
+    # Requests meet the end token at different places: some in mid-path, some at once, some never.
     end = ref.continuations[0][9]
     loaded = replace(ref.loaded, eos_token_ids=frozenset({end}))
     engine = new_engine(loaded, engine_config(), drafter_of(kind, ref))
@@ -131,9 +131,9 @@ def test_aborts_leave_the_others_alone(kind):
     for number in range(6):
         run.step()
         if number == 1:
-            engine.abort_request("4")  # waiting or in the middle of its prompt
+            engine.abort_request("4")  # still waiting, or in the middle of its prompt
         if number == 4:
-            engine.abort_request("1")  # its tree is on the way
+            engine.abort_request("1")  # while its tree is being drafted
             engine.abort_request("never seen")
             engine.add_request(Request("1", tuple(ref.prompts[1]), greedy_params(SHORT)))
             run.tokens[1].clear()

@@ -1,4 +1,4 @@
-"""What is left for KV: the largest round, the graphs and the drafter are counted on a GPU of shapes."""
+"""Memory left for KV: the largest round, the graphs and the drafter are counted on a GPU of shapes."""
 
 import gc
 import logging
@@ -139,7 +139,7 @@ def test_a_memory_that_holds_less_than_a_tenth_of_the_positions_is_warned_of_onc
 def test_sequences_are_as_many_as_the_memory_holds_unless_they_are_given(gpu: FakeGpu, monkeypatch):
     loaded, total = verifier(), 1 << 30
     monkeypatch.setattr(memory, "reserved_bytes", lambda *args: 0)
-    # Of a sequence: 1,024 tokens, the drafter's own of each, and what choosing takes of each node.
+    # Bytes per sequence: 1,024 tokens, the drafter's memory for each, and 23 bytes per node and vocabulary entry.
     token_bytes = block_bytes(loaded.layers, 16, loaded.dtype) // 16 + NEEDS.token_bytes
     each = min(1024, LIMITS.max_model_len) * token_bytes + 23 * TREE.num_nodes * VOCAB_SIZE
     for held, expected in ((70, 64), (63, 32), (1, 16)):
@@ -178,7 +178,7 @@ def test_fewer_sequences_are_tried_where_rounds_of_more_do_not_fit_unless_they_a
 def test_a_round_takes_fewer_prompt_tokens_where_memory_is_short_unless_they_are_given(
     gpu: FakeGpu, monkeypatch, caplog, rounds, expected
 ):
-    """KV is to hold 16 rounds of them."""
+    """The KV cache must hold 16 rounds of that many prompt tokens."""
     loaded, total = replace(verifier(), max_position_embeddings=9900), 1 << 30
     monkeypatch.setattr(memory, "reserved_bytes", lambda *args: 0)
     tokens = int(rounds * 2048) // 16 * 16

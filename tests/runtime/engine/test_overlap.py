@@ -1,4 +1,4 @@
-"""A host one round behind its device hands out the tokens of a host that waits for every round."""
+"""A host that is one round behind its device emits the same tokens as a host that waits for every round."""
 
 from dataclasses import replace
 from functools import partial
@@ -60,7 +60,7 @@ def test_both_loops_write_the_same_under_load(ref, engine_of, kind, limits):
 
 @pytest.mark.parametrize("kind", ["right", "random", "eagle"])
 def test_trees_in_fixed_shapes_are_the_same_trees(ref, engine_of, kind):
-    """As on an accelerator: nothing is cut to what a round needs, and a tree that does not count is a bare root."""
+    """As on an accelerator: trees are not cut to the nodes that a round needs; an unusable tree becomes a bare root."""
     loaded, end = ending(ref)
     load = Load(ref, end, seed=7)
     engine = engine_of(loaded, drafter_of(kind, ref), on_host=False, **TIGHT)
@@ -84,12 +84,12 @@ def test_each_round_is_launched_and_published_before_the_one_before_is_waited_fo
 
     noted(engine.runner, "launch", "launch")
     noted(engine.drafting, "publish", "publish")
-    # `wait` may be called twice and waits once: here.
+    # `wait` may be called twice; the actual wait happens once, in `_result`.
     noted(RoundInFlight, "_result", "wait")
     run = Run(engine, ref.prompts[:1], greedy_params(12))
     assert engine.step() == []
     assert run.finish() == [ref.continuations[0][:12]]
-    # The prompt, a full path of 6 and the 5 tokens left: three rounds, and a fourth whose tokens belong to nobody.
+    # Three rounds: the prompt, a full path of 6, and the last 5 tokens. The tokens of a fourth are discarded.
     assert events == ["launch", "publish", *["launch", "publish", "wait"] * 3, "wait"]
 
 

@@ -4,7 +4,7 @@ from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy
 
 
 def hits(ref, drafter, speculation):
-    """(tokens found, tokens looked for) after each turn of growing conversations, and the conversations."""
+    """Cached and looked-up tokens after each turn of growing conversations, and the conversations."""
     engine = new_engine(ref.loaded, engine_config(TREE, max_num_seqs=4, num_kv_blocks=400), drafter)
     chats, found = [list(prompt) for prompt in ref.prompts], []
     try:

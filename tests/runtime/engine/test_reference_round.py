@@ -1,4 +1,4 @@
-"""The engine's rounds are those of the algorithm on one page: the same trees are drafted, the same tokens accepted."""
+"""The engine's rounds are those of `reference_round`: the same trees are drafted, the same tokens accepted."""
 
 from itertools import chain, pairwise
 
@@ -36,7 +36,7 @@ def test_each_round_drafts_and_accepts_what_the_algorithm_says(model, head, shap
 
 
 def check_rounds(model, head, shape, temperature, text, made):
-    """Hold the rounds of an engine, which `made` returns of a function that makes it, against the algorithm."""
+    """Compare an engine's rounds with the reference; `made` is called with a function that builds the engine."""
     ref, speculation = reference("demo", 1), SHAPES[shape]
     prompt, sampling = ref.prompts[text], Sampling(temperature, seed=7)
     expected = generate(model, head, prompt, speculation, sampling, LENGTH)

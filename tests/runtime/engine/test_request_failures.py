@@ -1,4 +1,4 @@
-"""A request that raises ends alone: the others write what they would have written, and the books balance."""
+"""A request that raises ends alone: the others write their usual texts, and no block or slot is lost."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def is_bad(seq) -> bool:
 
 
 def fails_in(engine, place: str, after: int = 0) -> None:
-    """Make one place of the round raise for the bad request once it has so many tokens."""
+    """Make one place of the round raise for the bad request, once that request has this many tokens."""
 
     def due(seq) -> bool:
         return is_bad(seq) and seq.num_output_tokens >= after

@@ -1,4 +1,4 @@
-"""A round that raises leaves nothing behind: the next sequence of its slot, and the next round, meet a new engine."""
+"""A round that raises leaves nothing behind for the next round, or for the next sequence in its slot."""
 
 import threading
 
@@ -13,7 +13,7 @@ from wingbeat.runtime.scheduling.request import FinishReason
 
 COUNT = 12
 UNUSED = ((90, 91),)
-"""Bad words that are in no text here: their sequence's round has masks, which forbid nothing."""
+"""Bad words that occur in no text here: the sequence's rounds have masks, which forbid nothing that is written."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def engines():
 
 
 def raises_once(monkeypatch, owner, name, after: bool):
-    """Make a method raise at its next call, before its work or behind it."""
+    """Make a method raise at its next call, before or after its work."""
     whole, left = getattr(owner, name), [None]
 
     def fragile(*args, **kwargs):
@@ -51,7 +51,7 @@ def raises_once(monkeypatch, owner, name, after: bool):
 
 
 def fails_alone(engine, prompt, params):
-    """A request that ends by the exception, and the engine does not."""
+    """Check that one request ends by the exception and that the engine goes on."""
     run = Run(engine, [prompt], params)
     run.finish()
     assert run.last[0].finish_reason is FinishReason.ABORT
@@ -66,7 +66,7 @@ def test_masks_that_are_late_are_waited_for_where_the_forward_pass_raises(engine
     def fill(token_ids, parents, masks):
         release.wait(0.2)
         masks[:] = 0
-        masks[:, 0] = 1 << 7  # one token alone
+        masks[:, 0] = 1 << 7  # allow token 7 only
         return True
 
     engine.scheduler.waiting[0].masker.fill = fill

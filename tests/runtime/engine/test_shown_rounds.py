@@ -1,4 +1,4 @@
-"""Requests that ask see the trees that were verified for them; the others see nothing and get the same tokens."""
+"""Requests that ask for their draft trees get them, the others do not; the tokens are the same."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ NUM_TOKENS = 48
 
 
 def run(ref, params, speculation=TREE, device=None, **limits):
-    """Outputs by prompt, one for each round."""
+    """Outputs by prompt, each output with one round."""
     drafter = ScriptedDrafter(ref.sequences, random_tree, ref.loaded.vocab_size)
     engine = build_engine(ref.loaded, engine_config(speculation, **limits), drafter, InProcessChannel, device)
     outputs = [[] for _ in params]

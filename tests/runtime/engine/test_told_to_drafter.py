@@ -1,4 +1,4 @@
-"""Features that cost acceptance alone where they are cut: each is counted by what a drafter was told, and drafted."""
+"""Inputs of the drafter that only affect acceptance: each is checked by what was sent, and by what was drafted."""
 
 from collections import Counter
 from dataclasses import replace
@@ -30,16 +30,16 @@ SHAPES = pytest.mark.parametrize(
 
 
 class Pass(NamedTuple):
-    """An answer of the drafter: its inputs, and the trees that it drew."""
+    """Reply of the drafter: its header, and the trees."""
 
     header: RoundHeader
     token_ids: list[list[int]]
-    """By tree, the tokens that count, without the root."""
+    """Valid tokens of each tree, without the root."""
     depths: list[list[int]]
 
 
 class Pair:
-    """The demo's engine and drafter, in this thread; notes every pass that draws trees."""
+    """The demo pair's engine and drafter in this thread; records every pass that drafts trees."""
 
     def __init__(self, shape, spoil=lambda outcome: None) -> None:
         target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
@@ -49,10 +49,10 @@ class Pair:
         self.engine = Engine(self.ref.loaded, engine_config(shape), drafter.needs)
         self._draft, self._worker._draft = self._worker._draft, self._noted
         attach(self.engine, self._worker, InProcessChannel)
-        self.passes.clear()  # of the calibration
+        self.passes.clear()  # passes of the calibration
 
     def run(self, params) -> list[Pass]:
-        """The passes of requests with these parameters."""
+        """Serve one request per entry of `params`; return the recorded passes."""
         prompts = self.ref.prompts[: len(params)]
         Run(self.engine, prompts, params).finish()
         self.engine.model.remove_taps()
@@ -128,7 +128,7 @@ def test_where_few_tokens_are_allowed_no_other_is_drafted(draft_by):
 @DRAFTED_BY
 @pytest.mark.parametrize("field", ["seeds", "temperatures"])
 def test_sampled_drafts_are_ranked_by_the_noise_that_chooses_the_tokens(field, draft_by):
-    """Told another seed or temperature, the same drafter guesses fewer of the same tokens."""
+    """With a wrong seed or temperature, fewer of the drafter's tokens are accepted."""
 
     def accepted(spoil=lambda outcome: None):
         pair = Pair(CHAIN, spoil)
@@ -142,12 +142,12 @@ def test_sampled_drafts_are_ranked_by_the_noise_that_chooses_the_tokens(field, d
 
 
 class FewLevels(SpeculationPolicy):
-    """Always drafts two levels."""
+    """A policy that always drafts two levels."""
 
     growth: GrowthLimits | None = None
 
     def plan(self, *load, **more) -> DraftPlan:
-        """As in the base class."""
+        """Plan two levels in every round."""
         return DraftPlan(2, Reason.SPECULATE, growth=self.growth)
 
 

@@ -1,4 +1,4 @@
-"""Where the host waits for its device: for the tokens of a round, once, and nowhere before."""
+"""The host waits for its device once a round, for the tokens, and nowhere before."""
 
 import sys
 
@@ -30,17 +30,17 @@ class Blindfold(TorchDispatchMode):
 
 
 WRITERS = {write_numbers.__code__, RoundHeader.write.__code__}
-"""They write what the host knows into its own memory; into a device's the first one copies."""
+"""Functions that may call `numpy`: they write to host memory; `write_numbers` copies it to a device."""
 
 
 def only_to_write(tensor):
-    """`Tensor.numpy` for who reads nothing."""
+    """Replacement of `Tensor.numpy` that only `WRITERS` may call."""
     assert sys._getframe(1).f_code in WRITERS, "numpy looks at the device's data"
     return LOOKS["numpy"](tensor)
 
 
 def blind(owner, name, monkeypatch):
-    """Let a method look at no tensor's data."""
+    """Wrap a method so that it fails if it reads any tensor's data."""
     method = getattr(owner, name)
 
     def wrapped(*args, **kwargs):
@@ -61,7 +61,7 @@ def test_the_blindfold_is_tight():
 
 
 def seeing(method):
-    """The drafter's side may look: it is another process."""
+    """Wrap a method of the drafter's side, which may read tensors because it is another process."""
 
     def wrapped(*args, **kwargs):
         with _disable_current_modes(), pytest.MonkeyPatch.context() as patch:
@@ -73,7 +73,7 @@ def seeing(method):
 
 
 class SeeingChannel(InProcessChannel):
-    """A channel whose drafter may look."""
+    """A channel whose drafter may read tensors."""
 
     @property
     def pump(self):
@@ -92,9 +92,9 @@ def test_nothing_before_the_wait_looks_at_device_data(ref, engine_of, monkeypatc
     loaded, end = ending(ref)
     load = Load(ref, end, seed=11, count=12)
     engine = engine_of(loaded, drafter_of(kind, ref), on_host=False, channel_factory=SeeingChannel)
-    # As on a device: on a host the tokens are read where they lie.
+    # Replaced as on a device; on a host the tokens are read from where they are stored.
     monkeypatch.setattr(engine.drafting, "_steps", torch.arange(1, engine.config.speculation.max_path + 1))
-    # A reply's header is in the host's memory, in every kind of channel.
+    # A reply's header is always in host memory.
     monkeypatch.setattr(DrafterFigures, "read", seeing(DrafterFigures.read))
     for owner, name in [
         (engine.scheduler, "schedule"),
@@ -118,7 +118,7 @@ def test_on_a_gpu_only_the_tokens_are_waited_for():
         engine = new_engine(loaded, engine_config(overlap=overlap))
         assert engine.overlap is (overlap is None)
         run = Run(engine, prompts, greedy_params(48))
-        run.step()  # kernels are compiled and memory is pinned for the first time
+        run.step()  # the first round compiles kernels and pins memory
         torch.cuda.set_sync_debug_mode("error")
         try:
             tokens[overlap] = run.finish()

@@ -1,4 +1,4 @@
-"""The demo verifier, and grammars over its tokenizer."""
+"""Fixtures: the demo verifier, and grammars over its tokenizer."""
 
 import pytest
 

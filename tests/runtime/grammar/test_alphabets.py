@@ -92,7 +92,7 @@ def test_another_engine_goes_on_inside_a_character(loaded, grammars, alphabet):
 @pytest.mark.parametrize("make", [byte_level_tokenizer, byte_fallback_tokenizer])
 @pytest.mark.parametrize("alphabet", ALPHABETS)
 def test_what_is_certain_inside_a_character_is_allowed(make, alphabet):
-    """Byte by byte: at each of them what is forced may be taken, and leads to the end of the text."""
+    """Each forced byte of a character is allowed, and the forced bytes lead to the end of the text."""
     tokenizer = make()
     of_model = tokenizer.hugging_face
     grammars = Grammars(tokenizer, len(of_model) + 64, frozenset([of_model.eos_token_id]))

@@ -1,4 +1,4 @@
-"""Whatever a schema's grammar lets random logits write to its end parses, and is an instance of the schema."""
+"""Random logits under a schema's grammar, run to the end of the text, give valid instances of the schema."""
 
 import json
 import random
@@ -18,7 +18,7 @@ FORMATS = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4",
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> Any:
-    """Any keywords that may stand together, and some that contradict each other."""
+    """Random keywords that may be combined, some of which contradict each other."""
     kinds = [
         string,
         number,
@@ -175,7 +175,7 @@ def test_masks_of_a_tree_are_those_of_its_paths_one_by_one(grammars, seed):
 
 
 def mask_behind(grammar, token_ids: list[int]) -> np.ndarray:
-    """The tokens allowed behind some tokens; none where these are forbidden, or end the text."""
+    """Allowed tokens behind some tokens; empty if these are forbidden or end the text."""
     masker, mask = GrammarMasker(grammar), np.zeros((1, grammar.vocabulary.num_words), np.int32)
     for token_id in token_ids:
         try:

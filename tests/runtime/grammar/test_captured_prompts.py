@@ -14,7 +14,7 @@ from wingbeat.runtime.graphs.graph_runner import Stage
 
 @pytest.mark.slow
 def test_first_tokens_behind_a_captured_prompt_match_their_grammar():
-    """And are those of a host: the masks are there before anything is chosen."""
+    """First tokens also equal those of a host round: the masks arrive before tokens are chosen."""
     loaded = reference("demo", 1).loaded
     grammars = Grammars(TOKENIZER, loaded.vocab_size, loaded.eos_token_ids)
     prompts, params = [TOKENIZER.encode("value = ")] * 2, [params_of(SPECS[2], seed, max_tokens=2) for seed in (0, 1)]

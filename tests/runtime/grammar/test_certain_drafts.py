@@ -1,4 +1,4 @@
-"""Tokens that a grammar makes certain are drafted, whatever the drafter knows and wherever that pays."""
+"""Tokens that a grammar forces are drafted, whatever the drafter drafts and wherever that pays."""
 
 import json
 
@@ -18,7 +18,7 @@ from wingbeat.runtime.scheduling.request import GrammarSpec
 
 @pytest.mark.slow
 def test_forced_tokens_are_drafted_without_the_drafter_knowing_them(loaded, grammars):
-    """The drafter here never proposes anything right; what the grammar forces is accepted all the same."""
+    """The drafter's own drafts are always wrong here; forced tokens are accepted all the same."""
     spec = GrammarSpec("choice", '["a long sentence that has only one way to go on once it has begun"]')
     prompt, params = TOKENIZER.encode("#"), params_of(spec, temperature=0.0)
     plain, _ = generate(loaded, grammars, [prompt], [params])
@@ -31,7 +31,7 @@ def test_forced_tokens_are_drafted_without_the_drafter_knowing_them(loaded, gram
 
 @pytest.mark.parametrize("answers_as_told", [True, False])
 def test_a_long_constant_is_read_once_and_drafted_to_its_end(grammars, answers_as_told):
-    """Its end is certain only once it is there, and the model may write the same text in other tokens."""
+    """The constant's end is forced only once reached, because the model may write the same text in other tokens."""
     constant = " ".join(f"word{number}" for number in range(600))
     tokens = TOKENIZER.encode(constant, add_special_tokens=False)
     seen = []

@@ -1,4 +1,4 @@
-"""Trees with the chains of what is certain in them are trees, and lose only what has no room."""
+"""Trees that get chains of forced tokens stay valid trees, and lose only nodes that have no room."""
 
 import random
 
@@ -16,7 +16,7 @@ TREE, CHAIN = SpeculationConfig(5, 4, 12), SpeculationConfig(5, 1, 6)
 
 
 class Certain:
-    """A grammar that knows what comes next, and forbids some tokens."""
+    """A grammar that forces the given tokens next, and forbids some others."""
 
     def __init__(self, tokens, forbidden=()):
         self.tokens, self.forbidden = tokens, forbidden

@@ -1,4 +1,4 @@
-"""Grammars are compiled by several threads of one engine at once, while others are followed."""
+"""Several threads compile grammars for one engine at once, while the grammars of others are in use."""
 
 import random
 import threading

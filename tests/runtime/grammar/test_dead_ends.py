@@ -1,4 +1,4 @@
-"""Where a grammar and the other fields leave no token an answer ends, drafted or not; nobody else notices."""
+"""An answer ends where its grammar and other fields leave no token, drafted or not; other requests go on."""
 
 import pytest
 import torch

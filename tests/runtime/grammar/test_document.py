@@ -1,4 +1,4 @@
-"""A figure of a document that is a constant of grammars."""
+"""A number in a document agrees with the constant of the grammars."""
 
 from tests.test_docs import text_of
 from wingbeat.runtime.grammar.grammar_masker import MOST_TREE_S

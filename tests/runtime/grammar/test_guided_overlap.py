@@ -1,4 +1,4 @@
-"""With rounds in flight a guided sequence runs in every round, and sits one out where what comes next is certain."""
+"""With rounds in flight, a guided sequence runs in every round, except one round where forced tokens come next."""
 
 from dataclasses import replace
 
@@ -74,7 +74,7 @@ def test_mixed_batches_write_what_they_write_without_overlap(loaded, grammars, p
 def test_a_guided_sequence_runs_in_every_round_unless_something_is_certain(
     loaded, grammars, plain, monkeypatch, kind, certain
 ):
-    """Its masks are found between a round's pass and the choice of its tokens."""
+    """The sequence's masks are computed between a round's forward pass and the choice of its tokens."""
     if not certain:
         monkeypatch.setattr(GrammarMasker, "may_force", lambda self: False)
     engine = overlapped(loaded, None if kind == "none" else demo_drafter(TREE))
@@ -103,7 +103,7 @@ def test_a_guided_sequence_runs_in_every_round_unless_something_is_certain(
     assert ([False] in together) == certain
     passes = [index for index, event in enumerate(events) if event == "pass"]
     for number in range(first + 1, last + 1):
-        # The pass is on its way before the round before is waited for, and that before tokens are chosen.
+        # Order: launch of the pass, wait for the round before, choice of tokens.
         until = events.index("choice", passes[number])
         assert events[: passes[number]].count("wait") <= number
         if guided[number] == [True, False] and guided[number - 1] == [True, False]:

@@ -1,4 +1,4 @@
-"""A drafter is told which tokens grammars allow behind the roots; it drafts them alone, and no text changes."""
+"""The drafter gets masks of the tokens allowed behind the roots and drafts only those; no text changes."""
 
 import json
 
@@ -33,7 +33,7 @@ def packed(allowed, vocab_size):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("top_k", [1, 3])
 def test_the_first_level_holds_allowed_tokens_alone(top_k, temperature):
-    """Also where the draft vocabulary is a part of the target's, in another order."""
+    """The draft vocabulary may also be a part of the target's, in another order."""
     torch.manual_seed(0)
     vocab_size, draft_token_ids = 100, torch.randperm(100)[:40]
     known = draft_token_ids.tolist()
@@ -62,7 +62,7 @@ def test_the_first_level_holds_allowed_tokens_alone(top_k, temperature):
 
 
 class Listener(ScriptedDrafter):
-    """Keeps what it is told, with the history that it is told of."""
+    """A drafter that records the masks it gets, each with its sequence's history."""
 
     def propose(self, batch):
         for row, slot in enumerate(batch.proposal_slots.tolist()):
@@ -92,7 +92,7 @@ def test_the_drafter_is_told_what_its_roots_allow(loaded, grammars, monkeypatch)
         matcher = grammars.compile(params[index].grammar).matcher()
         expected = np.full((1, -(-loaded.vocab_size // 32)), -1, np.int32)
         answer = history[len(prompts[index]) :]
-        if 0 not in answer:  # behind the end nothing is told
+        if 0 not in answer:  # no mask is sent behind the end of the text
             assert all(map(matcher.consume_token, answer))
             fill_row(matcher, expected, 0)
         assert told is None or np.array_equal(told, expected[0])
@@ -100,7 +100,7 @@ def test_the_drafter_is_told_what_its_roots_allow(loaded, grammars, monkeypatch)
 
 
 def test_rounds_in_flight_tell_nothing(loaded, grammars):
-    """The host does not know the roots in time."""
+    """With rounds in flight the host does not have the roots in time."""
     prompt, params = TOKENIZER.encode("a = "), params_of(SPECS[0], 1)
     plain, _ = generate(loaded, grammars, [prompt], [params])
     drafter = listener([prompt + plain[0] + [1] * 8], loaded)
@@ -163,7 +163,7 @@ def test_drafts_of_json_are_accepted_more_often(loaded, grammars, monkeypatch, s
 
 
 def test_a_draft_that_was_left_changes_no_mask_behind_it(loaded, grammars):
-    """llguidance 1.9.1 keeps rows of what was rolled back: behind a key of a draft a value was masked as a key."""
+    """llguidance 1.9.1 keeps parser rows of rolled-back tokens, which masked a value as a key."""
     grammar = grammars.compile(GrammarSpec("json_object", ""))
     ids = {text: TOKENIZER.encode(text)[0] for text in ("{", '"', '":', ' "', "M", "S", "G")}
     before, draft, after = ["{", '"', '":'], ["{", '"', "M"], [' "', "M", "S", "G"]
@@ -185,7 +185,7 @@ def test_a_draft_that_was_left_changes_no_mask_behind_it(loaded, grammars):
 
 
 class MeetsABound:
-    """A matcher of which a copy meets a bound by the first token that it is to take."""
+    """A matcher whose copies stop at their first token, as if a limit had been reached."""
 
     def __init__(self, own, is_copy=False):
         self._own, self._is_copy, self._met = own, is_copy, False
@@ -215,7 +215,7 @@ def test_a_draft_that_meets_a_bound_is_not_taken_for_a_forbidden_one(grammars):
 
 
 def test_a_matcher_that_refuses_what_its_masks_allow_is_too_dear(loaded, grammars):
-    """In llguidance 1.9.1 nested repeats of nothing meet a bound that no call reports."""
+    """In llguidance 1.9.1 nested repeats of an empty rule reach a limit that no call reports."""
     repeats = 'root ::= [b-z]{3} q{0,3000}\nq ::= r{0,3000}\nr ::= "a"?'
     masker = grammars.compile(GrammarSpec("grammar", repeats, field="structured_outputs.grammar")).masker(())
     (first,), (more,) = TOKENIZER.encode("b"), TOKENIZER.encode("a")

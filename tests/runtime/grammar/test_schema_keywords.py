@@ -1,4 +1,4 @@
-"""Every keyword of a JSON schema is enforced, or refused with its name and place; annotations say nothing."""
+"""Every keyword of a JSON schema is enforced, or refused with its name and place; annotations are ignored."""
 
 import enum
 import json
@@ -130,7 +130,7 @@ EXPRESSIONS = [
     ("regex", "[]a]", "]", "[]"),
     ("regex", r"\<a\>", "<a>", "a"),
     ("regex", "^a$", "a", "^a$"),
-    # Unicode's digits, letters and blanks are some readers' and not others'.
+    # Readers disagree on whether classes hold Unicode's digits, letters and blanks.
     ("regex", r"\d", "1", "٣"),
     ("regex", r"\w", "a", "é"),
     ("regex", r"\W", "!", "é"),
@@ -139,7 +139,7 @@ EXPRESSIONS = [
     ("regex", r"\s", " ", "\u00a0"),
     ("regex", r"\S", "é", "\u00a0"),
 ]  # fmt: skip
-"""Each kind's expressions, with what they match and what they do not."""
+"""Regular expressions of each kind, with texts that match and texts that do not."""
 
 
 @pytest.mark.parametrize(("kind", "text", "good", "bad"), EXPRESSIONS)
@@ -249,7 +249,7 @@ ACCEPTED = [
 @pytest.mark.few(20)
 @pytest.mark.parametrize("schema", ACCEPTED, ids=lambda schema: json.dumps(schema)[:50])
 def test_what_is_accepted_is_enforced(grammars, schema):
-    """By random walks through the grammar, held against an independent reading of the schema."""
+    """Random walks through the grammar are checked by an independent implementation of the schema."""
     grammar = grammars.compile(spec_of(schema))
     validator = jsonschema.Draft202012Validator(schema)
     num_whole = 0

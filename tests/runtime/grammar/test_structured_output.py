@@ -1,4 +1,4 @@
-"""Answers match their grammar, and drafts change neither that nor any token."""
+"""Answers match their grammar, and drafts change no token."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Grammars are tried out elsewhere: an endless one is refused within its limits, and stops nothing."""
+"""Grammars are tried in another process: an endless one is refused within its limits, and stops no round."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ BOMB = GrammarSpec(
     json.dumps({"allOf": [{"type": "string", "pattern": f"[ab]*a[ab]{{{10 + count}}}"} for count in range(20)]}),
     "structured_outputs.json",
 )
-"""What is asked for at once has more than a million ways to be begun."""
+"""A grammar whose alternatives, all required at once, have more than a million beginnings."""
 
 
 TEXTS = {"regex": "ax", "json": "{", "grammar": "ba", "choice": "b"}
@@ -48,7 +48,7 @@ def trial():
     ids=lambda spec: spec.kind,
 )
 def test_what_compiles_passes_and_is_not_made_again_beside_the_rounds(trial, spec, monkeypatch):
-    """What makes Lark keeps Python's lock, and an engine's rounds would wait: the other process has made it."""
+    """Conversion to Lark holds Python's lock and would block an engine's rounds: the other process converts."""
     vocabulary = trial.grammars.vocabulary()
     expected, lark = lark_of_spec(vocabulary, spec), trial.check(spec)
     assert lark == (None if spec.kind in CHEAP_KINDS else expected)
@@ -105,7 +105,7 @@ def test_a_process_that_dies_under_grammars_is_replaced_and_they_are_tried_again
         thread.start()
     while len(processes) < 3 and any(thread.is_alive() for thread in threads):
         process = trial.process
-        # The next one is ended once it has work, too.
+        # Processes that replace the killed one are killed as well, once they have work.
         if process is not None and process.poll() is None and children_of(process.pid):
             processes.add(process)
             process.kill()
@@ -116,7 +116,7 @@ def test_a_process_that_dies_under_grammars_is_replaced_and_they_are_tried_again
 
 
 def test_a_trial_that_is_ended_from_outside_is_done_again_and_says_nothing_of_its_grammar(trial):
-    """Both processes of a trial: the one that computes, and the one that waits for it."""
+    """Killed are, in turn, both processes of a trial: the process that computes, and the process that waits for it."""
     slow = spec_of("json", json.dumps({"allOf": [{"pattern": f"[ab]*a[ab]{{{n + 5}}}"} for n in range(11)]}))
     for depth in (1, 2):
         trial.check(spec_of("regex", f"[a-z]{{{depth}}}x"))
@@ -137,7 +137,7 @@ def test_a_trial_that_is_ended_from_outside_is_done_again_and_says_nothing_of_it
             if depth == 2 and found:
                 found = children_of(found[0])
         for process_id in found:
-            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself since
+            with contextlib.suppress(ProcessLookupError):  # the process may have ended by itself since
                 os.kill(process_id, signal.SIGKILL)
         thread.join()
         assert not verdicts or "takes more than" not in verdicts[0]
@@ -159,7 +159,7 @@ def test_a_process_that_was_started_ahead_answers_at_once():
 
 def test_nobody_waits_for_a_process_that_starts_where_it_is_to_end():
     made = GrammarTrial(Grammars(byte_level_tokenizer(), 4096, frozenset([0])))
-    made.grammars.vocabulary()  # imported, so that the process itself is what starts
+    made.grammars.vocabulary()  # modules are imported, so that the start of the process itself is measured
     starting = threading.Thread(target=made.warm)
     starting.start()
     while made.process is None:

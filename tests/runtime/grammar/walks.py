@@ -1,4 +1,4 @@
-"""Texts of a grammar: given ones, and random ones."""
+"""Walks through a grammar: given texts, and random texts."""
 
 import numpy as np
 
@@ -8,13 +8,13 @@ CLOSING = b'"}]'
 
 
 def taken(grammar, text):
-    """How many of a text's tokens a grammar takes, how many there are, and whether the grammar is complete then."""
+    """Number of a text's tokens that a grammar takes, number of all its tokens, and whether the grammar is complete."""
     matcher, token_ids = grammar.matcher(), grammar.vocabulary.encode(text)
     return matcher.try_consume_tokens(token_ids), len(token_ids), matcher.is_accepting()
 
 
 def accepts(grammar, text):
-    """Whether a text is whole in a grammar."""
+    """Whether a grammar accepts a text from beginning to end."""
     num_taken, num_tokens, is_whole = taken(grammar, text)
     return num_taken == num_tokens and is_whole
 
@@ -28,7 +28,7 @@ def allowed_tokens(matcher, vocabulary):
 
 
 def walk_text(grammar, rng, most=120):
-    """A text that a grammar allows, by random tokens; None where it does not end in time."""
+    """Random text that a grammar allows; None if the text does not end in time."""
     matcher, vocabulary, written = grammar.matcher(), grammar.vocabulary, []
     texts, stops = vocabulary.texts, vocabulary.stop_token_ids
     for step in range(most):

@@ -1,4 +1,4 @@
-"""Batches are padded to the smallest of a few sizes."""
+"""Batches are padded to the smallest bucket that holds them."""
 
 import pytest
 

@@ -75,7 +75,7 @@ class FakeDevice:
 
 
 class Counting:
-    """A stage with state: adds each row's token sum to its slot; slot 0 is nobody's."""
+    """A stage with state: adds each row's sum of tokens to its slot's total; slot 0 belongs to no sequence."""
 
     def __init__(self, device: str = "cpu") -> None:
         torch.manual_seed(0)
@@ -123,7 +123,7 @@ def test_padding_changes_no_state_and_no_row(num_reqs, size, captured):
     stage.totals.zero_()
     inputs = some_inputs(num_reqs, size)
     out = runner.run(Bucket(4, 5), inputs)
-    # Columns a row lacks hold the padding row's, which the stage sees as -1.
+    # Missing columns of a row hold the padding row's tokens, which are -1 to the stage.
     expected = inputs.tokens.sum(dim=1) - (5 - size)
     assert out.sums.tolist() == expected.tolist()
     assert out.taps is None
@@ -199,7 +199,7 @@ def test_a_failed_capture_runs_eagerly_with_one_warning_that_names_it(caplog):
     assert pool.stats.captured == [(Stage.BASE_VERIFICATION, Bucket(4, 3)), (Stage.BASE_VERIFICATION, Bucket(1, 3))]
     assert pool.stats.replays == {Stage.BASE_VERIFICATION: 6}
     assert pool.stats.eager_runs == {Stage.BASE_VERIFICATION: 3}
-    # The allocator may still count the failed one's pool as capturing.
+    # A failed capture's pool is not used again: the allocator may still treat it as capturing.
     assert device.captured[0].pool != device.captured[1].pool
 
 
@@ -224,7 +224,7 @@ def test_the_first_failure_of_a_stage_ends_its_captures_and_no_other_stages(capl
 
 
 def test_a_runner_that_fails_beside_one_of_its_stage_that_was_captured_ends_alone():
-    """Of two ways to choose tokens one may wait for the device."""
+    """Only one of two sampling stages waits for the device and so cannot be captured."""
     device = FakeDevice(failing=lambda capture: capture == 2)
     pool = GraphPool(device)
     good, bad = (runner_of(Counting(), [Bucket(n, 3) for n in (2, 1)], pool, Stage.BASE_DECODING) for _ in range(2))

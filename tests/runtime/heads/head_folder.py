@@ -12,7 +12,7 @@ HIDDEN, VOCAB, DRAFT_VOCAB, LAYERS = 16, 40, 12, 8
 
 
 def target_of(hidden_size, num_layers, vocab_size, embedding=None, lm_head=None) -> SimpleNamespace:
-    """A verifier's description, which lends these."""
+    """Description of a verifier that lends the given embedding and output matrix."""
     return SimpleNamespace(
         hidden_size=hidden_size,
         num_layers=num_layers,

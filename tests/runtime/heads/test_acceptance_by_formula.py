@@ -1,4 +1,4 @@
-"""Tokens a round of a trained head, once more: texts and taps by transformers, drafts by EAGLE's formula in float64."""
+"""Tokens per round of a trained head, recomputed with transformers' texts and taps and EAGLE's formula in float64."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ NAMES = {
     **{"hidden_norm": "midlayer.hidden_norm.weight", "fc": "fc.weight", "norm": "norm.weight"},
     **{"lm_head": "lm_head.weight", "d2t": "d2t"},
 }
-"""Tensors of SpecForge's files by the formula's names."""
+"""Names of tensors in SpecForge's files, by the formula's names."""
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""A head of another verifier is told in words: whose it is as far as its files say, and what this one is."""
+"""A head of another verifier is refused; the message names both verifiers as far as the files allow."""
 
 import pytest
 

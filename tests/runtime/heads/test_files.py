@@ -1,4 +1,4 @@
-"""Files of a head that are absent, cut short, or hold something else are refused by name, and no code of them runs."""
+"""Files of a head that are absent, truncated or of another type are refused by name, and no pickled code runs."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def test_a_truncated_file_is_named(folder, name):
 
 
 class Payload:
-    """Unpickled by a careless reader, it would leave a file behind."""
+    """An object that leaves a file behind if it is unpickled."""
 
     def __init__(self, trace):
         self.trace = trace

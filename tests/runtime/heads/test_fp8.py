@@ -1,4 +1,4 @@
-"""EAGLE heads with weights of eight bits: other drafts perhaps, the same text."""
+"""EAGLE heads with 8-bit weights write the same text, though their drafts may differ."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_each_channel_is_rounded_by_its_own_scale():
     rounded = to_fp8(weight)
     largest = rounded.values.view(torch.float8_e4m3fn).float().abs().amax(dim=1)
     assert torch.equal(largest, torch.tensor([448.0] * 4 + [0.0] + [448.0] * 4))
-    # Three bits behind the leading one; values far below the largest are finer than they need to be.
+    # Rounding errors: half a unit of three mantissa bits, and a subnormal step of 2^-9 for the smallest values.
     off = (rounded.dense() - weight).abs()
     assert bool((off <= weight.abs() / 16 + rounded.scales.numbers / 512).all())
 

@@ -1,4 +1,4 @@
-"""A head's layer in the fused steps of a GPU computes what it computes step by step."""
+"""A head's layer in fused GPU steps computes the same as step by step."""
 
 import pytest
 import torch

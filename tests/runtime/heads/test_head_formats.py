@@ -1,4 +1,4 @@
-"""A head of every published format drafts what the published mathematics says, known and drafted pairs alike."""
+"""A head in every published format drafts as the published formula says, from known and from drafted pairs."""
 
 from contextlib import nullcontext
 
@@ -30,7 +30,7 @@ def weights_of(name):
 def load(name, folder, **changes):
     chosen, weights = FORMATS[name], weights_of(name)
     chosen.write(folder, weights)
-    # What a format leaves out is asked for, and nothing else.
+    # Only tensors that a format leaves out may be requested from the target.
     left_out = {name: weights[name] for name in chosen.leaves_out}
     target = target_of(
         chosen.recipe.target_hidden,
@@ -44,7 +44,7 @@ def load(name, folder, **changes):
 
 
 class Recorder:
-    """What a drafter asks its head for while it grows a chain: logits of every level, and what it feeds back."""
+    """Logits and feedback that a head computes while a drafter grows a chain."""
 
     def __init__(self, head):
         self.logits, self.fed_back = [], []
@@ -62,10 +62,10 @@ class Recorder:
 
 
 def compare_chain(tree, recorder, formula, hidden, root):
-    """One drafted chain against the formula, which continues from `hidden`, its state at the last known pair.
+    """Compare a drafted chain with the formula, which continues from `hidden`, its state at the last known pair.
 
     Args:
-        recorder: None where kernels draft, whose steps nobody sees.
+        recorder: None where kernels draft, whose intermediate results are not visible.
     """
     fed_back, pairs = hidden, list(formula.pairs)
     tokens, scores = tree.token_ids[0].tolist(), tree.scores[0].tolist()
@@ -83,13 +83,13 @@ def compare_chain(tree, recorder, formula, hidden, root):
                 fed = recorder.fed_back[level][0, 0].double()
                 torch.testing.assert_close(fed, formula.feedback(fed_back), rtol=1e-4, atol=1e-4)
             fed_back = formula.drafted(tokens[1 + level], fed_back)
-    # Drafted pairs are forgotten: those of accepted tokens are computed anew from the target's taps.
+    # Drafted pairs are dropped: pairs of accepted tokens are recomputed from the target's taps.
     formula.pairs[:] = pairs
 
 
 @pytest.fixture(params=["kernels", "torch", "fixed shapes"])
 def way(request):
-    """How a head drafts on this machine."""
+    """Implementation by which a head drafts."""
     with without_cpu() if request.param == "torch" else nullcontext():
         yield request.param
 
@@ -97,7 +97,7 @@ def way(request):
 @pytest.mark.parametrize("name", FORMATS)
 @torch.inference_mode()
 def test_a_head_of_every_format_drafts_by_the_formula(name, way, tmp_path):
-    """A prompt of 20 tokens, five drafted ones, three accepted pairs, five more."""
+    """Cases: a prompt of 20 tokens, five drafted tokens, three accepted pairs, five more drafted tokens."""
     head, recipe = load(name, tmp_path), FORMATS[name].recipe
     assert head.tap_layers == FORMATS[name].taps
     assert head.taps_size == recipe.taps_size
@@ -143,7 +143,7 @@ def test_the_same_weights_draft_the_same_in_every_format(tmp_path):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_nothing_that_is_there_is_asked_of_the_target(name, tmp_path):
-    """What a file brings is not read a second time from the verifier, whose embedding may be gigabytes."""
+    """Tensors in the file are not read again from the verifier, whose embedding may be gigabytes."""
     asked = []
     chosen, weights = FORMATS[name], weights_of(name)
     lent = {
@@ -162,13 +162,13 @@ def test_what_is_ambiguous_has_several_readings_and_nothing_else_does(name, tmp_
     assert readings[0].tap_layers == FORMATS[name].taps
     assert len(set(readings)) == len(readings)
     expected = {
-        # No ids: the usual layers, and those around them.
+        # Configs without ids: the usual layers, or one layer lower or higher.
         "safeailab": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         "angelslim": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         "angelslim-theta": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         "angelslim-mrope": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         "specforge-3.1": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
-        # Ids that could be counted either way.
+        # Ids that could count layers from 0 or from 1.
         "specforge-wide": {(1, 3, 7), (0, 2, 6)},
         "speculators-qwen3-3.1": {(1, 3, 6), (2, 4, 7)},
     }.get(name, {FORMATS[name].taps})

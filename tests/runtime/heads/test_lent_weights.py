@@ -1,4 +1,4 @@
-"""A head takes what the verifier lends where it would read a copy from files, if that is what the files hold."""
+"""A head uses the verifier's tensors in memory instead of reading its own copy, if they equal the file's."""
 
 import logging
 
@@ -22,7 +22,7 @@ BF16 = torch.bfloat16
 
 
 class Verifier:
-    """Lends tensors, and notes what it is asked for."""
+    """A verifier that lends tensors and records the names it was asked for."""
 
     def __init__(self, **lent: Tensor) -> None:
         self.lent = {name.replace("__", "."): tensor for name, tensor in lent.items()}
@@ -35,7 +35,7 @@ class Verifier:
 
 @pytest.fixture(scope="module")
 def embedding() -> Tensor:
-    """The demo verifier's, which the demo's head has none of its own of."""
+    """Embedding of the demo verifier, which is absent from the demo's head."""
     return TargetDescription.from_checkpoint(PAIR.verifier).embedding()
 
 
@@ -70,7 +70,7 @@ def another_last_row(rows: Tensor) -> Tensor:
     "change", [torch.zeros_like, another_first_row, another_last_row, lambda rows: rows[:-1], lambda rows: rows * 2]
 )
 def test_memory_that_holds_something_else_is_not_used_and_one_line_says_so(embedding: Tensor, caplog, change):
-    """As where another process's memory does not carry, or the verifier scales its embedding as it loads it."""
+    """Memory differs where processes cannot share it, or where the verifier scales its embedding at load."""
     verifier = Verifier(embed_tokens__weight=change(embedding))
     head = load_eagle_head(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier), BF16)
     assert torch.equal(head.embed_tokens.weight, embedding)

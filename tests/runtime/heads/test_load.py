@@ -1,4 +1,4 @@
-"""Every readable checkpoint becomes the same head; every unreadable one is refused by name."""
+"""Every supported checkpoint loads as the same head; every other one is refused by name."""
 
 import json
 import logging
@@ -40,7 +40,8 @@ def test_what_is_saved_is_loaded(head, folder):
 
 def test_both_layouts_give_equal_outputs(head, folder, caplog):
     ours = load(folder)
-    # SafeAILab: no eagle_config (taps by default), no embedding of its own, v4 rope fields, torch file, old buffers.
+    # A file as SafeAILab writes it: no eagle_config, so default taps; no embedding; v4 rope fields; pickles; old
+    # buffers.
     dropped = ("eagle_config", "rope_parameters", "target_hidden_size", "wingbeat_convention")
     edit_config(folder, drop=dropped, rope_theta=10000.0, architectures=["LlamaForCausalLM"])
     tensors = load_file(folder / "model.safetensors")

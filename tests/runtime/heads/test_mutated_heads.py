@@ -1,4 +1,4 @@
-"""A head's config.json with one field wrong: refused by one line, or read as a head that drafts numbers."""
+"""A head's config.json with one wrong field: refused by one line, or loaded as a head whose drafts are numbers."""
 
 import json
 import shutil

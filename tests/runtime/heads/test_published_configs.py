@@ -1,4 +1,4 @@
-"""The configs that published heads come with mean what they should, or are refused by name."""
+"""Configs of published heads are read with the right meaning, or refused by name."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ YARN |= {"mscale_all_dim": 0.707, "original_max_position_embeddings": 4096}
 
 @dataclass(frozen=True)
 class Published:
-    """A head's config, as far as it matters, its verifier's shape, and what must come of the two."""
+    """A head's config as far as it matters, the shape of its verifier, and the expected reading."""
 
     architecture: str
     sizes: tuple[int, int, int, int, int]
@@ -33,14 +33,14 @@ class Published:
     head_dim: int = 128
     theta: float = 10000.0
     trained_theta: float | None = None
-    """Base to try first where the trainer did not heed the config's."""
+    """RoPE base to try first, where the trainer ignored the config's base."""
     rope_type: str = "default"
     draft_vocab: int = 32000
     readings: int = 1
 
     @property
     def raw(self) -> dict[str, Any]:
-        """config.json"""
+        """Fields of config.json."""
         names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
         names += ("max_position_embeddings",)
         sizes = dict(zip(names, self.sizes, strict=True))

@@ -1,4 +1,4 @@
-"""What is written is its tool's layout: names and fields are that tool's, and what is read back is the head."""
+"""Written heads have their tool's layout, names and fields, and are read back unchanged."""
 
 import json
 from functools import partial
@@ -82,7 +82,7 @@ def test_an_eagle1_head_is_written_as_safeailab_does(tmp_path):
 
 @pytest.mark.parametrize("name", ["specforge", "speculators-plain", "eagle1-biases-own-embedding"])
 def test_the_tensors_are_those_of_the_tool(name, tmp_path):
-    """Against the names that tests write published formats with."""
+    """Names are compared with those of `head_formats`, which writes published formats."""
     chosen = FORMATS[name]
     chosen.write(tmp_path / "theirs", random_weights(chosen.recipe, VOCAB, chosen.draft_vocab))
     zeros = torch.zeros(VOCAB, HIDDEN)
@@ -116,7 +116,7 @@ def test_speculators_fields_are_those_its_readers_know(tmp_path):
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
 def test_other_engines_readings_are_ours(layout, tmp_path):
-    """Without the field that only this project writes, the head is still read as it was meant."""
+    """Without `wingbeat_convention`, which only this project writes, the head is read with the same convention."""
     head = filled(EagleHead(EagleHeadConfig(**THREE | dict(tap_layers=(1, 4, 6)))))
     save_eagle_head(head, tmp_path, layout=layout)
     raw = json.loads((tmp_path / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""What a prefix cache tells of itself is enough to know what is in it, and no more than that."""
+"""The log of a prefix cache determines the cache's contents, and contains no more than that."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What a memory budget holds: blocks, and how long a sequence may be."""
+"""Capacity of a memory budget: number of blocks, and length of a sequence."""
 
 import pytest
 import torch

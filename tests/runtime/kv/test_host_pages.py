@@ -29,7 +29,7 @@ def test_they_are_zeros_that_can_be_written_to(dtype: torch.dtype, shape: tuple[
 
 
 def test_an_idle_pool_takes_no_memory_and_is_promised_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    promises = MemoryPromises(tmp_path)  # Of this process, by this test: the machine's others come and go.
+    promises = MemoryPromises(tmp_path)  # promises of this test alone: other processes' come and go
     monkeypatch.setattr(host_pages, "PROMISES", promises)
     gc.collect()  # No pool of an earlier test ends meanwhile.
     before = resident()

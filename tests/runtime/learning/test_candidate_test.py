@@ -1,4 +1,4 @@
-"""Which held-out requests a candidate is tested on, in which order, and in which groups."""
+"""Held-out requests on which a candidate is tested: choice, order and groups."""
 
 from collections import Counter
 from types import SimpleNamespace

@@ -133,7 +133,7 @@ def test_a_file_of_a_ledger_without_further_roll_backs_is_read(ledger):
 
 
 def without_decisions(ledger) -> Ledger:
-    """What a ledger holds apart from the record of what was decided, and of the versions that were refused."""
+    """Contents of a ledger, without the record of decisions and refused versions."""
     found = ledger.read()
     kept = tuple(version for version in found.versions if version.state != "refused")
     return found.model_copy(update={"versions": kept, "counts": {}, "decisions": ()})

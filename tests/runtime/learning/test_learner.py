@@ -57,7 +57,7 @@ def served_traffic(kind: Kind, root, prompts) -> None:
 
 
 def prompts_of(kind: Kind, count: int) -> list[list[int]]:
-    """Of few kinds, so that a head can learn them: a prompt of the reference with one token changed."""
+    """Prompts of two kinds only, so that a head can learn them: a reference prompt with one token changed."""
     found = kind.ref.prompts
     return [[number % kind.ref.loaded.vocab_size, *found[number % 2][:4]] for number in range(count)]
 
@@ -123,7 +123,7 @@ def test_a_damaged_head_is_trained_measured_and_replaced(tmp_path):
     assert ledger.served == 1
     assert ledger.version(1).source == "learner"
     assert "better by 2%" in ledger.version(1).reason
-    # It loads as drafters load it, in the place of the head that is served.
+    # The new version loads as drafters load heads, in the place of the served head.
     drafter = kind.drafter(TREE)
     drafter.take_head(drafter.prepare_head(str(learner.ledger.folder_of(1))))
     assert (root / "learner" / FIGURES_FILE).is_file()

@@ -1,4 +1,4 @@
-"""Which linear layers of a model have room for adapters."""
+"""Linear layers of a model that can take adapters."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 
 class OddLayer(nn.Module):
-    """One linear layer over the rows of the batch, and others over something else."""
+    """A linear layer over the rows of the batch, and linear layers over other inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class OddLayer(nn.Module):
 
 
 class OddModel(nn.Module):
-    """What `ModelAdapters` needs of a model."""
+    """The parts of a model that `ModelAdapters` uses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from wingbeat.runtime.graphs.graph_runner import Stage
 
 @pytest.mark.slow
 def test_prompts_of_several_adapters_share_a_captured_round():
-    """Which adapter a piece has is read from its slot when the graph runs."""
+    """A piece's adapter is read from its slot when the graph runs."""
     world = lora_world()
     with engine_of(world, None, RecordingDevice(), max_num_batched_tokens=256) as engine:
         which = {index: index % len(world.adapters) for index in range(len(world.prompts))}

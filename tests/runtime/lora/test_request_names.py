@@ -1,4 +1,4 @@
-"""Which adapters an engine's requests have, as metrics say it."""
+"""Adapters of an engine's requests, by the names in metrics."""
 
 from types import SimpleNamespace
 

@@ -11,7 +11,7 @@ from wingbeat.runtime.scheduling.request import Variant
 
 
 class Places:
-    """What lies where."""
+    """Places of adapters and their contents."""
 
     def __init__(self, count: int) -> None:
         self.held: dict[int, str] = {}

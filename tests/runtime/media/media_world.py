@@ -38,7 +38,7 @@ NUM_TOKENS = 30
 PLACEHOLDER = 90
 WINDOW = 8
 SEEDS = {"gemma3": 1, "qwen2_5_vl": 2, "qwen3_vl": 1, "audioflamingo3": 1, "qwen3_5": 2}
-"""Of the weights, 0 where not given: others write one token over and over, or the placeholder."""
+"""Seeds of the weights, 0 by default: with other seeds a model repeats one token or writes the placeholder."""
 _VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 _PATCHES = {"image_size": 16, "patch_size": 4}
 _GRID = {"depth": 3, "num_heads": 4, "in_channels": 3, "patch_size": 2, "spatial_merge_size": 2}
@@ -108,7 +108,7 @@ AUDIO_CONFIGS = {
         audio_token_id=mark,
     ),
 }
-"""The same of audio: a sound is one window, or several of 6 tokens; a token is made of 4 frames."""
+"""Configurations of models with audio: a sound is one window, or several of 6 tokens; a token is made of 4 frames."""
 
 
 MORE = {
@@ -147,7 +147,7 @@ HYBRIDS = {
         **_marks(mark),
     ),
 }
-"""Those whose layers keep recurrent states, too."""
+"""Configurations of models whose layers also keep recurrent states."""
 
 
 @dataclass
@@ -175,7 +175,7 @@ def random_model(name: str, vocab_size: int = VOCAB_SIZE, mark: int = PLACEHOLDE
 
 
 def family(model: PreTrainedModel) -> MediaFamily:
-    """That of a model of this world."""
+    """Media family of a model of this module."""
     return family_of(model.config, FAMILIES[model.config.model_type].kind)
 
 
@@ -230,7 +230,7 @@ def shown(name: str) -> Shown:
 def written(
     model: PreTrainedModel, prompt: list[int], media: tuple[MediaInput, ...], num_tokens: int
 ) -> tuple[list[int], float]:
-    """What generate() writes by transformers' own attention, and the smallest gap between its two best logits."""
+    """Tokens of `generate()` with transformers' own attention, and the smallest gap between its two best logits."""
     model.set_attn_implementation("eager")
     token_ids = torch.tensor([prompt])
     given = inputs(family(model), media, token_ids, len(prompt))
@@ -253,7 +253,7 @@ def written(
 def inputs(
     of: MediaFamily, media: tuple[MediaInput, ...], token_ids: torch.Tensor, num_prompt_tokens: int
 ) -> dict[str, torch.Tensor]:
-    """What transformers' forward takes of the media beside the token ids."""
+    """Inputs of transformers' forward for the media, in addition to the token ids."""
     if not media:
         return {}
     given = {name: torch.from_numpy(np.concatenate([one.arrays[name] for one in media])) for name in of.inputs}
@@ -265,7 +265,7 @@ def inputs(
 
 
 def forget_positions(model: PreTrainedModel) -> None:
-    """Those of the last sequence, which transformers keeps in the model."""
+    """Drop the position offsets of the last sequence, which transformers keeps in the model."""
     for module in model.modules():
         if getattr(module, "rope_deltas", None) is not None:
             module.rope_deltas = None

@@ -57,7 +57,7 @@ class Dense:
         self.grids = name in GRIDS
 
     def embedded(self, index):
-        """Of a sequence's tokens, images and audio in the place of the prompt's placeholders."""
+        """Embeddings of a sequence's tokens, with images and audio in place of the prompt's placeholders."""
         ref, tokens = self.ref, torch.tensor(self.ref.sequences[index])
         rows = self.head.embed_tokens(tokens)
         found = ref.loaded.reader.encoder.features(ref.media[index])
@@ -67,7 +67,7 @@ class Dense:
         return rows
 
     def rotary(self, index, begin, end):
-        """Of the pairs of tokens `begin` to `end`."""
+        """Rotary angles of the pairs of tokens `begin` to `end`."""
         if not self.grids:
             return self.head.rotary(torch.arange(begin - 1, end - 1))
         axes = rotations(self.ref.media[index], begin, end) - 1
@@ -130,12 +130,12 @@ def drafts_of(name, head, way="kernels", drafter_class=EagleDrafter, **limits):
 
 
 def tokens_of(drafts):
-    """Of `by_place`, without scores."""
+    """Drafts of `by_place`, without scores."""
     return {at: set(drafted) for at, drafted in drafts.items()}
 
 
 def by_place(drafts):
-    """What was watched, by (sequence, its length)."""
+    """Watched drafts by (sequence, its length)."""
     return {(index, length): drafted for index, length, drafted in drafts}
 
 
@@ -161,7 +161,7 @@ def test_drafts_behind_media_are_those_of_a_dense_pass(name, way):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_a_drafter_that_comes_later_sees_the_media_again(name):
-    """Of prompts that are replayed, in pieces that begin and end within images."""
+    """Prompts are replayed in pieces that begin and end within images."""
     ref, head = shown(name), head_for(name)
     rig = Rig(ref, EagleDrafter(head, TREE), lambda end: FailingEnd(end, "wait", 2, False), max_num_batched_tokens=13)
     try:

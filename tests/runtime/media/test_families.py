@@ -1,4 +1,4 @@
-"""How many tokens an image has, by which positions they are rotated, and which models' images are served."""
+"""Media families: number of tokens of an image, positions of their rotation, and models whose images are served."""
 
 import numpy as np
 import pytest

@@ -91,7 +91,7 @@ def test_another_image_under_equal_tokens_is_not_found(name, tmp_path):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen2_audio"])
 def test_a_drafter_is_told_of_the_media_of_a_recorded_prefix(name, tmp_path):
-    """It drafts as in a dense pass over the whole prompt, though the verifier computes the prefix no second time."""
+    """The drafts equal a dense pass over the whole prompt, though the verifier does not compute the prefix again."""
     prefix, head, ref = prefix_of(name), head_for(name), shown(name)
     first = Kept(ref.loaded, tmp_path, EagleDrafter(head, CHAIN), speculation=CHAIN)
     first.save(prefix)

@@ -30,7 +30,7 @@ from wingbeat.runtime.verifier.loading.loader import load_model
 pytestmark = pytest.mark.few(1)
 
 DEEP = {"chain": replace(CHAIN, draft_steps=5), "tree": replace(TREE, draft_steps=5)}
-"""Whose last levels are the last module's, run again."""
+"""Shapes deeper than the modules: the last levels run the last module again."""
 CASES = [("deepseek_v3", 1), ("deepseek_v3", 3), ("glm4_moe", 1), ("glm4_moe", 2)]
 
 
@@ -147,7 +147,7 @@ def test_growing_keeps_what_is_stored(tmp_path):
 
 @torch.inference_mode()
 def taps_of(loaded, tokens):
-    """What the output matrix of the verifier reads, at every position."""
+    """Inputs of the verifier's output matrix, at every position."""
     before = loaded.model.config._attn_implementation
     loaded.model.set_attn_implementation("eager")
     hidden = loaded.model.model(torch.tensor([tokens])).last_hidden_state[0]

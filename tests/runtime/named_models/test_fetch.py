@@ -26,7 +26,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NamedModel:
 
 
 def refusal(model: NamedModel) -> str:
-    """What is said of a model that is not to be had, of which nothing is left."""
+    """Error for a model that cannot be fetched, of which nothing is left on disk."""
     with pytest.raises(FetchError) as refused:
         fetched(model)
     assert "\n" not in str(refused.value)

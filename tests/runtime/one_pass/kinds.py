@@ -1,4 +1,4 @@
-"""One-pass heads, for tests of every kind of drafter."""
+"""Heads that draft in one pass, for tests of every kind of drafter."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One-pass heads loaded from files and fed with the sequences of a world."""
+"""Heads that draft in one pass, loaded from files and fed with the sequences of a world."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -92,7 +92,7 @@ def save_head(folder: Path, raw: dict[str, Any], tensors: dict[str, Tensor]) -> 
 
 @dataclass
 class Reference:
-    """One family's forward, in float32, of one sequence."""
+    """Forward pass of a family in float32, for one sequence."""
 
     raw: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -195,7 +195,7 @@ class Reference:
         return factor
 
     def confidence(self, hidden: Tensor, path: list[int]) -> float:
-        """Of the best token behind a path."""
+        """Confidence in the best token after a path."""
         inputs = torch.cat([hidden[len(path) - 1], self.tensors["markov_head.markov_w1.weight"][path[-1]]])
         w = self.tensors
         return torch.sigmoid(w["confidence_head.proj.weight"] @ inputs + w["confidence_head.proj.bias"]).item()

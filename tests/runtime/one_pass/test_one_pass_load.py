@@ -107,7 +107,7 @@ def test_a_smaller_draft_vocabulary_leads_to_the_verifiers_tokens(tmp_path, fami
 
 
 def test_masked_slots_may_have_a_vector_of_their_own(tmp_path):
-    """It goes before the token that the config names."""
+    """The vector takes precedence over the token that the config names."""
     raw = raw_config("dflash", TAPS, 1, mask_token_id=VOCAB + 70000)
     tensors = random_tensors(raw)
     with pytest.raises(CheckpointError, match="mask_token_id=70097 is outside the embedding of 97 rows"):

@@ -1,4 +1,4 @@
-"""What readers of one-pass heads get wrong without any error, held one by one."""
+"""Mistakes that readers of one-pass heads make without any error, tested one by one."""
 
 import torch
 
@@ -35,7 +35,7 @@ def test_the_input_norm_is_of_the_slots_and_not_of_the_context(tmp_path):
 
 
 def test_the_layouts_differ_by_one_slot(tmp_path):
-    """The same weights and block: what fill-in drafts first, shifting drafts second."""
+    """With equal weights and blocks, fill-in heads draft first what shifting heads draft second."""
     weights = random_tensors(raw_config("dflash", TAPS, 2))
     trees = []
     for family, steps in (("dflash", 4), ("dspark-none", 5)):
@@ -109,7 +109,7 @@ def test_taps_of_the_next_layers_change_the_draft(tmp_path):
 
 
 def test_a_convolution_sees_nothing_before_the_block():
-    """One request's slots are not those of the request before it, and the first slot reads itself alone."""
+    """A request's slots do not read the request before it, and the first slot reads itself alone."""
     torch.manual_seed(0)
     conv = GroupedConvolution(HIDDEN, LatticeConfig(num_taps=3, group_size=8))
     for parameter in conv.parameters():

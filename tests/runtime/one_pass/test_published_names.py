@@ -20,7 +20,7 @@ OUTPUTS = tuple(layer + 1 for layer in FIVE)
 
 
 class Head(NamedTuple):
-    """What a config and the tensors' names say, and what comes of it."""
+    """Names in a config and in the tensors, and the family that is derived from them."""
 
     architecture: str
     fields: dict[str, Any]

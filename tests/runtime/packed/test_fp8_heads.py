@@ -19,7 +19,7 @@ from wingbeat.runtime.packed.modules import PackedLinear
 
 
 def num_bytes(head: nn.Module) -> int:
-    """Of its weights and buffers."""
+    """Bytes of a head's weights and buffers."""
     return sum(part.numel() * part.element_size() for part in tensors_of(head).values())
 
 

@@ -1,4 +1,4 @@
-"""What an engine has pinned: found by every request, never evicted, bounded, and gone when it is let go of."""
+"""Pinned prefixes of an engine: found by every request, never evicted, bounded, and gone once released."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from wingbeat.runtime.prefixes.prefix_keeper import INVALID, NO_ROOM
 
 REF = "llama"
 PROMPT = 4
-"""Of the reference: 64 tokens."""
+"""Index of a reference prompt of 64 tokens."""
 
 
 @pytest.fixture

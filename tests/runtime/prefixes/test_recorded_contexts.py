@@ -10,7 +10,7 @@ from tests.runtime.watchers import ContextDrafter, Rig, dense_taps
 from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
 
 INDEX = 4
-"""Of the reference: a prompt of 64 tokens, 48 of which are the prefix."""
+"""Index of a reference prompt of 64 tokens, 48 of which are the prefix."""
 
 
 def scripted(ref):

@@ -222,7 +222,7 @@ def test_a_run_that_is_killed_loses_only_its_current_shard(config, tmp_path):
     extract(killed)
     extract(config)
     assert_same_records(killed.output, config.output)
-    # What was complete was not computed again.
+    # Complete shards were not computed again.
     assert all((killed.output / name).stat().st_ino == inode for name, inode in inodes.items())
 
 

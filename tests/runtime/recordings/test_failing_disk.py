@@ -18,7 +18,7 @@ LONG_S = 60.0
 
 
 class LibraryError(Exception):
-    """What a library that writes files raises, as safetensors does: no OSError."""
+    """Error of a library that writes files, such as safetensors: no OSError."""
 
 
 ERRORS = {

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.few(1)
 
 SHORT = 40
 TAPS = (1, 2, 3)
-"""Those of `models.random_head`."""
+"""Taps of `models.random_head`."""
 PLENTY = 10**9
 TIGHT = {"max_model_len": 128, "num_kv_blocks": 12, "max_num_batched_tokens": 33}
 
@@ -268,7 +268,7 @@ def test_the_bound_of_disk_is_that_of_all_engines_together(ref, engine_of, write
     observed(engine, first)
     Run(engine, ref.prompts, greedy_params(SHORT)).finish()
     first.close()
-    # What a killed server was writing takes room as well.
+    # A killed server's unfinished shard takes room as well.
     (tmp_path / "live" / "killed").mkdir()
     (tmp_path / "live" / "killed" / "shard-00000.safetensors.tmp").write_bytes(bytes(10**6))
     used = sum(path.stat().st_size for path in (tmp_path / "live").rglob("shard-*"))

@@ -16,7 +16,7 @@ KEPT, OPTED_OUT, SALTED = (0, 3), (1, 4), (2, 5)
 
 @pytest.fixture
 def stored(tmp_path):
-    """What six requests leave: by number, the tokens of each, and the folder."""
+    """Recording of six requests: the tokens of each by number, and the folder."""
     ref = reference("llama")
     spec = RecordingSpec(
         verifier="llama",

@@ -91,7 +91,7 @@ def test_the_walk_ends_where_it_is_told_to(length):
     for row, count in enumerate(walk.num_tokens.tolist()):
         nodes = walk.nodes[row, :count].tolist()
         assert all(tree.parents[row, child] == node for node, child in itertools.pairwise(nodes))
-        # What is emitted is what the accepted nodes hold, then the target's own choice at the last of them.
+        # The emitted tokens are those of the accepted nodes, then the target's own choice at the last node.
         assert walk.token_ids[row, : count - 1].tolist() == tree.token_ids[row, nodes[1:]].tolist()
         assert walk.token_ids[row, count - 1] == targets[row, nodes[-1]]
 

@@ -171,7 +171,7 @@ def test_a_mixed_round_whose_capture_failed_is_named_and_runs_eagerly(monkeypatc
 
 
 SHAPES = RoundShapes(forwards=(1, 128), choices=(1, 128), mixed=(8, 32), pieces=(2, 8, 32))
-"""Of trees of 16 nodes."""
+"""Shapes of rounds for trees of 16 nodes."""
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_hostile_scores_and_depths_beyond_the_longest_path_prune_to_trees():
 
 
 def test_the_host_keeps_the_nodes_that_the_device_keeps():
-    """One ranking: as many of the likeliest nodes of one tree, by either body."""
+    """Both implementations rank alike: they keep equally many of the likeliest nodes of a tree."""
     table = learned_table()
     for seed in range(4):
         trees = some_trees(seed)

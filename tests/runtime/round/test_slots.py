@@ -1,4 +1,4 @@
-"""What drafters get of the slot state is always what it is, though little of it is written in a round."""
+"""Drafters always get the current slot state, though little of the state is written in a round."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Which waiting request is admitted, by simulation of the scheduler: nobody waits for ever, whatever the others are."""
+"""Order of admission, by simulation of the scheduler: no request waits for ever, whatever the others are."""
 
 from tests.runtime.scheduling_world import make, names, play, request
 from wingbeat.runtime.scheduling.scheduler import Scheduler

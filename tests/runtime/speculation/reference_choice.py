@@ -1,4 +1,4 @@
-"""Which nodes of trees are worth verifying, by numpy: what kernels and policies are held against."""
+"""Choice of tree nodes worth verifying, in numpy: the reference for kernels and policies."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from wingbeat.runtime.speculation.policy import SpeculationPolicy
 def drafted_trees(
     parents: np.ndarray, depths: np.ndarray, scores: np.ndarray, num_valid: np.ndarray, max_depth: int
 ) -> DraftedTrees:
-    """From cumulative log-probabilities. What is no number counts as hopeless; nodes too deep do not count."""
+    """Nodes of trees from cumulative log-probabilities. NaN counts as hopeless; nodes too deep do not count."""
     index = np.arange(parents.shape[1])
     real = (index < num_valid[:, None]) & (index > 0) & (depths <= max_depth)
     up = np.maximum(parents, 0)

@@ -18,7 +18,7 @@ FLAT = np.full((1, NUM_BINS), 0.5)
 
 
 def trees(parents, scores, num_valid=None, max_depth=8):
-    """One tree of these nodes; cumulative scores."""
+    """A tree of these nodes; scores are cumulative."""
     parents = np.array([parents])
     depths = np.zeros_like(parents)
     for node in range(1, parents.shape[1]):

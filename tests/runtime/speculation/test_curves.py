@@ -79,7 +79,7 @@ def test_rounds_around_a_draft_say_nothing_of_plain_rounds():
 
 
 def test_the_first_draft_behind_plain_rounds_says_nothing_of_those_that_follow_one_another():
-    """It takes the context in that was kept back: 9 s for a round, and as long for its trees."""
+    """The first draft also takes in the context that was kept back: 9 s for a round, and as long for its trees."""
     costs = RoundCosts(PASSES, DRAFTS)
     for _ in range(20):
         plain(costs, 2.0, 4, 30)

@@ -1,4 +1,4 @@
-"""Whose context drafters keep: by what was decided, and by count."""
+"""Choice of sequences whose context drafters keep, by the policy's decisions and by count."""
 
 import pytest
 
@@ -10,7 +10,7 @@ BACK = SURE // 4
 
 
 def after(*rounds):
-    """One that saw so many rounds in which drafts would pay, or not."""
+    """A `Following` after so many rounds in which drafts would pay, or not."""
     subject = Following()
     for pays, count in rounds:
         for _ in range(count):

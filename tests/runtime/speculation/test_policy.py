@@ -257,7 +257,7 @@ class Clock:
         return tokens / (self.now - started)
 
     def _round(self, levels, asks, batch):
-        """One round, behind a draft of so many levels; returns its tokens."""
+        """Run a round after a draft of so many levels; returns its tokens."""
         tokens, kept, draft = float(batch), 0, None
         if levels:
             path, trees = chains(self.acceptance, batch, levels)
@@ -287,7 +287,7 @@ def test_no_clock_shows_less_than_the_better_of_plain_and_a_fixed_chain(acceptan
 def test_a_weak_head_is_given_up_and_its_probes_take_a_hundredth_of_the_time():
     """Half of the tokens accepted at each level, and rounds behind a draft 3 s longer: plain decoding wins by 1.3.
 
-    Of 2000 rounds, two in some hundred are drafted, and nobody goes back to drafts between them.
+    In 2000 rounds, two in every few hundred are drafted, and the policy does not return to drafting between them.
     """
     clock = Clock(policy(), 0.5, 1.0, behind_s=3.0)
     clock.run(200)

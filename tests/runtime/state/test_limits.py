@@ -1,4 +1,4 @@
-"""What an engine of a model with recurrent state sets aside, and what such a model cannot be."""
+"""Memory that an engine reserves for recurrent states, and settings that are refused with such models."""
 
 import pytest
 

@@ -156,7 +156,7 @@ def test_a_slot_with_another_sequence_starts_anew():
     first = [*range(20), 30, 31, 32]
     slots.drafted(0, first)
     assert slots.drafted(0, [5, 4, 3, *first[:3]], begin=True) == []
-    # The same epoch, as another verifier's slot may have: the text tells.
+    # Another verifier's slot may have an equal epoch: the text reveals the change.
     assert slots.drafted(0, [8, 9, 8, 9, 8, 9, 8]) == [9, 8, 9, 8, 9]
     assert slots.drafted(0, [4, 4, 4]) == [4, 4, 4, 4, 4]
 

@@ -31,7 +31,7 @@ def built(texts, chance):
 
 
 def occurrences(texts):
-    """How often each substring occurs."""
+    """Number of occurrences of each substring."""
     return Counter(
         tuple(text[begin:end])
         for text in texts

@@ -84,7 +84,7 @@ def shard(ranks: QueuedRanks, num_layers: int) -> LoadedModel:
 
 @torch.no_grad()
 def _cut(model: PreTrainedModel, ranks: QueuedRanks) -> None:
-    """What transformers' plan has a rank read of each weight."""
+    """Keep the part of each weight that a rank reads by transformers' plan."""
     for name, module in model.named_modules():
         dim = CUTS.get(model.tp_plan.get(replace_layer_number_by_wildcard(name), ""))
         if dim is not None:

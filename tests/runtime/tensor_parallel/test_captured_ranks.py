@@ -33,7 +33,7 @@ from wingbeat.runtime.verifier_errors import BackendLost
 
 LENGTH = 24
 COUNTS = (LENGTH, LENGTH - 10, LENGTH)
-"""Of tokens: a prompt comes while another request decodes."""
+"""Numbers of tokens to generate: a prompt arrives while another request decodes."""
 EVEN = {"vocab_size": 96}
 PROMPTS = random_prompts(PROMPT_LENS, 96)[:3]
 PARAMS = [greedy_params(count) for count in COUNTS]
@@ -101,7 +101,7 @@ def test_fused_layers_of_ranks_write_the_same_text(name, second, tmp_path, monke
 
 
 def wrong_silu_mul(gate_up):
-    """What a step of a device may give by mistake."""
+    """`silu_mul` with a wrong result, as from a faulty device."""
     return reference.silu_mul(gate_up) * 1.1
 
 

@@ -1,4 +1,4 @@
-"""What cannot be divided among ranks is refused from its configuration, by one line."""
+"""Models that cannot be divided among ranks are refused from their configuration, in one line."""
 
 import pytest
 from transformers import GPT2Config

@@ -88,7 +88,7 @@ def test_ranks_write_what_each_merged_model_writes(model, shape, max_loras, seco
 
 
 def test_captured_rounds_of_fused_layers_have_their_rows_adapters(second, tmp_path, monkeypatch):
-    """One adapter takes the place of another between two replays."""
+    """An adapter takes the place of another between two replays."""
     monkeypatch.setattr(fused, "OPS", {"cpu": OPS})
     kinds, limits = folders(tmp_path, "llama", NAMES[:2]), engine_config(max_num_seqs=4, max_loras=1, max_lora_rank=8)
     base = random_model("llama", **EVEN)
@@ -132,7 +132,7 @@ def test_matrices_are_divided_as_their_layers_are(second, tmp_path):
 
 @pytest.mark.slow
 def test_a_rank_that_finds_other_files_ends_the_engine(second, tmp_path):
-    """What the ranks add up would be of two adapters."""
+    """The ranks would otherwise add up results of two adapters."""
     folder, _ = folders(tmp_path, "llama")["all"]
     (tmp_path / "model").mkdir()
     limits = engine_config(max_loras=1, max_lora_rank=8)

@@ -1,4 +1,4 @@
-"""What captured rounds of a rank launch, on a GPU of shapes: nothing waits, and a layer has its sums beside."""
+"""Launches of a rank's captured rounds on a GPU of shapes: nothing waits, and each layer adds only its sums."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""What ranks do not go with is refused before a rank starts or weights are read."""
+"""Settings that ranks do not support are refused before a rank starts or weights are read."""
 
 import pytest
 import torch

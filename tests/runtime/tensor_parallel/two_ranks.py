@@ -67,7 +67,7 @@ class SecondRank:
         self._pipe.send((group, folder, rank, EngineConfig() if limits is None else limits, graph_device, ops or {}))
 
     def last_words(self) -> str | None:
-        """What ended it: None where rank 0 did."""
+        """Error that ended rank 1; None where rank 0 ended it."""
         assert self._pipe.poll(ANSWER_S), "rank 1 goes on"
         return self._pipe.recv()
 

@@ -63,7 +63,7 @@ class CapturedPair(NamedTuple):
     graphs: FakeGraphs
 
     def stages(self) -> set[str]:
-        """Those that are replayed."""
+        """Names of the stages that are replayed."""
         parts = self.engine.model.runner.stages, self.drafter.runner.stages
         return {str(stage) for part in parts for stage in part.captured}
 

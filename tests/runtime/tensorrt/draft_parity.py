@@ -88,8 +88,13 @@ def run_densely(head: DecoderHead, tokens: Tensor, features: Tensor, axes: Tenso
 def draft_differences(
     session: EngineSession, config: DraftEngineConfig, head: DecoderHead, batch: int, relative: bool = False
 ) -> dict[str, float]:
-    """Largest difference of logits and hidden states by step, over uneven lengths; `relative` to the largest of the
-    numbers where that is above 1. Of graphs that take images there are some in the prompts."""
+    """Largest difference of logits and hidden states by step, over uneven lengths.
+
+    Prompts contain images if the graphs take images.
+
+    Args:
+        relative: whether differences are relative to the largest number, where that is above 1.
+    """
     kv = LinearKV(config.layers, batch + 1, config.limits.capacity, config.torch_dtype, session.device)
     runner, generator = DraftRunner(session, config, kv), torch.Generator().manual_seed(8)
     rows, lens, counts = list(range(1, batch + 1)), list(LENS[:batch]), list(COUNTS[:batch])
@@ -149,7 +154,7 @@ def draft_differences(
 
 
 class _Told(NamedTuple):
-    """Of images in the prompts."""
+    """Positions and embeddings of images in the prompts."""
 
     axes: Tensor
     """int64 [batch, 3, T], of the prompts and whatever follows them."""

@@ -60,7 +60,7 @@ def as_it_is(loaded: LoadedEngine) -> None:
 
 
 class FakeDirectory:
-    """What the backend asks of an engine directory."""
+    """The parts of an engine directory that the backend uses."""
 
     folder = Path("engines")
 
@@ -83,7 +83,7 @@ class TorchSession:
         self.bound: dict[EngineStage, Mapping[str, Tensor]] = {}
         self.ran: list[EngineStage] = []
         self.dead: str | None = None
-        """What every later call answers with."""
+        """Message of the error that every later call raises."""
 
     def bind(self, stage: EngineStage, tensors: Mapping[str, Tensor]) -> None:
         check_tensors(self, tensors)
@@ -104,7 +104,7 @@ class TorchSession:
 
 
 def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits = LIMITS) -> BaseEngineConfig:
-    """Of an engine directory's verifier."""
+    """Configuration of an engine directory's verifier."""
     more = first("graph_room", loaded, limits)
     visual = first("visual_of", loaded)
     return BaseEngineConfig(
@@ -125,7 +125,7 @@ def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
 
 
 def draft_config(head: DecoderHead | OnePassHead, visual: EngineVisual | None = None) -> DraftEngineConfig:
-    """Of an engine directory's head.
+    """Configuration of an engine directory's head.
 
     Args:
         visual: of its verifier.

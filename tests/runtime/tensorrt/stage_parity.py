@@ -1,4 +1,4 @@
-"""The same passes through torch over paged KV and through a session over linear KV."""
+"""Equal passes through torch over paged KV and through a session over linear KV."""
 
 from typing import NamedTuple
 
@@ -86,7 +86,7 @@ class Both:
 
 
 class Outputs(NamedTuple):
-    """Of one batch."""
+    """Outputs of both for a batch."""
 
     torch: ModelOutput
     engine: ModelOutput

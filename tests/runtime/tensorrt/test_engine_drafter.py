@@ -28,7 +28,7 @@ class DenseTrees:
         self.growth = Growth(speculation, head.draft_token_ids)
 
     def grow(self, max_levels: int | None):
-        """One tree per sequence of the world."""
+        """Grow a tree per sequence of the world."""
         world = self.world
         batch = world.batch(proposals=world.slots, max_levels=max_levels)
         roots = self.growth.roots(batch, torch.tensor(world.slots))

@@ -107,7 +107,7 @@ HEADS = {
         **vars(config) | {"num_key_value_heads": 4}, kv_rank=14, rope_dim=4, value_dim=6
     ).new_head(),
 }
-"""Of a config of `random_head`'s shapes."""
+"""Functions that make heads of other shapes from a config like that of `random_head`."""
 
 
 @pytest.mark.slow

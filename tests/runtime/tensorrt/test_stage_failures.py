@@ -1,4 +1,4 @@
-"""What fails, and what happens then: captures, capacities, batches, devices."""
+"""Failures and their consequences: captures, capacities, batches, devices."""
 
 import pytest
 import torch

@@ -24,9 +24,10 @@ KILLED = [(ROLLOUTS_FILE, 2), (STATE_FILE, 1), (STATE_FILE, 3)]
 
 
 def exit_codes(config: TrainDrafterConfig) -> list[int]:
-    """Of processes that train in turn, each killed before a file takes its name for the so many-th time.
+    """Exit codes of processes that train in turn, each killed before the n-th rename of a file.
 
-    They are forked from one that has trained nothing: a process that has may have threads of autograd, which forbid it.
+    The processes are forked from one that has trained nothing: threads of autograd, which training starts, forbid a
+    fork.
     """
     code = f"from {__name__} import train_and_be_killed; train_and_be_killed()"
     command = [sys.executable, "-c", code, config.model_dump_json()]

@@ -46,7 +46,7 @@ def test_a_chain_is_the_same_whether_all_are_followed(num_layers):
     head = make_head(VOCAB, num_layers)
     tokens, taps, _ = batch_of(3)
     width = LENGTH - STEPS - 1
-    # Of the first text the end, of the second nothing, of the third chains here and there.
+    # Chains at the end of the first text, none in the second, scattered ones in the third.
     chains = torch.tensor([width - 2, width - 1, 2 * width, 2 * width + 4, 2 * width + 5])
     every, some = unroll(head, tokens, taps, STEPS), unroll(head, tokens, taps, STEPS, chains=chains)
     for whole, followed in zip(every, some, strict=True):

@@ -1,4 +1,4 @@
-"""What every training run shares: which text is used, and settings; and the script that made the demo's verifier."""
+"""Shared parts of training runs: choice of text and settings; and the script that made the demo's verifier."""
 
 import json
 from itertools import pairwise

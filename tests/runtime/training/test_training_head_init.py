@@ -1,4 +1,4 @@
-"""What a head starts from: the verifier's last layer, or another head."""
+"""Initial weights of a head: the verifier's last layer, or another head."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A machine with GPUs that exists only in the tests: memory is a file, a stream does its work when it is told to."""
+"""A simulated machine with GPUs: memory is a file, and a stream does its work on command."""
 
 import mmap
 import os
@@ -16,18 +16,18 @@ FILE_PREFIX = "wingbeat-fake-cuda-"
 
 @dataclass
 class FakeEventState:
-    """What an event is on the device, whichever process holds it."""
+    """State of an event on the device, shared by all processes that hold it."""
 
     gpu: int | None = None
     """The GPU it was made on; None where the maker is another process of the test."""
     num_records: int = 0
     num_finished: int = 0
-    """Of the records; behind while the recorder's stream has work left."""
+    """Records that have finished; fewer than `num_records` while the recorder's stream has work left."""
 
 
 @dataclass
 class FakeMachine:
-    """GPUs and what they share between the processes of a test, which are runtimes here."""
+    """GPUs, and memory and events that the processes of a test (here: runtimes) share."""
 
     num_gpus: int = 1
     peers: frozenset[tuple[int, int]] = frozenset()
@@ -44,7 +44,7 @@ class FakeMachine:
 
 
 class FakeEvent:
-    """One process's hold on an event."""
+    """A process's handle of an event."""
 
     may_record = True
 
@@ -176,7 +176,7 @@ class FakeCuda:
         return not self.machine.busy
 
     def finish(self) -> None:
-        """Let the streams of the machine do what they were given."""
+        """Run the enqueued work of the machine's streams."""
         for state in self.machine.events.values():
             state.num_finished = state.num_records
 

@@ -1,4 +1,4 @@
-"""The CUDA IPC channel without a GPU: where fields lie, what is waited for, what is released, what is refused."""
+"""The CUDA IPC channel without a GPU: layout of fields, waits, releases and refusals."""
 
 import ctypes
 import gc

@@ -1,7 +1,7 @@
-"""The CUDA IPC channel on a GPU: order between two processes' streams, what killed peers leave behind, and leaks.
+"""The CUDA IPC channel on a GPU: order between two processes' streams, effects of killed peers, and leaks.
 
-Both peers are plain processes. Run as a script, this file is one of them: `python FILE ROLE NAME` prints a line of JSON
-at its end. What could hang a stream is tried in a process of its own.
+Both peers are plain processes. Run as a script, this file is such a peer: `python FILE ROLE NAME` prints a line of JSON
+at its end. Operations that could hang a stream run in a process of their own.
 """
 
 import json
@@ -45,7 +45,7 @@ LONG_BUSY_CYCLES = 200 * BUSY_CYCLES
 DEATH_AFTER_S = 0.3
 """Time for the peer to enqueue its wait, well within the busy time."""
 LIMIT_S = 40.0
-"""Of a peer's process; a stream that hangs would hang it."""
+"""Time limit in seconds for a peer process, which would hang with a hanging stream."""
 
 
 class CountedEvent:
@@ -83,7 +83,7 @@ def start(role: str, name: str) -> subprocess.Popen:
 
 
 def report(process: subprocess.Popen) -> dict:
-    """What a process printed at its end; fails the test if it hangs or breaks."""
+    """Report that a process printed at its end; fails the test if the process hangs or fails."""
     try:
         printed, _ = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -133,7 +133,7 @@ def run_late_drafter(name: str) -> dict:
 
 
 def run_survivor(name: str) -> dict:
-    """A verifier whose drafter dies behind its doorbell, then works on, alone and with a successor."""
+    """A verifier whose drafter dies after its doorbell: the verifier works on, alone and with a successor."""
     verifier = CudaIpcChannel.create(name, SPEC, DEVICE).verifier_end
     drafter = start("late_drafter", name)
     assert attached(verifier, 1)
@@ -172,7 +172,7 @@ def run_busy_verifier(name: str) -> dict:
 
 
 def run_surviving_drafter(name: str) -> dict:
-    """A drafter, of which a killed verifier is only one, still has a working stream: it asks before it enqueues."""
+    """A drafter keeps a working stream when one of its verifiers is killed, as it polls before it enqueues."""
     verifier = start("busy_verifier", name)
     path = Path(f"/dev/shm/wingbeat.{name}")
     assert eventually(path.exists, LIMIT_S)
@@ -215,7 +215,7 @@ def test_each_side_reads_what_the_others_device_wrote_round_after_round(name: st
 
 
 def test_two_rounds_under_way_keep_their_buffers_apart(name: str):
-    """Replies nobody waits for still guard the outcome buffers they were computed from."""
+    """Replies that the verifier does not wait for still guard the outcome buffers that they were computed from."""
     verifier = CudaIpcChannel.create(name, SPEC, DEVICE).verifier_end
     drafter = start("echo", name)
     assert attached(verifier, 1)

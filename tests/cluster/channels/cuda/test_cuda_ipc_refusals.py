@@ -1,4 +1,4 @@
-"""What a CUDA IPC channel refuses, and that nothing is left behind."""
+"""Refusals of a CUDA IPC channel, which leave nothing behind."""
 
 import gc
 import os

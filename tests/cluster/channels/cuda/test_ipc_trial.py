@@ -18,7 +18,7 @@ from tests.cluster.channels.cuda.fake_cuda import FakeCuda
 from wingbeat.cluster.channels.cuda.ipc_trial import attach_until_input_ends
 sys.exit(attach_until_input_ends(sys.argv[2], torch.device("cuda", int(sys.argv[3])), FakeCuda(fail=sys.argv[1])))
 """
-"""The drafter's side of the trial, on a fake GPU that fails as its first argument says."""
+"""The drafter's side of the trial, on a fake GPU that fails in the way of the first argument."""
 
 
 def drafter(fail: str = "") -> tuple[str, ...]:

@@ -25,7 +25,7 @@ borrowed = Borrower(loan, torch.device("cuda", 0), FakeCuda()).tensor("b")
 for line in sys.stdin:
     print(borrowed.float().sum().item(), flush=True)
 """
-"""A process that says what it finds in the tensor b, each time it is asked."""
+"""A process that reports the contents of the tensor b on each request."""
 
 
 class Lender:

@@ -1,4 +1,4 @@
-"""Prompts that are cut inside a character: an answer holds nothing of them, and says where its tokens stand."""
+"""Prompts cut inside a character: an answer contains none of the prompt, and reports its tokens' offsets."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A request that asks where its tokens came from is told so, and its text stays the same."""
+"""A request for a round trace gets the origin of its tokens, and its text stays equal."""
 
 import pytest
 
@@ -10,7 +10,7 @@ TRACE = {"enabled": True, "trace": True}
 
 
 class TracedPool(FakePool):
-    """Each output is one round: a tree of wrong children and the right path, whose last token is the verifier's."""
+    """Each output is a round: a tree of wrong children and the right path, whose last token is the verifier's."""
 
     async def generate(self, request, session_id=""):
         async for output in super().generate(request):

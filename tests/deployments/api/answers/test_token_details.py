@@ -1,4 +1,4 @@
-"""What answers say of their tokens, whole and streamed: log-probabilities, ids, the prompt's, and what ended them."""
+"""Token details of whole and streamed answers: log-probabilities, ids, the prompt's tokens, and finish reasons."""
 
 import pytest
 
@@ -10,7 +10,7 @@ LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 def scripted(token_id):
-    """What a `FakePool` says of a token."""
+    """Log-probability that a `FakePool` reports for a token."""
     return -(token_id + 1) / 1000
 
 
@@ -52,7 +52,7 @@ def test_streamed_log_probabilities_are_those_of_the_whole_answer(fields):
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("prompt", ["hi", HI, [0]], ids=["text", "tokens", "one token"])
 def test_a_prompt_that_is_echoed_alone_is_reported_alone(prompt, stream):
-    """What an engine writes all the same is not part of the answer."""
+    """Tokens that the engine generates regardless are not part of the answer."""
     fields = {"prompt": prompt, "echo": True, "max_tokens": 0, "logprobs": 1, "return_token_ids": True}
     rest = {"prompt_logprobs": 2, "ignore_eos": True, "stop": "l"}
     (choice,) = streamed(complete, **fields, **rest) if stream else [whole(complete, **fields, **rest)]

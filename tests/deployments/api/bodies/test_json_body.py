@@ -1,4 +1,4 @@
-"""Bodies: what is no strict JSON is refused, and what would take long is refused before it is parsed."""
+"""Bodies that are no strict JSON are refused; bodies that would take long are refused before they are parsed."""
 
 import json
 import random

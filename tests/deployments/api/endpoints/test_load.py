@@ -1,4 +1,4 @@
-"""`/load` says what a router has at its engines."""
+"""`/load` reports the requests that a router has at its engines."""
 
 import asyncio
 

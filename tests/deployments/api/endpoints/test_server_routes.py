@@ -1,4 +1,4 @@
-"""What operators ask of a server, and which of it needs a key."""
+"""Routes for operators, and which of them need a key."""
 
 from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""A drafter's process can be replaced in its actor, says why it cannot load, and is forked where no device is used."""
+"""A drafter's process can be replaced in its actor, reports why it cannot load, and is forked if no device is used."""
 
 import os
 import signal

@@ -21,7 +21,7 @@ PATIENCE_S = 20.0
 
 
 class ReadableDrafter(ScriptedDrafter):
-    """Knows one text, and can be told a convention."""
+    """A drafter of one text that accepts a head convention."""
 
     def read_as(self, convention: HeadConvention) -> None:
         self.convention = convention
@@ -32,7 +32,7 @@ def build_worker(config: AppConfig) -> DraftWorker:
 
 
 class Verifier:
-    """A channel whose verifier asks for a continuation of 5 6 7 5 6."""
+    """A channel whose verifier requests a continuation of 5 6 7 5 6."""
 
     def __init__(self, name: str) -> None:
         self.name = f"test-thread-{name}.{os.getpid()}"

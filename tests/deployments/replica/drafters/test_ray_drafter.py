@@ -1,4 +1,4 @@
-"""An actor that does not answer: what its replica does, with fakes in Ray's place."""
+"""Behaviour of a replica whose drafter's actor does not answer, with fakes in Ray's place."""
 
 import asyncio
 from types import SimpleNamespace

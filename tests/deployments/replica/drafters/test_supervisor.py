@@ -85,7 +85,7 @@ class FakeDrafter:
 
 
 class World:
-    """A supervisor whose successive drafters live as long as the test says; then the engine fails."""
+    """A supervisor whose successive drafters live for the given times; then the engine fails."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class World:
         """Lives of the processes that a drafter's host can begin after the first one."""
         self.num_renewed = 0
         self.num_asked = self.num_unreached = 0
-        """Times that the engine was asked to draft, and those at which the drafter's marks were not there."""
+        """Number of requests to the engine to draft, and number of those at which the drafter's marks were absent."""
         self.ends_at = float("inf")
         self.incarnations: list[int] = []
         self.unreachable, self.other_channel = "", None
-        """Where no drafter can attach, and what the engine offers in its place."""
+        """Reason why no drafter can attach, and the channel that the engine offers instead."""
         self.reasons: list[str] = []
         self.taken_in: list[str] = []
-        """Why the engine was asked to load the drafter itself."""
+        """Reasons for which the engine was asked to load the drafter itself."""
         self.engine_is_full = False
         self.attached_to: list[str] = []
         self.engine = FakeCalls(self)
@@ -126,7 +126,7 @@ class World:
 
     def _launch(self) -> FakeDrafter:
         self.num_launched += 1
-        # What the supervisor slept last, after it had found the drafter lost, is the pause before this one.
+        # The supervisor's latest sleep since it found the drafter lost is the pause before this launch.
         self.pauses.append(0.0 if self.time.sleeps[-1] == POLL_S else self.time.sleeps[-1])
         if not self._lives:
             self.engine.failed = True
@@ -184,7 +184,7 @@ def test_a_lost_drafter_gets_a_new_process_of_its_host_and_one_that_cannot_start
 
 
 def run_remote(first_lives_s: float, *, connects_again: bool, until_s: float) -> World:
-    """A drafter on another node, each of whose connections lasts so long; the engine fails in the end."""
+    """A drafter on another node, with connections of the given durations; at the end the engine fails."""
     world = World(60.0, channel=("host", 1), connects_again=connects_again)
 
     world.ends_at = until_s
@@ -217,7 +217,7 @@ def test_a_drafter_whose_connections_break_at_once_is_replaced():
 
 @pytest.mark.parametrize("during", ["renew", "pause"])
 def test_where_the_engine_ends_while_its_drafter_is_being_replaced_none_is_left_behind(during: str):
-    """It would hold the place of the next engine's drafter for ever, as nobody would know of it."""
+    """A drafter left behind would block the place of the next engine's drafter for ever, unknown to every process."""
     world = World()
     world.renewals = [30.0]
     reached = asyncio.Event()

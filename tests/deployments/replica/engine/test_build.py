@@ -1,4 +1,4 @@
-"""What both processes of a pair are built from: the channel they meet in, and no more code than each needs."""
+"""Construction of both processes of a pair: their channel, and no more imported code than each needs."""
 
 import os
 import pickle
@@ -62,7 +62,7 @@ def test_over_the_network_both_sides_meet_at_an_address():
 
 @pytest.mark.slow
 def test_neither_a_replica_nor_its_engines_process_before_it_loads_imports_torch():
-    """The replica has no use for it, and in the engine's process its threads must be those of the engine's thread."""
+    """The replica does not use torch; in the engine's process torch's threads must belong to the engine's thread."""
     code = (
         "import sys, wingbeat.deployments.replica.verifier_replica, wingbeat.deployments.replica.engine.engine_process;"
     )

@@ -1,4 +1,4 @@
-"""Rounded activations: a text of its own, the same whatever is drafted and whatever shares a batch."""
+"""Rounded activations: texts differ from unrounded ones, but depend neither on drafts nor on the rest of a batch."""
 
 import pytest
 import torch

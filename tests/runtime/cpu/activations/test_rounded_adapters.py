@@ -1,4 +1,4 @@
-"""LoRA adapters beside rounded activations: an adapter reads rows as they are."""
+"""LoRA adapters beside rounded activations: an adapter reads the activations unrounded."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Rounds of a channel that drafters answer by the CPU's kernels."""
+"""Rounds that go through a channel and are answered by drafters on the CPU's kernels."""
 
 import torch
 
@@ -16,7 +16,7 @@ def assert_same(tree, expected):
 
 
 def reply_of(drafter, with_rule, spoil=lambda outcome: None):
-    """To a round of a chunk, two decodes, and trees of all three."""
+    """Reply of a drafter to a round with one prompt chunk and two decodes, all three of which request a tree."""
     channel = InProcessChannel(channel_spec(drafter.speculation, drafter.head.taps_size))
     worker = DraftWorker(drafter)
     worker.attach("only", channel.attach(2))

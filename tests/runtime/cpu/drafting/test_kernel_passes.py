@@ -1,4 +1,4 @@
-"""An EAGLE drafter's pass by the CPU's kernels drafts what torch's operations draft, and answers a channel alike."""
+"""An EAGLE drafter on the CPU's kernels drafts what torch's operations draft, directly and through a channel."""
 
 import copy
 from dataclasses import replace
@@ -45,7 +45,7 @@ def drafter_of(speculation, dtype=torch.float32, **fields):
 
 
 def worlds(drafter, temperatures):
-    """The sequences, fed to the drafter, and to another one like it by torch's operations."""
+    """Sequences that were fed to the drafter, and a second drafter of the same head on torch's operations."""
     world = World(drafter.speculation, drafter.head.taps_size, LENS, temperatures)
     world.feed(drafter)
     other = EagleDrafter(drafter.head, drafter.speculation)
@@ -75,7 +75,7 @@ def test_trees_hidden_states_and_keys_are_those_of_torch(speculation, temperatur
 @by_shape
 @torch.inference_mode()
 def test_a_head_of_two_bytes_drafts_as_its_numbers_in_float32_do(speculation):
-    """Sums are float32: what is rounded are the weights, the angles, and keys and values where they are stored."""
+    """Sums are in float32 either way; rounded are the weights, the rotary angles, and the stored keys and values."""
     drafter = drafter_of(speculation, torch.bfloat16)
     wide = EagleDrafter(copy.deepcopy(drafter.head).float(), speculation)
     spec = channel_spec(speculation, wide.head.taps_size)
@@ -122,7 +122,7 @@ def test_growth_ends_where_the_rules_end_it(speculation):
     for min_reach in (0.0, 0.05, 0.3, 1.0, 3.0, 9.0):
 
         def rules(min_reach=min_reach):
-            """Fresh ones for every draft: they follow its paths."""
+            """Return new rules, because a rule follows the paths of the draft that it is used for."""
             halves = (slice(0, 3), slice(3, len(world.slots)))
             limits = GrowthLimits(min_reach, 0.02)
             made = [GrowthRule(limits, np.tile(table, (half.stop - half.start, 1))) for half in halves]
@@ -142,7 +142,7 @@ def test_roots_are_followed_by_allowed_tokens_alone(speculation):
     world, other = worlds(drafter, MIXED)
     words = -(-VOCAB // 32)
     allowed = torch.randint(-(1 << 31), 1 << 31, (len(world.slots), words)).to(torch.int32)
-    allowed[1] = 0  # nothing that the head knows: all of it stays
+    allowed[1] = 0  # masks every token of the draft vocabulary, so no mask is applied
     batch = world.batch(proposals=world.slots)._replace(allowed_tokens=allowed)
     assert_same(drafter.draft(batch), other.draft(batch))
 
@@ -188,7 +188,7 @@ def test_a_channels_round_is_answered_as_it_is_drafted(speculation, with_rule, m
     ],
 )
 def test_a_round_that_names_what_its_channel_has_not_is_refused(place, value):
-    """Addresses follow from these numbers, which are another process's word."""
+    """Memory addresses are computed from these numbers, which another process has written."""
 
     def spoil(outcome):
         name, _, index = place.partition(" ")

@@ -20,6 +20,6 @@ def test_each_round_drafts_and_accepts_what_the_algorithm_says(
     temperature,
     text,
 ):
-    """Rows of drafts are not rounded here, else the other one of two tokens next to equal may be drafted."""
+    """Activations are not rounded here: rounding could swap two drafted tokens of nearly equal score."""
     monkeypatch.setattr(packed_linears, "rounded", lambda matrix: matrix)
     check_rounds(model, head, shape, temperature, text, lambda make: make())

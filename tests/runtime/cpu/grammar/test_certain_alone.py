@@ -1,4 +1,4 @@
-"""Tokens that a grammar makes certain are drafted without a tree of a drafter in a CPU's round, wherever that pays."""
+"""Tokens that a grammar forces are drafted without a drafter's tree in a CPU's round, wherever that pays."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ SENTENCE = GrammarSpec("choice", '["a long sentence that has only one way to go 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_certain_tokens_are_drafted_without_a_drafter(loaded, grammars, temperature):
-    """In one batch with requests that are not to be drafted for, or have nothing certain."""
+    """Requests without speculation and requests with nothing forced are in the same batch."""
     prompts = [TOKENIZER.encode("#")] * 3
     params = [params_of(SENTENCE, 1, temperature), params_of(SENTENCE, 2, temperature, speculation=False)]
     params.append(params_of(SPECS[1], 3, temperature))
@@ -51,7 +51,7 @@ def test_certain_tokens_of_an_answer_that_may_have_few_more_are_not_drafted(load
 
 
 class Plain(SpeculationPolicy):
-    """Never asks for a tree."""
+    """A policy that never requests a tree."""
 
     reason = Reason.PLAIN
 
@@ -71,7 +71,7 @@ class ProbesPlain(Plain):
     ids=["cheap", "dear", "probed"],
 )
 def test_plain_rounds_draft_what_is_certain_where_that_pays(loaded, grammars, monkeypatch, policy, row_s, is_drafted):
-    """A token is worth a millisecond here, and a row takes more or less than that."""
+    """A token is worth 1 ms here, and a verified row costs less or more than that."""
     know_costs(monkeypatch, PassCurve((1, 9), (1e-3, 1e-3 + 8 * row_s)))
     monkeypatch.setattr(POLICY, policy)
     prompt, params = TOKENIZER.encode("import json"), params_of(SENTENCE)
@@ -82,5 +82,5 @@ def test_plain_rounds_draft_what_is_certain_where_that_pays(loaded, grammars, mo
     assert (run.last[0].metrics.num_accepted_tokens > 5) == is_drafted
     assert bool(run.last[0].metrics.num_drafts) == is_drafted
     assert run.engine.stats().plain_rounds.get(str(policy.reason), 0) > 0 or is_drafted
-    # What a grammar brings about says nothing of the drafter.
+    # Tokens that the grammar forces are no evidence of the drafter's acceptance.
     assert run.engine.stats().policy.num_accepted == 0

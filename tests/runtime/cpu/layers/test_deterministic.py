@@ -34,26 +34,26 @@ PLACES = [
 
 @cache
 def loaded_in(dtype: torch.dtype, name: str = "llama"):
-    # Weights of this size leave tokens about equally likely, so that a bit soon decides.
+    # Weights of this size make tokens about equally likely, so that the last bits of a logit decide.
     model = random_model(name, initializer_range=0.1).to(dtype)
     return prepare_model(model, name, deterministic=True)
 
 
 def prompts_of(count: int) -> list[list[int]]:
-    """Every third one begins as the first does, so that prefixes are found."""
+    """Return random prompts; every third one begins like the first, so that prefix hits occur."""
     prompts = random_prompts(tuple(5 + 7 * (index % 9) for index in range(count)))
     return [random_prompts((40,), seed=2)[0] + own if index % 3 == 0 else own for index, own in enumerate(prompts)]
 
 
 def params_of(count: int) -> list[SamplingParams]:
-    """Every fourth one is greedy, every fourth one has top-k and top-p."""
+    """Return sampling parameters: every fourth request is greedy, every fourth has top-k and top-p."""
     kinds = [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 50, "top_p": 0.9}, {"temperature": 1.0}, {}]
     return [SamplingParams(LENGTH, seed=seed, ignore_eos=True, **kinds[seed % 4]) for seed in range(count)]
 
 
 @cache
 def alone(dtype: torch.dtype, name: str, count: int) -> list[list[int]]:
-    """Each request by itself, plainly, its prompt at once."""
+    """Texts of the requests, each run by itself without drafts and with its whole prompt in one round."""
     config = engine_config(ALONE, max_num_seqs=1, max_num_batched_tokens=512, enable_prefix_caching=False)
     return generate(loaded_in(dtype, name), config, None, prompts_of(count), params_of(count))[0]
 
@@ -87,7 +87,7 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(dtype, name, num_nodes, ba
         max_num_seqs=batch,
         max_model_len=144,
         max_num_batched_tokens=24,
-        # One of the longest fits; sequences are preempted.
+        # Only one of the longest sequences fits, so that sequences are preempted.
         num_kv_blocks=1 + max(13, 2 * batch),
     )
     tokens, engine = generate(loaded, config, drafter, prompts, params_of(count))

@@ -1,4 +1,4 @@
-"""Linear layers of eight bits: the text of transformers by the weights they are rounded to, whatever is drafted."""
+"""Linear layers in 8 bits write the text of transformers over the rounded weights, whatever is drafted."""
 
 import copy
 from functools import cache
@@ -50,7 +50,7 @@ OWN_LAYERS = ("llama", "qwen3", "mistral", "gemma2", "gemma3")
 
 @torch.no_grad()
 def by_hand(model):
-    """A copy whose linear layers have the weights that eight bits hold, by the formula."""
+    """Copy of a model whose linear layers have their weights rounded to 8 bits by the formula."""
     twin = copy.deepcopy(model)
     twin.get_output_embeddings().weight = nn.Parameter(twin.get_output_embeddings().weight.clone())
     for linear in twin.modules():
@@ -64,7 +64,7 @@ def by_hand(model):
 
 @cache
 def world(name, **overrides):
-    """The model as it is served, its prompts, and what transformers writes by the copy."""
+    """The served model, its prompts, and the texts that transformers writes with the rounded copy."""
     model, prompts = random_model(name), random_prompts(PROMPT_LENS)
     expected, _ = greedy(by_hand(model), prompts, NUM_TOKENS)
     return prepare_model(model, name, eight_bits=True), prompts, expected

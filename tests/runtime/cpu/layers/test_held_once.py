@@ -1,4 +1,4 @@
-"""A loaded model keeps neither the mapping of its file nor a second copy of a weight that is packed."""
+"""A loaded model keeps neither its file's memory map nor a second copy of a packed weight."""
 
 import gc
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Layers that run as one call of the CPU's kernels: the model's own numbers, hooks and copies as ever."""
+"""Layers that run in one call of the CPU's kernels: same numbers as the model's code; hooks and copies still work."""
 
 import copy
 import sys
@@ -28,7 +28,7 @@ def prepared(name: str, **overrides):
 
 
 def both_ways(model, loaded, num_reqs=3, num_nodes=4):
-    """What the same round gives by our kernels, and by the model's own code."""
+    """Outputs of a round by our kernels, then by the model's own code."""
     cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
     for kernels in (True, False):
         used = use_kernels(kernels)
@@ -40,7 +40,7 @@ def both_ways(model, loaded, num_reqs=3, num_nodes=4):
 
 @pytest.fixture
 def num_calls(monkeypatch):
-    """How many layers each call of the kernels ran."""
+    """Number of layers that each call of the kernels ran."""
     counts, run = [], cpu_kernels().run_layers
     monkeypatch.setattr(
         cpu_kernels(),
@@ -57,7 +57,7 @@ def test_weights_are_held_once_and_whoever_wants_them_gets_their_numbers():
     loaded = prepare_model(model, "llama")
     layer, head = loaded.decoder_layers[0], loaded.model.get_output_embeddings()
     for linear in (layer.self_attn.q_proj, layer.mlp.down_proj, head):
-        assert linear.weight.isnan().all()  # so that nobody multiplies by what is no weight
+        assert linear.weight.isnan().all()  # NaN, so that a product with this placeholder would be noticed
         assert linear.weight.untyped_storage().nbytes() == linear.weight.itemsize
         assert dense_weight(linear).shape == linear.weight.shape
     for name, tensor in loaded.model.state_dict().items():

@@ -1,4 +1,4 @@
-"""Another layout of the weights changes what a product costs and nothing else."""
+"""Packing weights in another layout changes the time of a product, and not its result."""
 
 import copy
 

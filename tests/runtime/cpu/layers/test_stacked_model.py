@@ -1,4 +1,4 @@
-"""A model whose layers are all of one stack goes straight from tokens to logits, with the bits of its own code."""
+"""A model whose layers are all in one stack runs from tokens to logits in one call, bit for bit like its own code."""
 
 import inspect
 import sys
@@ -33,7 +33,7 @@ def rows_of(loaded):
 
 @contextmanager
 def entered():
-    """The code of functions that are called meanwhile."""
+    """Collect the code objects of all functions that are called within the context."""
     found = set()
     before = sys.getprofile()
     sys.setprofile(lambda frame, event, _: found.add(frame.f_code) if event == "call" else None)
@@ -44,7 +44,7 @@ def entered():
 
 
 def codes_of(module, first):
-    """The code of a class's own forward behind the one of `first`."""
+    """Code of `forward` in the first class of the MRO that is not a subclass of `first`."""
     return next(kind for kind in type(module).__mro__ if not issubclass(kind, first)).forward.__code__
 
 
@@ -96,7 +96,7 @@ def test_a_pass_calls_no_layer_by_itself(monkeypatch):
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", [LlamaForCausalLM, LlamaModel])
 def test_a_forward_in_the_place_of_the_classs_is_called(monkeypatch, kind):
-    """Other packages put functions of their own there before a model loads."""
+    """Other packages replace a class's `forward` by a function of theirs before a model loads."""
     calls, own = [], kind.forward
 
     def another(self, *given, **more):

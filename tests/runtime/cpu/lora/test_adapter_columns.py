@@ -1,4 +1,4 @@
-"""Batches have a column of adapters where a row has one, as the host knows of rows that lie there."""
+"""A batch has the adapter column exactly if one of its rows has an adapter, which the host checks."""
 
 import pytest
 

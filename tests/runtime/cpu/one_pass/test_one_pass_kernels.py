@@ -1,4 +1,4 @@
-"""A one-pass head drafts by the CPU's kernels what it drafts by torch's operations, and answers a channel alike."""
+"""A one-pass head on the CPU's kernels drafts what torch's operations draft, directly and through a channel."""
 
 import platform
 from dataclasses import replace
@@ -67,7 +67,7 @@ def parallel_head(folder, num_layers):
 
 
 def pair_of(head, speculation, temperatures=MIXED, lens=LENS):
-    """The sequences, fed to a drafter by kernels, and to another one by torch's operations."""
+    """Two drafters fed with the same sequences, one on kernels and one on torch's operations, and the sequences."""
     kind = OnePassDrafter if hasattr(head, "run_block") else ParallelEagleDrafter
     drafters = [kind(head, speculation) for _ in range(2)]
     spec = channel_spec(speculation, head.taps_size)
@@ -131,7 +131,7 @@ def test_sinks_are_read(tmp_path):
 def test_roots_are_followed_by_allowed_tokens_alone(tmp_path, family):
     mine, other, world = pair_of(head_of(tmp_path, family), TREE)
     allowed = torch.randint(-(1 << 31), 1 << 31, (len(world.slots), -(-VOCAB // 32))).to(torch.int32)
-    allowed[1] = 0  # nothing that the head knows: all of it stays
+    allowed[1] = 0  # masks every token of the draft vocabulary, so no mask is applied
     assert_alike(mine, other, world, allowed_tokens=allowed)
 
 
@@ -143,7 +143,7 @@ def test_growth_ends_where_the_rules_end_it(tmp_path, speculation):
     for min_reach in (0.0, 0.05, 0.3, 1.0, 3.0):
 
         def rules(min_reach=min_reach):
-            """Fresh ones for every draft: they follow its paths."""
+            """Return new rules, because a rule follows the paths of the draft that it is used for."""
             whole = slice(0, len(world.slots))
             return ((whole, GrowthRule(GrowthLimits(min_reach, 0.02), np.tile(table, (whole.stop, 1)))),)
 
@@ -204,7 +204,7 @@ def test_threads_that_are_tried_change_no_tree(tmp_path):
 
 @torch.inference_mode()
 def test_weights_of_two_bytes_are_read(tmp_path):
-    """What is rounded beside them are the angles, and keys and values where they are stored."""
+    """Only rotary angles, and keys and values where they are stored, are rounded as well."""
     rounded = head_of(tmp_path / "two", "dflash2", dtype=torch.bfloat16)
     drafters = [OnePassDrafter(rounded, CHAIN), OnePassDrafter(head_of(tmp_path / "four", "dflash2"), CHAIN)]
     spec = channel_spec(CHAIN, rounded.taps_size)
@@ -221,7 +221,7 @@ def test_weights_of_two_bytes_are_read(tmp_path):
 @pytest.mark.parametrize("family", ["dflash", "dspark-rnn", "dflash2"])
 @torch.inference_mode()
 def test_rows_may_be_rounded_as_weights_are(tmp_path, family):
-    """Weights of a checkpoint in bfloat16 are exact in two bytes, which some processors multiply by rounded rows."""
+    """Weights of a bfloat16 checkpoint are exact in 2 bytes; some processors multiply them by rounded activations."""
     raw = raw_config(family, TAPS, 2, block_size=7)
     tensors = {name: tensor.bfloat16().float() for name, tensor in random_tensors(raw).items()}
     mine, other, world = pair_of(load(tmp_path, raw, tensors), CHAIN)
@@ -248,7 +248,7 @@ def test_builds_for_narrower_registers_draft_likewise(tmp_path, march, monkeypat
     kernels = CpuKernels(tmp_path / "library")
 
     def found():
-        """The narrow build, where kernels are not left out."""
+        """Return the narrow build, unless kernels are switched off."""
         return None if cpu_kernels() is None else kernels
 
     for module in (kernel_passes, kernel_head, kernel_block, packed_linears):

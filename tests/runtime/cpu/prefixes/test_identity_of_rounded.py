@@ -1,4 +1,4 @@
-"""Prefixes that were saved by deterministic engines, and by rounded weights, are not those of others."""
+"""Prefixes saved in deterministic mode or with rounded weights are not loaded by engines without them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Experts of quantised models stay packed, one by one."""
+"""Experts of quantised models stay packed, each expert by itself."""
 
 import json
 from copy import deepcopy
@@ -30,7 +30,7 @@ def experts_of(model):
 
 
 def check_text(loaded, meant, prompts):
-    """Plainly, together and alone, and with drafts that are right."""
+    """Check the text without drafts, in a batch and alone, and with drafts that are all right."""
     params, expected = [greedy_params(NUM_TOKENS)] * len(prompts), greedy(meant, prompts, NUM_TOKENS)[0]
     assert generate(loaded, engine_config(), None, prompts, params)[0] == expected
     assert generate(loaded, engine_config(), None, prompts[:1], params[:1])[0] == expected[:1]

@@ -1,4 +1,4 @@
-"""Weights of GGUF files are multiplied as they lie in the file."""
+"""Weights of GGUF files are multiplied in the file's own format, without conversion."""
 
 from copy import deepcopy
 

@@ -1,4 +1,4 @@
-"""Adaptive speculation of a CPU's round: the nodes that it verifies, and what it learns of rounds."""
+"""Adaptive speculation in a CPU's round: the nodes that are verified, and the costs that are learned from rounds."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ SHAPES = {"chain": replace(CHAIN, adaptive=True), "tree": replace(TREE, adaptive
 
 
 class Priced:
-    """A policy by which each node costs so many tokens."""
+    """A policy with a fixed price per node, in tokens."""
 
     max_levels = 5
 
@@ -60,7 +60,7 @@ def test_nodes_deeper_than_any_path_are_not_verified():
 def test_nodes_that_a_request_has_no_room_for_are_not_verified():
     whole = tree_tensors([1, 2], [[(5, 0), (6, 1), (7, 0), (8, 2), (9, 4)]] * 2, 8)
     seqs = running(2)
-    seqs[1].token_ids.extend([4] * 5)  # 3 more: the bonus token, and two of the tree at most
+    seqs[1].token_ids.extend([4] * 5)  # room for 3 more tokens: the bonus token, and two of the tree at most
     trees = verified(whole, seqs)
     assert paths(trees, 0) == paths(whole, 0)
     assert paths(trees, 1) == [(), (5,), (5, 6), (7,)]
@@ -99,7 +99,7 @@ def test_no_round_verifies_more_than_the_request_may_still_emit(shape, monkeypat
 
 
 def test_rounds_that_carry_prompts_correct_the_costs_too(monkeypatch):
-    """Under load there may be no others."""
+    """Under load there may be no rounds without prompts."""
     ref = reference("llama")
     drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
     engine = new_engine(ref.loaded, engine_config(SHAPES["chain"], max_num_seqs=2), drafter)

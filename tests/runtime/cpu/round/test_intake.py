@@ -1,5 +1,4 @@
-"""Drafted trees on the host by the CPU's kernels: what is believed, what is verified of it and where that lies, as the
-references say."""
+"""C++ intake of drafted trees: validity, chosen nodes and memory layout are those of the Python references."""
 
 import random
 
@@ -55,7 +54,7 @@ def drafted(rng, count, shape="random"):
 
 
 class Reply:
-    """What a drafter sent."""
+    """Reply of a drafter."""
 
     def __init__(self, trees, epochs, committed_lens):
         self.epochs, self.committed_lens = epochs, committed_lens
@@ -64,7 +63,7 @@ class Reply:
 
 
 def spoilt(rng, trees):
-    """One field of one tree is no longer what it was."""
+    """Change a random field of a random tree."""
     row, node = rng.randrange(NUM_SLOTS), rng.randrange(NUM_NODES)
     field = rng.choice(["token_ids", "parents", "depths", "num_valid"])
     wrong = rng.choice([-7, -1, 0, 1, NUM_NODES, NUM_NODES + 1, VOCAB, 1 << 40])
@@ -95,7 +94,7 @@ def by_torch(config, state, last_position=100):
 
 
 def believed_by_torch(reply, rows, state, chains):
-    """A tree per decode, as wide as the widest; None where nothing counts."""
+    """By the reference: one tree per decode, padded to the largest; None where no tree is usable."""
     trees = GrownTree(*(getattr(reply, name)[rows.slots] for name in TokenTree._fields))
     grown = DraftedFor(reply.epochs[rows.slots], reply.committed_lens[rows.slots])
     trees, usable = believed(trees, grown, rows.slots, rows.wanted, state.columns, TreeRules(VOCAB - 1, chains))
@@ -108,9 +107,9 @@ def _narrowed(trees):
 
 
 def sent(rng, state, *, chains=False):
-    """A reply, in parts wrong or of another time, and the rows of those who wait for it."""
+    """A random reply, partly malformed or stale, and the decodes that wait for it."""
     trees = drafted(rng, NUM_SLOTS, "chain" if chains and rng.random() < 0.7 else "random")
-    trees.scores[:] = torch.round(trees.scores * 2) / 2  # equal ones among them
+    trees.scores[:] = torch.round(trees.scores * 2) / 2  # so that some scores are equal
     state.last_token_ids[:-1] = trees.token_ids[:, 0]
     reply = Reply(trees, state.epochs[:-1].clone(), state.committed_lens[:-1].clone())
     for column in (reply.epochs, reply.committed_lens, state.last_token_ids):
@@ -142,7 +141,7 @@ def test_what_is_believed_is_what_the_reference_believes(seed, chains):
 
 
 def kept_nodes(trees, kinds, acceptance, useful, forced, prices, max_depth):
-    """By the reference: trees as they are judged, and which of their nodes stay."""
+    """By the reference: the trees as arrays, and a mask of the nodes that are kept."""
     parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
     reference = drafted_trees(*(part.numpy() for part in parts), max_depth)
     each = [path_probabilities(acceptance.table[kinds[[row]]], reference.rows([row]))[0] for row in range(len(kinds))]
@@ -151,7 +150,7 @@ def kept_nodes(trees, kinds, acceptance, useful, forced, prices, max_depth):
 
 
 def assert_alike(found, expected):
-    """The same nodes, in rows without padding."""
+    """Both hold the same nodes, without regard to the padding of rows."""
     real = torch.arange(expected.token_ids.shape[1]) < expected.tree.num_valid[:, None]
     for name in ("token_ids", "parents", "depths", "scores"):
         one, other = (getattr(decodes.tree, name)[real].nan_to_num() for decodes in (found, expected))
@@ -179,7 +178,7 @@ def assert_alike(found, expected):
 @pytest.mark.parametrize("price", [None, 0.0, 0.02, 0.2, 3.0])
 @pytest.mark.parametrize("seed", range(12))
 def test_one_call_takes_what_the_references_take_one_by_one(seed, price, chains):
-    """Ties included: of equally likely nodes the earlier ones stay."""
+    """Cases include ties: of equally likely nodes the earlier ones are kept."""
     rng = random.Random(seed * 7 + 1)
     config, state = engine_state(rng, chains=chains)
     reply, rows = sent(rng, state, chains=chains)
@@ -223,7 +222,7 @@ def test_one_call_takes_what_the_references_take_one_by_one(seed, price, chains)
 
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_of_checked_trees_lie_where_the_reference_puts_them(seed):
-    """All of their nodes, as where no policy chooses or a grammar has added some."""
+    """All nodes are verified, as happens without a policy or after a grammar has added nodes."""
     rng = random.Random(seed)
     config, state = engine_state(rng)
     state.last_token_ids[:] = torch.arange(len(state.last_token_ids)) + 1

@@ -1,4 +1,4 @@
-"""Packed trees attend as padded ones do."""
+"""Attention over packed trees gives the results of attention over padded ones."""
 
 import pytest
 import torch

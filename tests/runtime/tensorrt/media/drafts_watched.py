@@ -1,4 +1,4 @@
-"""What a drafter drafts, by the sequence and the length that it drafts behind."""
+"""Drafts of a drafter, by the sequence and the length that they follow."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -151,7 +151,7 @@ def test_blocks_behind_images_are_those_of_the_torch_drafter(name, tmp_path):
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
 @pytest.mark.few(1)
 def test_a_draft_engine_that_comes_later_sees_the_images_again(name):
-    """Of prompts that are replayed, in pieces that begin and end within images."""
+    """Prompts are replayed in pieces that begin and end within images."""
     ref, head = shown(name), head_for(name)
     config = draft_config(head, base_config(ref.loaded, head.tap_layers).visual)
 

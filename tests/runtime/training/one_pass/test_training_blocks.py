@@ -107,7 +107,7 @@ def trained(verifier: Path, tmp_path: Path, family: str, **fields):
 
 
 def reference_files(head, folder: Path) -> tuple[dict, dict]:
-    """What was written, with what the verifier lends."""
+    """Config and tensors that were written, with the tensors that the verifier lends."""
     lent = {"embed_tokens.weight": head.embed_tokens.weight, "lm_head.weight": head.lm_head.weight}
     tensors = {name: tensor.detach() for name, tensor in lent.items()}
     tensors |= {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
@@ -187,7 +187,7 @@ def test_a_head_of_few_tokens_has_its_own_output_matrix_and_a_map(verifier, tmp_
 
 
 def expected_loss(reference, target, decay: float, extra) -> float:
-    """Of every block by itself, from the reference's numbers: the cross-entropy, and what a family adds."""
+    """Loss from the reference's numbers, block by block: the cross-entropy and the family's own terms."""
     tokens, taps = text()
     size, total = reference.raw["block_size"] - reference.fill_in, 0.0
     for row, anchor in ((index // 3, int(anchor)) for index, anchor in enumerate(ANCHORS.flatten())):

@@ -1,4 +1,4 @@
-"""What `load_model` makes of damaged checkpoints: an error that names the tensor, never a model that writes garbage."""
+"""Damaged checkpoints end `load_model` in an error that names the tensor, never in a model that writes garbage."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What transformers' masks hide is read from their functions, at lengths that no test could run."""
+"""Tokens hidden by transformers' masks are read from the mask functions, at lengths that no test could run."""
 
 import pytest
 import torch

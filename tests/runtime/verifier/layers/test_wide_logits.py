@@ -23,7 +23,7 @@ def gpu():
 
 
 class OwnLinear(nn.Linear):
-    """What a model's own code might have in its place."""
+    """An output matrix of a class that a model's own code may define."""
 
 
 class Model(nn.Module):

@@ -1,4 +1,4 @@
-"""Which models can be verifiers: what is refused is named, and what is accepted writes what transformers writes."""
+"""Models as verifiers: refusals are named, and accepted models write what transformers writes."""
 
 import json
 
