@@ -84,13 +84,17 @@ def shared_tokens(draft: Path, draft_size: int, target: Path, target_size: int) 
     special = _special_pairs(theirs, ours)
     pairs = {ours.ids[text]: theirs.ids[text] for text in ours.ids.keys() & theirs.ids.keys()} | special
     num_ours, num_theirs = (len(each.texts) + len(each.special) for each in (ours, theirs))
-    common = f"{len(pairs)} of its {num_theirs} tokens are among the verifier's {num_ours}"
-    if len(pairs) < MIN_SHARE * num_ours:
+    share = len(pairs) / max(num_ours, 1)
+    common = (
+        f"the draft model {draft} has another vocabulary than the verifier {target}: {len(pairs)} of the verifier's "
+        f"{num_ours} tokens ({100 * share:.2g} %) are among the draft model's {num_theirs}"
+    )
+    if share < MIN_SHARE:
         raise VocabularyError(
-            f"the draft model {draft} has another vocabulary than the verifier {target}: {common}, and "
-            f"{MIN_SHARE:.0%} of the verifier's are needed: give a draft model of a closer vocabulary"
+            f"{common}, and drafting needs {100 * MIN_SHARE:.0f} %: give a draft model whose tokenizer has more of them, or "
+            "the drafter 'ngram'"
         )
-    logger.info("draft model %s has another vocabulary: %s (%.0f %%)", draft, common, 100 * len(pairs) / num_ours)
+    logger.info("%s: only those are drafted", common)
     bos, eos = (theirs.special.get(role) for role in theirs.roles)
     unknown = next((token_id for token_id in (eos, bos) if token_id is not None), 0)
     draft_ids = torch.full((target_size,), unknown, dtype=torch.int64)
