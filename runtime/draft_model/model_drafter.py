@@ -72,7 +72,7 @@ class ModelDrafter(StagedDrafter):
         # Rows for the root and every expanded node.
         num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
         pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, loaded.device)
-        self._shared = None if shared is None else SharedTokens(*(table.to(loaded.device) for table in shared))
+        self._shared = None if shared is None else shared.to(loaded.device)
         drafted = torch.arange(size, device=loaded.device) if self._shared is None else self._shared.target_ids
         growth = Growth(speculation, drafted, packed=True)
         super().__init__(speculation, pool, growth, graph_device)
@@ -226,7 +226,8 @@ class ModelDrafter(StagedDrafter):
         rows, shared = joined(parts)._replace(logits_rows=wanted), self._shared
         if shared is None:
             return self.model(rows).logits[:, : len(self.growth.draft_token_ids)]
-        return self.model(rows._replace(token_ids=shared.draft_ids[rows.token_ids])).logits[:, shared.columns]
+        rows = rows._replace(token_ids=shared.read(rows.token_ids, rows.positions))
+        return self.model(rows).logits[:, shared.columns]
 
     def _grow_from(self, roots: Roots, logits: Tensor, tables: Tensor, rules: Rules = ()) -> TokenTree:
         """Grows a tree per root; the root has been run as the first drafted row.

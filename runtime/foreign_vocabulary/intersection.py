@@ -8,9 +8,9 @@ Every token of the verifier takes exactly one position of the draft model, so th
 positions and block tables, and no text is tokenized while drafting. A context token outside of the intersection is
 therefore represented by one draft token: the longest one that ends the text of the context token, since the next token
 continues that end. Re-encoding would give several draft tokens. A token without text, or a special token without
-counterpart, becomes the draft model's eos token, a boundary that the model was trained on. The draft model sees an
-approximate context there, and contexts that begin as the verifier's do, perhaps without bos. Both lower acceptance; the
-text is always the verifier's.
+counterpart, becomes the draft model's eos token, a boundary that the model was trained on. Where the draft model's
+tokenizer begins every text with a special token, that token replaces the first token of the context: Gemma, for one,
+drafts badly without bos. Approximate contexts lower acceptance; the text is always the verifier's.
 
 WordPiece vocabularies are not handled: `##` is compared as text.
 """
@@ -45,6 +45,8 @@ class Vocabulary(NamedTuple):
     special: dict[str, int]
     roles: tuple[str | None, str | None]
     """Names of the bos and eos tokens."""
+    first: int | None
+    """Special token that the tokenizer puts before a text."""
 
     @classmethod
     def read(cls, folder: Path, size: int) -> "Vocabulary":
@@ -61,7 +63,9 @@ class Vocabulary(NamedTuple):
         ordered = sorted(texts, key=lambda token_id: (not is_byte.get(token_id, False), -token_id))
         settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
         roles = _content(settings.get("bos_token")), _content(settings.get("eos_token"))
-        return cls({texts[token_id]: token_id for token_id in ordered if texts[token_id]}, texts, special, roles)
+        ids = {texts[token_id]: token_id for token_id in ordered if texts[token_id]}
+        begin = backend.encode("a").ids[:1]
+        return cls(ids, texts, special, roles, next((i for i in begin if i in special.values()), None))
 
     def closest(self, text: bytes) -> int | None:
         """Id of the longest token that ends a text."""
@@ -91,8 +95,8 @@ def shared_tokens(draft: Path, draft_size: int, target: Path, target_size: int) 
     )
     if share < MIN_SHARE:
         raise VocabularyError(
-            f"{common}, and drafting needs {100 * MIN_SHARE:.0f} %: give a draft model whose tokenizer has more of them, or "
-            "the drafter 'ngram'"
+            f"{common}, and drafting needs {100 * MIN_SHARE:.0f} %: give a draft model whose tokenizer has more of "
+            "them, or the drafter 'ngram'"
         )
     logger.info("%s: only those are drafted", common)
     bos, eos = (theirs.special.get(role) for role in theirs.roles)
@@ -104,7 +108,7 @@ def shared_tokens(draft: Path, draft_size: int, target: Path, target_size: int) 
     target_ids = torch.tensor(sorted(pairs))
     columns = torch.tensor([pairs[token_id] for token_id in target_ids.tolist()])
     draft_ids[target_ids] = columns
-    return SharedTokens(draft_ids, columns, target_ids)
+    return SharedTokens(draft_ids, columns, target_ids, theirs.first)
 
 
 def _special_pairs(theirs: Vocabulary, ours: Vocabulary) -> dict[int, int]:

@@ -80,5 +80,3 @@ def vocabulary(
     made, stops = Vocabulary(None, texts, special, stop_token_ids, encode), sorted(stop_token_ids)
     wrapped = _Tokens(texts, made.never, stops[0])
     return made._replace(tokens=LLTokenizer(wrapped, eos_token=stops, slices=LLTokenizer.json_slices()))
-
-

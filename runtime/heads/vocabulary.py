@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -18,7 +19,7 @@ class VocabularyError(ValueError):
 
 
 class SharedTokens(NamedTuple):
-    """Tokens that a verifier and a draft model of another vocabulary share; tensors of int64."""
+    """Tokens that a verifier and a draft model of another vocabulary share; tensors are int64."""
 
     draft_ids: Tensor
     """[target_vocab_size]: draft token id that represents each target token id in a context."""
@@ -26,6 +27,17 @@ class SharedTokens(NamedTuple):
     """[num_shared]: draft token ids that may be drafted."""
     target_ids: Tensor
     """[num_shared]: their target token ids, ascending."""
+    first: int | None = None
+    """Draft token id that replaces the first token of every context; None keeps that token."""
+
+    def to(self, device: torch.device) -> "SharedTokens":
+        """Copies the tables to a device."""
+        return SharedTokens(*(table.to(device) for table in self[:3]), self.first)
+
+    def read(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Draft token ids of target token ids at these positions of their contexts."""
+        draft_ids = self.draft_ids[token_ids]
+        return draft_ids if self.first is None else torch.where(positions == 0, self.first, draft_ids)
 
 
 def check_same_vocabulary(draft: Path, draft_vocab_size: int, target: Path, target_vocab_size: int) -> None:

@@ -236,7 +236,7 @@ def test_a_checkpoint_is_loaded_and_another_vocabulary_is_refused(tmp_path):
     assert len(same.model.model.model.layers) == 1
     padded = build(save(small(vocab_size=112), tmp_path / "padded", words(97)))
     assert len(padded.growth.draft_token_ids) == 97
-    with pytest.raises(VocabularyError, match="another vocabulary than the verifier .*: .*97"):
+    with pytest.raises(VocabularyError, match=r"another vocabulary than the verifier .*: .*97"):
         build(save(small(), tmp_path / "disjoint", {f"u{index}": index for index in range(97)}))
     with pytest.raises(
         VocabularyError, match="96 and 97 tokens, of which 1 differ \\('t96' is no token there and 96 here\\)"

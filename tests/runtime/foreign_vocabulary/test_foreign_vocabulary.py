@@ -28,9 +28,7 @@ from tests.runtime.slow_growth import assert_tree, slow_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.draft_model.model_drafter import ModelDrafter
-from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.foreign_vocabulary.intersection import Vocabulary
-from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import SharedTokens
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import SamplingParams
@@ -56,18 +54,20 @@ def sampled(max_tokens, count=8, temperature=0.9, **fields):
     return [SamplingParams(max_tokens, temperature, seed=seed, ignore_eos=True, **fields) for seed in range(count)]
 
 
+@pytest.mark.parametrize("first", [None, 111], ids=["as it begins", "with bos"])
 @pytest.mark.parametrize("temperatures", [(0.0,) * NUM_SLOTS, MIXED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("speculation", SHAPES.values(), ids=SHAPES.keys())
 @torch.inference_mode()
-def test_trees_are_those_of_the_models_distribution_over_the_shared_tokens(speculation, temperatures):
+def test_trees_are_those_of_the_models_distribution_over_the_shared_tokens(speculation, temperatures, first):
     """By full contexts in the model's own ids; the other tokens have no probability, before and after acceptance."""
-    model, tables = random_model("llama", num_hidden_layers=2, vocab_size=DRAFT_SIZE), shared(VOCAB, NUM_SHARED)
+    model = random_model("llama", num_hidden_layers=2, vocab_size=DRAFT_SIZE)
+    tables = shared(VOCAB, NUM_SHARED)._replace(first=first)
     drafter = ModelDrafter(prepare_model(model, "draft"), speculation, VOCAB, None, tables)
     spec = channel_spec(speculation, 0)
     drafter.resize(spec, spec.num_slots, spec.num_blocks)
     judge = random_model("llama", num_hidden_layers=2, vocab_size=DRAFT_SIZE)
     judge.set_attn_implementation("eager")
-    world = World(speculation, 0, (2, 9, 17, 40), temperatures)
+    world = World(speculation, 0, (1, 9, 17, 40), temperatures)
     assert (world.tokens[world.slots] >= NUM_SHARED).any(), "contexts have other tokens too"
     world.feed(drafter)
     slots = world.slots
@@ -79,7 +79,10 @@ def test_trees_are_those_of_the_models_distribution_over_the_shared_tokens(specu
             tokens = world.tokens[slot, : world.lens[slot]].tolist()
 
             def logits_of(path, tokens=tokens):
-                logits = judge(tables.draft_ids[torch.tensor([[*tokens, *path]])]).logits[0, -1]
+                draft_ids = tables.draft_ids[torch.tensor([[*tokens, *path]])]
+                if first is not None:
+                    draft_ids[0, 0] = first
+                logits = judge(draft_ids).logits[0, -1]
                 return torch.full((VOCAB,), -torch.inf).scatter(0, tables.target_ids, logits[tables.columns])
 
             temperature, seed = float(world.temperatures[slot]), int(world.seeds[slot])
@@ -171,7 +174,6 @@ def test_a_real_draft_model_with_another_tokenizer_drafts_nearly_as_well(tmp_pat
     prompts = [Tokenizer.load(verifier).encode(text) for text in DEMO_TEXTS]
     own = accepted(opened(verifier, DEMO_PAIR / "draft_model"), prompts, 40)
     whole, part = (accepted(opened(verifier, rewritten(tmp_path / str(n), n)), prompts, 40) for n in (10_000, 8))
-    print(own, whole, part)
     assert whole == pytest.approx(own, abs=0.05)
     assert all(1.3 < few <= all_tokens + 0.1 for few, all_tokens in zip(part, own, strict=True))
 
@@ -185,6 +187,4 @@ def test_published_models_draft_for_one_another(verifier, draft):
     folders = {"smol": SMOLLM2.folder, "gemma": GEMMA.folder, "demo": DEMO_PAIR / "verifier"}
     texts = DEMO_TEXTS if verifier == "demo" else ("The capital of France is", "Once upon a time there was a king who")
     prompts = [Tokenizer.load(folders[verifier]).encode(text) for text in texts]
-    found = accepted(opened(folders[verifier], folders[draft]), prompts, 32)
-    print(found)
-    assert min(found) > 1.1
+    assert min(accepted(opened(folders[verifier], folders[draft]), prompts, 32)) > 1.2

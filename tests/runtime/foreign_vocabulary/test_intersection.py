@@ -1,7 +1,9 @@
 """The tokens that two vocabularies share, and the draft token that represents each other token in a context."""
 
+import shutil
+
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from tests.runtime.draft_model.checkpoints import save, words
 from tests.runtime.foreign_vocabulary import vocabularies
@@ -75,12 +77,24 @@ def test_ids_without_an_embedding_are_never_used(folders):
     assert all_rows.draft_ids[600:].tolist() == [2] * 40, "padding is the end of a text"
 
 
+def test_a_special_token_before_every_text_stands_before_contexts(folders, tmp_path):
+    """Llama 2's tokenizer writes bos, others write nothing; a verifier's contexts begin as its own tokenizer does."""
+    with_bos = shutil.copytree(folders["sentencepiece"], tmp_path / "bos")
+    tokenizer = Tokenizer.from_file(str(with_bos / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(with_bos / "tokenizer.json"))
+    firsts = [
+        shared_tokens(draft, 700, folders["byte_level"], 600).first for draft in (with_bos, folders["sentencepiece"])
+    ]
+    assert firsts == [1, None]
+
+
 def test_too_small_an_intersection_is_refused_with_its_share(folders, tmp_path):
     other = save(random_model("llama"), tmp_path / "words", words(97, **{" ": 97, "s": 98}))
     with pytest.raises(
         VocabularyError,
-        match=r"words has another vocabulary than the verifier .*: 2 of the verifier's 600 tokens \(0\.33 %\) are among "
-        r"the draft model's 99, and drafting needs 5 %: give a draft model whose tokenizer has more of them",
+        match=r"words has another vocabulary than the verifier .*: 2 of the verifier's 600 tokens \(0\.33 %\) are "
+        r"among the draft model's 99, and drafting needs 5 %: give a draft model whose tokenizer has more of them",
     ):
         shared_tokens(other, 99, folders["byte_level"], 600)
 

@@ -1,4 +1,4 @@
-"""Tokenizers of the two usual shapes: byte-level BPE as GPT-2's and Llama 3's, SentencePiece as Llama 2's and Gemma's."""
+"""Tokenizers of two shapes: byte-level BPE as GPT-2's and Llama 3's, SentencePiece as Llama 2's and Gemma's."""
 
 import json
 from collections.abc import Iterable
