@@ -304,7 +304,7 @@ FEATURES = {
             *("runtime/draft_model", "tests/runtime/draft_model"),
             *("examples/demo_pair/draft_model", "benchmarks/gpu/drafter_kinds.py"),
         ),
-        words=(*("draft_model", "draft-model", "draft-model-windows", "a model of 16 layers"),),
+        words=("draft_model", "draft-model", "draft-model-windows", "a model of 16 layers"),
     ),
     "foreign_vocabulary": Feature(
         ("runtime/foreign_vocabulary", "tests/runtime/foreign_vocabulary"),

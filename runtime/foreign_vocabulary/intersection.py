@@ -9,8 +9,8 @@ positions and block tables, and no text is tokenized while drafting. A context t
 therefore represented by one draft token: the longest one that ends the text of the context token, since the next token
 continues that end. Re-encoding would give several draft tokens. A token without text, or a special token without
 counterpart, becomes the draft model's eos token, a boundary that the model was trained on. Where the draft model's
-tokenizer begins every text with a special token, that token replaces the first token of the context: Gemma, for one,
-drafts badly without bos. Approximate contexts lower acceptance; the text is always the verifier's.
+tokenizer begins every text with bos, bos replaces the first token of the context: Gemma, for one, drafts badly without
+it. Approximate contexts lower acceptance; the text is always the verifier's.
 
 WordPiece vocabularies are not handled: `##` is compared as text.
 """
@@ -46,7 +46,7 @@ class Vocabulary(NamedTuple):
     roles: tuple[str | None, str | None]
     """Names of the bos and eos tokens."""
     first: int | None
-    """Special token that the tokenizer puts before a text."""
+    """Id of the bos token if the tokenizer puts it before every text."""
 
     @classmethod
     def read(cls, folder: Path, size: int) -> "Vocabulary":
@@ -64,8 +64,8 @@ class Vocabulary(NamedTuple):
         settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
         roles = _content(settings.get("bos_token")), _content(settings.get("eos_token"))
         ids = {texts[token_id]: token_id for token_id in ordered if texts[token_id]}
-        begin = backend.encode("a").ids[:1]
-        return cls(ids, texts, special, roles, next((i for i in begin if i in special.values()), None))
+        bos = special.get(roles[0])
+        return cls(ids, texts, special, roles, bos if backend.encode("").ids[:1] == [bos] else None)
 
     def closest(self, text: bytes) -> int | None:
         """Id of the longest token that ends a text."""

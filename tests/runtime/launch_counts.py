@@ -80,6 +80,8 @@ LIMITS: dict[str, int] = {
     "rules in a draft of one level, tree": 13,
     "draft by a model of 16 layers, eager": 836,
     "draft by a model of 16 layers, captured": 5,
+    "draft by a model of another vocabulary, eager": 846,
+    "draft by a model of another vocabulary, captured": 5,
     "draft by two MTP modules, eager": 658,
     "draft by two MTP modules, captured": 3,
     "draft by an assistant of four layers, eager": 1431,

@@ -77,7 +77,7 @@ def test_ids_without_an_embedding_are_never_used(folders):
     assert all_rows.draft_ids[600:].tolist() == [2] * 40, "padding is the end of a text"
 
 
-def test_a_special_token_before_every_text_stands_before_contexts(folders, tmp_path):
+def test_bos_that_a_tokenizer_writes_before_every_text_stands_before_contexts(folders, tmp_path):
     """Llama 2's tokenizer writes bos, others write nothing; a verifier's contexts begin as its own tokenizer does."""
     with_bos = shutil.copytree(folders["sentencepiece"], tmp_path / "bos")
     tokenizer = Tokenizer.from_file(str(with_bos / "tokenizer.json"))
