@@ -184,7 +184,7 @@ _FIELDS = {
         "{forced_acceptance} of those rates, with {adaptive} false and {draft_top_k} 1: for benchmarks alone", _rates
     ),
     "speculative_token_tree": becomes("{draft_top_k}, the same paths; num_speculative_tokens is then left out", _tree),
-    "use_heterogeneous_vocab": refused("a drafter has its verifier's tokens, or a head's part of them"),
+    "use_heterogeneous_vocab": left_out("the tokenizers' files say which tokens a draft model shares"),
     "draft_load_config": refused("files are read as they are"),
     "sa_config": becomes("{suffix_beside}; its fields are left out: expected tokens decide", _beside),
     "suffix_beside": becomes("{suffix_beside}", _beside),

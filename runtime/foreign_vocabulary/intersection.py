@@ -101,14 +101,15 @@ def shared_tokens(draft: Path, draft_size: int, target: Path, target_size: int) 
     logger.info("%s: only those are drafted", common)
     bos, eos = (theirs.special.get(role) for role in theirs.roles)
     unknown = next((token_id for token_id in (eos, bos) if token_id is not None), 0)
-    draft_ids = torch.full((target_size,), unknown, dtype=torch.int64)
+    draft_ids = [unknown] * target_size
     for token_id, text in ours.texts.items():
-        found = theirs.closest(text)
-        draft_ids[token_id] = unknown if found is None else found
-    target_ids = torch.tensor(sorted(pairs))
-    columns = torch.tensor([pairs[token_id] for token_id in target_ids.tolist()])
-    draft_ids[target_ids] = columns
-    return SharedTokens(draft_ids, columns, target_ids, theirs.first)
+        if token_id not in pairs and (found := theirs.closest(text)) is not None:
+            draft_ids[token_id] = found
+    target_ids = sorted(pairs)
+    for token_id in target_ids:
+        draft_ids[token_id] = pairs[token_id]
+    columns = [pairs[token_id] for token_id in target_ids]
+    return SharedTokens(*map(torch.tensor, (draft_ids, columns, target_ids)), theirs.first)
 
 
 def _special_pairs(theirs: Vocabulary, ours: Vocabulary) -> dict[int, int]:
