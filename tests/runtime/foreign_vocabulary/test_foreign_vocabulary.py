@@ -38,6 +38,19 @@ from wingbeat.runtime.verifier.loading.loader import prepare_model
 pytestmark = pytest.mark.few(1)
 
 NUM_SHARED = 60
+ENGLISH = (
+    "The capital of France is",
+    "Once upon a time there was a lighthouse keeper who",
+    "Bread is baked by",
+    "Write a Python function that adds two numbers.\n\ndef",
+)
+FIGURES = {
+    ("demo", "smol"): (2.87, 1.49),
+    ("smol", "gemma"): (1.86, 2.08),
+    ("gemma", "smol"): (2.41, 1.78),
+    ("smol", "demo"): (1.41, 1.26),
+}
+"""Tokens a round of published verifiers and draft models, greedy and at temperature 1."""
 
 
 def renumbered(model: PreTrainedModel, rows: Tensor) -> PreTrainedModel:
@@ -155,7 +168,7 @@ def opened(verifier: Path, draft: Path) -> LLM:
 def rewritten(folder: Path, left_out: int) -> Path:
     """The demo's draft model as if its tokenizer were SentencePiece's, without every n-th token of more than a byte."""
     source = DEMO_PAIR / "draft_model"
-    ids = {text: token_id for text, token_id in Vocabulary.read(source, 4096).ids.items()}
+    ids = Vocabulary.read(source, 4096).ids
     texts = sorted(text for text, token_id in ids.items() if len(text) == 1 or token_id % left_out)
     spelled(folder, reversed(texts))
     found = Vocabulary.read(folder, 10_000)
@@ -180,11 +193,11 @@ def test_a_real_draft_model_with_another_tokenizer_drafts_nearly_as_well(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (SMOLLM2.is_here and GEMMA.is_here), reason="make test-models fetches the models")
-@pytest.mark.parametrize(
-    ("verifier", "draft"), [("smol", "gemma"), ("gemma", "smol"), ("demo", "smol")], ids=lambda name: name
-)
+@pytest.mark.parametrize(("verifier", "draft"), FIGURES, ids=map("-".join, FIGURES))
 def test_published_models_draft_for_one_another(verifier, draft):
+    """Figures of docs/drafters.md."""
     folders = {"smol": SMOLLM2.folder, "gemma": GEMMA.folder, "demo": DEMO_PAIR / "verifier"}
-    texts = DEMO_TEXTS if verifier == "demo" else ("The capital of France is", "Once upon a time there was a king who")
+    texts = DEMO_TEXTS if "demo" in (verifier, draft) else ENGLISH
     prompts = [Tokenizer.load(folders[verifier]).encode(text) for text in texts]
-    assert min(accepted(opened(folders[verifier], folders[draft]), prompts, 32)) > 1.2
+    found = accepted(opened(folders[verifier], folders[draft]), prompts, 40)
+    assert found == pytest.approx(FIGURES[verifier, draft], abs=0.1)
