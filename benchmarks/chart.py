@@ -1,11 +1,8 @@
-"""Draws the README's chart from `benchmarks/results/packed.json` and `packed_drafts.json`, as `packed.py` wrote them.
+"""Draws the README's chart from the results of `packed.py`: `results/packed.json` and `results/packed_drafts.json`."""
 
-Usage: .venv/bin/python benchmarks/chart.py docs/images/real_model.png
-"""
-
+import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 
 import matplotlib as mpl
@@ -41,7 +38,10 @@ def figures() -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Write the chart to the path given."""
+    """Draws the chart into a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plot", type=Path, default=Path("docs/images/real_model.png"), help="picture to write")
+    options = parser.parse_args()
     groups = figures()
     _, axes = plt.subplots(figsize=(8, 3.4), dpi=130, layout="constrained")
     width = 0.2
@@ -56,7 +56,7 @@ def main() -> None:
     axes.set_title("SmolLM2-135M-Instruct, GGUF Q4_1, two CPU threads", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
-    plt.savefig(sys.argv[1])
+    plt.savefig(options.plot)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Number of verifier replicas that the load requires, a pure function of the replicas' reports."""
+"""Computes the number of verifier replicas that the load requires, from the replicas' reports alone."""
 
 import time
 from collections import deque
@@ -7,30 +7,37 @@ from typing import Any, NamedTuple
 
 TARGET_QUEUE_S = 2.0
 DELAYS = {"upscale_delay_s": 5.0, "downscale_delay_s": 300.0}
-"""Serve's delays in seconds (its defaults are 30 and 600). Scaling up is fast because requests wait, but not faster
-than a replica can start; scaling down is slow because a replica takes long to come back.
+"""Serve's delays in seconds; Serve's own defaults are 30 and 600. The upscale delay is short because requests wait
+meanwhile, but not shorter than the start of a replica. The downscale delay is long because a removed replica takes long
+to start again.
 """
 SPARE = 0.75
-"""Share of an engine's slots: while this share is free, new requests do not queue and no engine need be added."""
+"""Share of an engine's slots. While at least this share is free, new requests do not queue, so no engine need be added.
+"""
 
 WAKING = {"aggregation_function": "min", "look_back_period_s": 2.0, "metrics_interval_s": 1.0}
 """Serve settings for scaling up from 0 replicas. By default Serve starts a replica as soon as the mean over 30 s shows
-a waiting call; a call that only met the end of the last replica does not count, so 2 s of waiting are required.
+a waiting call. With these settings a call must have waited for 2 s, so that a call that arrives while the last replica
+ends does not start another replica.
 """
 
 
 WINDOW_S = 5.0
-"""Shortest window in seconds whose mean need counts: gaps between a client's requests are no change of load."""
+"""Minimum length in seconds of the window over which the need is averaged, so that gaps between a client's requests do
+not count as a change of load.
+"""
 RECENT_S = 2.0
-"""A burst that ended more than this many seconds ago adds no replica, even while the mean includes it."""
+"""A burst that ended more than this many seconds ago adds no replica, even while the window's mean includes the burst.
+"""
 STEADY_S = 60.0
-"""Shortest time in seconds for which fewer replicas must have sufficed before one of several is removed, however short
-Serve's delay; also the time over which the mean must exceed the target before a replica is added for an excess within
-`MARGIN`.
+"""Time in seconds after which a small change of load counts as lasting. One of several replicas is removed only after
+fewer replicas have sufficed for this time, even if Serve's delay is shorter. If the load exceeds the target by less
+than `MARGIN` allows, a replica is added only after the mean need has exceeded the target for this time.
 """
 MARGIN = 0.8
-"""Share of the replicas' load below which a replica is spare, and whose inverse is the overload above which replicas
-are added at once. Keeps a load near a whole number of replicas from alternating between two counts.
+"""Keeps the number of replicas from alternating when the load is near a whole number of replicas. A replica is removed
+only if the load is at most this share of what the remaining replicas can carry. Replicas are added at once only if the
+load exceeds the number of replicas divided by this share.
 """
 
 
@@ -48,13 +55,16 @@ class ReplicaLoad(NamedTuple):
     num_slots: float = 1.0
     """Sequences that the engine runs at once."""
     tokens_per_s: float = 0.0
-    """Measured throughput at half or more of the slots busy; 0 before any measurement."""
+    """Throughput, measured while at least half of the slots are busy; 0 before any measurement."""
 
 
 def desired_replicas(loads: Iterable[ReplicaLoad], target_queue_s: float) -> float:
-    """Replicas that finish all present work within `target_queue_s`, the time that a new request may then wait.
+    """Number of replicas that finish all present work within `target_queue_s`.
 
-    At least as many as hold the running requests; at most as many as have `SPARE` of their slots free.
+    A new request then waits at most that long.
+
+    The result is at most the number at which `SPARE` of the slots is free, but never below the number whose slots and
+    KV hold the requests that run.
 
     Args:
         loads: reports of all running replicas; at least one.
@@ -72,15 +82,15 @@ def desired_replicas(loads: Iterable[ReplicaLoad], target_queue_s: float) -> flo
 
 
 Points = deque[tuple[float, float]]
-"""Times in seconds, and a value at each."""
+"""Pairs of a time in seconds and the value at that time."""
 
 
 class SteadyNeed:
     """Smooths the momentary need into the number of replicas requested from Serve.
 
-    Serve waits for its delay and then applies the policy's value at that moment, which may be a gap between two
-    requests. So the value covers a window: to scale up, the mean need of the latest window; to scale down, the largest
-    such mean since fewer replicas began to suffice.
+    Serve waits for its delay and then uses the value that the policy returns at that moment, which may lie in a gap
+    between two requests. Therefore the returned value covers a window. To scale up, the value is the mean need of the
+    latest window; to scale down, the value is the largest of these means since fewer replicas began to suffice.
     """
 
     def __init__(self) -> None:
@@ -113,7 +123,7 @@ class SteadyNeed:
         return round(self._peak / MARGIN, 6)
 
     def _more(self, mean: float, target: int, now: float) -> float:
-        """The window's mean need if that justifies more than `target`, else `target`."""
+        """The window's mean need if that need justifies more than `target` replicas, else `target`."""
         wanted = min(mean, max(need for at, need in self._needs if at >= now - RECENT_S))
         lasts = now - self._since >= STEADY_S and _mean(self._needs, now - STEADY_S) > target
         return round(wanted, 6) if wanted > target and (lasts or MARGIN * wanted > target) else target
@@ -122,9 +132,13 @@ class SteadyNeed:
         self._since = now
         """Time of the first known need; the load before is unknown."""
         self._needs, self._means = Points(), Points()
-        """Needs of the latest `STEADY_S` or window; window means of the time before a reduction."""
+        """Needs over the last `STEADY_S` seconds, or over the window if the window is longer; and the window's means
+        over the time for which fewer replicas must suffice before a reduction.
+        """
         self._target, self._peak = -1, 0.0
-        """Target for which fewer replicas suffice, and the largest mean since then; -1 while fewer do not suffice."""
+        """Target at which fewer replicas began to suffice, or -1 while fewer do not suffice; and the largest mean since
+        then.
+        """
 
 
 def _keep(points: Points, value: float, now: float, window_s: float) -> None:
@@ -142,7 +156,7 @@ def _mean(points: Points, since: float) -> float:
 class TokenLoadPolicy:
     """Serve autoscaling policy based on `desired_replicas`; Serve applies bounds, delays and smoothing to its result.
 
-    Serve's own policy counts calls, but a router's whole traffic is a single endless stream to Serve.
+    Serve's own policy counts calls, but for Serve the whole traffic of a router is a single call that never ends.
     """
 
     def __init__(self, target_queue_s: float = TARGET_QUEUE_S) -> None:
@@ -150,24 +164,28 @@ class TokenLoadPolicy:
         self._steady = SteadyNeed()
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """Desired replicas (Serve rounds up) and an empty state: Serve keeps this object while its settings stay.
+        """Returns the desired number of replicas, which Serve rounds up, and an empty state.
+
+        The state is empty because Serve keeps this object until its settings change.
 
         Args:
             context: `ray.serve.config.AutoscalingContext` of the Verifier deployment.
         """
         loads, target = replica_loads(context.raw_metrics or {}), context.target_num_replicas
         if not loads:
-            # A replica that is still starting reports nothing, and missing reports must not scale.
+            # A replica that is still starting sends no reports, and missing reports must not change the number of
+            # replicas.
             return target, {}
         need = desired_replicas(loads, self._target_queue_s)
         now = getattr(context, "current_time", None) or time.time()
-        config = getattr(context, "config", None)  # Serve's type allows a context to lack both
+        # Serve's type allows a context without `current_time` and `config`.
+        config = getattr(context, "config", None)
         delays = (DELAYS[name] if config is None else getattr(config, name) for name in DELAYS)
         return self._steady.replicas(need, target, now, *delays), {}
 
 
 def replica_loads(metrics: Mapping[str, Mapping[Any, Any]]) -> list[ReplicaLoad]:
-    """Latest report of each replica that has reported all fields.
+    """Latest report of each replica that has reported all fields of `ReplicaLoad`.
 
     Args:
         metrics: time series of points with a value, oldest first, by metric name and replica.

@@ -20,9 +20,12 @@ STATES = {"R": "running", "S": "waiting", "D": "waiting for a device", "T": "sto
 
 
 class ChildProcess:
-    """Runs `python -m module FD... PARENT` with these file descriptors open; its output goes where the parent's goes.
+    """Runs `python -m module FD... PARENT` as a child in which `fds` are open.
 
-    Construct it on a thread that lives as long as the child shall: the kernel ends the child with that thread.
+    The output of the child goes where the parent's output goes.
+
+    Construct this object on a thread that lives as long as the child must, because the kernel ends the child when that
+    thread ends.
 
     Args:
         env: additions to the parent's environment.
@@ -42,10 +45,13 @@ class ChildProcess:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Exit code of the child once it has ended, or -N if signal N ended it; returns at the moment of death."""
+        """Wait until the child ends; return its exit code, or -N if signal N ended it.
+
+        Returns at the moment at which the child ends.
+        """
         try:
             fd = os.pidfd_open(self.pid)
-        except OSError:  # refused by a sandbox, or reaped by an earlier wait
+        except OSError:  # a sandbox refuses the call, or an earlier wait has reaped the child
             return await asyncio.to_thread(self._process.wait)
         ended, event_loop = asyncio.Event(), asyncio.get_running_loop()
         event_loop.add_reader(fd, ended.set)
@@ -66,10 +72,10 @@ class ChildProcess:
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends. Call first in the child.
+    """Have the kernel send this process a signal when its parent ends. Call this function first in the child.
 
     Args:
-        number: SIGKILL also ends a stopped process.
+        number: the signal; SIGKILL also ends a process that is stopped.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:  # the parent ended before the call
@@ -77,18 +83,24 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 
 def show_stacks() -> None:
-    """Have STACKS_SIGNAL write the stacks of all threads to stderr, even while a thread holds the interpreter."""
+    """Make this process write the stacks of all threads to stderr on STACKS_SIGNAL.
+
+    This works even while a thread holds the interpreter.
+    """
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True, chain=False)
 
 
 def threads_of(pid: int) -> list[str]:
-    """State of a process's threads from /proc: name, state and, if available, the kernel function waited in."""
+    """Text lines from /proc, one for each thread of a process.
+
+    A line has the thread's name, its state and, if available, the kernel function in which the thread waits.
+    """
     found = []
     for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
         try:
             name, state = (task / "comm").read_text().strip(), (task / "stat").read_text().rpartition(")")[2].split()[0]
             waits_for = (task / "wchan").read_text().strip("0\n")
-        except OSError:  # the thread has ended, or the kernel refuses
+        except OSError:  # the thread has ended, or the kernel refuses the read
             continue
         found.append(f"{task.name} {name} is {STATES.get(state, state)}" + (f" in {waits_for}" if waits_for else ""))
     return found

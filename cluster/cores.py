@@ -1,8 +1,9 @@
-"""CPU cores for pairs: without a GPU, verifier and drafter alternate, so each pair gets one core of its own.
+"""CPU cores for pairs. Without a GPU, verifier and drafter compute in turn, so each pair gets one core of its own.
 
-While one of the two computes, the other waits; on two cores the waiting core would go idle and be slow to resume (it
-sleeps, and a virtual core is given to others). On one shared core both keep the core awake, and the other cores are
-left to the routers. Claims are file locks, so a dead process holds no claim.
+While the verifier computes, the drafter waits, and vice versa. If each had a core, the core of the waiting process
+would go idle and resume slowly: it sleeps, and a virtual core is given to other machines meanwhile. On one shared core
+the two processes keep the core awake, and the routers can use all other cores. Claims are file locks, so a dead process
+holds no claim.
 """
 
 import fcntl
@@ -15,22 +16,22 @@ from typing import IO
 logger = logging.getLogger(__name__)
 
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
-"""OpenMP wait settings: GNU's library, which torch ships, spins for some tens of microseconds with this count; the
-last variable is for LLVM's and Intel's.
+"""OpenMP's settings for waits. With this spin count GNU's library, which torch ships, spins for some tens of
+microseconds. The last variable is for the libraries of LLVM and Intel.
 """
 
 
 def waiting_env() -> dict[str, str]:
-    """Environment for processes that alternate on a core: OpenMP threads, torch's included, sleep instead of spinning.
+    """Environment for processes that share a core: OpenMP threads, torch's included, sleep instead of spinning.
 
-    Spinning threads would keep the core from the other process. OpenMP reads the variables when it is loaded; variables
-    that are already set are left out.
+    Threads that spin would keep the other process off the core. OpenMP reads these variables when it is loaded. The
+    result leaves out variables that are already set in this process.
     """
     return {name: value for name, value in _WAITING.items() if name not in os.environ}
 
 
 class CoreClaim:
-    """A core claimed by this process until `release` or its end."""
+    """A core that this process has claimed until `release` or until the process ends."""
 
     def __init__(self, core: int, lock: IO[str]) -> None:
         self.core = core
@@ -42,9 +43,9 @@ class CoreClaim:
 
 
 def claim_core(folder: Path | None = None) -> CoreClaim | None:
-    """Claim a core that no other pair holds, highest number first; None if none is free or lockable.
+    """Claim a core that no other pair holds, the highest number first; None if no core is free or the locks fail.
 
-    One core always stays unclaimed, for everything that is not a pair.
+    The core with the lowest number is never claimed: it is left to processes that belong to no pair.
 
     Args:
         folder: folder of the lock files, shared by all pairs of a machine.
@@ -52,14 +53,15 @@ def claim_core(folder: Path | None = None) -> CoreClaim | None:
     folder = folder or Path(tempfile.gettempdir()) / f"wingbeat-cores-{os.getuid()}"
     try:
         return _claim_in(folder)
-    except OSError as error:  # a shared core only improves speed, so no error may propagate
+    except OSError as error:  # a claimed core only improves speed, so an error must not end the start
         logger.warning("no core is claimed, %s cannot hold the locks: %s", folder, error)
         return None
 
 
 def _claim_in(folder: Path) -> CoreClaim | None:
     folder.mkdir(mode=0o700, exist_ok=True)
-    # In a folder that everybody may write to, another user may have created it, with links in place of locks.
+    # The folder for temporary files is writable for all users, so another user may have created this folder, with links
+    # in place of locks.
     if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
         raise PermissionError(f"{folder} is a link or belongs to another user")
     for core in sorted(os.sched_getaffinity(0), reverse=True)[:-1]:

@@ -1,4 +1,4 @@
-"""Measures an engine's throughput at sufficient load."""
+"""Measures an engine's throughput while enough of its slots have work."""
 
 from wingbeat.cluster.routing import TokenRate
 
@@ -8,7 +8,7 @@ WINDOW_S = 60.0
 class EngineSpeed:
     """Throughput in tokens per second, of prompts and outputs, while at least half of the slots have work.
 
-    With less work an engine is slower than it could be, and its rate says nothing about how many engines are needed.
+    With less work an engine is slower than it could be, so its rate does not show how many engines are needed.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -18,11 +18,12 @@ class EngineSpeed:
         self._busy = False
 
     def look(self, num_passed: int, num_requests: int, now: float) -> None:
-        """Measure the time since the last look.
+        """Add the tokens and the time since the last call to the measurement.
 
         Args:
-            num_passed: tokens computed so far; a smaller number than before means that the engine was replaced.
-            num_requests: current number of requests of the engine.
+            num_passed: tokens that the engine has computed so far; a smaller number than in the last call means that
+                the engine was replaced.
+            num_requests: number of requests that the engine has now.
         """
         was_busy, self._busy = self._busy, 2 * num_requests >= self._num_slots
         if was_busy and num_passed >= self._num_passed:

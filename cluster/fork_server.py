@@ -1,4 +1,4 @@
-"""Fork server: forks processes from one that has imported torch, in milliseconds instead of the seconds of an import.
+"""Fork server: a process that has imported torch and forks others, in milliseconds instead of the seconds of an import.
 
 The fork server is a child of its client. Forked processes end with the fork server, which ends with its client.
 """
@@ -23,7 +23,9 @@ MODULE = "wingbeat.cluster.fork_server"
 FORK_S = 180.0
 """Seconds for a fork; the first one waits until everything is imported."""
 ASKED_S, ASKED_POLL_S = 2.0, 0.005
-"""Seconds for a process that got SIGTERM to finish its work on a GPU, and the poll interval."""
+"""Seconds that a process has to finish its work on a GPU after SIGTERM, and the interval of checks whether it has
+ended.
+"""
 LONGEST = 4096
 """Maximum bytes of a message between a fork server and its client."""
 Target = Callable[[Connection], None]
@@ -36,18 +38,19 @@ class Forked(NamedTuple):
     connection: Connection
 
     def kill(self) -> None:
-        """Kill the process, even if it is stopped; does nothing once it has ended. Waits only as `end_process` does.
+        """Kill the process, even if it is stopped; does nothing once it has ended. May wait as `end_process` does.
 
-        The fork server reaps the process at its next fork; until then the process id is not reused.
+        The fork server reaps the killed process at its next fork; until then the kernel does not reuse the process id.
         """
         self.connection.close()
         end_process(self.pid)
 
 
 def end_process(pid: int) -> None:
-    """Kill a process. A client of CUDA's multi-process service gets SIGTERM first, and `ASKED_S` to end by itself.
+    """Kill a process. Under CUDA's multi-process service it first gets SIGTERM, and `ASKED_S` to end by itself.
 
-    A client that is killed with work on the device may bring down the service's server with all its clients.
+    If a client of the service is killed while it has work on the device, the service's server may end with all its
+    clients.
     """
     try:
         if under_mps():
@@ -62,11 +65,12 @@ def end_process(pid: int) -> None:
 
 
 class ForkServer:
-    """Forks processes that call one function. Construct it on a thread that lives as long as the processes shall.
+    """Forks processes that call one function. Construct it on a thread that lives as long as the processes must.
 
     Args:
-        target: `module:function`; the function gets its end of a pipe, and its process ends when it returns.
-        env: additions to this process's environment.
+        target: `module:function`. The function is called with its end of a pipe, and the forked process ends when it
+            returns.
+        env: environment variables of the server, in addition to this process's.
     """
 
     def __init__(self, target: str, env: Mapping[str, str] | None = None) -> None:
@@ -80,8 +84,8 @@ class ForkServer:
         """Fork another process; the first call waits until everything is imported.
 
         Raises:
-            EOFError: the server has ended, for example because its imports failed, or was killed because it did not
-                answer in time.
+            EOFError: the server has ended, for example because its imports failed; or it did not answer in time and was
+                killed.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -92,7 +96,7 @@ class ForkServer:
             ours.close()
             self._process.kill()
             raise EOFError(f"the server that forks processes has not answered within {FORK_S:.0f} s") from None
-        except OSError:  # closed, or the server is gone
+        except OSError:  # this object was closed, or the server is gone
             answer = b""
         if not answer:
             ours.close()
@@ -101,7 +105,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server and all processes that it forked."""
-        if under_mps():  # on SIGTERM the server ends its forks, then itself
+        if under_mps():  # on SIGTERM the server ends the processes that it forked, then itself
             self._process.signal(signal.SIGTERM)
         else:
             self._process.kill()
@@ -109,7 +113,7 @@ class ForkServer:
 
 
 def main() -> None:
-    """Import the target, then fork on request until the client is gone."""
+    """Import the target, then fork a process for each request until the client is gone."""
     control_fd, parent = map(int, sys.argv[1:])
     children: list[int] = []
     if under_mps():
@@ -117,12 +121,14 @@ def main() -> None:
         die_with_parent(parent, signal.SIGTERM)
     else:
         die_with_parent(parent)
-    # The client also gets a terminal's Ctrl-C, and decides when this process ends.
+    # A terminal sends Ctrl-C to the client too, and the client decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=control_fd) as control:
-        # No timeouts here or below: the kernel ends this process with its client, however the client ends.
+        # This wait and the waits below need no time limit: the kernel ends this process when its client ends, whatever
+        # ends the client.
         module, _, name = control.recv(LONGEST).decode().partition(":")
-        # Forked memory is shared until written to, and a garbage collection writes to every object that is not frozen.
+        # A forked process shares memory with this one until one of them writes to it, and a garbage collection writes
+        # to every object that is not frozen.
         gc.disable()
         target: Target = getattr(importlib.import_module(module), name)
         gc.freeze()
@@ -152,7 +158,7 @@ def _end(children: list[int]) -> NoReturn:
 
 
 def _is_there(pid: int) -> bool:
-    """Whether a child still runs; the id of a reaped child may belong to another process."""
+    """Whether a child still runs. A child that has ended is reaped, and its id may then belong to another process."""
     try:
         return os.waitpid(pid, os.WNOHANG) == (0, 0)
     except ChildProcessError:
@@ -169,7 +175,7 @@ def _reap() -> None:
 
 
 def _run(target: Target, connection: Connection, server: int) -> None:
-    """Runs in the forked process; never returns."""
+    """Call the target in the forked process, then end the process; never returns."""
     code = 1
     try:
         die_with_parent(server)

@@ -12,7 +12,7 @@ _OLDER_TORCH = "--index-url https://download.pytorch.org/whl/cu126"
 
 
 def unseen_gpus(torch_version: str, cuda_version: str | None) -> str | None:
-    """Names of GPUs that torch does not see, and the reason; None if the driver reports no GPUs.
+    """Text with the names of the GPUs that torch does not see, and the reason; None if the driver reports no GPUs.
 
     Args:
         torch_version, cuda_version: as in `driver_problem`.
@@ -28,7 +28,9 @@ def unseen_gpus(torch_version: str, cuda_version: str | None) -> str | None:
 
 
 def driver_problem(torch_version: str, cuda_version: str | None) -> str:
-    """Why torch sees no GPU, as far as the driver reveals, and what to change: one line without a final period.
+    """Why torch sees no GPU, as far as the driver reveals this, and what to change.
+
+    The text is one line without a final period.
 
     Args:
         torch_version: `torch.__version__`.

@@ -1,4 +1,4 @@
-"""Detects kills by the kernel's out-of-memory killer, which are only visible in kernel counters and logs."""
+"""Detects kills by the kernel's out-of-memory killer, which are visible only in counters and logs of the kernel."""
 
 from pathlib import Path
 
@@ -23,6 +23,6 @@ class MemoryKills:
 def _num_kills() -> int:
     try:
         lines = VMSTAT.read_text().splitlines()
-    except OSError:  # hidden in this sandbox
+    except OSError:  # a sandbox hides the file
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -1,6 +1,7 @@
 """NVIDIA's management library (NVML): GPUs, memory in use, and driver version, as needed at start.
 
-NVML creates no CUDA context, which torch might, and takes milliseconds, while importing torch takes seconds.
+NVML is used instead of torch, because NVML creates no CUDA context and takes milliseconds, while importing torch takes
+seconds.
 """
 
 from typing import Any, NamedTuple
@@ -17,14 +18,14 @@ class Device(NamedTuple):
     total_bytes: int
     used_bytes: int
     is_divided: bool
-    """Whether it is divided into MIG instances, of which a process sees one."""
+    """Whether the GPU is divided into MIG instances; a process sees only one of these."""
 
 
 def driver_version() -> str:
     """Version of the driver, such as 580.65.06.
 
     Raises:
-        NVMLError: the library is missing, or the driver does not answer; one line with the reason.
+        NVMLError: the library is missing, or the driver does not answer; the message is one line with the reason.
     """
     pynvml.nvmlInit()
     return pynvml.nvmlSystemGetDriverVersion()

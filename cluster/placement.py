@@ -1,13 +1,14 @@
-"""Placement of verifiers and drafters: one placement group per pair, and assignment of GPUs.
+"""Placement of verifiers and drafters in a Ray cluster: one placement group for each pair, and assignment of GPUs.
 
-All bundles lie on one node, unless the settings allow the drafter on another one. A verifier that is spread over
-several ranks has a bundle per rank; those of ranks 1 and up come last.
+All bundles of a group lie on one node, unless the settings allow the drafter on another node. A verifier of several
+ranks has a bundle for each rank; the bundles of ranks 1 and up come last in the group.
 
-By default Ray hides all other GPUs from an actor (it sets CUDA_VISIBLE_DEVICES), and a process cannot open memory of a
-GPU that it does not see. So Ray is configured to leave that variable alone (`NO_NARROWING`), and each actor puts its
-assigned GPU first: device 0 is its own GPU in every thread, and the other GPUs stay reachable.
+By default Ray sets CUDA_VISIBLE_DEVICES so that an actor sees only its own GPUs, and a process cannot open memory of a
+GPU that it does not see. Therefore `NO_NARROWING` makes Ray leave CUDA_VISIBLE_DEVICES unchanged, and each actor sets
+the variable so that its own GPU comes first. Then device 0 is the actor's own GPU in every thread, and the other GPUs
+stay reachable.
 
-Ray is imported only inside functions, so that configurations can be checked without it.
+Ray is imported only inside functions, so that settings can be checked without Ray.
 """
 
 import os
@@ -23,13 +24,13 @@ NO_NARROWING = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 ROUNDING = 1e-6
 ACCELERATOR_TYPE, ACCELERATOR_AMOUNT = "accelerator_type:", 0.001
-"""Prefix of Ray's own resource of nodes with a type of GPU, and an amount so small that it never runs out."""
+"""Prefix of the resource by which Ray marks nodes with a type of GPU, and an amount so small that it never runs out."""
 
 ChannelKind = Literal["shm", "cuda_ipc", "remote"]
 
 
 class Share(NamedTuple):
-    """CPUs, GPUs and other resources of one actor in Ray's units; fractions share a device."""
+    """CPUs, GPUs and other resources of one actor in Ray's units; actors with fractions of a GPU share the device."""
 
     num_cpus: float
     num_gpus: float = 0.0
@@ -85,7 +86,7 @@ def member_options(verifier: Share, index: int, num_members: int) -> dict[str, A
 
 
 def _in_bundle(index: int) -> Any:
-    """Scheduling strategy for a bundle of the caller's own group; negative indices count from the end."""
+    """Scheduling strategy for a bundle of the caller's placement group; negative indices count from the end."""
     from ray.util.placement_group import get_current_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -97,13 +98,14 @@ def _in_bundle(index: int) -> Any:
 
 
 def shared_drafter_options(drafter: Share) -> dict[str, Any]:
-    """Actor options of a shared drafter: on any node, spread over nodes where possible."""
+    """Actor options of a shared drafter, which may run on any node; Ray spreads shared drafters over nodes."""
     return _options(drafter, "SPREAD")
 
 
 def _options(share: Share, strategy: Any) -> dict[str, Any]:
     options = {**share.actor_options(), "scheduling_strategy": strategy}
-    # Without its own runtime_env an actor inherits its creator's and may start in a prestarted worker process.
+    # A share without variables gets no runtime_env: the actor then inherits its creator's runtime_env, and may start in
+    # a prestarted worker process.
     return options | ({"runtime_env": {"env_vars": share.env_vars()}} if share.env_vars() else {})
 
 
@@ -115,7 +117,7 @@ def node_id() -> str:
 
 
 def check_gpu_amount(name: str, amount: float) -> None:
-    """Refuse amounts that Ray cannot assign: a device is shared in fractions below 1, or taken whole.
+    """Refuse amounts of GPUs that Ray cannot assign: an actor gets a fraction of one GPU, or whole GPUs.
 
     Raises:
         ValueError: names the field, the value and the allowed values.
@@ -125,7 +127,7 @@ def check_gpu_amount(name: str, amount: float) -> None:
 
 
 def gpus_of_pair(verifier: Share, drafter: Share | None, num_ranks: int = 1) -> int:
-    """Number of GPUs that one node must have for a pair: fractions share a GPU if they fit."""
+    """Number of GPUs that one node must have for a pair. Fractions share a GPU if their sum is at most 1."""
     shares = [verifier.num_gpus] * num_ranks + ([drafter.num_gpus] if drafter is not None else [])
     whole = sum(int(share) for share in shares if share >= 1)
     fractions = [share for share in shares if 0 < share < 1]
@@ -135,12 +137,12 @@ def gpus_of_pair(verifier: Share, drafter: Share | None, num_ranks: int = 1) -> 
 def check_node_gpus(
     verifier: Share, drafter: Share | None, node_gpus: Iterable[float], one_node: bool = True, num_ranks: int = 1
 ) -> None:
-    """Refuse a pair that no node can hold, for which Ray would wait for ever.
+    """Refuse a pair that fits on no node; otherwise Ray would wait for such a node for ever.
 
     Args:
-        verifier: share of each of its ranks.
+        verifier: share of each rank of the verifier.
         node_gpus: GPUs of each live node.
-        one_node: whether one node has to hold verifier and drafter.
+        one_node: whether verifier and drafter must run on the same node.
 
     Raises:
         ValueError: names both shares and the largest node.
@@ -161,24 +163,25 @@ def check_node_gpus(
 
 
 class Group(NamedTuple):
-    """Actors that are placed together, and the minimum number of such groups."""
+    """Actors that are placed together, and the number of such groups that must be placed."""
 
     name: str
-    """Name of one such group, for messages."""
+    """Name of one group, for messages."""
     bundles: Sequence[Mapping[str, float]]
     num: int = 1
     one_node: bool = True
-    """Whether one node has to hold all bundles."""
+    """Whether all bundles of a group must lie on one node."""
 
 
 def check_room(groups: Sequence[Group], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Refuse groups that the nodes cannot hold, alone or together, for which Ray would wait for ever.
+    """Refuse groups for which the cluster is too small; otherwise Ray would wait for resources for ever.
 
     Args:
-        nodes: total resources of each live node, used or free.
+        nodes: total resources of each live node, including those in use.
 
     Raises:
-        ValueError: names the group, the resource, and the available amount of it.
+        ValueError: a group fits on no node, or all groups together exceed the cluster; names the group, the resource
+            and its available amount.
     """
     wanted: Counter[str] = Counter()
     for group in groups:
@@ -206,7 +209,7 @@ def _holds(node: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
 
 
 def _scarcest(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> tuple[str, float]:
-    """The resource that is relatively most short, and the wanted amount of it."""
+    """The resource of which the largest share is missing, and its wanted amount."""
     most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
     name = max(wanted, key=lambda name: (wanted[name] - most[name]) / wanted[name])
     return name, wanted[name]
@@ -260,9 +263,10 @@ def assigned_devices() -> tuple[int | str, ...]:
 
 
 def claim_devices(assigned: Sequence[int | str]) -> None:
-    """Make the assigned GPU device 0 of this process, which is the actor or its child; does nothing without one.
+    """Make the assigned GPU device 0 of this process; does nothing if no GPU is assigned.
 
-    Call before anything touches CUDA: the driver reads the order of devices only once.
+    The process is the actor to which Ray assigned the GPU, or a child of the actor. Call this function before anything
+    uses CUDA, because the driver reads the order of devices only once.
 
     Raises:
         RuntimeError: CUDA is initialised already.
@@ -275,7 +279,7 @@ def claim_devices(assigned: Sequence[int | str]) -> None:
     if torch.cuda.is_initialized():
         raise RuntimeError("GPUs must be claimed before CUDA is initialised in this process")
     visible = os.environ.get(VISIBLE_DEVICES)
-    # torch counts by NVML until CUDA is initialised, and counts again after a change of the variable.
+    # Until CUDA is initialised, torch counts GPUs by NVML, and counts them again if CUDA_VISIBLE_DEVICES changes.
     num_devices = torch.cuda.device_count() if visible is None else 0
     os.environ[VISIBLE_DEVICES] = own_devices_first(assigned, visible, num_devices)
 

@@ -1,4 +1,4 @@
-"""Descendant processes, of which a program that starts Ray must leave none behind."""
+"""Finds and ends descendant processes: a program that starts Ray must leave none of them behind."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 RAYS_PROGRAMS = frozenset({"gcs_server", "raylet"})
 POLL_S = 0.05
 DEATH_S = 5.0
-"""Seconds for the kernel to end killed processes: large memory takes a while to free."""
+"""Seconds for the kernel to end killed processes; freeing a large memory takes a while."""
 
 
 def descendants(root: int) -> list[PeerProcess]:
@@ -36,7 +36,7 @@ def descendants(root: int) -> list[PeerProcess]:
 def writers(folder: Path) -> list[PeerProcess]:
     """Python processes of this environment, and Ray's programs, that have a file below `folder` open for writing.
 
-    Other programs, such as a pager or an editor of a log, are not included.
+    Other programs are not included, such as a pager or an editor in which a user has opened a log.
     """
     ours = Path(sys.executable).resolve()
     found = []
@@ -52,7 +52,7 @@ def writers(folder: Path) -> list[PeerProcess]:
 
 def _writes_below(process: Path, folder: Path) -> bool:
     for fd in (process / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the process has closed the file meanwhile
             if not fd.readlink().is_relative_to(folder):
                 continue
             lines = (process / "fdinfo" / fd.name).read_text().splitlines()
@@ -63,9 +63,10 @@ def _writes_below(process: Path, folder: Path) -> bool:
 
 
 def end(processes: list[PeerProcess], grace_s: float) -> int:
-    """Wait for processes that are about to end, then kill the rest after `grace_s`; return the number killed.
+    """Wait `grace_s` for processes to end, then kill those that still run; return the number of killed processes.
 
-    Killed processes are gone on return (or after `DEATH_S`), so that their resources can be removed.
+    When the function returns, killed processes are gone, so their resources can be removed; it waits at most `DEATH_S`
+    for this.
     """
     _wait(processes, grace_s)
     killed = 0

@@ -1,7 +1,7 @@
-"""Selection of an engine for a request by cached prefixes and load, and limits of admission.
+"""Chooses an engine for a request by cached prefixes and load, and computes limits of admission.
 
-A block's hash is chained over all tokens before it, so a set of hashes that is looked up block by block acts as a radix
-tree. This file uses neither tokens of texts, nor Ray, nor HTTP.
+A block's hash covers the tokens of the block and of all blocks before it. So a set of these hashes that is searched
+block by block finds the longest cached prefix, like a radix tree. This file uses neither Ray nor HTTP.
 """
 
 import math
@@ -14,11 +14,11 @@ from typing import NamedTuple
 from wingbeat.runtime.kv.block_hashes import HASH_BYTES, CacheChanges, hash_block, salted_root, split_hashes
 
 MAX_BLOCKS = 2**18
-"""Blocks tracked per engine; beyond that the oldest entries are dropped."""
+"""Maximum number of blocks tracked for each engine; if there are more, the oldest are dropped."""
 
 
 class PromptBlocks:
-    """Hashes of a prompt's full blocks, computed on demand.
+    """Hashes of the full blocks of a prompt, computed on demand.
 
     Args:
         block_size: tokens per block; 0 if engines cache no prefixes.
@@ -29,7 +29,8 @@ class PromptBlocks:
     def __init__(self, token_ids: Sequence[int], block_size: int, salt: str = "", variant: str = "") -> None:
         self.num_tokens = len(token_ids)
         self.block_size = block_size
-        # The last token is always computed, as in the engine.
+        # The last token's block does not count if this token completes it, because the engine always computes the last
+        # token.
         self.num_blocks = max(0, len(token_ids) - 1) // block_size if block_size else 0
         self._token_ids = token_ids
         self._last = salted_root(salt, variant)
@@ -45,7 +46,7 @@ class PromptBlocks:
 
 
 class PrefixIndex:
-    """Cached blocks of one engine, kept up to date by its `CacheChanges`."""
+    """Blocks that one engine has cached, kept up to date by the engine's `CacheChanges`."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
@@ -55,7 +56,7 @@ class PrefixIndex:
         return len(self._known)
 
     def apply(self, changes: CacheChanges) -> None:
-        """Apply additions to and removals from the engine's cache."""
+        """Apply blocks that the engine's cache has gained and lost."""
         if changes.cleared:
             self._known.clear()
         for block_hash in split_hashes(changes.dropped):
@@ -79,8 +80,8 @@ class PrefixIndex:
 
 LONGEST_RETRY_S = 60
 MAX_COMPARED = 16
-"""Up to this many engines are all compared. From more, two are drawn at random: several routers would otherwise flood
-the single least loaded engine.
+"""Maximum number of engines that are all compared. If there are more, two engines are drawn at random, because
+otherwise all routers would send their requests to the same least loaded engine at once.
 """
 
 
@@ -89,7 +90,7 @@ class EngineLoad(NamedTuple):
 
     engine_id: str
     outstanding_tokens: int
-    """Prompt tokens to compute and tokens still to generate, over all unfinished requests there."""
+    """Prompt tokens to compute and tokens still to generate, over all unfinished requests of the engine."""
     num_requests: int
     stalled: bool = False
     """Whether the engine makes no progress, and may have to be replaced."""
@@ -112,14 +113,15 @@ def choose_engine(
     session_id: str = "",
     rng: random.Random | None = None,
 ) -> str | None:
-    """Id of the engine at which a request costs least; None if there are no engines.
+    """Id of the engine at which a request has the lowest `cost_tokens`; None if there are no engines.
 
-    Ties are broken by session affinity; without a session by the number of requests, then by id.
+    Among engines of equal cost, the session decides; without a session the number of requests decides, then the id.
 
     Args:
         num_cached_tokens: maps an engine's id to the number of prompt tokens whose KV it has cached.
         session_id: any string that requests of one conversation share; empty for none.
-        rng: draws two of more than `MAX_COMPARED` engines; the engine with the longest cached prefix is compared too.
+        rng: draws two engines if there are more than `MAX_COMPARED`. The drawn engines are compared with the engine
+            that has the longest cached prefix.
     """
 
     def rank(load: EngineLoad) -> tuple:
@@ -135,19 +137,19 @@ def choose_engine(
 
 
 def _affinity(session_id: str, engine_id: str) -> bytes:
-    """Rank key of an engine for a session: differs by session, and does not depend on which other engines exist."""
+    """Key that ranks an engine among engines of equal cost for a session; independent of which other engines exist."""
     return blake2b(f"{session_id}\0{engine_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def num_missing_places(
     num_wanted: int, num_admitted: int, num_engines: int, max_num_seqs: int, max_queued_requests: int
 ) -> int:
-    """Number of requests that have to end before `num_wanted` more are admitted; 0 if they fit now.
+    """Number of requests that have to end before `num_wanted` more requests are admitted; 0 if these fit now.
 
     Args:
         num_admitted: requests that run or queue.
         max_num_seqs: sequences that one engine runs at once.
-        max_queued_requests: admitted requests beyond the engines' running capacity.
+        max_queued_requests: number of requests that may be admitted beyond those that the engines can run at once.
     """
     return max(0, num_admitted + num_wanted - num_engines * max_num_seqs - max_queued_requests)
 
@@ -155,13 +157,14 @@ def num_missing_places(
 def retry_after_s(num_missing: int, num_admitted: int, unwritten_tokens: int, tokens_per_s: float | None) -> int:
     """Whole seconds, 1 to 60, until `num_missing` requests will have ended.
 
-    Engines end requests at their token rate divided by the tokens that a request still needs.
+    Engines are assumed to end requests at the rate `tokens_per_s` divided by the mean number of tokens that a request
+    may still write.
 
     Args:
         num_missing: requests that have to end.
         num_admitted: requests that run or queue.
-        unwritten_tokens: tokens that all of them together may still write.
-        tokens_per_s: rate of all engines together; None before any measurement.
+        unwritten_tokens: tokens that all admitted requests together may still write.
+        tokens_per_s: tokens per second of all engines together; None before any measurement.
     """
     if not tokens_per_s or not num_admitted:
         return 1
@@ -173,7 +176,7 @@ class AnswerLength:
     """Mean length of recent answers, which predicts how many tokens a request will still write.
 
     Args:
-        num_answers: approximate number of answers in the mean.
+        num_answers: approximate number of recent answers over which the mean is taken.
     """
 
     def __init__(self, num_answers: int = 64) -> None:
@@ -187,7 +190,7 @@ class AnswerLength:
         self._mean += (num_tokens - self._mean) / min(self._num_seen, self._num_answers)
 
     def expected_tokens(self, unwritten_tokens: int) -> int:
-        """Expected further tokens of a request that may write `unwritten_tokens`.
+        """Expected number of further tokens of a request that may write at most `unwritten_tokens` more.
 
         The estimate does not depend on how many tokens the request has written.
         """
@@ -195,10 +198,10 @@ class AnswerLength:
 
 
 class TokenRate:
-    """Tokens per second over recent time in which there was something to write; older samples decay exponentially.
+    """Tokens per second over the recent time in which there were tokens to write; the weight of older time decays.
 
     Args:
-        window_s: seconds after which a token's weight is 1/e.
+        window_s: seconds after which the weight of tokens and time has decayed to 1/e.
     """
 
     def __init__(self, window_s: float = 5.0) -> None:
@@ -208,11 +211,11 @@ class TokenRate:
         self._at: float | None = None
 
     def resume(self, now: float) -> None:
-        """Begin writing again: the time since the last token does not count."""
+        """Start measuring again after a pause; the time since the last token does not count."""
         self._at = now
 
     def add(self, num_tokens: int, now: float) -> None:
-        """Add arrived tokens."""
+        """Add tokens that have arrived since the last call."""
         self._pass(now)
         self._tokens += num_tokens
 

@@ -40,7 +40,7 @@ from wingbeat.runtime.tokenizer_file import has_chat_template
 logger = logging.getLogger(__name__)
 APP_NAME = "wingbeat"
 NICENESS = "RAY_worker_niceness"
-"""Variable for the niceness of Ray's workers, which is 15 by default: they would yield to all other processes."""
+"""Environment variable for the niceness of Ray's workers; at its default, 15, they yield to all other processes."""
 RAY_ENV = {
     NICENESS: "0",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
@@ -52,19 +52,23 @@ RAY_ENV = {
 period of 10 s; each check may still take 10 s, so that a slow proxy is not replaced.
 """
 DIRECT, HAPROXY = "RAY_SERVE_ENABLE_DIRECT_INGRESS", "RAY_SERVE_ENABLE_HA_PROXY"
-"""Variables for Serve's own ways to bypass its proxy. If the first is "0", a router does not listen itself either."""
+"""Environment variables of Serve for direct ingress and HAProxy, instead of its own proxy. If the first is "0", the
+router does not listen itself either, and Serve's proxy is used.
+"""
 HEAD = ("gcs_server", "raylet")
 """Ray's names of the head's processes that are not restarted when they end."""
 POLL_S, START_POLL_S = 1.0, 0.2
+"""Seconds between checks of the application's status while it runs, and while it starts."""
 REPORT_TIMEOUT_S = 60.0
+"""Seconds for a verifier replica to send the report that the message of a finished start shows."""
 DRAIN_MARGIN_S = 5.0
 """Seconds that routers get beyond `shutdown_timeout_s` to answer the drain call itself."""
 PROCESS_GRACE_S = 5.0
-"""Seconds for Ray's processes to end after Ray has told them to."""
+"""Seconds that processes get to end after `ray.shutdown`, before they are killed."""
 
 
-CTRL_C = "Ctrl-C ends it."
-DETACHED = f"It stays when this command ends; serve.delete('{APP_NAME}') in Python ends it."
+CTRL_C = "Ctrl-C ends the application."
+DETACHED = f"The application keeps running after this command; serve.delete('{APP_NAME}') in Python ends it."
 
 
 class StartError(RuntimeError):
@@ -72,12 +76,16 @@ class StartError(RuntimeError):
 
 
 class ServedApplication:
-    """One application, on a Ray cluster that this process has started or joined.
+    """The application on a Ray cluster that this process has started or joined.
 
-    Signals become KeyboardInterrupt in the method that is running.
+    SIGINT and SIGTERM raise KeyboardInterrupt in the method that is running.
 
     Args:
-        address: address of a running cluster that this machine is a node of; None lets Ray decide whether to join one.
+        host: address to listen on.
+        port: port to listen on.
+        signals: handlers of SIGINT and SIGTERM; None leaves signals alone.
+        start_up: progress lines; None prints none.
+        address: address of a running cluster to which this machine belongs; None lets Ray decide whether to join one.
         detach: whether the application keeps running when this process ends.
     """
 
@@ -153,7 +161,7 @@ class ServedApplication:
                 self._say_ready(self._start_up)
 
     def _wait_for_replicas(self) -> None:
-        """Waits for the replicas. Serve's own wait does not end if no attempt can succeed, nor on deletion."""
+        """Waits for the replicas. Serve's own wait never returns if no attempt can succeed, or upon deletion."""
         watch = StartWatch(self._say)
         while (application := serve.status().applications.get(APP_NAME)) is not None:
             if application.status == ApplicationStatus.DEPLOY_FAILED:
@@ -169,9 +177,7 @@ class ServedApplication:
         raise StartError("the application was deleted while it was starting")
 
     def url(self) -> str:
-        """URL of the router or of Serve's proxies; those of an existing cluster may listen elsewhere than `host` and
-        `port`.
-        """
+        """URL of the router, or of Serve's proxies, which in a joined cluster may listen on another host and port."""
         if self._door is not None:
             return url_of(self._host, self._port)
         http = _get_global_client().http_config
@@ -243,8 +249,10 @@ class ServedApplication:
             self._start_up.event(text)
 
     def _lose_head(self) -> None:
-        # The raylet's children are orphans now: the watchdog finds and ends them once this process is gone.
-        print("Error: a process of Ray's head has ended, and the application with it: start it again", file=sys.stderr)
+        # The watchdog ends the raylet's orphaned children once this process is gone.
+        print(
+            "Error: a process of Ray's head has ended, so the application has stopped: start it again", file=sys.stderr
+        )
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
@@ -255,13 +263,14 @@ class ServedApplication:
         reports = [handle.report.remote().result(timeout_s=REPORT_TIMEOUT_S) for handle in handles]
         logs = f"{ray_worker._global_node.get_session_dir_path()}/logs"
         first = config.served()[0]
-        own = first.model is not None  # the demo has a template, and continues Python
+        # The demo model has a chat template, but only completes Python code.
+        own = first.model is not None
         chats = own and (first.own_template() is not None or has_chat_template(first.model_dir(with_weights=False)))
         command = curl_command(self.url(), first.model_name(), bool(config.api_key), chats)
         start_up.ready(f"{self.url()}/v1", ready_facts(reports, logs), command, DETACHED if self._detach else CTRL_C)
 
     def _has_one_router(self) -> bool:
-        """Whether there is one router, which then listens itself, unless the environment asks for Serve's proxy."""
+        """Whether the router listens itself: there is only one, and the environment does not select Serve's proxy."""
         config = self._config
         several = config.num_router_replicas > 1 or config.router_autoscaling_config is not None
         return not several and os.environ.get(DIRECT) != "0" and os.environ.get(HAPROXY) != "1"
@@ -276,7 +285,7 @@ class ServedApplication:
             ) from error
 
     def _connect(self) -> None:
-        self._owns_ray = True  # set first, so that a signal during the start also ends Ray
+        self._owns_ray = True  # set first, so that Ray is ended if a signal arrives during its start
         try:
             ray_cluster.connect(self._address, self._say)
         except ray_cluster.ClusterError as error:
@@ -335,12 +344,12 @@ def serve_until_stopped(
         signals.ignore()
         application.kill(signals.exit_code())
     finally:
-        # Ends the progress lines, which a failed start must not print any more.
+        # Stops the progress lines, which must not follow the error of a failed start.
         start_up.close()
 
 
 def _speak_for_ray(start_up: StartUp) -> None:
-    """Shows Wingbeat's log lines of all processes; of Ray and Serve only errors in this process."""
+    """Prints Wingbeat's log lines of all processes, and of Ray and Serve only errors in this process."""
     ray_worker._worker_logs_enabled = False  # messages of the raylet to every driver, such as each actor's end
     global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
     global_worker_stdstream_dispatcher.add_handler("wingbeat", start_up.worker_lines)
@@ -354,7 +363,7 @@ def _deployments() -> Mapping[str, Any]:
 
 
 def _cause() -> str | None:
-    """Cause that the first failed deployment reports, in one line; None if none failed."""
+    """Cause reported by the first failed deployment, in one line; None if no deployment has failed."""
     deployments = _deployments().values()
     failed = [deployment.message for deployment in deployments if deployment.status.value == "DEPLOY_FAILED"]
     return (refusal(failed[0]) or root_cause(failed[0])) if failed else None

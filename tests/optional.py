@@ -64,8 +64,9 @@ FEATURES = {
                 "tests/e2e/test_page_heads.py",
                 "benchmarks/learning*.py",
                 "benchmarks/process_pause.py",
+                "benchmarks/moved_verifier.py",
             ),
-            "benchmarks/results/learning*",
+            *("benchmarks/results/learning*", "benchmarks/results/moved_verifier*"),
         ),
         needs=("training",),
         words=(
@@ -181,6 +182,7 @@ FEATURES = {
             *("deployments/rollouts", "runtime/rollouts", "docs/rollouts.md", "examples/rollouts.py"),
             *("tests/deployments/rollouts", "tests/runtime/rollouts", "tests/e2e/test_rollouts.py"),
             *("tests/gpu_of_numbers/rollout_cases.py", "tests/runtime/tensor_parallel/test_rank_weights.py"),
+            *("benchmarks/moved_verifier.py", "benchmarks/results/moved_verifier*"),
         ),
         words=("rollouts", "rollouts_journal", "weight_transfer_config", "/pause", "/update_weights"),
     ),

@@ -20,6 +20,7 @@ LAYERS = ("kernels", "runtime", "cluster", "deployments")
 FOLDERS = (*LAYERS, "src", "tests", "benchmarks", "examples")
 BANNED = re.compile(r"(Of|What|Those|That|Who|Whose|It|One|The same|Which)\b")
 """First words that leave the subject of a sentence to the reader."""
+DIRECTIVE = re.compile(r"#\s*(fmt:|noqa|type:|pyright:|ruff:)")
 
 
 class Passage(NamedTuple):
@@ -28,6 +29,8 @@ class Passage(NamedTuple):
     place: str
     """Path and line."""
     text: str
+    paragraph: str = ""
+    """Paragraph of a sentence."""
 
 
 def docstrings(path: Path) -> Iterator[Passage]:
@@ -43,12 +46,13 @@ def docstrings(path: Path) -> Iterator[Passage]:
 
 
 def comments(path: Path) -> Iterator[Passage]:
-    """Comments, consecutive lines as one."""
+    """Comments; consecutive lines without code are one."""
     line, words = 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
-        if token.type != tokenize.COMMENT:
+        if token.type != tokenize.COMMENT or DIRECTIVE.match(token.string):
             continue
-        if token.start[0] != line + len(words) and words:
+        is_behind_code = token.line[: token.start[1]].strip() != ""
+        if words and (is_behind_code or token.start[0] != line + len(words)):
             yield Passage(f"{path.relative_to(ROOT)}:{line}", " ".join(words))
             words = []
         line = line if words else token.start[0]
@@ -73,8 +77,9 @@ def sentences(path: Path) -> Iterator[Passage]:
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     for paragraph in re.split(r"\n\s*\n", text):
         if not re.match(r"\s*(\||#|!\[|<)", paragraph):
-            for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(paragraph.split())):
-                yield Passage(str(path.relative_to(ROOT)), sentence)
+            joined = " ".join(paragraph.split())
+            for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z`])", joined):
+                yield Passage(str(path.relative_to(ROOT)), sentence, joined)
 
 
 def num_words(path: Path) -> int:
@@ -100,6 +105,16 @@ def draw(number: int, seed: str) -> list[Passage]:
     return [random_.choice(kinds[index % len(kinds)]) for index in range(number)]
 
 
+def above(passage: Passage) -> list[str]:
+    """The two lines of code above a passage, and its own where it stands behind code; a sentence's paragraph."""
+    path, _, line = passage.place.partition(":")
+    if passage.paragraph:
+        return [passage.paragraph]
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    first = int(line) if line else 0
+    return [line for line in lines[max(0, first - 3) : first] if line.strip() and '"""' not in line]
+
+
 def main() -> None:
     """Print the counts, or the passages that were drawn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -110,7 +125,8 @@ def main() -> None:
         git = ("git", "rev-parse", "HEAD^")
         seed = options.seed or subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
         print(f"seed {seed}")
-        print(*(f"\n{passage.place}\n  {passage.text}" for passage in draw(options.draw, seed)), sep="\n")
+        for passage in draw(options.draw, seed):
+            print(f"\n{passage.place}", *above(passage), f"    >>> {passage.text}", sep="\n")
         return
     for path in (*documents(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
         print(f"{num_words(path):6,} {path.relative_to(ROOT)}")

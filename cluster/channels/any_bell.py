@@ -1,8 +1,8 @@
-"""Waiting on several bells at once: a drafter of several verifiers wakes when the first bell rings.
+"""Waits on several bells at once, so that a drafter that several verifiers share wakes at the first ring.
 
-Linux 5.16 and later have a system call for that (futex_waitv). On older kernels the bells are waited on in turn,
-briefly each. Bells of other nodes are sockets, which are polled together; if there are also bells in memory, these are
-checked between polls.
+Linux 5.16 and later have a system call for such a wait (futex_waitv). On older kernels the thread waits on one bell
+after another, for a short time each. Bells of other nodes are sockets, which are polled together; if there are also
+bells in memory, the polls are short, and bells in memory are checked between two polls.
 """
 
 import ctypes
@@ -17,7 +17,8 @@ from typing import ClassVar
 from wingbeat.cluster.channels.doorbell import YIELD_S, Bell, Timespec, syscall
 
 TURN_S = 0.3e-3
-"""Seconds per wait if bells are waited on in turn; the ring of another bell is noticed up to this much later."""
+"""Seconds of each wait if the thread waits on one bell after another, during which no other bell in memory is noticed.
+"""
 MOST_BELLS = 128
 """Maximum number of bells per futex_waitv call; further bells are checked when the wait ends."""
 _CALL, _SIZE_U32, _MONOTONIC = 449, 2, 1
@@ -34,7 +35,7 @@ class _Waiter(ctypes.Structure):
 
 
 def _kernel_has_it() -> bool:
-    """Call futex_waitv with zero bells: EINVAL means that the kernel has the call, ENOSYS that it does not."""
+    """Whether the kernel has futex_waitv: a call with zero bells fails with EINVAL if so, and with ENOSYS if not."""
     if not sys.platform.startswith("linux"):
         return False
     ctypes.set_errno(0)
@@ -76,11 +77,11 @@ def _poll(descriptors: Sequence[int], timeout_s: float) -> None:
 def wait_for_any(
     bells: Sequence[Bell], ready: Callable[[], bool], timeout_s: float, quiet_since: float | None = None
 ) -> bool:
-    """True as soon as `ready()`, which is checked after each ring; False after `timeout_s`.
+    """True as soon as `ready()` is true, which is checked after each ring; False after `timeout_s`.
 
     Args:
-        quiet_since: time (time.monotonic) at which the waiter last had work: for `YIELD_S` after that the wait yields
-            instead of sleeping, as `Doorbell.wait` does.
+        quiet_since: time (time.monotonic) at which the waiter last had work; None means now. For `YIELD_S` after this
+            time the wait yields instead of sleeping, as `Doorbell.wait` does.
     """
     now = time.monotonic()
     deadline = now + timeout_s
@@ -88,7 +89,8 @@ def wait_for_any(
     if len(os.sched_getaffinity(0)) == 1:
         yield_until = now
     while True:
-        seen = [bell.words[bell.index] for bell in bells]  # before the condition: a ring in between forbids the sleep
+        # Read before the condition is checked, so that a ring in between prevents the sleep.
+        seen = [bell.words[bell.index] for bell in bells]
         if ready():
             return True
         if now >= deadline:

@@ -1,8 +1,8 @@
 """The channel between a verifier and its drafter: the protocol of rounds, and the channel within one process.
 
-Kinds of channels differ in their memory and in how their doorbells wait; both ends are the same code. The ends
-implement the contract of `wingbeat.runtime.protocol.ends`. `docs/architecture.md` specifies rounds, device order, and
-changes of drafter.
+All kinds of channels use the classes of this file for their two ends; the kinds differ in their memory and in how their
+doorbells wait. The ends implement the contract of `wingbeat.runtime.protocol.ends`. `docs/architecture.md` specifies
+rounds, device order, and changes of drafter.
 """
 
 import os
@@ -68,12 +68,13 @@ class VerifierSide:
     def acquire_outcome(self, timeout_s: float) -> Outcome | None:
         """Buffers of the next round.
 
-        None if a live drafter still uses the buffers after `timeout_s`, or if the channel is closed.
+        Returns None if a live drafter still uses these buffers after `timeout_s`, or if the channel is closed.
         """
         if self._words[Word.CLOSED]:
             return None
         round_number, deadline = self._published + 1, time.monotonic() + timeout_s
-        # The device of a drafter that died reads nothing any more.
+        # If the drafter has died, its device no longer reads the buffers, so the buffers are free even without an
+        # answer.
         free = self._await_answer(round_number - 2, timeout_s) or not self.peer_alive()
         if free and self._reply_ready is not None and self._is_answered(round_number - 2):
             free = self._is_finished(round_number - 2, deadline - time.monotonic()) or not self.peer_alive()
@@ -81,7 +82,10 @@ class VerifierSide:
         return self._outcomes[round_number % 2] if free else None
 
     def publish_outcome(self) -> int:
-        """Pass the acquired buffers to the drafter. Returns the round's number. RuntimeError if none are acquired."""
+        """Pass the acquired buffers to the drafter, and return the round's number.
+
+        Raises RuntimeError if no buffers are acquired.
+        """
         if not self._acquired:
             raise RuntimeError("publish_outcome without an acquired outcome")
         self._acquired = False
@@ -96,7 +100,9 @@ class VerifierSide:
         return self._published
 
     def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
-        """The answer to a round, or None if it does not come in time or the drafter dies or is replaced meanwhile.
+        """The drafter's answer to a round; None if no answer comes in time.
+
+        Also returns None if the drafter dies or is replaced meanwhile.
 
         The tensors stay valid until round `round_number + 2` is published. Device tensors are complete: this call waits
         for the drafter's device work, and notices the drafter's death meanwhile.
@@ -122,7 +128,7 @@ class VerifierSide:
             self.on_close()
 
     def _is_answered(self, round_number: int) -> bool:
-        """Whether the attached drafter has answered exactly this round, not skipped it or answered a later one."""
+        """Whether the attached drafter's latest answer in the buffers of this parity is to exactly this round."""
         words, incarnation = self._words, self.incarnation
         if round_number < 1 or not incarnation or words[Word.REPLIED] < incarnation << ROUND_BITS | round_number:
             return False
@@ -132,7 +138,7 @@ class VerifierSide:
     def _is_finished(self, round_number: int, timeout_s: float) -> bool:
         """Whether the drafter's device work for an answered round is done.
 
-        False if the drafter is dead or replaced, or after `timeout_s`.
+        Returns False if the drafter dies or is replaced, or after `timeout_s`.
         """
         words, attached, events = self._words, self._words[Word.ATTACHED], self._reply_ready
         if events is None:
@@ -171,8 +177,8 @@ class VerifierSide:
 class DrafterSide:
     """The drafter's end (`runtime.protocol.ends.DrafterEnd`), attached on construction, for use by one thread.
 
-    A round may have been filled before the verifier noticed this incarnation: it can refer to sequences that this
-    drafter has never received.
+    A round that this end receives may have been filled before the verifier noticed this incarnation, so the round may
+    refer to sequences that this drafter has never received.
     """
 
     def __init__(self, memory: ChannelMemory, incarnation: int, event_handles: bytes = b"") -> None:
@@ -193,9 +199,9 @@ class DrafterSide:
         self._outcome_ready = memory.outcome_ready
         self._reply_ready = memory.reply_ready
         self.on_close: Callable[[], object] | None = None
-        """Releases the memory; returns False if it is still in use and stays mapped."""
+        """Function that releases the memory; returns False if the memory is still in use and stays mapped."""
         self.bell = Bell(self._words, Word.OUTCOME_SEQ)
-        """Rung by the verifier for each round and at the channel's end."""
+        """Bell that the verifier rings for each round and when it closes the channel."""
         self._doorbell = Doorbell(self.bell, IDLE_SLEEP_S)
         self._reply_bell = Bell(self._words, Word.REPLIED)
         self._verifier = PeerProcess(self._words[Word.VERIFIER_PID], self._words[Word.VERIFIER_START])
@@ -224,7 +230,7 @@ class DrafterSide:
     def poll_outcome(self) -> Outcome | None:
         """The oldest unanswered round, or None; never blocks.
 
-        Device tensors may be read by work that this thread enqueues on its current stream from now on.
+        Work that this thread enqueues on its current stream after this call may read the round's device tensors.
         """
         if not self.round_waits():
             return None
@@ -238,7 +244,10 @@ class DrafterSide:
         return self._outcomes[round_number % 2]
 
     def has_outcome(self) -> bool:
-        """Whether a round is pending and the verifier's device has finished it; stricter than `poll_outcome`."""
+        """Whether a round is pending that the verifier's device has finished.
+
+        In contrast, `poll_outcome` also returns a round that the verifier's device is still writing.
+        """
         ready = self._outcome_ready
         return self.round_waits() and (ready is None or ready.finished((self._answered + 1) % 2))
 
@@ -255,14 +264,15 @@ class DrafterSide:
 
     @property
     def reply(self) -> TreeReply:
-        """Reply buffers of the round last polled. RuntimeError if none is."""
+        """Reply buffers of the round that was polled last. Raises RuntimeError if no polled round awaits its answer."""
         self._require_polled()
         return self._replies[self._polled % 2]
 
     def publish_reply(self) -> None:
-        """Answer the round last polled and release its buffers. RuntimeError if none is.
+        """Answer the round that was polled last and release its buffers.
 
-        Does nothing if the channel is closed or another incarnation is attached.
+        Does nothing if the channel is closed or another incarnation is attached. Raises RuntimeError if no polled round
+        awaits its answer.
         """
         self._require_polled()
         round_number, self._polled = self._polled, 0
@@ -283,10 +293,11 @@ class DrafterSide:
         return not (self._in_charge() and self._verifier.works())
 
     def close(self) -> None:
-        """Detach; the buffers stay with the verifier. Device tensors become invalid."""
+        """Detach from the channel, whose buffers the verifier keeps. Device tensors become invalid."""
         attached, self._attached = self._attached, -1
         released = self.on_close is None or self.on_close() is not False
-        # Also if the verifier closed first: it waits for this mark before it frees the shared memory.
+        # This mark is set even if the verifier has already closed the channel, because the verifier waits for the mark
+        # before it frees the shared memory.
         if released and attached == self._words[Word.ATTACHED]:
             self._words[Word.DETACHED] = self.incarnation
 
@@ -295,7 +306,8 @@ class DrafterSide:
         words = self._words
         if not self._in_charge():
             return False
-        if words[Word.REPLIED] != self._own_reply_word():  # a stopped predecessor resumed and overwrote the word
+        # An earlier drafter was stopped, has resumed and overwritten the word.
+        if words[Word.REPLIED] != self._own_reply_word():
             words[Word.REPLIED] = self._own_reply_word()
         return words[Word.OUTCOME_SEQ] > self._answered
 
@@ -311,15 +323,15 @@ class DrafterSide:
 
 
 class InProcessChannel:
-    """A channel with both ends in one process, in ordinary memory.
+    """A channel with both ends in one process, without shared memory.
 
-    If the drafter shares the verifier's thread, set `pump` to the drafter's run-once function: the verifier's end calls
-    it where it would wait, and with a device as soon as a round is published. Without `pump` the drafter must run in
-    another thread.
+    If the drafter runs in the verifier's thread, set `pump` to a function in which the drafter answers all pending
+    rounds. The verifier's end calls `pump` where it would otherwise wait; if there is a device, it also calls `pump` as
+    soon as a round is published. Without `pump` the drafter must run in another thread.
 
     Args:
-        device: device that holds the fields that devices access, as in `cuda_ipc`; both ends use one of its streams.
-            None puts all fields in host memory.
+        device: device whose memory holds the fields that devices access, as in `cuda_ipc`; both ends must use the same
+            stream of the device. None puts all fields in host memory.
     """
 
     def __init__(self, spec: ChannelSpec, device: torch.device | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Waiting for a peer process: until a shared counter changes, or until the process is gone.
+"""Waits until a peer process changes a shared counter or is gone. Contains nothing about rounds.
 
-Independent of rounds. A counter is an aligned int64 in a `memoryview` of format "q", written by one process at a time.
-A memoryview is Python's cheapest reader (28 ns; a numpy view 47 ns, a tensor 790 ns on a 2-core x86 machine). CPython
-copies an element with one 8-byte move, so a reader sees the old or the new value and never a mixture.
+A counter is an aligned int64 in a `memoryview` of format "q", written by one process at a time. A memoryview is read
+fastest in Python: 28 ns, against 47 ns for a numpy view and 790 ns for a tensor (2-core x86 machine). CPython copies an
+element with one 8-byte move, so a reader sees the old or the new value and never a mixture.
 """
 
 import ctypes
@@ -18,40 +18,45 @@ from pathlib import Path
 from typing import ClassVar
 
 YIELD_S = 300e-6
-"""Seconds of yielding before a wait sleeps. A yield with nothing else to run is a spin (0.25 us); a pure spin would
-keep the peer off a shared core. Longer yielding would take time from the work that is waited for.
+"""Seconds for which a wait yields the core repeatedly before it sleeps. A yield takes 0.25 us if no other thread can
+run. Spinning without yields would keep the peer off a shared core, and yielding for longer would take time from the
+peer's work.
 """
 ROUND_SLEEP_S = 10e-3
 IDLE_SLEEP_S = 20e-3
-"""Longest sleeps in seconds. A ring ends a sleep at once; these limits bound how late a peer's death is noticed, and
-cost well below 2 % of a core.
+"""Longest sleeps in seconds, within a round and between rounds. A ring ends a sleep at once. These limits bound how
+late a peer's death is noticed, and waking up for them takes well below 2 % of a core.
 """
 NAP_S = 0.5e-3
 """Sleep in seconds where the futex system call is not available."""
 GONE_CHECK_S = 1e-3
 EXIT_CHECK_S = 10e-3
-"""Seconds between checks whether a process has begun to exit, which cost 30 us each."""
+"""Seconds between two checks whether a process has begun to exit; a check takes 30 us."""
 _EXITING = 0x4
-"""PF_EXITING of Linux's sched.h, in the ninth field of /proc/PID/stat."""
+"""PF_EXITING of Linux's sched.h, a bit of the ninth field of /proc/PID/stat."""
 POLL_NAP_S = 20e-6
-"""Seconds between looks at a device, in which other threads can use the interpreter."""
+"""Seconds between two checks of a device's progress, during which other threads can use the interpreter."""
 TIMER_SLACK_NS = 1000
-"""Timer slack of a thread that naps between looks; with Linux's default a nap is 50 us longer."""
+"""Timer slack, in nanoseconds, of a thread that sleeps between checks; Linux's default makes each sleep 50 us longer.
+"""
 _PR_SET_TIMERSLACK = 29
 
 
 def _no_fence() -> None:
-    """No-op: x86 keeps stores in order and loads in order, which is all that a counter behind its data needs."""
+    """Does nothing: x86 keeps stores in order and loads in order.
+
+    So a counter that is written after its data needs no fence.
+    """
 
 
-# Other architectures (Arm) keep neither in order. The kernel's scheduler executes a full memory barrier before it picks
-# a thread, so a yield is a fence that Python can reach without compiled code.
+# Other architectures (Arm) keep neither the order of stores nor the order of loads. The kernel's scheduler executes a
+# full memory barrier before it picks a thread, so a yield is a fence that Python can call without compiled code.
 fence: Callable[[], None] = _no_fence if platform.machine() in {"x86_64", "AMD64"} else os.sched_yield
 """Memory fence: call between writing data and its counter, and between reading a counter and its data."""
 
 
 def never() -> bool:
-    """Default for `gone`: the peer cannot end."""
+    """Default of `gone` in waits, for a peer that cannot end; always False."""
     return False
 
 
@@ -67,7 +72,7 @@ _FUTEX_CALL = _FUTEX_CALLS.get((sys.platform, platform.machine()))
 _libc = ctypes.CDLL(None, use_errno=True)
 syscall = _libc.syscall
 _prompt = threading.local()
-"""`naps` is set where the thread's timer slack is short."""
+"""Per thread: `naps` is set once `end_naps_promptly` has run, and is True if the timer slack is short."""
 
 
 def end_naps_promptly() -> None:
@@ -82,8 +87,8 @@ class Bell:
     def __init__(self, words: memoryview, index: int) -> None:
         self.words = words
         self.index = index
-        # A futex has 32 bits: the low half of the word, which comes first on little-endian machines, changes with every
-        # count.
+        # A futex has 32 bits. The low half of the word serves as the futex, because it changes with every count; on
+        # little-endian machines the low half comes first.
         self._futex = ctypes.c_int32.from_buffer(words, 8 * index)
         self._address = ctypes.byref(self._futex)
         self.address = ctypes.addressof(self._futex)
@@ -91,16 +96,16 @@ class Bell:
 
     @property
     def descriptor(self) -> int | None:
-        """File descriptor that becomes readable on a ring from another node; None if the ringer shares this memory."""
+        """File descriptor that becomes readable when another node rings; None if the peer shares this memory."""
         return None
 
     def ring(self) -> None:
-        """Wake all waiters of the counter; call after raising it."""
+        """Wake all waiters of the counter. Call after the counter was raised."""
         if _FUTEX_CALL is not None:
             syscall(_FUTEX_CALL, self._address, _FUTEX_WAKE, _EVERYONE, None, None, 0)
 
     def sleep(self, seen: int, timeout_s: float) -> None:
-        """Sleep until rung or for `timeout_s`; return at once if the counter differs from `seen`."""
+        """Sleep until the bell rings or for `timeout_s`; return at once if the counter differs from `seen`."""
         if _FUTEX_CALL is None:
             time.sleep(min(timeout_s, NAP_S))
             return
@@ -112,7 +117,7 @@ class Bell:
 class Doorbell:
     """Waits for a condition that a bell announces: yields for `YIELD_S`, then sleeps up to `max_sleep_s` at a time.
 
-    A thread with only one core sleeps at once: its yields would compete with a peer on the same core.
+    A thread that may use only one core sleeps at once, because its yields would compete with a peer on the same core.
     """
 
     def __init__(self, bell: Bell, max_sleep_s: float = ROUND_SLEEP_S) -> None:
@@ -120,7 +125,10 @@ class Doorbell:
         self.max_sleep_s = max_sleep_s
 
     def rang(self) -> None:
-        """Hook that is called after the peer was rung; a peer in another thread or process needs nothing more."""
+        """Called after the peer's bell was rung; does nothing here.
+
+        A peer in another thread or process wakes by itself.
+        """
 
     def wait(
         self,
@@ -129,11 +137,12 @@ class Doorbell:
         gone: Callable[[], bool] = never,
         quiet_since: float | None = None,
     ) -> bool:
-        """True as soon as `ready()`; False after `timeout_s`, or once `gone()` with still nothing ready.
+        """True as soon as `ready()` is true; False after `timeout_s`, or if the peer is gone before that.
 
         Args:
-            quiet_since: time (time.monotonic) at which the waiter last had work: a waiter that has been idle for long
-                sleeps at once, instead of yielding anew in each call.
+            quiet_since: time (time.monotonic) at which the waiter last had work; None means now. The time for yields
+                begins here, so a waiter that has been idle for longer sleeps at once instead of yielding again in each
+                call.
         """
         words, index = self.bell.words, self.bell.index
         now = time.monotonic()
@@ -141,7 +150,7 @@ class Doorbell:
         deadline, next_check = now + timeout_s, now + GONE_CHECK_S
         yield_until: float | None = None
         while True:
-            seen = words[index]  # before the condition is checked: a ring in between then forbids the sleep
+            seen = words[index]  # read before the condition is checked, so that a ring in between prevents the sleep
             if ready():
                 return True
             if now >= deadline:
@@ -182,11 +191,12 @@ def poll(ready: Callable[[], bool], timeout_s: float, gone: Callable[[], bool] =
 class PumpDoorbell(Doorbell):
     """Doorbell for a peer in the same thread: runs the peer's `pump` instead of sleeping.
 
-    Without `pump` it waits like any doorbell, for a peer in another thread.
+    Without `pump`, this doorbell waits for a peer in another thread, like any other doorbell.
 
     Args:
-        at_once: run `pump` already when the bell is rung. On a device the peer's work is then queued behind the round
-            and runs while the host waits for the round; on the host it would only delay the round's tokens.
+        at_once: whether `pump` already runs when the bell is rung. With a device, the peer's work is then enqueued
+            behind the round and runs while the host waits for the round. Without a device, the peer's work would only
+            delay the round's tokens.
     """
 
     def __init__(self, bell: Bell, at_once: bool = False) -> None:
@@ -206,7 +216,7 @@ class PumpDoorbell(Doorbell):
         gone: Callable[[], bool] = never,
         quiet_since: float | None = None,
     ) -> bool:
-        """Like `Doorbell.wait`; runs `pump` at least once, and may exceed `timeout_s` by one run of it."""
+        """Like `Doorbell.wait`; runs `pump` at least once, and may exceed `timeout_s` by one run of `pump`."""
         if self.pump is None:
             return super().wait(ready, timeout_s, gone, quiet_since)
         deadline = time.monotonic() + timeout_s
@@ -218,16 +228,16 @@ class PumpDoorbell(Doorbell):
 
 
 def process_start(pid: int) -> int:
-    """Start time of a process in clock ticks since boot (field 22 of /proc/PID/stat), or 0 if it does not exist.
+    """Start time of a process in clock ticks since boot (field 22 of /proc/PID/stat); 0 if there is no such process.
 
-    Process ids are reused; id and start time together are unique.
+    Process ids are reused, but the pair of id and start time is unique.
     """
     stat = process_stat(pid)
     return int(stat[19]) if stat else 0
 
 
 def process_stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third (state) on: the second may hold blanks and parentheses."""
+    """Fields of /proc/PID/stat from the third one (state) on: the second may contain blanks and parentheses."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -237,7 +247,7 @@ def process_stat(pid: int) -> list[str]:
 class PeerProcess:
     """A process on this machine, in the same pid namespace, whose end can be detected.
 
-    A killed process counts as gone at once, even before its parent has reaped it.
+    A process that has ended counts as gone at once, even before its parent has reaped it.
     """
 
     def __init__(self, pid: int, start: int) -> None:
@@ -253,7 +263,7 @@ class PeerProcess:
         try:
             fd = os.pidfd_open(self.pid)
         except (OSError, AttributeError):
-            return  # the process is gone, or a sandbox refuses the call: /proc distinguishes the two, more slowly
+            return  # the process is gone, or a sandbox refuses the call; `alive` reads /proc instead
         weakref.finalize(self, os.close, fd)
         if process_start(self.pid) == self.start:
             self._poll = select.poll()
@@ -269,10 +279,10 @@ class PeerProcess:
         return bool(stat) and stat[0] not in "ZX" and int(stat[19]) == self.start
 
     def works(self) -> bool:
-        """Whether the process can still do anything: it is `alive` and has not begun to exit.
+        """Whether the process can still do work: it is `alive` and has not begun to exit.
 
-        A killed process exits for as long as the kernel frees its memory and its devices': a second for 6 GB of host
-        memory. Waiters for its answer should not wait that long.
+        A killed process stays `alive` until the kernel has freed its memory and the memory of its devices, which takes
+        a second for 6 GB of host memory. A process that waits for an answer should not wait that long.
         """
         if self._is_self:
             return True
@@ -280,6 +290,7 @@ class PeerProcess:
         if not self._exits and now >= self._look_at:
             self._look_at = now + EXIT_CHECK_S
             stat = process_stat(self.pid)
-            # If /proc cannot be read, `alive` decides: a full file table must not make a live peer count as gone.
+            # If /proc cannot be read, for example because the file table is full, `alive` decides, so that a live peer
+            # does not count as gone.
             self._exits = bool(stat) and bool(int(stat[6]) & _EXITING)
         return not self._exits and self.alive()

@@ -1,4 +1,4 @@
-"""Words at the start of a channel's memory: identity, owners, and progress of each end. Does not use torch."""
+"""Words at the start of a channel's memory: identity, owners, and the progress of each end. Does not use torch."""
 
 import os
 from typing import Any
@@ -10,7 +10,8 @@ MAGIC = int.from_bytes(b"wingbeat", "little")
 
 
 ChannelName = str | tuple[Any, ...]
-"""Name that a drafter attaches to: of a memory segment, or the address of an optional part's channel."""
+"""Name of the channel that a drafter attaches to: the name of a memory segment, or an address such as `RemoteAddress`.
+"""
 
 
 class ChannelError(RuntimeError):
@@ -37,7 +38,7 @@ class Word:
     """Incarnation << PID_BITS | process id of the drafter; 0 before the first drafter."""
     DRAFTER_START = 25
     DETACHED = 26
-    """The last incarnation that detached by itself and has released the memory."""
+    """The last incarnation that has detached by itself and released the memory."""
 
 
 REPLY_EVENTS = slice(32, 48)

@@ -1,9 +1,9 @@
 """Messages between a process and its child: a ring of shared memory for each direction, and a bell for each side.
 
-The memory has no name: the child inherits it, and it is freed when both processes have ended. The bells are eventfds,
-which an event loop can poll beside its sockets, unlike the futexes of the drafter's channel. Messages are pickled and
-framed by their length, so a message longer than the ring is sent in pieces. Nothing here blocks: data that do not fit
-stay with the sender until `flush`.
+The memory has no name: the child inherits its file descriptor, and the kernel frees it when both processes have ended.
+The bells are eventfds, because an event loop can poll an eventfd beside its sockets; the drafter's channel uses
+futexes, which cannot be polled. A message is pickled and preceded by its length, so a message longer than the ring is
+sent in pieces. No method but `wait` blocks: data that do not fit into the ring stay with the sender until `flush`.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ NUM_WORDS = 2 * CACHE_LINE_WORDS
 
 
 class Ring:
-    """A ring over `words` (format "q", NUM_WORDS long, zero at first) and `body` (format "B")."""
+    """A ring buffer over `words` (format "q", NUM_WORDS long, zero at first) and `body` (format "B")."""
 
     def __init__(self, words: memoryview, body: memoryview) -> None:
         self._words = words
         self._body = body
 
     def write(self, data: memoryview) -> int:
-        """Write as much of `data` as there is room for. Returns the number of bytes written."""
+        """Write the part of `data` that fits into the ring. Returns the number of bytes written."""
         words, size = self._words, len(self._body)
         written = words[Word.WRITTEN]
         count = min(len(data), size - (written - words[Word.READ]))
@@ -55,7 +55,7 @@ class Ring:
         return count
 
     def read(self) -> bytes:
-        """All bytes that were written and not read yet."""
+        """Return all bytes that were written and not read yet."""
         words, size = self._words, len(self._body)
         read, written = words[Word.READ], words[Word.WRITTEN]
         if read == written:
@@ -90,12 +90,12 @@ _LENGTH_BYTES = 8
 
 
 class Link:
-    """A side of a link. One thread uses it; only `wake` may be called by any thread.
+    """A side of a link, for use by one thread; only `wake` may be called by any thread.
 
     Args:
         memory: file descriptor of the shared memory.
-        own_bell, peer_bell: eventfds that this side waits for, and that it rings.
-        is_parent: which of the two sides this is.
+        own_bell, peer_bell: eventfds: this side waits for `own_bell` and rings `peer_bell`.
+        is_parent: whether this side is the parent's.
     """
 
     def __init__(self, memory: int, own_bell: int, peer_bell: int, *, is_parent: bool) -> None:
@@ -104,7 +104,7 @@ class Link:
         self._peer_bell = peer_bell
         self._mapping = mmap.mmap(memory, os.fstat(memory).st_size)
         self.pulse = Pulse(memoryview(self._mapping)[-PULSE_BYTES:])
-        """Current work of the child."""
+        """Record of the child's current work."""
         rings = [self._ring(0), self._ring(1)]
         self._out, self._in = rings if is_parent else rings[::-1]
         self._backlog: deque[memoryview] = deque()
@@ -128,7 +128,7 @@ class Link:
         return memory, peer, own
 
     def send(self, message: Any) -> int:
-        """Send a message and queue the part that does not fit. Returns the position of its end, for `was_read`.
+        """Send a message and queue the part that does not fit; return the position of its end, for `was_read`.
 
         Raises:
             pickle.PicklingError, TypeError, AttributeError: the message cannot be pickled; the link is unchanged.
@@ -140,7 +140,7 @@ class Link:
         return self._num_sent
 
     def flush(self) -> None:
-        """Write queued bytes as far as there is room, and ring the peer's bell if anything was written."""
+        """Write queued bytes as far as they fit into the ring, and ring the peer's bell if bytes were written."""
         rings = False
         while self._backlog:
             data = self._backlog[0]
@@ -155,7 +155,7 @@ class Link:
 
     @property
     def clogged(self) -> bool:
-        """Whether queued bytes wait for room: `flush` must be called again."""
+        """Whether queued bytes do not fit into the ring yet, so that `flush` must be called again."""
         return bool(self._backlog)
 
     def was_read(self, end: int) -> bool:
@@ -173,7 +173,7 @@ class Link:
         return self._out.num_read
 
     def receive(self) -> Iterator[Any]:
-        """All complete messages, oldest first; messages that are not consumed stay for the next call."""
+        """Yield all complete messages, oldest first; messages that the caller does not take stay for the next call."""
         if self._in.has_bytes:
             self._partial += self._in.read()
         while len(self._partial) >= _LENGTH_BYTES:
@@ -185,12 +185,12 @@ class Link:
             yield pickle.loads(data)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return once something has arrived since the last `wait`, after a `wake`, or after `timeout_s`."""
+        """Wait until the peer has rung since the last `wait`, or `wake` was called, or `timeout_s` has passed."""
         self._poll.poll(None if timeout_s is None else 1e3 * timeout_s)
         self.silence()
 
     def silence(self) -> None:
-        """Clear the own bell; call before reading the messages that it announced."""
+        """Clear this side's bell. Call before reading the messages that the bell announced."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._own_bell)
 
@@ -199,7 +199,7 @@ class Link:
         os.eventfd_write(self._own_bell, 1)
 
     def fileno(self) -> int:
-        """File descriptor for an event loop, readable while there is something to receive."""
+        """File descriptor for an event loop; readable after this side's bell has rung, until `silence` is called."""
         return self._own_bell
 
     def close(self) -> None:

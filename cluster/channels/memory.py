@@ -1,7 +1,7 @@
-"""Memory of a channel: header words, and messages laid out over one or two regions. Does not wait or signal.
+"""Memory of a channel: header words, and messages laid out over one or two regions. Contains no waits and no bells.
 
-All kinds of channels have the same messages at the same offsets within a region. A kind defines which region holds a
-field, and how the devices that read and write the field are ordered.
+All kinds of channels have the same messages. A kind defines which region holds a field, and how the devices that read
+and write the field are ordered.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ HOST_FIELDS = frozenset(
         "allowed_tokens",
     }
 )
-"""Fields that hosts read, if there is a device; `wingbeat.cluster.channels.cuda.cuda_ipc` gives the reasons."""
+"""Fields that lie in host memory if there is a device; `wingbeat.cluster.channels.cuda.cuda_ipc` gives the reasons."""
 DEVICE_FIELDS = frozenset(
     {
         "decode_positions",
@@ -58,14 +58,17 @@ DEVICE_FIELDS = frozenset(
         "num_valid",
     }
 )
-"""Fields that devices access. `token_ids` names both the tree tokens of a reply and the token history."""
+"""Fields that lie in device memory if there is a device. `token_ids` stands for both a reply's tree tokens and the
+token history.
+"""
 
 
 class ReadyEvents(Protocol):
-    """Orders the reader's device after the writer's: one event per parity, for one direction.
+    """Orders the reader's device after the writer's device: one event for each parity, for one direction of messages.
 
-    The writer records after it has enqueued its writes and before it rings the doorbell; the reader waits or queries
-    after the doorbell rang and before it enqueues its reads. No call blocks on a device.
+    The writer calls `record` after it has enqueued its writes and before it rings the doorbell. The reader calls `wait`
+    or `finished` after the doorbell has rung and before it enqueues its reads. None of these calls makes the host wait
+    for a device.
     """
 
     def record(self, parity: int) -> None:
@@ -73,7 +76,7 @@ class ReadyEvents(Protocol):
         ...
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
-        """Make the calling thread's current stream wait for the mark; False if it must not wait."""
+        """Make the calling thread's current stream wait for the mark; return False if the stream must not wait."""
         ...
 
     def finished(self, parity: int) -> bool:
@@ -93,25 +96,25 @@ class ChannelMemory:
     token_ids: Tensor
     """int64 [num_slots, max_model_len + 1]"""
     outcome_ready: ReadyEvents | None = None
-    """None if outcomes are in host memory, where doorbell and memory fence suffice as order."""
+    """Events of outcomes; None if outcomes are in host memory, where doorbell and memory fence suffice."""
     reply_ready: ReadyEvents | None = None
-    """None if replies are in host memory."""
+    """Events of replies; None if replies are in host memory."""
 
 
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Region(NamedTuple):
-    """Bytes and the fields that lie in them back to back, each aligned."""
+    """A piece of memory and the fields that it holds one after another, each aligned."""
 
     raw: Tensor
     """uint8 [buffer_bytes(spec, fields)], aligned to 64 bytes"""
     fields: frozenset[str] | None = None
-    """Names of message fields, and of the token history; None for all."""
+    """Names of the fields in this region, message fields and the token history; None for all fields."""
 
 
 def channel_layouts(spec: ChannelSpec) -> list[Layout]:
-    """Shape and dtype of every field: two outcomes, two replies, the token history."""
+    """Shape and dtype of every field of the two outcomes, the two replies and the token history."""
     history: Layout = {"token_ids": ((spec.num_slots, spec.max_model_len + 1), torch.int64)}
     return [outcome_layout(spec), outcome_layout(spec), reply_layout(spec), reply_layout(spec), history]
 
@@ -125,7 +128,7 @@ def check_fits(spec: ChannelSpec, free_bytes: int, place: str = "/dev/shm") -> N
     """Refuse a channel that does not fit into free memory, before it is allocated.
 
     Args:
-        place: where the memory is allocated, for the message.
+        place: name of the place where the memory is allocated, for the error message.
 
     Raises:
         ChannelError: names the setting, the memory that it requires and the value that fits.
@@ -152,7 +155,7 @@ def carve(
     outcome_ready: ReadyEvents | None = None,
     reply_ready: ReadyEvents | None = None,
 ) -> ChannelMemory:
-    """Create the channel's tensors over its regions; each region holds its fields in the order of the layouts."""
+    """Create the channel's tensors over its regions. A region holds its fields in the order of `channel_layouts`."""
     layouts = channel_layouts(spec)
     parts: list[dict[str, Tensor]] = [{} for _ in layouts]
     for region in regions:

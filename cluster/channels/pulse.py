@@ -1,6 +1,6 @@
-"""A process's current work, in memory that its watcher shares and can read even if the process is stuck.
+"""Record of a process's current work in shared memory, which a watcher can read even if the process is stuck.
 
-The process stores a few words before and after each piece of work; neither side waits.
+The process stores a few words before and after each piece of work; neither process nor watcher waits for the other.
 """
 
 import time
@@ -15,7 +15,8 @@ _BEAT, _WORK, _SIZE, _NUM_NAMES, _NAMES_LENGTH, _SLOWEST = range(6)
 _NUM_WORDS = _SLOWEST + NUM_SIZES
 PULSE_BYTES = 8 * _NUM_WORDS + NAMES_BYTES
 _FORGETTING = 64
-"""Decay of the slowest time of a size class: each round reduces it by 1/64, to a tenth after 150 rounds."""
+"""Decay of the slowest time of a size class: each round of the class reduces it by 1/64, to a tenth after 150 rounds.
+"""
 
 
 class Work(IntEnum):
@@ -40,7 +41,7 @@ class Beat(NamedTuple):
 
 
 class Pulse:
-    """Access for either side; only one thread of the working process stores.
+    """Access to the record, for the working process, of which only one thread may store, and for its watcher.
 
     Args:
         memory: PULSE_BYTES of shared memory, zero at first.
@@ -56,7 +57,7 @@ class Pulse:
         """Begin a piece of work.
 
         Args:
-            names: requests that the work belongs to; None keeps the previous ones.
+            names: ids of the requests that the work belongs to; None keeps the previous ids.
         """
         words = self._words
         self._measured()
@@ -66,30 +67,30 @@ class Pulse:
         words[_BEAT] += 1
 
     def sized(self, size: int, names: Sequence[str]) -> None:
-        """Set token count and requests of the round that has begun; its time counts from here.
+        """Record the token count and the requests of the round that has begun; its time is measured from this call.
 
-        If one piece of work has several rounds, this is called for each.
+        If one piece of work has several rounds, the process calls this method for each round.
         """
         self.begin(Work.ROUND, names)
         self._words[_SIZE] = size
         self._began_ns = time.monotonic_ns()
 
     def end(self) -> None:
-        """End the current piece of work; the process waits."""
+        """End the current piece of work: the process now waits for work."""
         self.begin(Work.NONE, ())
 
     def read(self) -> Beat:
-        """The other side's current work."""
+        """The working process's current work."""
         words = self._words
         return Beat(words[_BEAT], Work(words[_WORK]), words[_SIZE])
 
     def names(self) -> list[str]:
-        """Requests that the work belongs to; names that did not fit are missing."""
+        """Ids of the requests that the current work belongs to; ids that did not fit into the memory are missing."""
         found = bytes(self._names[: self._words[_NAMES_LENGTH]]).decode(errors="replace").split("\n")
         return found[: self._words[_NUM_NAMES]]
 
     def slowest_s(self) -> tuple[float, ...]:
-        """Seconds of the slowest recent round (decaying) by `size_class`; 0 if there was none."""
+        """By `size_class`, the decaying time in seconds of the slowest round; 0 if there was none."""
         return tuple(1e-9 * value for value in self._words[_SLOWEST:])
 
     def release(self) -> None:

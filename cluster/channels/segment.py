@@ -1,9 +1,10 @@
-"""A file in /dev/shm that two processes of one machine map; found by name, removed with its creator.
+"""A file in /dev/shm that two processes of one machine map; it has a name and is removed when its creator ends.
 
-The file has one page of header (int64 words, then JSON: kind of channel, spec, and further details for the kind's
-drafter), then the body. It is mapped with `mmap` rather than `multiprocessing.shared_memory`, whose resource tracker in
-an attaching process unlinks the owner's segment when that process ends, which cannot be disabled before Python 3.13.
-Both processes must share /dev/shm and the pid namespace, as actors of one node do.
+The file begins with a header of one page: int64 words, then JSON with the kind of the channel, its spec, and details
+that a drafter of this kind needs. The body follows. The file is mapped with `mmap` rather than
+`multiprocessing.shared_memory`, because that module's resource tracker in an attaching process unlinks the segment when
+the attaching process ends. Before Python 3.13 this cannot be disabled. Both processes must share /dev/shm and the pid
+namespace, as actors of one node do.
 """
 
 import dataclasses
@@ -31,10 +32,10 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 
 HEADER_BYTES = 4096
 VERSION = 6
-"""Version of the header and of the layout that follows from a spec; increase it with any change to either."""
+"""Version of the header and of the layout of fields; increase the version with any change to one of them."""
 
 Details = dict[str, str]
-"""Further data for a kind's drafter beyond the spec; JSON values."""
+"""Data beyond the spec that a drafter needs for a channel of some kind; JSON values by name."""
 
 
 class SegmentHeader(NamedTuple):
@@ -47,7 +48,7 @@ class SegmentHeader(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A mapped segment; it is unmapped when the last tensor or view of it is gone."""
+    """A mapped segment, which is unmapped when the last tensor or view over it is gone."""
 
     path: Path
     header: SegmentHeader
@@ -59,11 +60,13 @@ class Segment:
     def create(cls, name: str, header: SegmentHeader, body_bytes: int) -> "Segment":
         """Create the segment `name`, zeroed, after removing segments of dead verifiers.
 
-        Raises ChannelError if the name is not a plain file name, belongs to a live verifier, or /dev/shm is too full.
+        Raises ChannelError if the name is not a plain file name or belongs to a live verifier, or if /dev/shm is too
+        full.
         """
         path = segment_path(name)
         remove_stale_segments()
-        # Built under a private name, then linked: visible segments are complete, and only one process gets the name.
+        # The file is written under a private name and then linked to its name, so that a segment with a name is
+        # complete and only one process gets the name.
         draft = path.with_name(f"{path.name}.{os.getpid()}.{process_start(os.getpid())}{UNFINISHED}")
         try:
             mapping = _allocate(draft, HEADER_BYTES + body_bytes)
@@ -78,9 +81,9 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str, kind: str, body_bytes: Callable[[ChannelSpec], int]) -> "Segment":
-        """Map the segment `name` of a channel of this kind; `body_bytes` returns the expected size of its body.
+        """Map the segment `name` of a channel of this kind; `body_bytes` returns the size that a spec's body must have.
 
-        Raises ChannelError if the channel does not exist, or is of another kind, version or size.
+        Raises ChannelError if the channel does not exist, or has another kind, version or size.
         """
         path = segment_path(name)
         mapping = _map(path, name)
@@ -94,15 +97,15 @@ class Segment:
 
 
 def kind_of(name: str) -> str:
-    """The kind of the channel `name`. Raises ChannelError if it does not exist."""
+    """The kind of the channel `name`. Raises ChannelError if the channel does not exist."""
     mapping = _map(segment_path(name), name)
     return _read_header(mapping, memoryview(mapping)[:JSON_START].cast("q"), name).kind
 
 
 def _allocate(path: Path, num_bytes: int) -> mmap.mmap:
-    """A zeroed, mapped file of `num_bytes`.
+    """Create and map a zeroed file of `num_bytes`.
 
-    All pages are allocated now: touching a page that /dev/shm lacks raises SIGBUS.
+    All pages are allocated at once, because access to a page for which /dev/shm has no room would raise SIGBUS.
     """
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:

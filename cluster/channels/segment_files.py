@@ -1,6 +1,6 @@
 """Files of segments in /dev/shm: names, owners, and removal of segments whose owner is dead.
 
-Does not use torch, which the process that starts an application and cleans up after it has not loaded.
+Does not use torch, because the process that starts an application and removes its segments has not loaded torch.
 """
 
 import contextlib
@@ -20,21 +20,24 @@ SHM_DIR = Path("/dev/shm")
 PREFIX = "wingbeat."
 UNFINISHED = ".unfinished"
 LOCK_S, LOCK_POLL_S = 10.0, 0.005
-"""Longest wait for the lock, and the poll interval, in seconds: a holder only lists and unlinks a few files."""
+"""Longest wait for the lock and the interval of attempts, in seconds. A holder only lists and unlinks a few files."""
 JSON_START = 8 * NUM_WORDS
-"""Bytes of the words of a segment's header."""
+"""Offset of the JSON in a segment's header, in bytes: the words come first."""
 
 
 def close_segment(words: memoryview, path: Path, pid: int) -> None:
-    """Mark the channel as closed and unlink its file; does nothing in a forked child, which inherits the finalizer."""
+    """Mark the channel as closed and unlink its file.
+
+    Does nothing in a forked child, which has inherited the finalizer.
+    """
     if os.getpid() == pid:
         words[Word.CLOSED] = 1
-        with directory_lock():  # the unlink is safe without the lock too: the file is this process's own
+        with directory_lock():  # the unlink is safe even without the lock, because this process owns the file
             path.unlink(missing_ok=True)
 
 
 def remove_stale_segments() -> int:
-    """Unlink segments of dead verifiers. Returns their number. Files of other origin are left alone."""
+    """Unlink segments of dead verifiers, and no other files. Returns the number of these segments."""
     removed = 0
     with directory_lock() as held:
         for path in SHM_DIR.glob(f"{PREFIX}*") if held else ():
@@ -56,9 +59,10 @@ def segment_path(name: str) -> Path:
 
 @contextlib.contextmanager
 def directory_lock() -> Iterator[bool]:
-    """Lock of the segment directory: without it a name found stale could be in use again when it is unlinked.
+    """Context that locks the segment directory, so that no process takes a stale name again before it is unlinked.
 
-    Yields whether the lock is held: False if another process, which may be stopped, holds it for longer than LOCK_S.
+    Yields whether this process holds the lock: False if another process, which may be stopped, holds the lock for
+    longer than LOCK_S.
     """
     fd = os.open(SHM_DIR, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -83,10 +87,10 @@ def _locked(fd: int) -> bool:
 
 
 def _owner(path: Path) -> PeerProcess | None:
-    """The process that created a segment, or None if unknown or if another user owns the file."""
+    """The process that created a segment; None if the process is unknown or another user owns the file."""
     with contextlib.suppress(FileNotFoundError):
         found = path.lstat()
-        # Anybody may create files in /dev/shm: opening a pipe of such a name would block for ever.
+        # Any user may create files in /dev/shm, and opening a named pipe there would block for ever.
         if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
             return None
     if path.name.endswith(UNFINISHED):

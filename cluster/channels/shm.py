@@ -16,7 +16,7 @@ KIND = "shm"
 
 
 class ShmChannel:
-    """A segment with its verifier's end. `close`, deletion and the end of the process unlink the segment."""
+    """A segment and its verifier's end. `close`, deletion or the end of the process unlinks the segment."""
 
     def __init__(self, name: str, segment: Segment) -> None:
         self.name = name
@@ -29,8 +29,8 @@ class ShmChannel:
     def create(cls, name: str, spec: ChannelSpec) -> "ShmChannel":
         """Create the segment `name`, after removing segments of dead verifiers.
 
-        Raises ChannelError if the name is not a plain file name, belongs to a live verifier, or /dev/shm or memory
-        lacks room for the slots.
+        Raises ChannelError if the name is not a plain file name or belongs to a live verifier, or if /dev/shm or the
+        memory has no room for the slots.
         """
         remove_stale_segments()
         check_fits(spec, free_shared_memory())

@@ -8,6 +8,7 @@ from typing import Protocol
 
 logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 1.0
+"""Seconds that a request waits before it checks again whether there is an engine."""
 
 
 class CountsPlaces(Protocol):

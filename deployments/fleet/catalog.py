@@ -20,7 +20,7 @@ Thing = TypeVar("Thing")
 
 
 class CatalogEntry(NamedTuple, Generic[Thing]):
-    """A name, the version of its last change, and the thing that it refers to."""
+    """A name, the version of its last change, and the thing that the name refers to."""
 
     name: str
     version: int
@@ -67,7 +67,7 @@ class Catalog(Generic[Thing]):
         self._entries[name] = CatalogEntry(name, self.next_version(name) if version is None else version, thing)
 
     def merge(self, entries: Iterable[CatalogEntry[Thing]]) -> bool:
-        """Takes over newer entries; returns whether there were any."""
+        """Takes over entries that are newer; returns whether there was such an entry."""
         changed = False
         for entry in entries:
             before = self._entries.get(entry.name)
@@ -88,7 +88,7 @@ class Names:
         self.catalogs: dict[str, Catalog[Any]] = {kind: Catalog() for kind in KINDS}
 
     def merge(self, changes: NameChanges) -> NameChanges:
-        """Takes over newer entries; returns all entries of the kinds in which there were any."""
+        """Takes over entries that are newer; returns all entries of each kind that had such an entry."""
         return {kind: self.catalogs[kind].changes() for kind in changes if self.catalogs[kind].merge(changes[kind])}
 
     def changes(self) -> NameChanges:

@@ -37,7 +37,7 @@ class EngineTransport(Protocol):
         ...
 
     def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
-        """Yields messages for this client, encoded by `encode`; the first as soon as requests may be submitted."""
+        """Yields messages for this client, encoded by `encode`. Requests may be submitted after the first message."""
         ...
 
     async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
@@ -46,7 +46,17 @@ class EngineTransport(Protocol):
 
 
 class EngineConnection:
-    """Submits requests to one engine and distributes its messages to them."""
+    """Submits requests to one engine and distributes its messages to them.
+
+    Args:
+        on_end: called when the connection has ended.
+        on_tokens: called with the number of new tokens in a message.
+        on_open: called when the engine begins to accept requests.
+        answers: expected lengths of answers, for the estimate of outstanding tokens.
+        on_names: called with changed names that the replica reports.
+        renew_interval_s: seconds without other calls after which an empty call is sent, so that the replica keeps the
+            connection and a hanging replica is detected.
+    """
 
     def __init__(
         self,
@@ -62,7 +72,9 @@ class EngineConnection:
         self.engine_id = engine_id
         self.client_id = uuid.uuid4().hex
         self.open = False
+        """Whether requests may be submitted."""
         self.retiring = False
+        """Whether the connection closes when its last request ends."""
         self.index = PrefixIndex()
         """Content of the engine's prefix cache, as reported by the engine."""
         self.other_requests = 0
@@ -143,7 +155,7 @@ class EngineConnection:
         self._close_if_retired()
 
     def give_up_all(self, reason: str) -> None:
-        """Moves every request to another engine, where it continues from its tokens so far; none is suspected."""
+        """Moves every request to another engine, which continues it. No request is suspected of a failure."""
         self.fail_all(EngineLost(reason, taken_up=False))
 
     async def close(self) -> None:

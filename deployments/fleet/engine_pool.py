@@ -35,11 +35,13 @@ from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOu
 logger = logging.getLogger(__name__)
 MAX_UNEXPLAINED = 2
 """Engines in a row that may die while running a request before the request must run alone, so that a request that
-breaks engines cannot end the whole fleet. A request that certainly ended an engine, or is one of a few that did, runs
-alone in the next engine at once.
+breaks engines cannot end the whole fleet. A request that certainly broke an engine, or is one of a few of which one
+did, must run alone in the next engine.
 """
 RECONNECT_S = 0.5
+"""Seconds before a lost connection to a live engine is opened again."""
 DRAIN_POLL_S = 0.05
+"""Seconds between checks whether the running requests have ended."""
 SHUTTING_DOWN = "The server is shutting down."
 
 
@@ -49,7 +51,7 @@ class EnginePool:
     Args:
         max_num_seqs: requests that one engine runs at once, until the engines report their own number.
         max_queued_requests: requests that may wait, over all engines and routers, beyond those that the engines run.
-        engine_wait_s: seconds that a request waits if there is no engine; meanwhile an engine is asked for.
+        engine_wait_s: seconds that a request waits if there is no engine; meanwhile Serve is made to start an engine.
         may_sleep: whether autoscaling may remove all replicas while there are no requests.
         grace_s: seconds for running requests to end in an engine that is being removed; then they move elsewhere.
     """
@@ -190,24 +192,21 @@ class EnginePool:
     async def generate(self, request: Request, session_id: str = "") -> AsyncGenerator[RequestOutput, None]:
         """Runs an admitted request; yields its tokens as they arrive, possibly several per output.
 
-        The last output carries finish_reason, metrics and num_cached_tokens; an earlier one may carry the metrics so
-        far.
-        Closing the generator early (aclose, cancellation) aborts the request and frees its blocks.
+        The last output carries finish_reason, metrics and num_cached_tokens; an earlier output may carry the metrics so
+        far. Closing the generator early (aclose, cancellation) aborts the request and frees its blocks.
 
-        If the engine dies, another engine continues from the tokens so far. Noise is keyed by seed and position, so the
-        text
-        is the same as from the first engine. An engine that dies by an exception names the request that caused it,
-        which is
-        not retried, or the suspected requests; if an engine vanishes, every request that it ran is suspected. A request
-        that
-        has received more than `ALONE_TOKENS` tokens from an engine is no longer suspected for earlier engines.
+        If the engine dies, another engine continues from the tokens so far. Sampling noise is keyed by seed and
+        position, so the text is the same as from the first engine. An engine that dies by an exception reports the
+        request that caused the exception, which is not retried, or the suspected requests; if an engine vanishes, every
+        request that it ran is suspected. A request that has received more than `ALONE_TOKENS` tokens from an engine is
+        no longer suspected of having broken earlier engines.
 
         A request continues only on engines that still serve the weights with which it began, also while new weights are
         pushed.
 
         Args:
-            session_id: id shared by the requests of a conversation; among equally loaded engines the same one is
-                chosen.
+            session_id: id shared by the requests of a conversation, which go to the same engine among equally loaded
+                ones.
 
         Raises:
             EngineUnavailable: no engine is left to run the request.

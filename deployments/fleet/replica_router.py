@@ -12,32 +12,32 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from wingbeat.deployments.fleet import directory as engine_directory
 
 MAX_LEAVING = 64
+"""Maximum number of removed replicas that are still found by id."""
 
 
 class EngineRequestRouter(RequestRouter):
     """Sends a call to the engine in its argument `engine_id`; calls without the argument go to any engine.
 
-    A call for a lost engine is sent to another engine, which refuses the call, because a call without a replica would
-    wait
-    forever. An engine that is being stopped still answers calls about its requests.
+    A call for a lost engine is sent to another engine, which refuses the call, because Serve lets a call without a
+    replica wait forever. An engine that is being stopped still answers calls about its requests.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._leaving: dict[str, RunningReplica] = {}
-        """By engine id, the latest replicas that Serve has removed and that have not been found dead."""
+        """Latest replicas that Serve has removed, by engine id, without those known to be dead."""
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
-        """Chooses a removed replica by id, which Serve's own choice would not find; a retry does not."""
+        """Chooses also among removed replicas, which Serve does not offer, unless the call is a retry."""
         leaving = None if is_retry else self._leaving.get(pending_request.kwargs.get("engine_id"))
         return leaving or await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Serve's hook: returns ranks of replicas, best first."""
+        """Serve's hook: returns lists of replicas, the best list first."""
         engine_id = None if pending_request is None else pending_request.kwargs.get("engine_id")
         named = [replica for replica in candidate_replicas if replica.replica_id.unique_id == engine_id]
         return [named or candidate_replicas]

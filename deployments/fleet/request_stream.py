@@ -12,7 +12,7 @@ class EngineLost(Exception):
 
     Args:
         taken_up: False if the request did not run, so that it cannot have broken the engine.
-        suspected: whether this request, or one of a few with it, certainly broke the engine.
+        suspected: whether this request, or one of a few named together with it, certainly broke the engine.
     """
 
     def __init__(self, message: str, *, taken_up: bool = True, suspected: bool = False) -> None:
@@ -29,9 +29,11 @@ class RequestStream:
         self.uncomputed_tokens = request.num_tokens - num_cached_tokens
         """Prompt tokens not yet computed; 0 after the first output."""
         self.unwritten_tokens = request.params.max_tokens - len(request.output_token_ids)
+        """Maximum number of tokens still to be generated."""
         self.begun = False
         """Whether any output has arrived."""
         self.asked_back = False
+        """Whether the router has withdrawn the request."""
         self.ended = False
         """Whether the engine has finished or given up the request."""
         self.num_written = 0

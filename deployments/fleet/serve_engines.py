@@ -13,6 +13,7 @@ from wingbeat.deployments.handle_calls import call_apart
 
 logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 0.5
+"""Seconds between calls for an engine with the router's settings."""
 
 
 class ServeEngines:

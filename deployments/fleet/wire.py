@@ -121,7 +121,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
         self.report = self.report or later.report
 
     def opened(self) -> RequestOutput:
-        """Converts back, see `of`; the request's id is empty."""
+        """Converts to a `RequestOutput` with an empty request id; the inverse of `of`."""
         return RequestOutput(
             "",
             tuple(self.token_ids),
@@ -199,7 +199,7 @@ _RAWS = msgspec.msgpack.Decoder(tuple[list[msgspec.Raw], EngineReport | None])
 
 
 def encode(outputs: list[WireOutput], report: EngineReport | None = None) -> bytes:
-    """Encodes a message; an output that cannot be encoded gives up only its own request."""
+    """Encodes a message; if an output cannot be encoded, only its request is given up."""
     try:
         return _ENCODER.encode((outputs, report))
     except Exception:  # a user's own engine may put anything into an output
@@ -207,7 +207,7 @@ def encode(outputs: list[WireOutput], report: EngineReport | None = None) -> byt
 
 
 def decode(message: bytes) -> Message:
-    """Decodes a message; an output that cannot be decoded gives up only its own request."""
+    """Decodes a message; if an output cannot be decoded, only its request is given up."""
     try:
         return _DECODER.decode(message)
     except msgspec.ValidationError:

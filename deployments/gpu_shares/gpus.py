@@ -1,4 +1,4 @@
-"""Detects GPUs before anything runs on them: of this machine without CUDA, of a Ray cluster by Ray's resources."""
+"""Lists GPUs before anything runs on them: of this machine by NVML, of a Ray cluster by Ray's resources."""
 
 import os
 import re
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from wingbeat.cluster.nvml import Device
 
 BUSY_SHARE = 0.1
-"""Share of a GPU's memory above which it counts as used by others. A desktop uses less."""
+"""Share of a GPU's memory above which the GPU counts as in use. A desktop uses less."""
 _RAY_KIND = "accelerator_type:"
 
 
@@ -21,11 +21,11 @@ class Gpu(NamedTuple):
 
     name: str = "GPU"
     free: bool = True
-    """Whether no other process computes there, and Ray has assigned no part of it."""
+    """At most `BUSY_SHARE` of its memory is used (GPU of this machine), or Ray has assigned no part of it (cluster)."""
 
 
 def gpus_here(dev: Path = Path("/dev")) -> list[Gpu]:
-    """GPUs of this machine that a process of this environment may use, in CUDA's order. Creates no CUDA context.
+    """GPUs of this machine that CUDA_VISIBLE_DEVICES allows, in CUDA's order. Creates no CUDA context.
 
     Args:
         dev: folder of the driver's device files, which are counted if NVIDIA's management library is missing.
@@ -73,7 +73,7 @@ def _visible(devices: "Sequence[Device]", visible: str | None) -> list[Gpu]:
 
 
 def gpus_of_cluster() -> list[list[Gpu]]:
-    """GPUs of each live node of the Ray cluster that this process is connected to."""
+    """GPUs of each live node of the Ray cluster to which this process is connected."""
     import ray
     from ray._private.state import available_resources_per_node
 
@@ -83,7 +83,7 @@ def gpus_of_cluster() -> list[list[Gpu]]:
 
 
 def gpus_of_node(resources: Mapping[str, float], available: Mapping[str, float]) -> list[Gpu]:
-    """A node's GPUs by Ray's count: wholly unassigned GPUs are free."""
+    """A node's GPUs by Ray's count. GPUs of which Ray has assigned no part are free."""
     kind = next((name.removeprefix(_RAY_KIND) for name in resources if name.startswith(_RAY_KIND)), "GPU")
     whole, free = int(resources.get("GPU", 0)), int(available.get("GPU", 0))
     return [Gpu(kind, index < free) for index in range(whole)]

@@ -1,4 +1,4 @@
-"""Chooses shares of the available GPUs for an application whose settings leave them open; uses GPU counts only."""
+"""Chooses the GPU shares of verifiers and drafters if the settings give none. Counts GPUs, not their memory."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,15 +15,15 @@ WITH_DRAFTER, BESIDE = 0.7, 0.3
 
 
 class Placed(NamedTuple):
-    """Settings with the chosen shares, and a line about them."""
+    """Settings with the chosen GPU shares."""
 
     config: AppConfig
     line: str | None
-    """None if nothing was open, or there is no GPU."""
+    """Message about the chosen shares; None if the settings gave them, or there is no GPU."""
 
 
 def take_gpus(config: AppConfig, in_cluster: bool, say: Callable[[str], None]) -> AppConfig:
-    """Settings with shares for each model; `say` gets a line about them.
+    """Returns the settings with GPU shares for each model, and passes a message about them to `say`.
 
     Args:
         in_cluster: True for the GPUs of the Ray cluster of this process, False for those of this machine.
@@ -47,7 +47,7 @@ def take_gpus(config: AppConfig, in_cluster: bool, say: Callable[[str], None]) -
 
 
 def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
-    """Returns the settings with GPU shares filled in, if the settings leave them open.
+    """Returns the settings with GPU shares, chosen if the settings give none.
 
     Verifier and drafter get a GPU each if two are free for the pair, else 0.7 and 0.3 of one. Without a GPU everything
     runs on CPUs, unless the settings require a GPU.
@@ -64,7 +64,7 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
     if total == 0:
         return Placed(_fixed(config, 0.0, 0.0), None)
     free = [sum(gpu.free for gpu in gpus) for gpus in nodes]
-    # If all GPUs are in use, one is tried all the same: loading finds out whether its memory holds the model.
+    # If all GPUs are in use, one counts as free: loading then fails if its memory does not hold the model.
     verifier, drafter = _shares(config, free if any(free) else [1])
     kind = next(gpu.name for gpus in nodes for gpu in gpus if gpu.free or not any(free))
     ranks = config.num_ranks()

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from wingbeat.deployments.doctor.rounds import bytes_of_a_round, copy_rate
 from wingbeat.runtime.hub import HubName, checkpoint_folder
-from wingbeat.runtime.hugging_face import read_config
+from wingbeat.runtime.hugging_face import build_model, read_config
 from wingbeat.runtime.parts import first
 
 KINDS_BY_NAME = (
@@ -126,11 +126,9 @@ def hub_heads(name: HubName | None, folder: Path) -> tuple[list[Head], str | Non
 
 def expectation(folder: Path, device: torch.device) -> Expectation:
     """Speeds from the bytes that a round reads: the model once, and a head once per drafted level."""
-    from transformers import AutoModelForCausalLM
-
     config = read_config(folder)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=DTYPE)
+        model = build_model(config, dtype=DTYPE)
     text = config.get_text_config()
     layer = next(module for name, module in model.named_modules() if re.fullmatch(r".*layers\.0", name))
     in_layer = sum(parameter.numel() for parameter in layer.parameters())

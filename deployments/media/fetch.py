@@ -21,11 +21,11 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 2**16
 _UNSAID = frozenset({"application/octet-stream", "binary/octet-stream"})
-"""Content types that say nothing about the content; aiohttp reports the first if the header is absent."""
+"""Content types that do not identify the content; aiohttp reports the first if the header is absent."""
 
 
 def is_public(address: str) -> bool:
-    """Returns whether an address is public: not private, local, shared or reserved, nor a tunnel to such."""
+    """Returns whether an address is public: not private, local, shared or reserved, nor of an IPv6 tunnel to IPv4."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
         if parsed.ipv4_mapped is not None:
@@ -36,6 +36,7 @@ def is_public(address: str) -> bool:
 
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+"""Prefix of IPv6 addresses that a gateway translates to IPv4 (RFC 6052)."""
 
 
 async def look_up(host: str, port: int) -> list[str]:
@@ -86,7 +87,7 @@ class Fetcher:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, MediaError):
                 raise
-            # What exactly failed would tell about hosts that the caller cannot reach.
+            # The error's text is withheld, because it could describe hosts that the caller cannot reach.
             raise MediaError(f"cannot be fetched: {type(error).__name__}") from error
 
     async def _follow(self, session: aiohttp.ClientSession, url: str) -> bytes:

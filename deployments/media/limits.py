@@ -12,7 +12,7 @@ MAX_HELD_MEDIA_BYTES = 2**31
 
 
 class MediaError(ValueError):
-    """An image or a sound cannot be used; says what is wrong with it, for the one who sent it."""
+    """An image or audio file cannot be used. The message is for the client and follows the name of the content part."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Decode = Callable[[bytes, MediaSource], Any]
 """(bytes, source) -> decoded media for the model's processor; raises MediaError."""
 _PARTS = {IMAGE: "'text' and 'image_url' are", AUDIO: "'text', 'input_audio' and 'audio_url' are"}
 _AT_ONCE = 2
-"""Media decoded at the same time; each may need some hundred megabytes meanwhile."""
+"""Maximum media decoded at the same time; decoding one may take some hundred megabytes."""
 
 
 class MediaReader:

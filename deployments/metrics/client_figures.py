@@ -11,13 +11,12 @@ from wingbeat.runtime.metrics import CHOICES, FIRST_TOKEN_S, PER_TOKEN_S, REQUES
 from wingbeat.runtime.scheduling.request import Request
 
 ENDS = ("stop", "length", "abort", "error")
-"""vLLM's finish reasons: "abort" if the client disconnected, "error" if it got no tokens or not all."""
+"""vLLM's finish reasons: "abort" if the client disconnected, "error" if the client got no tokens, or not all."""
 
 
 @dataclass
 class ClientFigures:
-    """Figures of one router's requests to one engine. Requests of a lost engine count for the engine that continued
-    them.
+    """Figures of one router's requests to one engine. A moved request counts for the engine that continued it.
 
     Args:
         max_model_len: upper bound of the histograms of tokens.
@@ -27,7 +26,7 @@ class ClientFigures:
     time_to_first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
     """Seconds from the request's arrival in the router."""
     inter_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
-    """Seconds per token after the first: k tokens that arrive together count k times, each with a k-th of the gap."""
+    """Seconds per token after the first: k tokens that arrive together count k times, each with 1/k of the gap."""
     time_per_output_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
     """Mean seconds per token after the first, per request."""
     e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
@@ -70,7 +69,7 @@ class ClientWatch:
         self.queue_s = 0.0
         self.engine_id = ""
         self.end: str | None = None
-        """One of `ENDS`, set with the last tokens."""
+        """Member of `ENDS`, set with the last tokens."""
         self._engine: ClientFigures | None = None
 
     def took(self, num_tokens: int, engine_id: str, queue_s: float) -> None:
@@ -148,7 +147,7 @@ class RouterFigures:
         self.answers[str(status)] = self.answers.get(str(status), 0) + 1
 
     def report(self, engine_id: str) -> dict[str, Any]:
-        """Returns the report for an engine, which passes it on to other routers that ask.
+        """Returns the report for an engine, from which other routers read it.
 
         A report holds sums since the start, so that a lost or repeated report does no harm.
         """

@@ -49,8 +49,7 @@ def exposed(snapshots: Iterable[FleetSnapshot], accept: str) -> tuple[bytes, str
     """Returns body and media type: OpenMetrics 1.0.0 if the `Accept` header asks for it, else Prometheus' text format.
 
     Metric names are the same in both formats, whichever escaping the header names: the colon of vLLM's names is legal
-    in
-    both, but the library's default would replace it by an underscore.
+    in both, but the library's default would replace it by an underscore.
     """
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(*snapshots))

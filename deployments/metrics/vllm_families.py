@@ -18,7 +18,7 @@ Read = Callable[[dict[str, Any]], Any]
 
 def kv_usage(figures: dict[str, Any]) -> float:
     """Returns the fraction of KV blocks held by sequences; cached blocks that can be evicted count as free."""
-    # One block is reserved for writes that belong to no sequence.
+    # Block 0 is reserved for writes that belong to no sequence.
     usable = figures["num_blocks"] - 1
     return (usable - figures["num_free_blocks"]) / usable
 

@@ -11,7 +11,7 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 
 class RunningChoice:
-    """A choice of a prompt.
+    """A choice of a prompt while its tokens arrive.
 
     Args:
         asked: the caller's parameters.
@@ -29,7 +29,7 @@ class RunningChoice:
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self._asked, self._tokenizer = asked, tokenizer
-        self._stream: TextStream | None = None  # created with the first token: long lists of prompts wait
+        self._stream: TextStream | None = None  # created with the first token, as most prompts of a long list wait
         self._stop_reason: str | int | None = None
         self._pieces: list[str] = []
         self._token_ids: list[int] = []

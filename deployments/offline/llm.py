@@ -107,7 +107,7 @@ class LLM:
         Args:
             messages: a conversation, which is a list of messages with `role` and `content`, or several conversations.
             sampling_params, progress, use_tqdm, fields: as for `generate`; without `max_tokens`, an answer may use all
-                the room that the model has.
+                tokens up to `max_model_len`.
             tools, chat_template, chat_template_kwargs, add_generation_prompt, continue_final_message: as in
                 `/v1/chat/completions`. Tool calls stay in the text.
 
@@ -162,7 +162,7 @@ class LLM:
                 bar.update(bar.task_ids[0], advance=1, num_tokens=num_tokens)
 
     def _max_tokens(self, prompt: Prompt, params: SamplingParams, default: int | None) -> int:
-        """Maximum number of tokens of an answer; raises ValueError if the model has no room for them."""
+        """Maximum number of tokens of an answer; raises ValueError if prompt and answer exceed `max_model_len`."""
         limit, room = self.max_model_len, self.max_model_len - len(prompt.token_ids)
         asked = params.max_tokens
         if room < 1 or (asked is not None and asked > room):
@@ -173,7 +173,9 @@ class LLM:
             )
         most = asked if asked is not None else room if default is None else min(default, room)
         if (params.min_tokens or 0) > most:
-            raise ValueError(f"min_tokens is {params.min_tokens}: the answer to {prompt.place} has {most} at most")
+            raise ValueError(
+                f"min_tokens is {params.min_tokens}: the answer to {prompt.place} may have at most {most} tokens"
+            )
         return most
 
 
@@ -184,7 +186,7 @@ def _params_of(
     if given is None:
         return [SamplingParams(**fields)] * num_prompts
     if fields:
-        raise ValueError(f"{next(iter(fields))} is given beside sampling_params: put it in there")
+        raise ValueError(f"{next(iter(fields))} is given beside sampling_params: put it into sampling_params")
     listed = [given] * num_prompts if isinstance(given, SamplingParams) else given
     if isinstance(listed, dict | str) or not isinstance(listed, Sequence):
         kind = type(given).__name__

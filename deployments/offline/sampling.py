@@ -47,7 +47,7 @@ class SamplingParams(SamplingFields):
     }
 
     max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
-    """None means 16 in `LLM.generate`, and all the room that the model has in `LLM.chat`."""
+    """None means 16 in `LLM.generate`, and all tokens up to `max_model_len` in `LLM.chat`."""
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     """Number of choices per prompt."""
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -93,7 +93,7 @@ class SamplingParams(SamplingFields):
         """Engine parameters of a prompt's choices, [n].
 
         Args:
-            max_tokens: limit of the answer, which fits the model.
+            max_tokens: maximum tokens of the answer, within `max_model_len`.
             draw_seed: called if `seed` is None.
 
         Raises:

@@ -7,7 +7,7 @@ from wingbeat.deployments.parsing.message import MessageDelta, Parser, ToolCallD
 
 
 class CallParser(Parser):
-    """State machine over unread text; `_advance` reads the part whose meaning is certain.
+    """State machine over unread text; `_advance` reads the part whose meaning does not depend on later text.
 
     White space after calls, and before calls that end the text, is left out of the answer.
     """
@@ -30,7 +30,7 @@ class CallParser(Parser):
         self._is_sent = False
 
     def push(self, text: str) -> MessageDelta:
-        """Returns what is certain after this text."""
+        """See `Parser`."""
         self._pending += text
         while self._pending and self._advance():
             pass

@@ -46,7 +46,7 @@ class HarmonyParser(CallParser):
 
     @classmethod
     def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Format of optional reasoning and one call; not several, because a call's end token ends the answer."""
+        """Format of optional reasoning and one call. `several` is ignored, as a call's end token ends the answer."""
         heads = [
             in_order(text(f"<|channel|>commentary to=functions.{name} <|constrain|>json{MESSAGE}"), json_of(schema))
             for name, schema in functions

@@ -21,7 +21,7 @@ class JsonValue:
         self._is_scalar = False
 
     def take(self, char: str) -> bool:
-        """Takes a character; returns False if it is not part of the value (after a number or word)."""
+        """Reads a character; returns False if the character is not part of the value, which has ended before it."""
         if self._in_string:
             self._take_in_string(char)
         elif self._is_scalar:

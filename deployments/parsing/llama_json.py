@@ -83,6 +83,6 @@ class LlamaJsonParser(CallParser):
         if progress is Progress.DONE:
             self._at = _At.START
         elif progress is Progress.BAD:
-            # After a call that broke off in its arguments, no further calls can be recognised.
+            # After a call with malformed arguments, no further calls can be recognised.
             self._at = _At.TEXT
         return True

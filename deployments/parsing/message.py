@@ -56,7 +56,7 @@ class Parser(ABC):
 
     @abstractmethod
     def push(self, text: str) -> MessageDelta:
-        """Returns what is certain after this text."""
+        """Reads text; returns the new part of the message, without text whose meaning depends on what follows."""
 
     @abstractmethod
     def flush(self) -> MessageDelta:

@@ -29,6 +29,7 @@ TOOL_CALL_PARSERS = {
     "glm47": "tagged_text:Glm45Parser",
     "kimi_k2": "marked_json:KimiK2Parser",
 }
+"""Tool-call parsers by name, as `module:Class` within this package."""
 REASONING_PARSERS = {
     "qwen3": "thinking:ThinkingParser",
     "glm45": "thinking:ThinkingParser",
@@ -37,7 +38,7 @@ REASONING_PARSERS = {
     "harmony": "harmony:HarmonyParser",
     "openai_gptoss": "harmony:HarmonyParser",
 }
-"""Parsers by name, as `module:Class` within this package; the same for `TOOL_CALL_PARSERS`."""
+"""Reasoning parsers by name, as `module:Class` within this package."""
 
 
 def load_parser(name: str | None, known: dict[str, str], setting: str) -> NewParser | None:

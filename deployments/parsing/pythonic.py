@@ -39,7 +39,7 @@ class _At(Enum):
 
 
 class PythonicParser(CallParser):
-    """Parser of such lists; other text, text after a list, and calls of unknown functions are text."""
+    """Parser of calls in both forms; other text, text after a list, and calls of unknown functions are answer text."""
 
     _at = _At.START
 
@@ -71,7 +71,7 @@ class PythonicParser(CallParser):
             case _At.TEXT:
                 return self._read_text()
             case _At.BROKEN:
-                # The rest of a call that broke off is neither a call nor text.
+                # The rest of a malformed call is dropped, as it is neither a call nor answer text.
                 self._pending = ""
                 return False
 

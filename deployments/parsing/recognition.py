@@ -28,7 +28,7 @@ REASONING_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mistral", (r"\[THINK\]",)),
     ("qwen3", (r"</think>",)),
 )
-"""Reasoning parsers, in the same form."""
+"""Reasoning parsers, with regular expressions as in `CALL_MARKS`."""
 _TOOLS = re.compile(r"\btools\b")
 
 

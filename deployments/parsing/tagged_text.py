@@ -23,7 +23,7 @@ class Tags(NamedTuple):
     """Tags of a format."""
 
     begins: tuple[str, ...]
-    """Each begins a call. The header follows the first tag, and includes the other tags."""
+    """Tags of which any begins a call. The header starts after `begins[0]`, but with any other tag."""
     header: re.Pattern[str]
     """Pattern of the text before the first argument or the end, with the group `name`."""
     key: tuple[str, str]

@@ -37,7 +37,7 @@ class ThinkingParser(Parser):
         return optional(in_order(any_text_until(self.end, self.begin), space))
 
     def push(self, text: str) -> MessageDelta:
-        """Returns what is certain after this text."""
+        """See `Parser`."""
         if self._at is _At.ANSWER and not self._pending:
             return MessageDelta(text)
         self._pending += text

@@ -1,4 +1,4 @@
-"""The door for those who come from Ray Serve LLM: their YAML, with another `import_path`.
+"""Serves YAML files written for Ray Serve LLM; only their `import_path` changes.
 
 applications:
 - import_path: wingbeat.deployments.ray_llm:build_openai_app    # was ray.serve.llm:build_openai_app
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 def build_openai_app(args: Any) -> Application:
-    """The application for arguments of `ray.serve.llm.build_openai_app`; needs neither `ray[llm]` nor vLLM.
+    """Builds the application from arguments of `ray.serve.llm.build_openai_app`, without `ray[llm]` or vLLM installed.
 
     Args:
         args: an object with `llm_configs`, whose entries are objects, YAML files, YAML text or Ray's own `LLMConfig`.
 
     Raises:
-        SettingsError: a field is unknown, not served, or wrong; one line that names it and says what to write.
+        SettingsError: a field is unknown, not supported, or wrong; one line that names the field and the remedy.
     """
     config, accelerator_types, notes = settings_of(args)
     if notes:
@@ -35,7 +35,10 @@ def build_openai_app(args: Any) -> Application:
 
 
 def settings_of(args: Any) -> tuple[AppConfig, list[str | None], list[str]]:
-    """The settings, by model Ray's name of the GPUs that pairs are on, and a line for each field that changes nothing.
+    """Translates the arguments of `build_openai_app` to settings.
+
+    Returns:
+        (settings, for each model Ray's accelerator type or None, a message for each field that has no effect).
 
     Raises:
         SettingsError: as `build_openai_app`.

@@ -1,4 +1,4 @@
-"""Arguments of Ray Serve LLM's `build_openai_app` as settings: objects, YAML files or YAML text."""
+"""Translates arguments of Ray Serve LLM's `build_openai_app` to settings, from objects, YAML files or YAML text."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,38 +15,38 @@ from wingbeat.runtime.drafters.choice import parse_drafter
 
 FIELDS = ("llm_configs", "ingress_deployment_config", "ingress_cls_config")
 WITH_DRAFTER = 0.7
-"""Of a part of a GPU, what a verifier has beside a drafter with weights."""
+"""Share of a pair's part of a GPU that the verifier gets if the drafter has weights; the drafter gets the rest."""
 
 
 class Said(NamedTuple):
-    """What `llm_configs` ask for."""
+    """Settings that replace the arguments."""
 
     settings: dict[str, Any]
     accelerator_types: list[str | None]
-    """By model, Ray's name of the GPUs that a pair is placed on."""
+    """Ray's accelerator type for the pairs of each model; None if any GPU will do."""
     notes: list[str]
-    """A line for each field that changes nothing."""
+    """Message for each field that has no effect."""
 
 
 def read_args(args: Any, own: Collection[str]) -> Said:
-    """The models of an application.
+    """Reads the arguments of an application with one or several models.
 
     Args:
-        args: an object with `llm_configs`, the path of a YAML file or its text.
-        own: names of our settings, which may stand among `engine_kwargs`.
+        args: an object with `llm_configs`, the path of a YAML file, or YAML text.
+        own: names of Wingbeat's settings, which may stand among `engine_kwargs`.
 
     Raises:
-        ValueError: a field is unknown, not served or contradicts another one; one line that names it.
+        ValueError: a field is unknown, not supported, or contradicts another; one line that names the field.
     """
     fields = _object(args, "args")
     for name in fields:
         if name not in FIELDS:
-            raise ValueError(f"{name} is unknown: there are {', '.join(FIELDS)}")
+            raise ValueError(f"{name} is unknown: the fields are {', '.join(FIELDS)}")
     if fields.get("ingress_cls_config"):
-        raise ValueError("ingress_cls_config is given: the router is Wingbeat's; leave it out")
+        raise ValueError("ingress_cls_config is not supported: the router is Wingbeat's own; leave it out")
     configs = fields.get("llm_configs")
     if not isinstance(configs, list) or not configs:
-        raise ValueError("llm_configs must be a list with a model")
+        raise ValueError("llm_configs must be a list with at least one model")
     ingress = fields.get("ingress_deployment_config") or {}
     routers = translate(ingress, INGRESS, lambda name: f"ingress_deployment_config.{name}", ())
     places = [f"llm_configs[{index}]" for index in range(len(configs))]
@@ -76,7 +76,7 @@ def _read_config(fields: Mapping[str, Any], place: str, own: Collection[str]) ->
 
 
 def _flat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with those of nested objects behind a dot."""
+    """Returns the fields, with fields of nested objects as `object.field`."""
     found = dict(fields)
     for name in NESTED:
         inner = found.pop(name, None)
@@ -91,12 +91,12 @@ def _joined(one: Translated, other: Translated) -> Translated:
     for name in one.settings.keys() & other.settings.keys():
         if one.settings[name] != other.settings[name]:
             values = f"{shown(one.settings[name])} and {shown(other.settings[name])}"
-            raise ValueError(f"{name} is said twice, as {values}: give one of them")
+            raise ValueError(f"{name} is given twice, as {values}: give one of them")
     return Translated(one.settings | other.settings, [*one.notes, *other.notes])
 
 
 def _placed(said: Translated) -> Said:
-    """Shares of a GPU that is had in part: a drafter with weights has some of it."""
+    """Divides a part of a GPU, if one is requested, between the verifier and a drafter with weights."""
     settings = dict(said.settings)
     accelerator, part = settings.pop(ACCELERATOR, None), settings.pop(GPU_PART, None)
     if part is not None:
@@ -108,7 +108,7 @@ def _placed(said: Translated) -> Said:
 
 
 def _object(value: Any, place: str) -> Mapping[str, Any]:
-    """An object as it is, as a pydantic model such as Ray's own `LLMConfig`, or as YAML, by its file or its text."""
+    """Returns an object that is given as such, as a pydantic model (Ray's `LLMConfig`), a YAML file or YAML text."""
     if hasattr(value, "model_dump"):
         value = value.model_dump(exclude_unset=True)
     if isinstance(value, str):
@@ -116,9 +116,9 @@ def _object(value: Any, place: str) -> Mapping[str, Any]:
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ValueError(f"{place} is no YAML: {error}") from None
+            raise ValueError(f"{place} is not valid YAML: {error}") from None
     if not isinstance(value, Mapping):
-        raise ValueError(f"{place} is {shown(value)}: must be an object, a YAML file that is there, or its text")
+        raise ValueError(f"{place} is {shown(value)}: must be an object, an existing YAML file, or YAML text")
     return value
 
 

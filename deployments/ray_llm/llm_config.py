@@ -1,4 +1,4 @@
-"""Ray Serve LLM's `LLMConfig`, as people write it in YAML: what becomes of each field. Knows no object of Ray's."""
+"""Fields of Ray Serve LLM's `LLMConfig`, as written in YAML, and the handling of each. Does not import Ray."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any
 from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused, renamed
 
 ACCELERATOR, GPU_PART = "accelerator_type", "part of a GPU"
-"""What is read beside settings: Ray's name of a kind of GPU, and what of a GPU a pair gets, below 1."""
+"""Keys that are not settings: Ray's accelerator type, and the part of a GPU for a pair, below 1."""
 NESTED = (
     *("model_loading_config", "lora_config", "accelerator_config", "placement_group_config", "experimental_configs"),
     *("deployment_config", "deployment_config.ray_actor_options"),
 )
-"""Objects whose fields the table names behind a dot."""
+"""Objects whose fields the table lists as `object.field`."""
 _BUCKETS = ("s3://", "gs://", "abfss://", "azure://")
 _NVIDIA = (
     *("A100", "A100-40G", "A100-80G", "A10", "A10G", "B200", "B300", "GB200", "GB300", "H100", "H20", "H200", "K80"),
@@ -20,12 +20,12 @@ _NVIDIA = (
 )
 _ROUTERS = ("PrefixCacheAffinityRouter", "PowerOfTwoChoicesRequestRouter", "RoundRobinRouter", "KVAwareRouter")
 _ALWAYS_SCALES = {"min_replicas": 1, "max_replicas": 100}
-"""Serve's own of `num_replicas: auto`."""
+"""Ray Serve's autoscaling for `num_replicas: auto`."""
 
 
 def _source(name: str, value: Any, given: Given) -> dict[str, Any]:
     if isinstance(value, Mapping) or str(value).startswith(_BUCKETS):
-        raise ValueError("nothing is fetched from buckets: give a folder that every node has, or org/name of the hub")
+        raise ValueError("nothing is fetched from buckets: give a folder that every node has, or a hub name, org/name")
     return {"model": str(value)}
 
 
@@ -43,7 +43,9 @@ def _tokenizer(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 def _accelerator(name: str, value: Any, given: Given) -> dict[str, Any]:
     if value not in _NVIDIA:
-        raise ValueError(f"must be one of {', '.join(_NVIDIA)}; without one, accelerator_config {{{{kind: cpu}}}}")
+        raise ValueError(
+            f"must be one of {', '.join(_NVIDIA)}; for CPUs, give accelerator_config {{{{kind: cpu}}}} instead"
+        )
     return {ACCELERATOR: "A10G" if value == "A10" else value, "device": "cuda"}
 
 
@@ -56,14 +58,14 @@ def _kind(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 def _gpus(amount: Any) -> dict[str, Any]:
     if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount <= 1:
-        raise ValueError("must have a GPU or a part of one: {tensor_parallel_size} says how many workers there are")
+        raise ValueError("must be from 0 to 1 GPU: for several GPUs use {tensor_parallel_size}")
     if amount == 0:
         return {"device": "cpu"}
     return {"device": "cuda"} | ({GPU_PART: amount} if amount < 1 else {})
 
 
 def _bundle(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """Of each rank of a verifier; a drafter's is found beside it."""
+    """Reads the resources of each rank of a verifier; a drafter's resources are derived from its settings."""
     if not isinstance(value, Mapping):
         raise ValueError("must be an object, such as {{CPU: 1, GPU: 1}}")
     found = _gpus(value.get("GPU", 0))
@@ -73,7 +75,9 @@ def _bundle(name: str, value: Any, given: Given) -> dict[str, Any]:
         elif str(resource).startswith("accelerator_type:"):
             found |= _accelerator(name, str(resource).partition(":")[2], given)
         elif resource in ("TPU", "memory", "object_store_memory"):
-            raise ValueError(f"{resource} is no resource of a verifier: give CPU, GPU, accelerator_type and your own")
+            raise ValueError(
+                f"{resource} is no resource of a verifier: give CPU, GPU, accelerator_type:NAME or custom resources"
+            )
         elif resource != "GPU":
             found.setdefault("verifier_resources", {})[resource] = amount
     return found
@@ -82,7 +86,7 @@ def _bundle(name: str, value: Any, given: Given) -> dict[str, Any]:
 def _bundles(name: str, value: Any, given: Given) -> dict[str, Any]:
     workers = (given.get("engine_kwargs") or {}).get("tensor_parallel_size", 1)
     if not isinstance(value, list) or len(value) != workers or any(bundle != value[0] for bundle in value):
-        raise ValueError("must be one bundle for each of {tensor_parallel_size} workers, all alike")
+        raise ValueError("must be one bundle for each of {tensor_parallel_size} workers, all equal")
     return _bundle(name, value[0], given)
 
 
@@ -103,12 +107,12 @@ def _queued(name: str, value: Any, given: Given) -> dict[str, Any]:
 def _router_class(name: str, value: Any, given: Given) -> dict[str, Any]:
     asked = value.get("request_router_class") if isinstance(value, Mapping) else value
     if asked is not None and str(asked).replace(":", ".").rpartition(".")[2] not in _ROUTERS:
-        raise ValueError("requests go where their prefix is cached and engines are free; leave it out")
+        raise ValueError("requests are always routed by cached prefixes and free engines; leave it out")
     return {}
 
 
 def _environment(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """Variables of vLLM's mean nothing here; others belong to the whole application."""
+    """Ignores vLLM's variables; all else is refused, because it belongs to the runtime_env of the application."""
     rest = {key: said for key, said in (value or {}).items() if key != "env_vars" and said}
     for variable in (value or {}).get("env_vars") or {}:
         if not str(variable).startswith(("VLLM_", "RAY_SERVE_LLM_", "RAYLLM_")):
@@ -119,7 +123,7 @@ def _environment(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 
 def _adapters(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """Every adapter of a folder, named as Ray's clients do, and the folder for those that come later."""
+    """Returns each adapter of the folder as `model_id:adapter`, as in Ray, and the folder itself for later adapters."""
     if str(value).startswith(_BUCKETS):
         raise ValueError("nothing is fetched from buckets: copy the adapters to a folder that every node has")
     folder, model_id = Path(str(value)), given.get("model_loading_config.model_id")
@@ -128,23 +132,23 @@ def _adapters(name: str, value: Any, given: Given) -> dict[str, Any]:
     return {"lora_update_dir": str(folder)} | ({"lora_modules": named} if named else {})
 
 
-_CHECKED = left_out("processes are checked every second")
+_CHECKED = left_out("the health of processes is checked every second")
 _DOWNLOADS = left_out("adapters are read from a folder")
-_NAMES = left_out("deployments are Router, Verifier and DrafterPool")
+_NAMES = left_out("deployments are always named Router, Verifier and DrafterPool")
 LLM_CONFIG: dict[str, Row] = {
-    "model_loading_config.model_id": becomes("{served_model_name}; {model} too where there is no source", _model_id),
+    "model_loading_config.model_id": becomes("{served_model_name}; {model} too if there is no model_source", _model_id),
     "model_loading_config.model_source": becomes("{model}: a folder or org/name; buckets are refused", _source),
-    "model_loading_config.tokenizer_source": becomes("left out where it is the model; else refused", _tokenizer),
-    "engine_kwargs": becomes("by the table of options below; settings of Wingbeat may stand there too", lambda *_: {}),
+    "model_loading_config.tokenizer_source": becomes("left out if it is the model; else refused", _tokenizer),
+    "engine_kwargs": becomes("by the table of vLLM's options; settings of Wingbeat may stand there too", lambda *_: {}),
     "accelerator_type": becomes("{device} cuda, on nodes with that GPU", _accelerator),
     "accelerator_config.kind": becomes("{device}: cpu, or cuda for gpu", _kind),
-    "accelerator_config.topology": refused("there are no TPUs"),
+    "accelerator_config.topology": refused("TPUs are not supported"),
     "placement_group_config.bundle_per_worker": becomes(
         "{num_cpus_per_verifier}, and {device} cuda; part of a GPU is {num_gpus_per_verifier}, or 0.7 of it beside a "
         "drafter with weights, which has the rest; custom resources are {verifier_resources}",
         _bundle,
     ),
-    "placement_group_config.bundles": becomes("as bundle_per_worker, where they are alike", _bundles),
+    "placement_group_config.bundles": becomes("as bundle_per_worker, if all bundles are equal", _bundles),
     "placement_group_config.strategy": left_out(
         "a verifier's ranks and its drafter are on one node",
         *("PACK", "STRICT_PACK"),
@@ -159,9 +163,11 @@ LLM_CONFIG: dict[str, Row] = {
     "lora_config.max_download_tries": _DOWNLOADS,
     "deployment_config.num_replicas": becomes("{num_replicas}; auto is {autoscaling_config} from 1 to 100", _replicas),
     "deployment_config.autoscaling_config": becomes(
-        "{autoscaling_config}, by the work there is: target_ongoing_requests is not read", _autoscaling
+        "{autoscaling_config}, by outstanding tokens: target_ongoing_requests is not read", _autoscaling
     ),
-    "deployment_config.max_ongoing_requests": left_out("engines run {max_num_seqs}, the others wait in the router"),
+    "deployment_config.max_ongoing_requests": left_out(
+        "an engine runs {max_num_seqs} sequences, further requests wait in the router"
+    ),
     "deployment_config.max_queued_requests": becomes("{max_queued_requests}; -1 is left out", _queued),
     "deployment_config.graceful_shutdown_timeout_s": renamed("shutdown_timeout_s"),
     "deployment_config.graceful_shutdown_wait_loop_s": _CHECKED,
@@ -176,32 +182,40 @@ LLM_CONFIG: dict[str, Row] = {
     "deployment_config.ray_actor_options.resources": renamed("verifier_resources"),
     "deployment_config.ray_actor_options.memory": refused("{kv_cache_memory_bytes} bounds what an engine takes"),
     "deployment_config.name": _NAMES,
-    "deployment_config.user_config": refused("what changes live is user_config of the deployments Router and Verifier"),
+    "deployment_config.user_config": refused("give user_config to the deployments Router and Verifier instead"),
     "deployment_config.logging_config": left_out("{access_log} logs requests; lines are in Ray's logs"),
     "deployment_config.request_router_config": becomes(
-        "left out for Ray's routers: requests go where their prefix is cached; else refused", _router_class
+        "left out for Ray's routers, as requests are routed by cached prefixes; else refused", _router_class
     ),
-    "runtime_env": becomes("variables of vLLM are left out; else refused: it is the application's", _environment),
-    "llm_engine": left_out("the engine is Wingbeat's", "vLLM", otherwise="leave it out"),
-    "server_cls": refused("the server is Wingbeat's; leave it out"),
-    "callback_config": refused("nothing of yours is called at a start; {drafter} takes a class", {}),
-    "log_engine_metrics": left_out("figures are at /metrics, and in Ray's as `ray_wingbeat_`"),
+    "runtime_env": becomes(
+        "vLLM's variables are left out; else refused: give runtime_env of the application", _environment
+    ),
+    "llm_engine": left_out(
+        "the engine is Wingbeat's own", "vLLM", otherwise="the engine is Wingbeat's own; leave it out"
+    ),
+    "server_cls": refused("the server is Wingbeat's own; leave it out"),
+    "callback_config": refused(
+        "no callback is called at the start; own code can be given as {drafter}, by import path", {}
+    ),
+    "log_engine_metrics": left_out("metrics are served at /metrics, and among Ray's metrics as `ray_wingbeat_`"),
     "experimental_configs.stream_batching_interval_ms": renamed("stream_interval_ms"),
     "experimental_configs.num_ingress_replicas": renamed("num_router_replicas"),
 }
-"""By field of an `LLMConfig`, those of objects behind a dot."""
+"""Handling of each field of an `LLMConfig`; fields of the objects in `NESTED` as `object.field`."""
 
 INGRESS: dict[str, Row] = {
     "num_replicas": renamed("num_router_replicas"),
     "autoscaling_config": renamed("router_autoscaling_config"),
     "max_ongoing_requests": renamed("max_ongoing_requests"),
-    "max_queued_requests": left_out("routers count what waits for engines", -1, otherwise="use {max_queued_requests}"),
-    "graceful_shutdown_timeout_s": left_out("{shutdown_timeout_s} is of routers and verifiers"),
+    "max_queued_requests": left_out(
+        "routers limit the waiting requests themselves", -1, otherwise="use {max_queued_requests}"
+    ),
+    "graceful_shutdown_timeout_s": left_out("{shutdown_timeout_s} applies to routers and verifiers"),
     "graceful_shutdown_wait_loop_s": _CHECKED,
     "health_check_period_s": _CHECKED,
     "health_check_timeout_s": _CHECKED,
-    "ray_actor_options": left_out("a router takes 0.1 CPUs of Ray's count"),
+    "ray_actor_options": left_out("a router always reserves 0.1 CPUs"),
     "name": _NAMES,
     "logging_config": left_out("{access_log} logs requests; lines are in Ray's logs"),
 }
-"""By field of `ingress_deployment_config`: options of Wingbeat's routers."""
+"""Handling of each field of `ingress_deployment_config`, whose settings are those of Wingbeat's routers."""

@@ -1,17 +1,18 @@
-"""Names of vLLM: what to write instead."""
+"""Hints for options of vLLM that a command does not have."""
 
 from wingbeat.deployments.vllm_words.foreign_rows import Write, written
 from wingbeat.deployments.vllm_words.speculative_config import PLACE
 from wingbeat.deployments.vllm_words.vllm_options import VLLM
 
-_PLACE = "name the drafter: DRAFTER after MODEL, or {drafter}; {draft_steps} is its number of tokens"
+_PLACE = "name the drafter: DRAFTER after MODEL, or {drafter}; {draft_steps} is its draft depth in tokens"
 
 
 def hint(option: str, write: Write = str) -> str | None:
-    """What to use in the place of an option that is not here, `--max-cpu-loras` or `max_cpu_loras`; None if unknown.
+    """Returns the replacement of an option that a command does not have; None if vLLM does not have the option either.
 
     Args:
-        write: from a setting's name to how it is written where the option was.
+        option: as written, for example `--max-cpu-loras` or `max_cpu_loras`.
+        write: returns the spelling of a setting's name in the hint.
     """
     name = option.partition("=")[0].removeprefix("--no-").removeprefix("--").replace("-", "_")
     row = VLLM.get(name)

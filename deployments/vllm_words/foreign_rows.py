@@ -1,72 +1,67 @@
-"""What becomes of one option of another server, and of many: taken, left out with a line, or refused with a line."""
+"""Translates options of another server: each becomes settings, is left out with a note, or is refused with an error."""
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 Given = Mapping[str, Any]
 Read = Callable[[str, Any, Given], dict[str, Any]]
-"""From an option's name, its value and all options there are, to settings; ValueError says what to write instead."""
+"""(option's name, its value, all given options) -> settings; raises ValueError that says what to write instead."""
 Write = Callable[[str], str]
-"""From a name to how it is written where the options were."""
+"""Name of an option or setting -> its spelling in messages, such as `--max-num-seqs`."""
 _MOST_SHOWN = 80
 
 
 class Row(NamedTuple):
-    """An option of another server."""
+    """Handling of one option of another server."""
 
     kind: Literal["same", "becomes", "left out", "refused"]
     says: str
-    """One line for people; what stands in braces is a setting of ours."""
+    """Line for users; a name in braces is a setting of Wingbeat."""
     read: Read
     flag: bool = False
-    """On a command line no value follows it."""
+    """Whether the option stands without a value on a command line."""
     values: tuple[Any, ...] = ()
-    """Those alone that are left out; any, where there are none."""
+    """Values that are left out; empty if every value is."""
 
 
 class Translated(NamedTuple):
-    """Settings that stand for options of another server."""
+    """Settings that replace the options of another server."""
 
     settings: dict[str, Any]
     notes: list[str]
-    """A line for each option that changes nothing."""
-
-
-class _Written(dict[str, str]):
-    def __init__(self, write: Write) -> None:
-        self._write = write
-
-    def __missing__(self, name: str) -> str:
-        return self._write(name)
+    """Message for each option that has no effect."""
 
 
 def written(text: str, write: Write) -> str:
-    """A line with its settings as they are to be written."""
-    return text.format_map(_Written(write))
+    """Replaces the settings in braces by their spelling in messages; braces of quoted values stay as they are."""
+    return re.sub(r"\{([a-z_]+)\}", lambda found: write(found[1]), text)
 
 
 def same(parse: Callable[[Any], Any] = lambda value: value, says: str = "the same") -> Row:
-    """A setting of ours has this name; `parse` gives its values for the other server's."""
+    """Row of an option that is a setting of the same name; `parse` converts its value, and None is not set."""
     return Row("same", says, lambda name, value, given: {name: parsed} if (parsed := parse(value)) is not None else {})
 
 
 def becomes(says: str, read: Read, flag: bool = False) -> Row:
-    """Settings of other names say the same."""
+    """Row of an option that settings of other names replace."""
     return Row("becomes", says, read, flag)
 
 
 def renamed(setting: str, says: str | None = None) -> Row:
-    """One setting of another name says the same."""
+    """Row of an option that one setting of another name replaces, with the same value."""
     return becomes(says or f"{{{setting}}}", lambda name, value, given: {setting: value})
 
 
 def left_out(why: str, *values: Any, otherwise: str | None = None, flag: bool = False) -> Row:
-    """Nothing needs it, where it has one of these values, or any if there are none.
+    """Row of an option without effect, for one of `values`, or for every value if there are none.
 
     Args:
-        otherwise: what to write in the place of another value.
+        why: reason for users.
+        otherwise: remedy for another value, which is refused.
+        flag: as in `Row`.
     """
 
     def read(name: str, value: Any, given: Given) -> dict[str, Any]:
@@ -81,7 +76,7 @@ def left_out(why: str, *values: Any, otherwise: str | None = None, flag: bool = 
 
 
 def refused(why: str, *nothing: Any, flag: bool = False) -> Row:
-    """Not served, but for values that ask for nothing: those, False and None."""
+    """Row of an option that is not supported. False, None and the values in `nothing` are accepted without effect."""
 
     def read(name: str, value: Any, given: Given) -> dict[str, Any]:
         if value is False or value in nothing:
@@ -99,17 +94,18 @@ def translate(
     write: Write = str,
     beside: Given = MappingProxyType({}),
 ) -> Translated:
-    """Settings that stand for options of another server; what is a setting of ours alone passes as it is.
+    """Translates options of another server to settings; options that only Wingbeat has are passed on unchanged.
 
     Args:
-        values: by option; None asks for nothing.
-        where: from an option's name to how it was written.
-        own: names of our settings.
-        write: from a setting's name to how it would be written there.
-        beside: settings that are given elsewhere, for options that depend on them.
+        values: options by name; None counts as not given.
+        table: handling of each option.
+        where: returns the spelling of an option's name in messages.
+        own: names of Wingbeat's settings.
+        write: returns the spelling of a setting's name in messages.
+        beside: settings given elsewhere, which the handling of options may depend on.
 
     Raises:
-        ValueError: an option is unknown, not served, or contradicts another one; one line that names it.
+        ValueError: an option is unknown, not supported, or contradicts another; one line that names the option.
     """
     settings, notes, said_by = {}, [], {}
     for name, value in values.items():
@@ -128,15 +124,15 @@ def translate(
         for setting, given in found.items():
             if settings.setdefault(setting, given) != given:
                 raise ValueError(
-                    f"{where(said_by[setting])} and {where(name)} say {shown(settings[setting])} and {shown(given)} of "
-                    f"{write(setting)}: give one of them"
+                    f"{where(said_by[setting])} and {where(name)} mean {shown(settings[setting])} and {shown(given)} "
+                    f"for {write(setting)}: give one of them"
                 )
             said_by.setdefault(setting, name)
     return Translated(settings, notes)
 
 
 def shown(value: Any) -> str:
-    """A value in an error, at most a line of it."""
+    """Returns a value for an error message, cut to 80 characters."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 

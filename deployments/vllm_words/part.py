@@ -1,4 +1,4 @@
-"""Options of vLLM; imported by commands too, so that what reads them is imported when it is first asked for."""
+"""Hooks for vLLM's options. Commands import this module too, so that the tables are imported only when used."""
 
 words_of_serve = "wingbeat.deployments.vllm_words.words:without_vllm"
 speculative_settings = "wingbeat.deployments.vllm_words.speculative_config:settings_of"

@@ -1,4 +1,4 @@
-"""vLLM's `speculative_config`: which drafter is meant, and how far it drafts."""
+"""Translates vLLM's `speculative_config` to settings: the drafter, its draft depth and the acceptance."""
 
 import ast
 import json
@@ -10,24 +10,24 @@ from wingbeat.runtime.config import ForcedAcceptance
 from wingbeat.runtime.drafters.choice import KINDS
 
 PLACE = "speculative_config"
-_BY_FOLDER = "{drafter} is the folder, or the name on the hub, in `model`; its files tell the kind"
-_OF_MODEL = "{drafter} is `mtp`, the modules in the model's own checkpoint; so for every `..._mtp`"
+_BY_FOLDER = "{drafter} is the folder or hub name in `model`; its files decide the kind"
+_OF_MODEL = "{drafter} is `mtp`, the modules in the model's own checkpoint; every method `..._mtp` is read as `mtp`"
 METHODS = {
     **dict.fromkeys(("eagle", "eagle3", "dflash", "dspark", "jetspec", "p_eagle", "draft_model"), _BY_FOLDER),
     "mtp": _OF_MODEL,
     **dict.fromkeys(("ngram", "ngram_gpu"), "{drafter} is `ngram`"),
     "suffix": "{drafter} is `suffix`",
 }
-"""By vLLM's name of a method: what stands for it."""
-_ALLOWED = "there is no such drafter here: use eagle3, eagle, mtp, draft_model, dflash, suffix or ngram"
-_BY_RULE = "measured costs and tracked acceptance decide each round's depth"
+"""Replacement in settings by vLLM's name of a method."""
+_ALLOWED = "there is no drafter of this method: use eagle3, eagle, mtp, draft_model, dflash, suffix or ngram"
+_BY_RULE = "measured costs and tracked acceptance decide each round's draft depth"
 
 
 def flat(values: Given) -> dict[str, Any]:
-    """Options with the fields of `speculative_config`, an object or its JSON, beside them as `speculative_config.x`.
+    """Returns the options with `speculative_config`, an object or JSON, replaced by its fields `speculative_config.x`.
 
     Raises:
-        ValueError: it is no object.
+        ValueError: `speculative_config` is not an object.
     """
     found, said = dict(values), values.get(PLACE)
     if said is None:
@@ -37,14 +37,14 @@ def flat(values: Given) -> dict[str, Any]:
         try:
             said = json.loads(said)
         except ValueError as error:
-            raise ValueError(f"{PLACE} is no JSON: {error}") from None
+            raise ValueError(f"{PLACE} is not valid JSON: {error}") from None
     if not isinstance(said, Mapping):
         raise ValueError(f'{PLACE} is {said!r}: must be an object, such as {{"method": "eagle3", "model": "DIR"}}')
     return found | {f"{PLACE}.{name}": value for name, value in said.items()}
 
 
 def _method(given: Given) -> str:
-    """As the table of methods has it; empty where none is given."""
+    """Returns the method as spelled in `METHODS`; empty if none is given."""
     text = str(given.get(f"{PLACE}.method") or "").lower().replace("-", "_")
     return "mtp" if text.endswith("_mtp") else text
 
@@ -56,7 +56,7 @@ def _drafter(name: str, value: Any, given: Given) -> dict[str, Any]:
     if METHODS[method] != _BY_FOLDER:
         return {"drafter": method.removesuffix("_gpu")}
     if given.get(f"{PLACE}.model") is None:
-        raise ValueError("it needs `model`, the drafter's folder or its name on the hub")
+        raise ValueError("this method needs `model`, the drafter's folder or hub name")
     return {}
 
 
@@ -66,7 +66,7 @@ def _model(name: str, model: Any, given: Given) -> dict[str, Any]:
         return {}
     if method == "mtp":
         raise ValueError("MTP modules are read from the model's own checkpoint: leave `model` out")
-    if str(model).strip("[]") == "ngram":  # as it is given without a method
+    if str(model).strip("[]") == "ngram":  # vLLM accepts ngram as a model if no method is given
         return {"drafter": "ngram"}
     revision = given.get(f"{PLACE}.revision")
     return {"drafter": f"{model}@{revision}" if revision else str(model)}
@@ -74,15 +74,17 @@ def _model(name: str, model: Any, given: Given) -> dict[str, Any]:
 
 def _tokens(name: str, number: Any, given: Given) -> dict[str, Any]:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ValueError("must be a whole number from 1 on; without the whole of it, {drafter} none drafts nothing")
-    if given.get(f"{PLACE}.speculative_token_tree") is not None:  # whose nodes it counts
+        raise ValueError(
+            "must be a whole number from 1 on; to decode without drafts, give {drafter} none and no speculative_config"
+        )
+    if given.get(f"{PLACE}.speculative_token_tree") is not None:  # the number counts the tree's nodes, not its levels
         return {}
     of_model = not _method(given) and given.get(f"{PLACE}.model") is None
     return {"draft_steps": number} | ({"drafter": "mtp"} if of_model else {})
 
 
 def _tree(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """vLLM's text of tuples, or a list of lists."""
+    """Reads the paths of a tree: vLLM's literal of tuples, or a list of lists."""
     try:
         paths = ast.literal_eval(value) if isinstance(value, str) else value
         return {"draft_top_k": [list(path) for path in paths]}
@@ -91,7 +93,7 @@ def _tree(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 
 def _beside(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """TensorRT-LLM's object of a suffix automaton beside a drafter, or whether there is one."""
+    """Reads TensorRT-LLM's `sa_config`, an object that turns suffix drafts on, or a bool."""
     if not isinstance(value, Mapping | bool):
         raise ValueError("must be an object, such as {}, or true")
     return {"suffix_beside": value is not False}
@@ -106,18 +108,18 @@ def _method_of_acceptance(name: str, method: Any, given: Given) -> dict[str, Any
 
 
 def _length(name: str, length: Any, given: Given) -> dict[str, Any]:
-    """Tokens of a round: the first levels are certain, as in vLLM."""
+    """Converts the mean tokens per round to rates by level; as in vLLM, levels below the mean are always accepted."""
     _only_synthetic(given)
     if isinstance(length, bool) or not isinstance(length, int | float):
-        raise ValueError("must be a number from 1 on, the tokens of a round with the verifier's own")
+        raise ValueError("must be a number from 1 on: mean tokens per round, the bonus token included")
     drafted = given.get(f"{PLACE}.num_speculative_tokens")
     if isinstance(drafted, int) and length > drafted + 1:
-        raise ValueError(f"must be at most {drafted + 1}, the drafted tokens and the verifier's own")
+        raise ValueError(f"must be at most {drafted + 1}, num_speculative_tokens and the bonus token")
     return _forced(ForcedAcceptance.length(length).rates, given)
 
 
 def _rates(name: str, rates: Any, given: Given) -> dict[str, Any]:
-    """Shares of the rounds that accept each level, of which each is a part of the one before it."""
+    """Converts vLLM's rates, shares of all rounds by level, to rates given that the level above was accepted."""
     _only_synthetic(given)
     fits = isinstance(rates, list) and rates and all(isinstance(rate, int | float) for rate in rates)
     if not fits or not all(1 >= one >= next_one >= 0 for one, next_one in zip([1, *rates], rates, strict=False)):
@@ -130,51 +132,58 @@ def _rates(name: str, rates: Any, given: Given) -> dict[str, Any]:
 
 
 def _forced(rates: tuple[float, ...], given: Given) -> dict[str, Any]:
-    """Acceptance of these rates by chains of one length, as the length is that of vLLM's alone."""
+    """Returns settings that force these rates; drafts are chains of fixed length, as in vLLM, if no tree is given."""
     chains = {} if given.get(f"{PLACE}.speculative_token_tree") is not None else {"draft_top_k": 1}
     return {"forced_acceptance": ",".join(f"{rate:.12g}" for rate in rates), "adaptive": False, **chains}
 
 
 def _only_synthetic(given: Given) -> None:
     if given.get(f"{PLACE}.rejection_sample_method") != "synthetic":
-        raise ValueError("it needs rejection_sample_method synthetic")
+        raise ValueError("needs rejection_sample_method synthetic")
     if all(given.get(f"{PLACE}.{one}") is not None for one in _SYNTHETIC):
         raise ValueError("synthetic_acceptance_length and synthetic_acceptance_rates are both given: leave one out")
 
 
 def _of_kind(kind: str, setting: str) -> Row:
-    """A setting of one kind of drafter, which says nothing of others."""
+    """Returns the row of a setting that belongs to one kind of drafter and is ignored for other kinds."""
 
     def read(name: str, value: Any, given: Given) -> dict[str, Any]:
         method = _method(given).removesuffix("_gpu") or str(given.get(f"{PLACE}.model")).strip("[]")
         return {setting: value} if method == kind else {}
 
-    return becomes(f"{{{setting}}}, of {{drafter}} `{kind}`; nothing for others", read)
+    return becomes(f"{{{setting}}} if {{drafter}} is `{kind}`; else ignored", read)
 
 
 _SYNTHETIC = ("synthetic_acceptance_length", "synthetic_acceptance_rates")
-_AS_VERIFIER = left_out("a drafter runs as its verifier does")
+_AS_VERIFIER = left_out("a drafter runs like its verifier")
 _FIELDS = {
     "method": becomes("{drafter}, by the table of methods", _drafter),
-    "model": becomes("{drafter}, the folder or the name on the hub", _model),
-    "num_speculative_tokens": becomes("{draft_steps}: levels of a tree; with {draft_top_k} 1, of a chain", _tokens),
+    "model": becomes("{drafter}: a folder or hub name", _model),
+    "num_speculative_tokens": becomes(
+        "{draft_steps}: levels of a draft tree, or of a chain if {draft_top_k} is 1", _tokens
+    ),
     "revision": becomes("{drafter} as `model@revision`", lambda name, value, given: {}),
     "code_revision": refused("code of a checkpoint is never run"),
     "draft_tensor_parallel_size": left_out(
-        "a drafter is one process", 1, otherwise="{tensor_parallel_size} divides the verifier alone; leave it out"
+        "a drafter runs in one process",
+        1,
+        otherwise="a drafter runs in one process, {tensor_parallel_size} divides only the verifier: leave it out",
     ),
-    "quantization": refused("the drafter's config.json says it; {drafter_weights} fp8 rounds a head"),
-    "max_model_len": left_out("a drafter goes as far as its own positions and {max_model_len}"),
-    "disable_by_batch_size": left_out(_BY_RULE + ", 0 among them"),
+    "quantization": refused("the drafter's config.json decides; {drafter_weights} fp8 rounds a head's weights"),
+    "max_model_len": left_out("a drafter drafts up to {max_model_len} and to its own maximum position"),
+    "disable_by_batch_size": left_out(_BY_RULE + "; depth 0 is plain decoding"),
     "num_speculative_tokens_per_batch_size": left_out(_BY_RULE),
     "disable_padded_drafter_batch": _AS_VERIFIER,
     "enforce_eager": _AS_VERIFIER,
     "attention_backend": _AS_VERIFIER,
     "moe_backend": _AS_VERIFIER,
-    "parallel_drafting": left_out("a head's files say whether it drafts in one pass"),
-    "draft_sample_method": left_out("a sampled answer is that of plain decoding, by its seed"),
+    "parallel_drafting": left_out("a head's files decide whether it drafts in one pass"),
+    "draft_sample_method": left_out(
+        "a sampled answer has the tokens of plain decoding with its seed, whatever is drafted"
+    ),
     "rejection_sample_method": becomes(
-        "synthetic: {forced_acceptance}, by one of the next two; for others tokens are those of plain decoding",
+        "synthetic: {forced_acceptance}, from synthetic_acceptance_length or synthetic_acceptance_rates; others are "
+        "left out, because tokens are always those of plain decoding",
         _method_of_acceptance,
     ),
     "synthetic_acceptance_length": becomes(
@@ -183,26 +192,31 @@ _FIELDS = {
     "synthetic_acceptance_rates": becomes(
         "{forced_acceptance} of those rates, with {adaptive} false and {draft_top_k} 1: for benchmarks alone", _rates
     ),
-    "speculative_token_tree": becomes("{draft_top_k}, the same paths; num_speculative_tokens is then left out", _tree),
-    "use_heterogeneous_vocab": left_out("the tokenizers' files say which tokens a draft model shares"),
-    "draft_load_config": refused("files are read as they are"),
-    "sa_config": becomes("{suffix_beside}; its fields are left out: expected tokens decide", _beside),
+    "speculative_token_tree": becomes(
+        "{draft_top_k} with the same paths; num_speculative_tokens is then left out", _tree
+    ),
+    "use_heterogeneous_vocab": left_out("tokenizer files decide which tokens a draft model shares with its verifier"),
+    "draft_load_config": refused("loaders have no options: a drafter's files decide how they are read"),
+    "sa_config": becomes(
+        "{suffix_beside}; its fields are left out, because expected tokens decide which draft is used", _beside
+    ),
     "suffix_beside": becomes("{suffix_beside}", _beside),
     **{one.name: _of_kind(kind.name, one.name) for kind in KINDS.values() for one in kind.settings},
 }
 
 
 def settings_of(said: Any, beside: Given) -> dict[str, Any]:
-    """Settings of a command that stand for a `speculative_config`, an object or its JSON.
+    """Returns the settings that replace a command's `speculative_config`.
 
     Args:
-        beside: settings that the command was given.
+        said: `speculative_config`, an object or JSON.
+        beside: other settings that the command was given.
 
     Raises:
-        ValueError: a field is not served, or contradicts another one; one line that names it.
+        ValueError: a field is unknown, not supported, or contradicts another; one line that names the field.
     """
     return translate(flat({PLACE: said}), SPECULATIVE, str, (), beside=beside).settings
 
 
 SPECULATIVE: dict[str, Row] = {f"{PLACE}.{name}": row for name, row in _FIELDS.items()}
-"""Fields of vLLM's `speculative_config`, as `flat` names them."""
+"""Handling of each field of vLLM's `speculative_config`, by its key from `flat`."""

@@ -1,4 +1,4 @@
-"""The words of a `vllm serve` line as `wingbeat serve` takes them: options of vLLM become settings of ours."""
+"""Translates the command line of `vllm serve` to that of `wingbeat serve`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,28 +15,29 @@ from wingbeat.deployments.vllm_words.speculative_config import PLACE, flat
 from wingbeat.deployments.vllm_words.vllm_options import SHORT, VLLM
 
 COMMANDS_OWN = {"host": False, "port": False, "address": False, "detach": True, "log_level": False, "help": True}
-"""Options of `wingbeat serve` beside the settings: whether no value follows."""
+"""Options of `wingbeat serve` that are not settings; True for flags, which take no value."""
 _NAMES, _ADAPTERS = "served_model_name", "lora_modules"
-"""Of which vLLM takes one word after the other."""
+"""Options that vLLM lets several values follow, each as a word of its own."""
 _SAID = {"true": True, "false": False, "none": None}
 
 
 class Words(NamedTuple):
-    """A command line without options of vLLM's own."""
+    """A command line in which settings replace vLLM's options."""
 
     args: list[str]
     notes: list[str]
-    """A line for each option that changes nothing."""
+    """Message for each option that has no effect."""
 
 
 def without_vllm(args: Sequence[str], settings: type[BaseModel]) -> Words:
-    """The words of `wingbeat serve`, with settings in the place of vLLM's options.
+    """Replaces vLLM's options on the command line of `wingbeat serve` by settings.
 
     Args:
-        settings: whose fields are options too.
+        args: words of the command line after `serve`.
+        settings: model whose fields are options of the command.
 
     Raises:
-        UserError: an option is not served, or says another thing than one of ours; one line.
+        UserError: an option is unknown, not supported, or contradicts another; one line.
     """
     flags = {name: plain_type(field.annotation) is bool for name, field in settings.model_fields.items()}
     kept, values, own, bare = _sorted(_with_words(args, settings), flags | COMMANDS_OWN)
@@ -54,10 +55,10 @@ def without_vllm(args: Sequence[str], settings: type[BaseModel]) -> Words:
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with a dot, as `limit_mm_per_prompt.image`, become fields of an object; `speculative_config` stays flat.
+    """Turns options with a dot, such as `limit_mm_per_prompt.image`, into objects; `speculative_config` stays flat.
 
     Raises:
-        ValueError: a field is given twice, or an option beside its fields is no object.
+        ValueError: a field is given twice, or an option that is given beside its fields is not an object.
     """
     found: dict[str, Any] = {}
     for name, value in values.items():
@@ -71,7 +72,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(one: Any, other: Any, name: str) -> dict[str, Any]:
-    """An object with the fields of both; either may be its JSON."""
+    """Merges two objects, each of which may be JSON."""
     objects = [_value("", part, False, {}) if isinstance(part, str) else part for part in (one, other)]
     if not all(isinstance(part, dict) for part in objects):
         raise ValueError(f"{option_name(name)} is given beside one of its fields: give one of them")
@@ -81,14 +82,14 @@ def _merged(one: Any, other: Any, name: str) -> dict[str, Any]:
 
 
 def _with_words(args: Sequence[str], settings: type[BaseModel]) -> list[str]:
-    """The same with a value behind options that stand as flags too: `--cuda-graphs` and `--no-cuda-graphs`."""
+    """Adds the missing value of options that take a value or stand as flags, such as `--cuda-graphs`."""
     found = list(args)
     kinds = {name: field.annotation for name, field in settings.model_fields.items()}
     either = {name for name, kind in kinds.items() if plain_type(kind) is not bool and bool in get_args(kind)}
     for index, word in enumerate(args):
         name, negated, said = _name(word)
         following = args[index + 1] if index + 1 < len(args) else "-"
-        # A model may stand there without an option's name.
+        # The next word may be the model, which needs no option name, instead of the value.
         alone = negated or following.startswith("-") or "/" in following or Path(following).is_dir()
         if name in either and said is None and alone:
             found[index] = f"{option_name(name)}={'false' if negated else 'true'}"
@@ -97,13 +98,13 @@ def _with_words(args: Sequence[str], settings: type[BaseModel]) -> list[str]:
 
 class _Sorted(NamedTuple):
     kept: list[str]
-    """Words that stay as they are."""
+    """Words that are passed on unchanged."""
     values: dict[str, Any]
-    """By option of vLLM's."""
+    """Values of vLLM's options, by name."""
     own: dict[str, str]
-    """By option that stays."""
+    """Values of Wingbeat's options, by name; their words are in `kept`."""
     bare: list[str]
-    """Words without an option's name, which stay too."""
+    """Positional words, such as the model; also in `kept`."""
 
 
 def _sorted(args: Sequence[str], own: Mapping[str, bool]) -> _Sorted:
@@ -132,8 +133,8 @@ def _sorted(args: Sequence[str], own: Mapping[str, bool]) -> _Sorted:
 
 
 def _name(word: str) -> tuple[str | None, bool, str | None]:
-    """An option's name with underscores, whether it is turned off, and the value behind its `=`."""
-    if word[:2] == "-O" and word[2:].isdecimal():  # as compilers have it
+    """Returns the option's name with underscores (None: positional word), whether it is negated, and its `=` value."""
+    if word[:2] == "-O" and word[2:].isdecimal():  # without a space, like a compiler's option
         word = f"-O={word[2:]}"
     option, sign, said = word.partition("=")
     if not option.startswith("--"):
@@ -147,7 +148,7 @@ def _name(word: str) -> tuple[str | None, bool, str | None]:
 
 
 def _value(name: str, said: str | None, turned_on: bool, own: Mapping[str, bool]) -> Any:
-    """As it would stand in a YAML file; words of our own settings stay, to be read as such."""
+    """Parses `true`, `false`, `none` and JSON; other text, and values of Wingbeat's settings, stay text."""
     if said is None:
         return turned_on
     if name in own and not own[name]:
@@ -166,8 +167,11 @@ def _as_written(name: str) -> str:
 
 
 def _goes_on(name: str, word: str, before: _Sorted) -> bool:
-    """Whether a word is one more value of an option. Of names it is, once the model is said, unless a folder is there:
-    models and drafters stand without an option's name, too."""
+    """Whether `word` is one more value of the option before it.
+
+    A further model name is accepted only after the model, and if no folder has that name: a word without an option may
+    also be the model or the drafter.
+    """
     if word.startswith("-"):
         return False
     if name == _ADAPTERS:

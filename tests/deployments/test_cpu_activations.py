@@ -23,7 +23,7 @@ def test_engines_are_told():
 
 
 def test_a_gpu_rounds_none():
-    with pytest.raises(ValueError, match=r"cpu_activations is int8 and .*cuda: the CPU's kernels .*; use device cpu"):
+    with pytest.raises(ValueError, match=r"cpu_activations is int8 and .*: only the CPU's kernels .*; use device cpu"):
         AppConfig(cpu_activations="int8", num_gpus_per_verifier=1, num_gpus_per_drafter=1)
 
 

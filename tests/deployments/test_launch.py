@@ -145,14 +145,14 @@ def test_a_cluster_that_is_named_is_joined_and_its_application_ends_with_the_com
     serve_until_stopped(AppConfig(), address="10.0.0.1:6379")
     assert fake.address == "10.0.0.1:6379"
     assert fake.calls[-2:] == ["drain", "delete wingbeat"]
-    assert "Ctrl-C ends it." in capsys.readouterr().out
+    assert "Ctrl-C ends the application." in capsys.readouterr().out
 
 
 def test_a_detached_application_stays_when_the_command_ends(fake_ray, capsys):
     fake = fake_ray(attached=True)
     serve_until_stopped(AppConfig(), address="10.0.0.1:6379", detach=True)
     assert fake.calls == ["start", "status", "run", "status"]
-    assert "It stays when this command ends" in capsys.readouterr().out
+    assert "keeps running after this command" in capsys.readouterr().out
 
 
 def test_a_detached_application_that_cannot_start_is_taken_away(fake_ray):

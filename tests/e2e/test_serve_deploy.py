@@ -128,7 +128,7 @@ def wingbeat_serve(cluster: Cluster, *options: str) -> subprocess.CompletedProce
 def test_a_detached_application_stays_in_the_cluster_that_the_command_joined(cluster: Cluster):
     done = wingbeat_serve(cluster, "--detach", "--drafter", FALLBACK.kind)
     assert done.returncode == 0, done.stderr
-    assert "It stays when this command ends" in done.stdout
+    assert "keeps running after this command" in done.stdout
     assert completion(cluster, "def main(").status_code == 200
     second = wingbeat_serve(cluster, "--drafter", FALLBACK.kind)
     assert second.returncode == 2

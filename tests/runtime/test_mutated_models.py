@@ -183,4 +183,4 @@ def test_an_end_of_text_outside_the_vocabulary_changes_no_text(
         edit(folder, "generation_config.json", eos_token_id=None)
     edit(folder, file, eos_token_id=eos)
     assert write(folder) == expected(folder)
-    assert "outside the vocabulary of 40: never generated" in caplog.text
+    assert "outside the vocabulary of 40: ignored, because never generated" in caplog.text

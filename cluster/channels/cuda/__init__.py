@@ -1,1 +1,1 @@
-"""The channel between two processes on one GPU, in CUDA memory that both map; also lending of weights."""
+"""The channel through CUDA memory that two processes of a node map; also lending of weights between such processes."""

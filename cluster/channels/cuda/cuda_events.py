@@ -1,4 +1,4 @@
-"""CUDA events that order the two devices of a channel in GPU memory; each process creates events on its own GPU."""
+"""CUDA events that order the work of the two devices of a channel in GPU memory."""
 
 import logging
 
@@ -14,13 +14,14 @@ PAIR = (0, 1)
 class DeviceEvents:
     """`ReadyEvents` implemented by two interprocess CUDA events.
 
-    In CUDA, waiting for an event that was never recorded does nothing, and waiting for an event of an earlier round
-    returns early: both would let a stream read data that is not there yet. A record by a process that was killed before
-    its device got there may never complete, so that a waiting stream would hang. Hence the channel uses an event only
-    after its round's doorbell rang. The verifier's stream never waits: its host queries the event and checks meanwhile
-    that the drafter lives, because a drafter may be killed at any time and must only cost speed. The drafter's stream
-    does wait, so that its pass is already enqueued when the verifier's device is done; without a verifier the drafter
-    has no work to lose.
+    In CUDA, waiting for an event that was never recorded does nothing, and waiting for an event that was recorded in an
+    earlier round returns at once. In both cases a stream would read data that has not been written yet. If a process is
+    killed before its device reaches an event that it recorded, the event may never complete, and a stream that waits
+    for it would hang. For these reasons the channel uses an event only after the doorbell of the event's round has
+    rung. The verifier's stream never waits for an event. Instead the verifier's host queries the event and meanwhile
+    checks that the drafter still runs, because a drafter may be killed at any time, and its death must cost speed only.
+    The drafter's stream does wait for the verifier's event, so that the drafter's pass is already enqueued when the
+    verifier's device is done. If the verifier is killed and the drafter's stream hangs, no work is lost.
     """
 
     def __init__(self, runtime: CudaRuntime, device: torch.device, events: list[torch.cuda.Event]) -> None:
@@ -28,17 +29,18 @@ class DeviceEvents:
         self._device = device
         self._events = events
         self.last_stream: object | None = None
-        """The last stream that recorded or waited here, which must be drained before the memory is freed."""
+        """The last stream that recorded or awaited one of these events; it must be drained before the memory is freed.
+        """
 
     def record(self, parity: int) -> None:
-        """Record the parity's event on the calling thread's current stream of the channel's device."""
+        """Record the event of this parity on the calling thread's current stream of the channel's device."""
         self.last_stream = self._runtime.current_stream(self._device)
         self._events[parity].record(self.last_stream)
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
-        """Order the calling thread's current stream after the event, and return True.
+        """Make the calling thread's current stream wait for the event, and return True.
 
-        If the writer is dead, the stream does not wait; returns whether the event is finished.
+        If the writer is dead, the stream does not wait, and the result is whether the event is finished.
         """
         if not writer_alive:
             return self._events[parity].query()
@@ -51,7 +53,7 @@ class DeviceEvents:
         return self._events[parity].query()
 
     def release(self) -> None:
-        """Destroy the events, or this process's handles of them."""
+        """Destroy the events that this process created, or its handles of another process's events."""
         self._events.clear()
         self.last_stream = None
 
@@ -70,15 +72,15 @@ def open_events(runtime: CudaRuntime, device: torch.device, handles: bytes) -> l
 class DrafterEvents(DeviceEvents):
     """The verifier's view of the reply events, which each drafter creates on its own GPU.
 
-    The drafter passes their handles on when it attaches, and only the drafter can record them. An event that cannot be
-    queried any more counts as unfinished, like a dead drafter's work.
+    A drafter passes the handles of its two events to the verifier when it attaches, and only the drafter can record
+    these events. An event that can no longer be queried counts as unfinished, like the work of a dead drafter.
     """
 
     def __init__(self, runtime: CudaRuntime, device: torch.device, words: memoryview) -> None:
         super().__init__(runtime, device, [])
         self._words = words
         self._opened_of = 0
-        """Value of `Word.ATTACHED` of the drafter that owns the opened events."""
+        """`Word.ATTACHED` as written by the drafter whose events are open; 0 if none are."""
 
     def open(self) -> None:
         """Open the events of the attached drafter. Raises CudaError."""

@@ -1,8 +1,8 @@
 """The channel over CUDA IPC: two processes of one node with a GPU each, messages in the verifier's GPU memory.
 
-Control data stay in a segment of POSIX shared memory: counters, incarnations, and the IPC handles that a drafter opens.
-One block of the verifier's device holds the tensors that devices read. The block is exported once, when the channel is
-created; a drafter opens it on the same GPU, or on another GPU that can access the verifier's.
+A segment of POSIX shared memory holds the control data: counters, incarnations, and the IPC handles that a drafter
+opens. One block of the verifier's device holds the tensors that devices read. The block is exported once, when the
+channel is created; a drafter opens it on the same GPU, or on another GPU that can access the verifier's.
 
 The location of a field follows from its writer and its reader:
 
@@ -24,16 +24,16 @@ The location of a field follows from its writer and its reader:
 
 The header of a reply (round, incarnation) goes from host to host, its other fields from device to device.
 
-So a host reads nothing that a device computes, and may run a round behind or ahead of its device. The slots in host
-memory are a few hundred bytes; a device that needs them gets them in the upload of its pass.
+So a host reads nothing that a device computes, and a host may be one round behind or ahead of its device. The slots in
+host memory are a few hundred bytes; if a device needs these slots, its host uploads them with the inputs of its pass.
 
 Two events per direction, one per parity, order the devices (`memory.ReadyEvents`). Each side creates the events that it
 records on its own GPU, because an event can only be recorded by streams of its own device. A drafter writes the handles
 of its two events into the header's words before it becomes visible as attached.
 
-Each new drafter is tested for whether data arrive, because CUDA reports success in some virtual machines where they do
-not: the block ends with a pattern that the verifier has written; the drafter reads it, writes its answer beside it and
-records both its events; the verifier reads the answer once the events are finished.
+In some virtual machines CUDA reports success although data do not arrive in the other process. Therefore each new
+drafter is tested. The block ends with a pattern that the verifier has written. The drafter checks this pattern, writes
+an answer behind it and records both of its events. The verifier reads the answer once these events are finished.
 """
 
 import logging
@@ -58,9 +58,9 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 logger = logging.getLogger(__name__)
 KIND = "cuda_ipc"
 DRAIN_TIMEOUT_S = 5.0
-"""A device that still uses the memory after this many seconds hangs."""
+"""Seconds after which a device that still uses the memory counts as hanging."""
 DETACH_TIMEOUT_S = 2.0
-"""A live drafter detaches within one pass, so after this many seconds it is dead."""
+"""Seconds that the verifier waits for the drafter to detach, which a live drafter does within one pass."""
 TRIAL_TIMEOUT_S = 10.0
 """Seconds for a device to finish an event with no work before it."""
 PATTERN_BYTES = 64
@@ -85,7 +85,7 @@ class _Mapping:
         return carve(spec, segment.words, *regions, outcome_ready=self.outcome_ready, reply_ready=self.reply_ready)
 
     def patterns(self, spec: ChannelSpec) -> tuple[Tensor, Tensor]:
-        """Patterns of verifier and drafter on the device, uint8 [PATTERN_BYTES] each."""
+        """The verifier's pattern and the drafter's answer on the device, uint8 [PATTERN_BYTES] each."""
         start = buffer_bytes(spec, DEVICE_FIELDS)
         raw = self.runtime.tensor(self.device, self.address, start + 2 * PATTERN_BYTES)
         return raw[start : start + PATTERN_BYTES], raw[start + PATTERN_BYTES :]
@@ -93,7 +93,7 @@ class _Mapping:
     def drain(self) -> bool:
         """Wait for this process's device to finish with the block; False after `DRAIN_TIMEOUT_S`."""
         streams = [events.last_stream for events in (self.outcome_ready, self.reply_ready)]
-        # At most two waits; the second returns at once if both are the same stream.
+        # Both events may have been used on the same stream; the second wait then returns at once.
         return all(s is None or self.runtime.drain(self.device, s, DRAIN_TIMEOUT_S) for s in streams)
 
     def release_events(self) -> None:
@@ -103,7 +103,10 @@ class _Mapping:
 
 
 class CudaIpcChannel:
-    """A channel with its verifier's end. `close`, deletion and the end of the process free the device block."""
+    """A channel and its verifier's end.
+
+    The device block is freed by `close`, on deletion, or at the end of the process.
+    """
 
     def __init__(self, name: str, segment: Segment, mapping: _Mapping) -> None:
         self.name = name
@@ -112,7 +115,8 @@ class CudaIpcChannel:
         mapping = self._mapping = replace(mapping, reply_ready=self._replies)
         self.verifier_end = VerifierSide(mapping.memory(segment), Doorbell(Bell(segment.words, Word.REPLIED)))
         pid = os.getpid()
-        # Finalizers run in reverse order of creation: the segment is marked closed first, so that the drafter detaches.
+        # Finalizers run in reverse order of their creation: `unlink` marks the channel as closed before `free` runs, so
+        # that the drafter detaches first.
         free = weakref.finalize(self.verifier_end, _free, mapping, segment.words, pid)
         free.atexit = False  # an interpreter that exits must not wait for a device that may hang
         unlink = weakref.finalize(self.verifier_end, close_segment, segment.words, segment.path, pid)
@@ -131,10 +135,12 @@ class CudaIpcChannel:
             wait_s: longest wait of this call in seconds.
 
         Returns:
-            False if the events are not finished and time is left: call again.
+            True if the answer is right; False if the events are not finished and time is left, so that the caller must
+                call again.
 
         Raises:
-            ChannelError: the drafter's events or its writes do not arrive here.
+            ChannelError: the drafter's events do not finish in time, or its answer does not arrive on the verifier's
+                device.
         """
         details, incarnation = self._segment.header.details, self.verifier_end.incarnation
         expected, now = _answer(bytes.fromhex(details["pattern"]), incarnation), time.monotonic()
@@ -193,7 +199,8 @@ class CudaIpcChannel:
         """
         segment = Segment.attach(name, KIND, host_bytes)
         if not PeerProcess(segment.words[Word.VERIFIER_PID], segment.words[Word.VERIFIER_START]).works():
-            # Checked before the handles: CUDA's own message would not name the exporter's death as the cause.
+            # This is checked before the handles are opened, because CUDA's message would not say that the exporting
+            # process is dead.
             raise ChannelError(f"channel {name!r}: its verifier has closed it or is gone")
         details = segment.header.details
         try:
@@ -223,7 +230,9 @@ def host_bytes(spec: ChannelSpec) -> int:
 
 
 def check_reach(runtime: CudaRuntime, device: torch.device, verifier_uuid: str, verifier_device: str) -> None:
-    """Refuse a drafter's device that cannot access the verifier's memory; the same GPU always can.
+    """Refuse a drafter's device that cannot access memory of the verifier's GPU.
+
+    If both devices are the same GPU, access is always possible.
 
     Raises:
         ChannelError: the verifier's GPU is hidden from this process, or no peer access exists; names both devices.
@@ -255,7 +264,7 @@ def _check_device(runtime: CudaRuntime, device: torch.device, side: str) -> None
 
 
 def _export(spec: ChannelSpec, device: torch.device, runtime: CudaRuntime) -> tuple[_Mapping, Details]:
-    """Create the device block and outcome events of a new channel, and the details by which a drafter opens them."""
+    """Create a new channel's device block and outcome events, and the details with which a drafter opens both."""
     address = runtime.allocate(device, buffer_bytes(spec, DEVICE_FIELDS) + 2 * PATTERN_BYTES)
     try:
         made, handles = new_events(runtime, device)
@@ -281,9 +290,11 @@ def _export(spec: ChannelSpec, device: torch.device, runtime: CudaRuntime) -> tu
 def _open(
     header: SegmentHeader, incarnation: int, device: torch.device, runtime: CudaRuntime
 ) -> tuple[_Mapping, bytes]:
-    """Open the block as drafter and create the reply events. Returns the mapping and the events' handles.
+    """Open the verifier's block in the drafter, and create the reply events.
 
-    Checks the verifier's pattern, writes the answer and records both events.
+    Returns the mapping and the handles of the reply events.
+
+    Checks the verifier's pattern, writes the answer and records both reply events.
     """
     details = header.details
     address = runtime.open_memory(device, bytes.fromhex(details["memory"]))
@@ -307,7 +318,7 @@ def _open(
 
 
 def _answer(pattern: bytes, incarnation: int) -> bytes:
-    """The drafter's answer to the verifier's pattern, unique to its incarnation."""
+    """The drafter's answer to the verifier's pattern, which differs for each incarnation."""
     return incarnation.to_bytes(8, "little") + bytes(byte ^ 0xFF for byte in pattern[8:])
 
 
@@ -318,7 +329,7 @@ def _bytes(content: bytes) -> Tensor:
 def _unmap(mapping: _Mapping) -> bool:
     """Unmap the verifier's memory once this device is done with it.
 
-    False if the device hangs, in which case the memory stays mapped.
+    Returns False if the device hangs; the memory then stays mapped.
     """
     if not mapping.drain():
         logger.warning("%s hangs: the channel's memory stays mapped until this process ends", mapping.device)
@@ -329,7 +340,10 @@ def _unmap(mapping: _Mapping) -> bool:
 
 
 def _free(mapping: _Mapping, words: memoryview, pid: int) -> None:
-    """Free the device block once nobody uses it: in CUDA, freeing memory that an importer still maps is undefined."""
+    """Free the device block once the drafter has unmapped it.
+
+    In CUDA the result of freeing memory that another process still maps is undefined.
+    """
     if os.getpid() != pid:
         return
     attached = words[Word.ATTACHED]

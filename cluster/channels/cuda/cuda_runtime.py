@@ -1,13 +1,14 @@
-"""CUDA functions that a CUDA IPC channel needs, by torch and the CUDA runtime; independent of channels.
+"""CUDA functions that a CUDA IPC channel needs, through torch and the CUDA runtime. Contains nothing about channels.
 
-Memory comes from `cudaMalloc` of the CUDA runtime that torch has loaded, through ctypes. torch's own sharing,
-`torch.UntypedStorage._share_cuda_`, does not fit: it is private, exports the allocator's whole segment, and counts a
-reference per export and receiver, so that every new drafter would need a new export and every killed drafter would leak
-the memory. The runtime functions used here have kept their signatures since CUDA 5.0.
+Memory is allocated by `cudaMalloc`, which is called through ctypes in the CUDA runtime that torch has loaded. torch's
+own sharing, `torch.UntypedStorage._share_cuda_`, does not fit: it is a private interface, exports a whole segment of
+the allocator, and counts one reference for each export and receiver. Every new drafter would therefore need a new
+export, and every killed drafter would leak the memory. The runtime functions used here have kept their signatures since
+CUDA 5.0.
 
 Events come from `torch.cuda.Event`, whose IPC interface is public and unchanged from torch 2.11 to 2.13. Tensors over
-an address are created by DLPack, where the caller names the device: memory of a peer GPU then counts as memory of the
-GPU that mapped it, and kernels of that GPU read it over NVLink or PCIe.
+an address are created by DLPack, because there the caller names the device. So memory of a peer GPU counts as memory of
+the GPU that mapped it, and kernels of the mapping GPU read it over NVLink or PCIe.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ _IPC_EVENT_SUPPORT = 125
 
 
 class CudaError(RuntimeError):
-    """A CUDA call failed; one line that names the call, the device and CUDA's own reason."""
+    """A CUDA call failed. The message is one line that names the call, the device and CUDA's own reason."""
 
 
 class CudaRuntime:
@@ -43,11 +44,11 @@ class CudaRuntime:
         return torch.cuda.device_count()
 
     def describe(self, device: torch.device) -> str:
-        """The device for people to read: index, name and UUID."""
+        """Description of the device for messages: index, name and UUID."""
         return f"cuda:{device.index} ({torch.cuda.get_device_name(device)}, {self.uuid(device)})"
 
     def uuid(self, device: torch.device) -> str:
-        """UUID of the GPU, which is the same in every process, whatever its CUDA_VISIBLE_DEVICES."""
+        """UUID of the GPU, which does not depend on the process and its CUDA_VISIBLE_DEVICES."""
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
     def find(self, uuid: str) -> torch.device | None:
@@ -72,7 +73,8 @@ class CudaRuntime:
         size = -(-num_bytes // GRANULARITY_BYTES) * GRANULARITY_BYTES
         _call(device, "cudaMalloc", ctypes.byref(address), ctypes.c_size_t(size))
         self.tensor(device, _number(address), size).zero_()
-        self.current_stream(device).synchronize()  # the first user may be another stream or another process
+        # The zeros must be written before another stream or process uses the memory.
+        self.current_stream(device).synchronize()
         return _number(address)
 
     def free(self, device: torch.device, address: int) -> None:
@@ -80,7 +82,7 @@ class CudaRuntime:
         _call(device, "cudaFree", ctypes.c_void_p(address))
 
     def allocation_of(self, device: torch.device, address: int) -> int:
-        """Start of the allocation that contains an address, whichever library has allocated it."""
+        """Start of the allocation that contains an address; the allocation may be any library's."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         driver = _driver()
         with torch.cuda.device(device):
@@ -96,7 +98,10 @@ class CudaRuntime:
         return bytes(handle.reserved)
 
     def open_memory(self, device: torch.device, handle: bytes) -> int:
-        """Map another process's memory for use by `device`, which may differ from its GPU. Returns the address here."""
+        """Map another process's memory for use by `device`, and return its address in this process.
+
+        The memory may be on another GPU than `device`.
+        """
         address = ctypes.c_void_p()
         opened = _Handle.from_buffer_copy(handle)
         _call(device, "cudaIpcOpenMemHandle", ctypes.byref(address), opened, ctypes.c_uint(_LAZY_PEER_ACCESS))
@@ -107,7 +112,10 @@ class CudaRuntime:
         _call(device, "cudaIpcCloseMemHandle", ctypes.c_void_p(address))
 
     def tensor(self, device: torch.device, address: int, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes] over memory on, or mapped for, the device; does not keep the memory alive."""
+        """Tensor uint8 [num_bytes] over memory that lies on the device or is mapped for it.
+
+        The tensor does not keep the memory alive.
+        """
         return tensor_at(address, num_bytes, device)
 
     def create_event(self, device: torch.device) -> torch.cuda.Event:
@@ -118,7 +126,10 @@ class CudaRuntime:
         return event
 
     def open_event(self, device: torch.device, handle: bytes) -> Any:
-        """Open another process's event, which streams of `device` can wait for and hosts can query but not record."""
+        """Open another process's event.
+
+        Streams of `device` can wait for the event; this process can query but not record it.
+        """
         return torch.cuda.Event.from_ipc_handle(device, handle)
 
     def current_stream(self, device: torch.device) -> torch.cuda.Stream:
@@ -126,7 +137,7 @@ class CudaRuntime:
         return torch.cuda.current_stream(device)
 
     def drain(self, device: torch.device, stream: Any, timeout_s: float) -> bool:
-        """Wait until the stream has done its work so far; False if it has not after `timeout_s`."""
+        """Wait until the stream has done the work enqueued so far; return False after `timeout_s`."""
         done = torch.cuda.Event()
         done.record(stream)
         deadline = time.monotonic() + timeout_s
@@ -161,7 +172,7 @@ def _call(device: torch.device, name: str, *arguments: object) -> None:
 
 @functools.cache
 def _cudart() -> ctypes.CDLL:
-    """The CUDA runtime in this process: dlopen finds a loaded library by its soname.
+    """The CUDA runtime that is loaded in this process; dlopen finds a loaded library by its soname.
 
     Raises:
         CudaError: torch was built without CUDA, or links the runtime statically.
@@ -226,8 +237,8 @@ def tensor_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
     The memory must outlive every use of the tensor.
     """
     shape_at = ctypes.sizeof(_DLTensor)
-    # A single libc block for struct and shape, freed by libc: the tensor may outlive the interpreter, a Python callback may
-    # not.
+    # Struct and shape lie in one block of libc memory, and libc's `free` is the deleter. A tensor may outlive the
+    # interpreter, but a Python callback may not.
     block = _libc.calloc(1, shape_at + 8)
     ctypes.c_int64.from_address(block + shape_at).value = num_bytes
     managed = _DLTensor.from_address(block)

@@ -29,7 +29,7 @@ SPEC = ChannelSpec(
     num_blocks=8,
 )
 ATTACHED_S = 90.0
-"""Seconds for importing torch from a cold disk and creating a CUDA context."""
+"""Seconds for the other process to import torch, possibly from a cold disk, and to create a CUDA context."""
 LEFT_S = 10.0
 DRAFTER = module_command("wingbeat.cluster.channels.cuda.ipc_trial")
 
@@ -37,14 +37,17 @@ DRAFTER = module_command("wingbeat.cluster.channels.cuda.ipc_trial")
 def try_cuda_ipc(
     device: torch.device, peer: torch.device, runtime: CudaRuntime | None = None, drafter: Sequence[str] = DRAFTER
 ) -> None:
-    """Have a process on `peer` read data that this process writes on `device`, answer there, and record events.
+    """Test CUDA IPC between `device`, which this process uses, and `peer`, which another process uses.
+
+    The other process reads data that this process wrote on `device`, writes an answer there, and records events.
 
     Args:
         runtime: CUDA runtime; None uses torch's.
         drafter: command of the other process.
 
     Raises:
-        ChannelError: data do not arrive; one line that says what is missing.
+        ChannelError: data or events do not arrive in the other process; the message is one line that names what is
+            missing.
     """
     name = f"wingbeat-trial-{secrets.token_hex(4)}"
     end = (channel := CudaIpcChannel.create(name, SPEC, device, runtime)).verifier_end
@@ -75,7 +78,10 @@ def _reason(process: subprocess.Popen[str]) -> str:
 
 
 def attach_until_input_ends(name: str, device: torch.device, runtime: CudaRuntime | None = None) -> int:
-    """Run the drafter's side. If it cannot attach, the reason is its last line on stderr and the exit code is 1."""
+    """Run the drafter's side; returns the exit code.
+
+    If the drafter cannot attach, the last line on stderr is the reason, and the exit code is 1.
+    """
     try:
         end = CudaIpcChannel.attach(name, 1, device, runtime)
     except ChannelError as error:

@@ -1,11 +1,12 @@
 """Tensors of one process that other processes map on the same GPU instead of holding copies.
 
-The owner exports the allocations of the tensors once. Borrowers map them, in any number and again after a restart; the
-end of a process ends its mappings. Nobody writes to lent tensors: that is a convention, because CUDA maps all memory
-writable. Lent memory must stay in place: its owner may free or move it only after all borrowers have ended.
+The owner exports the allocations of its tensors once. Any number of borrowers may map these allocations, also again
+after a restart; the mappings of a process end with the process. CUDA maps all memory writable, so it is only a
+convention that nobody writes to lent tensors. Lent memory must stay in place: its owner may free or move it only after
+all borrowers have ended.
 
-torch's allocator places tensors in larger allocations, so a tensor is lent as handle and offset. Memory of expandable
-segments or of the driver's pool (cudaMallocAsync) has no IPC handle and is not lent.
+torch's allocator places tensors in larger allocations, so a tensor is lent as the handle of its allocation and an
+offset. Memory of expandable segments or of the driver's pool (cudaMallocAsync) has no IPC handle and is not lent.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from torch import Tensor
 from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError, CudaRuntime
 
 SYNCHRONISED_S = 60.0
-"""Seconds for a device to finish its earlier work."""
+"""Longest wait in seconds for a device to finish the work enqueued before the loan."""
 
 
 class LentTensor(NamedTuple):
@@ -37,19 +38,20 @@ class Loan(NamedTuple):
     uuid: str
     """UUID of the lender's GPU."""
     tensors: Mapping[str, LentTensor | str]
-    """Lent tensors by name; for a tensor that is not lent, the reason."""
+    """By name, a lent tensor, or the reason why the tensor is not lent."""
 
 
 def lend(tensors: Mapping[str, Tensor | str], device: torch.device, runtime: CudaRuntime | None = None) -> Loan:
-    """Export tensors of the device. A tensor that cannot be lent is replaced by the reason.
+    """Export tensors of the device. In the loan, a tensor that cannot be lent is replaced by the reason.
 
     Args:
-        tensors: by name, tensors that live as long as their borrowers, or the reason why there is none to lend.
+        tensors: by name, a tensor that the caller keeps until its borrowers have ended, or the reason why there is no
+            tensor to lend.
         runtime: CUDA runtime; None uses torch's.
     """
     runtime = runtime or CudaRuntime()
     lent = {name: one if isinstance(one, str) else _lend(one, device, runtime) for name, one in tensors.items()}
-    # Streams of other processes are not ordered after this process's pending writes.
+    # Wait, because streams of other processes are not ordered after this process's pending writes.
     if not runtime.drain(device, runtime.current_stream(device), SYNCHRONISED_S):
         lent = dict.fromkeys(lent, f"{device} has not finished its earlier work within {SYNCHRONISED_S:.0f} s")
     return Loan(runtime.uuid(device), lent)

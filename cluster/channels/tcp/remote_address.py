@@ -1,13 +1,13 @@
 """Address of a remote channel's verifier, and the secret that its drafter must prove; Ray transports both.
 
-The replica that passes it on has no torch, so the channel's spec is pickled.
+The channel's spec is pickled, because the replica that passes the address on has not loaded torch.
 """
 
 from typing import NamedTuple
 
 
 class RemoteAddress(NamedTuple):
-    """Replaces the channel name that is used on a single node."""
+    """Address of a channel between two nodes, in place of the name of a channel on one node."""
 
     host: str
     port: int

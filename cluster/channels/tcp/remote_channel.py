@@ -1,7 +1,7 @@
 """The channel between two nodes: one TCP connection that carries the contents of the buffers as frames.
 
-Each end has its own buffers and words in host memory, pinned if a GPU copies from or to it, and uses the common ends;
-only the bells differ. `docs/architecture.md` specifies the wire format.
+Each end has its own buffers and words in host memory, which is pinned if a GPU copies from or to it. The ends are
+derived from the ends of every channel and differ in their bells only. `docs/architecture.md` specifies the wire format.
 """
 
 import os
@@ -31,7 +31,7 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 
 
 class RemoteChannel:
-    """A listening port with its verifier's end. `close` and deletion close the port."""
+    """A listening port and its verifier's end. The port is closed by `close` or on deletion."""
 
     def __init__(self, host: str, spec: ChannelSpec, device: torch.device | None = None) -> None:
         """Listen on an address of this node.
@@ -40,7 +40,7 @@ class RemoteChannel:
             device: the verifier's GPU; None for a CPU.
 
         Raises:
-            ChannelError: the address cannot be listened on, or memory lacks room for the buffers.
+            ChannelError: this process cannot listen on the address, or the memory has no room for the buffers.
         """
         memory, secret = _memory(spec, device), new_secret()
         link = VerifierLink(memory)
@@ -58,11 +58,11 @@ class RemoteChannel:
             device: the drafter's GPU; None for a CPU.
 
         Raises:
-            ChannelError: no answer, or the other end does not hold the secret; its layout differs; `incarnation` is not
-                larger than the attached one.
+            ChannelError: the other end does not answer, does not hold the secret or has another layout, or
+                `incarnation` is not larger than the attached one.
         """
         spec: ChannelSpec = pickle.loads(address.spec)
-        # A GPU's copies out of these buffers must be done before the next round fills them.
+        # The GPU must have finished its copies out of these buffers before the next round fills them.
         memory = _memory(spec, device, None if device is None else _StreamReady(device))
         try:
             sock = socket.create_connection((address.host, address.port), HANDSHAKE_S)
@@ -118,13 +118,13 @@ class RemoteDrafterSide(DrafterSide):
 
 
 class _StreamReady:
-    """`ReadyEvents` of a drafter's GPU that copies from and to host memory."""
+    """`ReadyEvents` for a drafter on a GPU that copies from and to the channel's host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def record(self, parity: int) -> None:
-        """Wait for the calling thread's current stream."""
+        """Wait until the calling thread's current stream has done its work, since the host sends the data."""
         torch.cuda.current_stream(self._device).synchronize()
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
@@ -137,10 +137,10 @@ class _StreamReady:
 
 
 def _memory(spec: ChannelSpec, device: torch.device | None, reply_ready: ReadyEvents | None = None) -> ChannelMemory:
-    """Buffers and words of one end.
+    """Allocate the buffers and words of one end.
 
     Raises:
-        ChannelError: memory lacks room for them.
+        ChannelError: the memory has no room for the buffers.
     """
     free_bytes = free_memory()
     if free_bytes is not None:
@@ -152,7 +152,7 @@ def _memory(spec: ChannelSpec, device: torch.device | None, reply_ready: ReadyEv
 
 
 def _shut(listener: Listener, link: VerifierLink, pid: int) -> None:
-    """Close port and connection; does nothing in a forked child, which inherits the finalizer."""
+    """Close port and connection; does nothing in a forked child, which has inherited the finalizer."""
     if os.getpid() == pid:
         listener.close()
         link.close()

@@ -1,8 +1,8 @@
 """Frames over one authenticated TCP connection: each frame is the length of a body, then the body.
 
-Neither end blocks on the other: a frame is processed only once it is complete, and bodies are bounded. (The standard
-library's messages block until the rest of a message arrives: a drafter stopped in the middle of one would hold up the
-engine.)
+Neither end ever waits for the rest of a frame: a frame is processed only once it is complete, and the length of a body
+is bounded. The standard library's messages block until the rest of a message arrives, so a drafter that is stopped
+while it sends a message would block the engine.
 """
 
 import select
@@ -19,18 +19,20 @@ _START = struct.Struct("<Q")
 START_BYTES = _START.size
 _LINGER_S = 1.0
 _KEEPALIVE_S, _KEEPALIVE_PROBES, _UNACKNOWLEDGED_MS = 5, 3, 15_000
-"""A node that fails closes no connections: an idle pair notices within 20 s by keepalive, a busy pair by its rounds."""
+"""A node that fails does not close its connections. An idle pair notices the failure within 20 s by keepalive, and a
+busy pair by rounds without an answer.
+"""
 
 
 class FrameError(RuntimeError):
-    """A frame does not come from this channel's other end, or its shape differs from the channel's."""
+    """A frame is not one that this channel's other end would send now, or its shape differs from the channel's."""
 
 
 class Connection:
     """Frames of one round each, for use by one thread.
 
     Args:
-        sock: connected socket whose ends have authenticated each other.
+        sock: connected socket; both of its ends have been authenticated.
         most_bytes: size of the longest body in either direction.
     """
 
@@ -38,7 +40,8 @@ class Connection:
         _tune(sock)
         self._sock = sock
         self._most_bytes = most_bytes
-        # Two buffers, as rounds alternate: the rest of one frame may still be on its way when the next is packed.
+        # Two buffers are used alternately, because the rest of a frame may still be unsent when the next frame is
+        # packed.
         self._out = [np.empty(START_BYTES + most_bytes, dtype=np.uint8) for _ in range(2)]
         self._in = np.empty(START_BYTES + most_bytes, dtype=np.uint8)
         self._in_view = self._in.data
@@ -53,11 +56,11 @@ class Connection:
 
     @property
     def body(self) -> np.ndarray:
-        """Buffer for the body that `send` sends next, uint8 [most_bytes]; free again two frames later."""
+        """Buffer for the body of the next `send`, uint8 [most_bytes]. The frame after the next uses the same buffer."""
         return self._out[self._num_sent % 2][START_BYTES:]
 
     def send(self, num_bytes: int) -> None:
-        """Send the first `num_bytes` of `body`, in one write if the kernel takes all of it; never blocks."""
+        """Send the first `num_bytes` of `body`, in one write if the kernel takes all of these bytes; never blocks."""
         if self.closed:
             return
         data = self._out[self._num_sent % 2].data
@@ -66,10 +69,10 @@ class Connection:
         self._sender.send(data[: START_BYTES + num_bytes])
 
     def receive(self) -> np.ndarray | None:
-        """The body of the next frame if it is complete, else None; valid until the next call. Never blocks.
+        """The body of the next frame, valid until the next call; None if the frame is not complete. Never blocks.
 
         Raises:
-            FrameError: the received bytes are no frame of this connection.
+            FrameError: the received bytes claim a body longer than this connection allows.
             ConnectionError: the connection has ended.
         """
         if self.closed:
@@ -94,7 +97,7 @@ class Connection:
         return self._in[START_BYTES:end]
 
     def alive(self) -> bool:
-        """False once the other end has closed the connection or is gone. Takes about a microsecond."""
+        """Whether the connection is open and the other end still there. Takes about a microsecond."""
         return not self.closed and not self._hang_up.poll(0)
 
     @property
@@ -117,9 +120,9 @@ class Connection:
 
 
 class _Sender:
-    """Writes frames in order; a thread, started on demand, sends what the kernel does not take at once.
+    """Writes frames in order. If the kernel does not take a whole frame at once, a thread sends the rest.
 
-    The caller continues meanwhile: a long prompt's hidden states are many times the kernel's buffer.
+    Meanwhile the caller continues. The hidden states of a long prompt are many times larger than the kernel's buffer.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -149,7 +152,10 @@ class _Sender:
             self._thread.join(_LINGER_S)
 
     def _write(self, data: memoryview) -> int:
-        """Number of bytes taken by the kernel. A broken connection takes all; the reader detects the break."""
+        """Write to the socket; return the number of bytes that the kernel took.
+
+        On a broken connection all bytes count as taken, because the reader detects that the connection is broken.
+        """
         try:
             return self._sock.send(data)
         except BlockingIOError:
@@ -166,7 +172,7 @@ class _Sender:
                 if self._closed:
                     return
                 data = self._rest[0]
-            # Only this thread writes while `_rest` is not empty.
+            # While `_rest` is not empty, no other thread writes to the socket, so the lock is not needed here.
             writable.poll(1e3 * _LINGER_S)
             data = data[self._write(data) :]
             with self._changed:
@@ -177,7 +183,7 @@ class _Sender:
 
 
 def _tune(sock: socket.socket) -> None:
-    """Send each message at once, and end the connection if a whole node is silent."""
+    """Set the socket to send each frame at once, and to end the connection if the other node is silent."""
     sock.setblocking(False)
     if sock.family != socket.AF_INET:
         return

@@ -1,9 +1,9 @@
-"""Packs the relevant part of a round's buffers into a frame's body, and unpacks it at the other end.
+"""Packs the used part of a round's buffers into the body of a frame, and unpacks the body at the other end.
 
-The buffers are those of every channel, so addresses are fixed at both ends. Fields of a few bytes per slot are sent
-whole, as raw bytes. Of the large fields only the part that the round's header defines is sent: hidden states of
-computed positions, and pieces of prompts. Of the two wide tables by slot only differences are sent: new tokens of the
-history, which only grows within an epoch, and changed entries of block tables.
+Both ends have the same buffers as every other kind of channel, at fixed addresses. Fields of a few bytes per slot are
+sent whole, as raw bytes. A large field, such as hidden states or prompt chunks, is sent only as far as the round's
+header says that it is used. The token history and the block tables, which have a wide row for each slot, are sent as
+differences: new tokens of the history, which only grows within an epoch, and changed entries of the block tables.
 """
 
 import numpy as np
@@ -17,14 +17,16 @@ from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, ReplyHeader
 _RULES = ("sampling_rules", "biased_token_ids", "biases")
 _INPUTS = ("chunk_axes", "chunk_shown", "chunk_embeddings")
 _LARGE = ("decode_taps", "block_tables", "chunk_next_token_ids", "chunk_taps", "allowed_tokens", *_RULES, *_INPUTS)
-"""Fields of an outcome that are not sent whole; the others take 44 bytes and a path per slot."""
+"""Fields of an outcome that are not sent whole. All other fields together have 44 bytes and one path of tokens per
+slot.
+"""
 _TREES = ("token_ids", "parents", "depths", "scores")
 _TREE_ROWS = ("epochs", "committed_lens", "num_valid")
 _EXTENT_BYTES = 24
 
 
 def most_bytes(spec: ChannelSpec) -> int:
-    """Size in bytes of the longest body in either direction."""
+    """Upper bound in bytes of the length of a body, in both directions."""
     return buffer_bytes(spec) + 2 * _EXTENT_BYTES * (spec.num_slots + 1)
 
 
@@ -41,7 +43,7 @@ class _Body:
         self._data[begin : self.end] = values.reshape(-1).view(np.uint8)
 
     def take(self, into: np.ndarray) -> np.ndarray:
-        """Fill a contiguous array with the following bytes and return it. Raises FrameError if too few are left."""
+        """Fill a contiguous array with the next bytes and return it. Raises FrameError if too few bytes are left."""
         begin, self.end = self.end, self.end + into.nbytes
         if self.end > len(self._data):
             raise FrameError(f"a body ends after {len(self._data)} bytes, {self.end} were due")
@@ -59,12 +61,12 @@ class _Body:
 
 
 class _Round:
-    """An outcome's buffers, and the extents of their relevant parts."""
+    """An outcome's buffers, and how far each of them is used."""
 
     def __init__(self, outcome: Outcome, spec: ChannelSpec) -> None:
         self.fields = _bytes_of(outcome._asdict())
         self.small = _runs([field for name, field in outcome._asdict().items() if name not in _LARGE])
-        """Raw bytes of the fields that are sent whole, the header's first."""
+        """Raw bytes of the fields that are sent whole, beginning with the header."""
         self._spec = spec
         self._steps = np.arange(spec.max_path)
         self.num_decodes = self.num_chunk_tokens = self.num_told = self.num_masks = 0
@@ -74,7 +76,7 @@ class _Round:
         """Slots whose sampling rules are sent."""
 
     def count(self) -> None:
-        """Read the extents from the small fields. Raises FrameError if they exceed the buffers."""
+        """Read from the small fields how far the buffers are used. Raises FrameError if a count exceeds its buffer."""
         fields, spec = self.fields, self._spec
         header = RoundHeader(*fields["header"][: len(RoundHeader._fields)].tolist())
         for count in (header.num_decodes, header.num_chunks, header.num_proposals):
@@ -95,12 +97,12 @@ class _Round:
         _check_slots(self.slots, spec.num_slots)
 
     def computed(self) -> np.ndarray:
-        """Positions of the decodes that have hidden states, bool [num_decodes, max_path]."""
+        """Mask of the decodes' positions that have hidden states, bool [num_decodes, max_path]."""
         return self._steps < self.fields["decode_num_tokens"][: self.num_decodes, None]
 
 
 class OutcomeSender:
-    """The verifier's end of one connection; tracks the drafter's copy of the wide tables."""
+    """The verifier's side of one connection; keeps track of the entries that the drafter's tables have."""
 
     def __init__(self, memory: ChannelMemory) -> None:
         spec = memory.spec
@@ -135,7 +137,10 @@ class OutcomeSender:
         return body.end
 
     def _changed_blocks(self, parity: int, fields: dict[str, np.ndarray], busy: np.ndarray) -> np.ndarray:
-        """Extents of each row from the first to the last entry that the drafter's buffer of this parity lacks."""
+        """For each changed row, the extent of entries that the drafter's buffer of this parity lacks.
+
+        An extent reaches from the first to the last of these entries.
+        """
         now, there = fields["block_tables"][busy], self._tables[parity]
         differs = now != there[busy]
         if not differs.any():
@@ -153,7 +158,7 @@ class OutcomeSender:
 
 
 class OutcomeReceiver:
-    """The drafter's end of one connection."""
+    """The drafter's side of one connection."""
 
     def __init__(self, memory: ChannelMemory) -> None:
         self._rounds = [_Round(outcome, memory.spec) for outcome in memory.outcomes]
@@ -163,10 +168,10 @@ class OutcomeReceiver:
         """Unpack a body into the buffers of its round. Returns the round's number.
 
         Args:
-            expected: number of the round that is due; None accepts any number as the first.
+            expected: number of the round that is due; None accepts any number, for the first round.
 
         Raises:
-            FrameError: the body is of another round, or its shape does not fit the channel's.
+            FrameError: the body belongs to another round, or its shape does not fit the channel.
         """
         round_number = int(_Body(data).numbers(1)[0])
         if round_number < 1 or expected not in (None, round_number):
@@ -197,7 +202,7 @@ class OutcomeReceiver:
 
 
 class ReplyFrames:
-    """Packs and unpacks replies: tree rows of the proposal slots, as wide as the widest tree among them."""
+    """Packs and unpacks replies: the proposal slots' rows of trees, cut to the widest tree of the reply."""
 
     def __init__(self, memory: ChannelMemory) -> None:
         self._spec = memory.spec
@@ -223,11 +228,11 @@ class ReplyFrames:
         """Unpack a body into the buffers of its round. Returns the round's number.
 
         Args:
-            expected: rounds that may be answered next.
+            expected: numbers of the rounds that the reply may answer.
 
         Raises:
-            FrameError: the reply is of another incarnation or to another round, or its shape does not fit the
-                channel's.
+            FrameError: the reply comes from another incarnation or answers another round, or its shape does not fit the
+                channel.
         """
         body = _Body(data)
         header = body.numbers(8)
@@ -253,7 +258,7 @@ def _put_extents(body: _Body, table: np.ndarray, extents: np.ndarray) -> None:
     """Append parts of a table int64 [num_slots, n] to a body.
 
     Args:
-        extents: int64 [3, count] of slots, first entries and lengths; written before the entries.
+        extents: int64 [3, count]: slots, first entries and lengths. The extents are written before the entries.
     """
     body.put(np.array([extents.shape[1]]))
     if extents.size:
@@ -294,9 +299,9 @@ def _within(name: str, count: int, most: int) -> None:
 
 
 def _bytes_of(message: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """A message as arrays over the same memory.
+    """Arrays over the memory of a message's fields.
 
-    Hidden states and embeddings, whose dtype NumPy may lack, are raw bytes.
+    Hidden states and embeddings become raw bytes, because NumPy may lack their dtype.
     """
     by_bytes = ("_taps", "_embeddings")
     return {name: _raw(field) if name.endswith(by_bytes) else field.numpy() for name, field in message.items()}
@@ -311,7 +316,7 @@ def _raw(rows: Tensor) -> np.ndarray:
 
 
 def _runs(fields: list[Tensor]) -> list[np.ndarray]:
-    """Raw bytes of fields of one region, uint8: adjacent fields form one array, including alignment gaps."""
+    """Raw bytes, uint8, of fields in one region. Adjacent fields become one array, with the gaps between them."""
     storage = fields[0].untyped_storage()
     raw = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     bounds: list[list[int]] = []

@@ -4,8 +4,8 @@
     drafter -> verifier   incarnation, digest of the layout
     verifier -> drafter   code, latest incarnation
 
-Nothing is unpickled: messages are bytes of bounded length. The standard library waits without a limit, so a timer shuts
-the socket down at the deadline, which ends all waits.
+Nothing is unpickled: messages are bytes of bounded length. The standard library's waits have no time limit, so a timer
+shuts the socket down at the deadline, which ends all waits.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _VERDICT = struct.Struct("<QQ")
 
 
 class Code(IntEnum):
-    """The verifier's answer to a drafter that has proved the secret."""
+    """The verifier's answer to a drafter that has proved that it holds the secret."""
 
     WELCOME = 0
     OLD_INCARNATION = 1
@@ -39,7 +39,7 @@ class Code(IntEnum):
 
 
 class Hello(NamedTuple):
-    """Introduction of a drafter that has proved the secret."""
+    """Message in which a drafter that has proved the secret introduces itself."""
 
     incarnation: int
     same_layout: bool
@@ -51,7 +51,7 @@ def new_secret() -> bytes:
 
 
 def meet(sock: socket.socket, secret: bytes, spec: ChannelSpec) -> Hello | None:
-    """Authenticate a drafter. Returns its introduction, or None if it does not prove the secret in time."""
+    """Authenticate a drafter. Returns the drafter's introduction; None if it does not prove the secret in time."""
     try:
         with _limited(sock, HANDSHAKE_S) as wire:
             deliver_challenge(wire, secret)
@@ -66,9 +66,9 @@ def answer(sock: socket.socket, code: Code, latest: int) -> None:
     """Send the verifier's answer.
 
     Args:
-        latest: incarnation that attached last.
+        latest: the incarnation that attached last.
     """
-    # A few bytes on a fresh connection never block; if the drafter is gone, the connection will report that.
+    # Sending a few bytes on a fresh connection never blocks. If the drafter is gone, the connection reports this later.
     with contextlib.suppress(OSError), Connection(os.dup(sock.fileno())) as wire:
         wire.send_bytes(_VERDICT.pack(code, latest))
 
@@ -102,19 +102,19 @@ def introduce(sock: socket.socket, secret: bytes, spec: ChannelSpec, incarnation
 
 
 def layout_digest(spec: ChannelSpec) -> bytes:
-    """Digest that is equal if both ends have the same version and message layout."""
+    """Digest of version and message layout, by which two ends find out whether they match."""
     return hashlib.sha256(f"{VERSION} {spec!r}".encode()).digest()
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Shut a connection down, which ends all waits for it."""
-    with contextlib.suppress(OSError):  # the other end was quicker
+    """Shut a connection down, so that all waits on its socket end."""
+    with contextlib.suppress(OSError):  # the other end has already closed the connection
         sock.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def _limited(sock: socket.socket, timeout_s: float) -> Iterator[Connection]:
-    """The standard library's messages over a socket, which is shut down after `timeout_s`."""
+    """Context with a standard library connection over the socket, which is shut down after `timeout_s`."""
     sock.setblocking(True)
     timer = threading.Timer(timeout_s, hang_up, (sock,))
     timer.daemon = True

@@ -1,7 +1,7 @@
-"""Connects an end's memory to its connection: published rounds and replies are sent, received frames raise the words.
+"""Connects an end's memory to its connection: sends published rounds and replies, and unpacks received frames.
 
-All of this happens in the thread that uses the end, when it rings and when it waits; no other thread is involved in a
-round. Only a connecting drafter is first handled by a thread of the listener, and then offered to the verifier's.
+Rounds and replies are sent and received in the thread that uses the end, when it rings and when it waits. Only when a
+drafter connects, a thread of the listener first handles its connection and then offers it to the verifier's thread.
 """
 
 import logging
@@ -37,13 +37,13 @@ class Link(ABC):
 
     @abstractmethod
     def unpack(self, body: np.ndarray) -> None:
-        """Unpack a received body into the memory and raise its word. Raises FrameError."""
+        """Unpack a received body into the memory and raise the word that announces it. Raises FrameError."""
 
     def receive(self) -> None:
-        """Process the next frame, if it has arrived; an invalid frame ends the connection.
+        """Process the next frame if it is complete; an invalid frame ends the connection.
 
-        At most one frame per call: frames that arrived before the connection's end are processed before the end is
-        noticed.
+        A call processes at most one frame. Frames that arrived before the connection ended are all processed before the
+        end is noticed.
         """
         if self.connection is None:
             return

@@ -57,7 +57,7 @@ class Listener:
         while not self._closed:
             try:
                 sock, _ = self._sock.accept()
-            except OSError:  # closed; or the client has left, or this process has too many open files
+            except OSError:  # the listener was closed, the client has left, or too many files are open
                 time.sleep(0.01)
                 continue
             with self._lock:

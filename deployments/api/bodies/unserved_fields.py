@@ -252,7 +252,7 @@ CHAT: Mapping[str, Unserved] = {
     **_OF_CHATS,
     "echo": refused("an answer of a chat is the answer alone", False),
     "best_of": refused("choices are not ranked", 1),
-    "mm_processor_kwargs": refused("images and audio would be others"),
+    "mm_processor_kwargs": refused("the preprocessing of images and audio cannot be changed"),
     "functions": refused("'tools' has taken its place", []),
     "function_call": refused("'tool_choice' has taken its place", "none", "auto"),
     "modalities": refused(TEXT_ALONE, ["text"], []),

@@ -8,49 +8,49 @@ from collections.abc import Mapping
 
 from wingbeat.deployments.api.bodies.unserved_fields import Unserved, hint, passed_over, refused
 
-_OTHER_NAME = "'{}' is its name here"
-_GRAMMAR = "'structured_outputs' takes it"
-_THOUGHTS = "thoughts have no limit of their own"
-_SAMPLER = "there is no such sampler"
+_OTHER_NAME = "use '{}' instead"
+_GRAMMAR = "use 'structured_outputs' instead"
+_THOUGHTS = "reasoning has no limit of its own"
+_SAMPLER = "this sampler is not supported"
 _SPLIT = "a request is not split between servers"
-_MEDIA = "images and audio would be others"
+_MEDIA = "the preprocessing of images and audio cannot be changed"
 _ADDED = "the answer has no such field"
-_OF_A_SAMPLER = "it says nothing without its sampler, which is refused"
-_PLACE = "it says where or how a request runs, not what it writes"
+_OF_A_SAMPLER = "it has no effect without its sampler, which is refused"
+_PLACE = "it concerns where or how a request runs, not its text"
 
 
 FOREIGN: Mapping[str, Unserved] = {
     # Grammars at the top level.
-    "regex": refused(f"{_GRAMMAR} as 'regex'", ""),
-    "ebnf": refused(f"{_GRAMMAR} as 'grammar'", ""),
+    "regex": refused(f"{_GRAMMAR}, with 'regex'", ""),
+    "ebnf": refused(f"{_GRAMMAR}, with 'grammar'", ""),
     "grammar": refused(_GRAMMAR, ""),
-    "json_schema": refused(f"{_GRAMMAR} as 'json'", "", {}),
-    # Ends of a text.
-    "stop_regex": refused("stop strings are texts", "", []),
-    "repetition_detection": refused("a text is not ended for its repetitions"),
+    "json_schema": refused(f"{_GRAMMAR}, with 'json'", "", {}),
+    # Stopping.
+    "stop_regex": refused("stop strings are plain text", "", []),
+    "repetition_detection": refused("repetitions do not end a text"),
     "no_stop_trim": refused(_OTHER_NAME.format("include_stop_str_in_output"), False),
     "n_predict": refused(_OTHER_NAME.format("max_tokens"), -1),
-    "t_max_predict_ms": refused("no time ends a text", -1, 0),
-    "n_indent": refused("no indentation ends a text", 0),
-    # Thoughts.
+    "t_max_predict_ms": refused("a text has no time limit", -1, 0),
+    "n_indent": refused("indentation does not end a text", 0),
+    # Reasoning.
     "thinking_token_budget": refused(_THOUGHTS, -1),
     "thinking_budget_tokens": refused(_THOUGHTS, -1),
     "reasoning_budget_tokens": refused(_THOUGHTS, -1),
     "reasoning_control": refused(_THOUGHTS, False),
-    "reasoning_budget_message": hint("it says nothing without a budget, which is refused"),
-    "reasoning_budget_start_tag": hint("it says nothing without a budget, which is refused"),
-    "reasoning_budget_end_tag": hint("it says nothing without a budget, which is refused"),
-    "reasoning_budget_end_tags": hint("it says nothing without a budget, which is refused"),
-    "reasoning_format": refused("thoughts are told apart from the answer", "auto", "deepseek"),
-    "separate_reasoning": refused("thoughts are told apart from the answer", True),
-    "stream_reasoning": passed_over("thoughts are streamed as they come", True),
-    # How tokens are chosen.
-    "custom_logit_processor": refused("code of a client is not run"),
+    "reasoning_budget_message": hint("it has no effect without a budget, which is refused"),
+    "reasoning_budget_start_tag": hint("it has no effect without a budget, which is refused"),
+    "reasoning_budget_end_tag": hint("it has no effect without a budget, which is refused"),
+    "reasoning_budget_end_tags": hint("it has no effect without a budget, which is refused"),
+    "reasoning_format": refused("reasoning is always separated from the answer", "auto", "deepseek"),
+    "separate_reasoning": refused("reasoning is always separated from the answer", True),
+    "stream_reasoning": passed_over("reasoning is always streamed", True),
+    # Sampling.
+    "custom_logit_processor": refused("code of a client is never run"),
     "custom_params": refused("they are arguments of a client's code", {}),
     "watermark": refused("texts have no watermark", False, {}),
     "watermarking": refused("texts have no watermark", False),
     "repeat_penalty": refused(_OTHER_NAME.format("repetition_penalty"), 1),
-    "repeat_last_n": refused("penalties look at all tokens", -1),
+    "repeat_last_n": refused("penalties count all tokens", -1),
     "samplers": refused("the order of samplers is fixed", [], ""),
     "min_keep": refused(_SAMPLER, 0),
     "top_n_sigma": refused(_SAMPLER, -1, 0),
@@ -71,7 +71,7 @@ FOREIGN: Mapping[str, Unserved] = {
     "adaptive_decay": hint(_OF_A_SAMPLER),
     "backend_sampling": hint(_PLACE),
     # Prompts and models.
-    "input_ids": refused("tokens are a prompt of completions"),
+    "input_ids": refused("send token ids as the prompt of /v1/completions"),
     "lora_path": refused("'model' names an adapter"),
     "lora": refused("'model' names an adapter", []),
     "session_params": refused("nothing is kept between requests", {}),
@@ -93,8 +93,8 @@ FOREIGN: Mapping[str, Unserved] = {
     # Log-probabilities.
     "n_probs": refused(_OTHER_NAME.format("logprobs"), 0),
     "logprob_token_ids": refused("log-probabilities are of the likeliest tokens", []),
-    "post_sampling_probs": refused("log-probabilities are of the logits that tokens are chosen from", False),
-    "sampling_logprobs_mode": refused("log-probabilities are of the logits that tokens are chosen from"),
+    "post_sampling_probs": refused("log-probabilities are those of the model's logits", False),
+    "sampling_logprobs_mode": refused("log-probabilities are those of the model's logits"),
     # Several servers.
     "ec_transfer_params": refused(_SPLIT),
     "bootstrap_host": refused(_SPLIT),
@@ -103,7 +103,7 @@ FOREIGN: Mapping[str, Unserved] = {
     "data_parallel_rank": hint(_PLACE),
     "routed_dp_rank": hint(_PLACE),
     "disagg_prefill_dp_rank": hint(_PLACE),
-    # Parts of an answer beside its text.
+    # Additions to an answer.
     **dict.fromkeys(
         (
             *("return_mm_kwargs", "return_prompt_text", "return_token_offsets", "return_weight_versions"),
@@ -116,11 +116,11 @@ FOREIGN: Mapping[str, Unserved] = {
         passed_over(_ADDED, False),
     ),
     "response_fields": passed_over("an answer has all of its fields", []),
-    "routed_experts_prompt_start": hint("answers do not list experts"),
-    "routed_experts_start_len": hint("answers do not list experts"),
-    "stream_interval": hint("the size of a stream's chunks is not guaranteed"),
-    "sse_ping_interval": hint("the size of a stream's chunks is not guaranteed"),
-    # Identity of the caller.
+    "routed_experts_prompt_start": hint("it has no effect without experts in the answer"),
+    "routed_experts_start_len": hint("it has no effect without experts in the answer"),
+    "stream_interval": hint("the division of a stream into chunks is not guaranteed"),
+    "sse_ping_interval": hint("the division of a stream into chunks is not guaranteed"),
+    # Identification of the caller.
     "rid": hint("it identifies the caller"),
     "custom_labels": hint("it identifies the caller"),
 }

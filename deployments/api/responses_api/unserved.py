@@ -15,7 +15,7 @@ from wingbeat.deployments.api.bodies.unserved_fields import (
 
 RESPONSE: Mapping[str, Unserved] = {
     **COMMON,
-    "mm_processor_kwargs": refused("images and audio would be others"),
+    "mm_processor_kwargs": refused("the preprocessing of images and audio cannot be changed"),
     "previous_input_messages": refused(f"{NO_STATE}: send the whole input", []),
     "enable_response_messages": passed_over("the answer has no such field", False),
     "previous_response_id": refused(f"{NO_STATE}: send the whole input"),

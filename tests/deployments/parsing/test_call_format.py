@@ -174,7 +174,7 @@ def test_strings_between_marks_are_held_to_every_keyword(parser, words: dict, go
 
 def test_an_anchor_inside_of_an_expression_between_marks_is_refused_by_place():
     schema = {"type": "object", "properties": {"city": {"type": "string", "pattern": "x(^a|b)"}}}
-    with pytest.raises(ValueError, match=r"'pattern', which has '\^' elsewhere"):
+    with pytest.raises(ValueError, match=r"'pattern', which has the anchor '\^' elsewhere"):
         grammar(Qwen3CoderParser.calls_format([Function("weather", schema)], False))
 
 

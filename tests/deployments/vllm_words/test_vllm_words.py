@@ -128,24 +128,27 @@ def test_speculative_config_names_the_drafter(words: str, settings: tuple[str, i
         ("--enable-lora", "--enable-lora True: give --lora-modules, or --lora-update-dir to load adapters later"),
         ("--quantization awq", "--quantization awq: the checkpoint's quantization_config says nothing"),
         ("--chat-template x.jinja", "--chat-template x.jinja: there is no such file; give one, or 'request'"),
-        ("--trust-request-chat-template --chat-template x", "say request and x of --chat-template: give one"),
+        ("--trust-request-chat-template --chat-template x", "mean request and x for --chat-template: give one"),
         ("--pipeline-parallel-size 2", "--pipeline-parallel-size 2: use --tensor-parallel-size"),
         ("--data-parallel-size 2", "--data-parallel-size 2: use --num-replicas"),
         ("--tokenizer org/other", "--tokenizer org/other: put its files into the model's folder"),
-        ("--no-enable-chunked-prefill", "--enable-chunked-prefill False: long prompts always do"),
+        ("--no-enable-chunked-prefill", "--enable-chunked-prefill False: long prompts are always prefilled"),
         (
             "--compilation-config 4",
             "--compilation-config 4: layers are not compiled: a level from 0 to 3 is passed over",
         ),
         ("--ssl-keyfile k", "--ssl-keyfile k: serve behind a proxy that speaks HTTPS"),
         ("--seed", "--seed needs a value"),
-        ("--speculative-config x", "speculative_config is no JSON"),
+        ("--speculative-config x", "speculative_config is not valid JSON"),
         ("--speculative-config 3", "speculative_config is 3: must be an object"),
         (
             """--speculative-config '{"method": "medusa", "model": "d"}'""",
             "--speculative-config.method medusa: there is no",
         ),
-        ("""--speculative-config '{"method": "eagle3"}'""", "--speculative-config.method eagle3: it needs `model`"),
+        (
+            """--speculative-config '{"method": "eagle3"}'""",
+            "--speculative-config.method eagle3: this method needs `model`",
+        ),
         ("""--speculative-config '{"methd": "ngram"}'""", "--speculative-config.methd is unknown: did you mean"),
         ("""--speculative-config '{"method": "mtp", "model": "d"}'""", "leave `model` out"),
         (
@@ -154,6 +157,11 @@ def test_speculative_config_names_the_drafter(words: str, settings: tuple[str, i
         ),
         ("""--drafter none --speculative-config.method ngram""", "--drafter none: another option says ngram; give one"),
         ("--num-kv-blocks 9 --num-gpu-blocks-override 7", "--num-kv-blocks 9: another option says 7; give one"),
+        ("--lora-modules 'a{b}'", "--lora-modules a{b}: must read name=folder"),
+        (
+            """--speculative-config '{"method": "suffix", "sa_config": "{"}'""",
+            "--speculative-config.sa_config {: must be an object, such as {}, or true",
+        ),
     ],
 )
 def test_what_is_not_served_is_refused_by_its_name(words: str, line: str, capsys: pytest.CaptureFixture[str]):
@@ -212,7 +220,7 @@ def test_synthetic_acceptance_is_drawn_as_by_vllm(fields, rates, monkeypatch: py
     found, _ = settings_of(line)
     assert found["forced_acceptance"] == pytest.approx(rates)
     monkeypatch.delenv(BENCHMARK_VARIABLE)
-    with pytest.raises(UserError, match="the model's, so it is for benchmarks only"):
+    with pytest.raises(UserError, match="the model's, so this is for benchmarks only"):
         settings_of(line)
 
 
@@ -221,7 +229,7 @@ def test_synthetic_acceptance_is_drawn_as_by_vllm(fields, rates, monkeypatch: py
     [
         ({"rejection_sample_method": "synthetic"}, "synthetic needs synthetic_acceptance_length or"),
         ({"rejection_sample_method": "lenient"}, "must be standard, block or synthetic"),
-        ({"synthetic_acceptance_length": 2}, "it needs rejection_sample_method synthetic"),
+        ({"synthetic_acceptance_length": 2}, "needs rejection_sample_method synthetic"),
         ({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 0.5}, "use at least 1"),
         ({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": "2"}, "must be a number from 1 on"),
         (
@@ -347,7 +355,8 @@ def test_help_and_completion_know_nothing_of_it():
         ({"cudagraph_mode": "FULL_AND_PIECEWISE"}, {"cuda_graphs": "full"}),
         (
             {"cudagraph_mode": "PIECEWISE"},
-            "nothing is captured in pieces: cudagraph_mode is one of NONE, FULL_DECODE_ONLY, FULL, FULL_AND_PIECEWISE",
+            "CUDA graphs are not captured in pieces: cudagraph_mode must be one of NONE, FULL_DECODE_ONLY, "
+            "FULL, FULL_AND_PIECEWISE",
         ),
         ({"level": 3}, {}),
         ({"mode": 3, "cudagraph_mode": "FULL"}, {"cuda_graphs": "full"}),

@@ -16,7 +16,7 @@ VOCAB = 50
     ("given", "message"),
     [
         ([], "is a tree without paths"),
-        ([[0], [0, 1, 1]], r"with the path \[0, 1, 1\] and without \[0, 1\]"),
+        ([[0], [0, 1, 1]], r"with the path \[0, 1, 1\] but without its parent \[0, 1\]"),
         ([[0], [1], [0]], r"has the path \[0\] twice"),
         ([[-1]], r"the path \[-1\]: a path is a list of 1 to 256 ranks from 0 to 255"),
         ([[True]], "a path is a list"),

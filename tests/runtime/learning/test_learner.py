@@ -339,7 +339,7 @@ def test_a_verdict_is_carried_out_over_the_version_it_is_about_and_waits_otherwi
     learner._conclude(Verdict.BETTER, "better")
     found = taught.ledger.read()
     assert (found.served, found.versions[-1].state) == (pushed, "waiting")
-    assert "waits" in caplog.text
+    assert "is not promoted: it was tested against version" in caplog.text
     assert "is promoted" not in caplog.text
 
 

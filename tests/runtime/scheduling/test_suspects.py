@@ -52,5 +52,5 @@ def test_rounds_that_raised_long_ago_are_forgotten(monkeypatch):
         assert scheduler.suspects.num_unexplained == 0
     for _ in range(suspects.MAX_UNEXPLAINED):
         raises_unexplained(scheduler)
-    with pytest.raises(RuntimeError, match="passed alone"):
+    with pytest.raises(RuntimeError, match="ran alone without one"):
         scheduler.restart(drafted=False)

@@ -165,7 +165,7 @@ def test_a_verifier_that_was_not_loaded_so_is_refused():
 def test_what_has_no_fixed_order_is_refused_before_weights_are_read():
     choice, limits = parse_drafter("none", DEMO_PAIR / "verifier"), engine_config(**DETERMINISTIC)
     settings = PairSettings(DEMO_PAIR / "verifier", choice, limits, torch.bfloat16, engine_dir=Path("/engine"))
-    with pytest.raises(ValueError, match="deterministic is True and engine_dir is given: its products"):
+    with pytest.raises(ValueError, match="deterministic is True and engine_dir is given: an engine's products"):
         engine_of_pair(settings, "cpu", lambda *_: None)
 
 
