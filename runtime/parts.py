@@ -8,6 +8,8 @@ application's hooks. "None" means that the part does not handle the case, and th
   `drafters.head_drafter.HeadDrafter`; None if torch drafts.
 - `host_round(kv_dtype)`: the `engine.round_kind.RoundKind` of engines on a CPU over KV of this dtype; None for the
   device round.
+- `shared_tokens(draft, draft_size, target, target_size)`: a `heads.vocabulary.SharedTokens` of a draft model's folder
+  and a verifier's, for vocabularies that differ; sizes are rows of embeddings. None if the two cannot be compared.
 - `compressed_head(body, layout, shapes)`: config class and extra fields of an EAGLE-3 head with compressed (latent)
   attention; see `heads.head_config`.
 - `choose_convention(source, target, loaded, tokenizer)`: a choice among the conventions that a head's files leave open,
@@ -89,7 +91,7 @@ from wingbeat.kernels.parts import hooks_of, merged_of
 
 PARTS = (
     *("cpu", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "suffix_beside"),
-    *("mtp", "one_pass", "assistants", "draft_model"),
+    *("mtp", "one_pass", "assistants", "draft_model", "foreign_vocabulary"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
     *("quantised", "packed", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora"),
     *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads", "rollouts", "alike"),

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from wingbeat.runtime.token_length import longest_token
 from wingbeat.runtime.tokenizer_file import no_tokenizer
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer as BackendTokenizer
     from transformers import PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -28,6 +29,8 @@ LONG_TEXT_CHARS = 4096
 REPLACEMENT = "�"
 """Character that decoders write for invalid bytes, such as an incomplete character."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"
+"""Character for a space in sentencepiece vocabularies."""
 _KEPT_TOKENS = 2**15
 """Tokens whose texts are cached: log-probability reports repeat the same tokens."""
 
@@ -225,6 +228,26 @@ def _processors_template(directory: Path) -> str | None:
     """Returns the chat template that a multimodal model stores only in its processor's file."""
     file = directory / "chat_template.json"
     return json.loads(file.read_text())["chat_template"] if file.is_file() else None
+
+
+def piece_reader(backend: "BackendTokenizer | None") -> Callable[[str], bytes]:
+    """Returns a function from a vocabulary's pieces to the bytes they stand for.
+
+    Args:
+        backend: the tokenizer; None if its pieces are not byte-level letters, as GPT-2's are.
+    """
+    letters: Mapping[str, int] = {}
+    if backend is not None and '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"]):
+        letters = byte_of_letter()
+
+    def read(piece: str) -> bytes:
+        if letters:
+            known = all(letter in letters for letter in piece)
+            return bytes(letters[letter] for letter in piece) if known else piece.encode()
+        found = _BYTE_PIECE.fullmatch(piece)
+        return bytes.fromhex(found[1]) if found else piece.replace(_SPACE, " ").encode()
+
+    return read
 
 
 @lru_cache(1)

@@ -314,10 +314,12 @@ FEATURES = {
             *("runtime/draft_model", "tests/runtime/draft_model"),
             *("examples/demo_pair/draft_model", "benchmarks/gpu/drafter_kinds.py"),
         ),
-        words=(
-            *("draft_model", "draft-model", "draft-model-windows", "a model of 16 layers"),
-            "a draft model of another vocabulary",
-        ),
+        words=("draft_model", "draft-model", "draft-model-windows", "a model of 16 layers"),
+    ),
+    "foreign_vocabulary": Feature(
+        ("runtime/foreign_vocabulary", "tests/runtime/foreign_vocabulary"),
+        needs=("draft_model",),
+        words=("foreign_vocabulary", "foreign-vocabulary", "a model of another vocabulary"),
     ),
     "user_drafter": Feature(
         ("runtime/user_drafter", "tests/runtime/user_drafter", "examples/user_drafter"),

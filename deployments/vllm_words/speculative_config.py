@@ -204,7 +204,7 @@ _FIELDS = {
     "speculative_token_tree": becomes(
         "{draft_top_k} with the same paths; num_speculative_tokens is then left out", _tree
     ),
-    "use_heterogeneous_vocab": refused("a drafter must have its verifier's vocabulary; a head may have a part of it"),
+    "use_heterogeneous_vocab": left_out("tokenizer files decide which tokens a draft model shares with its verifier"),
     "draft_load_config": refused("loaders have no options: a drafter's files decide how they are read"),
     "sa_config": becomes(
         "{suffix_beside}; its fields are left out, because expected tokens decide which draft is used", _beside

@@ -1,4 +1,6 @@
-"""Drafts with an independent model: any causal LM with the verifier's vocabulary, over its own paged KV.
+"""Drafts with an independent model: any causal LM, over its own paged KV.
+
+Tokens are the verifier's everywhere but in `_forward`, where a model of another vocabulary reads and scores its own.
 
 The KV of token j is stored at index j of the sequence's block table. A pair (position i, token i + 1) from the verifier
 means that token i is committed. After a commit, the KV of all tokens but the newest is stored. The newest token is the
@@ -24,9 +26,10 @@ from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
+from wingbeat.runtime.heads.vocabulary import SharedTokens, VocabularyError, check_same_vocabulary
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import read_config
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Rows, Segment, joined
@@ -45,6 +48,7 @@ class ModelDrafter(StagedDrafter):
         speculation: shape of the trees.
         vocab_size: vocabulary size of the verifier; output rows beyond it are padding and never drafted.
         graph_device: see `StagedDrafter`.
+        shared: the tokens to draft if the vocabularies differ; None if the two number their tokens alike.
     """
 
     reads_history = True
@@ -55,6 +59,7 @@ class ModelDrafter(StagedDrafter):
         speculation: SpeculationConfig,
         vocab_size: int | None = None,
         graph_device: GraphDevice | None = None,
+        shared: SharedTokens | None = None,
     ) -> None:
         if loaded.keeps_states:
             raise UnsupportedModelError(
@@ -68,7 +73,9 @@ class ModelDrafter(StagedDrafter):
         # The pool has rows for the root and for every expanded node.
         num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
         pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, loaded.device)
-        growth = Growth(speculation, torch.arange(size, device=loaded.device), packed=True)
+        self._shared = None if shared is None else shared.to(loaded.device)
+        drafted = torch.arange(size, device=loaded.device) if self._shared is None else self._shared.target_ids
+        growth = Growth(speculation, drafted, packed=True)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(tap_layers=(), keeps_context=True, token_bytes=pool.token_bytes)
 
@@ -218,9 +225,14 @@ class ModelDrafter(StagedDrafter):
         ]
 
     def _forward(self, parts: list[Rows], wanted: Tensor | None) -> Tensor:
-        """Logits [num_wanted, vocab_size] of the wanted rows of a flattened batch; None means all rows."""
-        logits = self.model(joined(parts)._replace(logits_rows=wanted)).logits
-        return logits[:, : len(self.growth.draft_token_ids)]
+        """Logits [num_wanted, num_drafted] of the tokens to draft, for the wanted rows of a flattened batch; None means all
+        rows.
+        """
+        rows, shared = joined(parts)._replace(logits_rows=wanted), self._shared
+        if shared is None:
+            return self.model(rows).logits[:, : len(self.growth.draft_token_ids)]
+        rows = rows._replace(token_ids=shared.read(rows.token_ids, rows.positions))
+        return self.model(rows).logits[:, shared.columns]
 
     def _grow_from(self, roots: Roots, logits: Tensor, tables: Tensor, rules: Rules = ()) -> TokenTree:
         """Grows a tree from each root; the root was run before, and is stored as the first drafted row.
@@ -263,13 +275,18 @@ def build_draft_model(
 
     Raises:
         FileNotFoundError: the source is not a checkpoint folder.
-        VocabularyError: the draft model's token ids mean other tokens than the verifier's.
+        VocabularyError: the draft model has other tokens than the verifier, and too few in common.
         UnsupportedModelError: the architecture cannot be run over a paged cache.
     """
     folder = checkpoint_folder(source)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"draft model {source} holds no config.json: give a Hugging Face checkpoint folder")
     config = read_config(folder)
-    check_same_vocabulary(folder, config.get_text_config().vocab_size, target.path, target.vocab_size)
+    both, shared = (folder, config.get_text_config().vocab_size, target.path, target.vocab_size), None
+    try:
+        check_same_vocabulary(*both)
+    except VocabularyError:
+        if (shared := first("shared_tokens", *both)) is None:
+            raise
     loaded = load_model(folder, options.dtype, torch.device(options.device))
-    return ModelDrafter(loaded, speculation, target.vocab_size, graph_device_of(options, loaded.device))
+    return ModelDrafter(loaded, speculation, target.vocab_size, graph_device_of(options, loaded.device), shared)

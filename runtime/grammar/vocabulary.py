@@ -1,21 +1,14 @@
 """A tokenizer's vocabulary for llguidance: bytes of the tokens, special tokens, and the tokens that end a text."""
 
-import json
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wingbeat.runtime.tokenizer import byte_of_letter
+from wingbeat.runtime.tokenizer import piece_reader
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
-    from tokenizers import Tokenizer as BackendTokenizer
 
     from wingbeat.runtime.tokenizer import Tokenizer
-
-_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
-_SPACE = "\u2581"
-"""Character for a space in sentencepiece vocabularies."""
 
 
 class Vocabulary(NamedTuple):
@@ -64,8 +57,8 @@ def vocabulary_of(tokenizer: "Tokenizer", size: int, stop_token_ids: frozenset[i
     model = tokenizer.hugging_face
     pieces = model.convert_ids_to_tokens(list(range(min(len(model), size))))
     added = {token_id: token for token_id, token in model.added_tokens_decoder.items() if token_id < size}
-    of_letters = byte_of_letter() if model.is_fast and _has_byte_letters(model.backend_tokenizer) else None
-    texts = [b"" if piece is None else _bytes(piece, of_letters) for piece in pieces]
+    read = piece_reader(model.backend_tokenizer if model.is_fast else None)
+    texts = [b"" if piece is None else read(piece) for piece in pieces]
     for token_id, token in added.items():
         texts[token_id] = token.content.encode()
     texts += [b""] * (size - len(texts))
@@ -90,17 +83,3 @@ def vocabulary(
     made, stops = Vocabulary(None, texts, special, stop_token_ids, encode), sorted(stop_token_ids)
     wrapped = _Tokens(texts, made.never, stops[0])
     return made._replace(tokens=LLTokenizer(wrapped, eos_token=stops, slices=LLTokenizer.json_slices()))
-
-
-def _has_byte_letters(backend: "BackendTokenizer") -> bool:
-    """Whether the vocabulary's tokens have a letter for each byte, as GPT-2's have."""
-    return '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
-
-
-def _bytes(piece: str, of_letters: dict[str, int] | None) -> bytes:
-    """Bytes of a token's piece; the vocabulary has byte-level letters if `of_letters` is given, else plain text."""
-    if of_letters is not None:
-        known = all(letter in of_letters for letter in piece)
-        return bytes(of_letters[letter] for letter in piece) if known else piece.encode()
-    found = _BYTE_PIECE.fullmatch(piece)
-    return bytes.fromhex(found[1]) if found else piece.replace(_SPACE, " ").encode()

@@ -1,9 +1,14 @@
-"""Checks that a draft model and its verifier have the same vocabulary, because drafts are sent as token ids."""
+"""Checks that a draft model and its verifier have the same vocabulary, because drafts are sent as token ids; parts may
+translate other vocabularies.
+"""
 
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -13,6 +18,28 @@ _NUM_NAMED = 3
 
 class VocabularyError(ValueError):
     """Two checkpoints number their tokens differently; the message names the differing tokens."""
+
+
+class SharedTokens(NamedTuple):
+    """Tokens that a verifier and a draft model of another vocabulary share; tensors are int64."""
+
+    draft_ids: Tensor
+    """[target_vocab_size]: draft token id that represents each target token id in a context."""
+    columns: Tensor
+    """[num_shared]: draft token ids that may be drafted."""
+    target_ids: Tensor
+    """[num_shared]: their target token ids, ascending."""
+    first: int | None = None
+    """Draft token id that replaces the first token of every context; None keeps that token."""
+
+    def to(self, device: torch.device) -> "SharedTokens":
+        """Copies the tables to a device."""
+        return SharedTokens(*(table.to(device) for table in self[:3]), self.first)
+
+    def read(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Draft token ids of target token ids at these positions of their contexts."""
+        draft_ids = self.draft_ids[token_ids]
+        return draft_ids if self.first is None else torch.where(positions == 0, self.first, draft_ids)
 
 
 def check_same_vocabulary(draft: Path, draft_vocab_size: int, target: Path, target_vocab_size: int) -> None:

@@ -28,7 +28,10 @@ SHAPES = {
     "chain": SpeculationConfig(draft_steps=2, draft_top_k=1, verify_tree_size=3),
     "tree": SpeculationConfig(draft_steps=2, draft_top_k=2, verify_tree_size=5),
 }
-KINDS = ("eagle", "eagle-fp8", "draft-model", "mtp", "shared_keys", "p-eagle", "dflash", "dspark-rnn", "dflash2")
+KINDS = (
+    *("eagle", "eagle-fp8", "draft-model", "foreign-vocabulary", "mtp", "shared_keys", "p-eagle", "dflash"),
+    *("dspark-rnn", "dflash2"),
+)
 
 
 def eagle_folders(root: Path) -> tuple[Path, str]:

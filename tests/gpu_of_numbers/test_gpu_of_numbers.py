@@ -79,7 +79,10 @@ def test_the_device_and_small_rounds_of_compiled_kernels(capability):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["eagle and not fp8", "eagle-fp8", "draft-model", "mtp", "shared_keys", "p-eagle", "dflash", "dspark-rnn"],
+    [
+        *("eagle and not fp8", "eagle-fp8", "draft-model", "foreign-vocabulary", "mtp", "shared_keys", "p-eagle"),
+        *("dflash", "dspark-rnn"),
+    ],
 )
 def test_captured_trees_of_every_kind_of_drafter(kind):
     run("drafter_cases.py", "-k", kind)

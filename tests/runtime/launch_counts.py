@@ -45,6 +45,7 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 SHAPES = {"chain": CHAIN, "tree": TREE}
 WHOLE_DRAFTS = {
     "a model of 16 layers": ("draft-model", 16),
+    "a model of another vocabulary": ("foreign-vocabulary", 16),
     "two MTP modules": ("mtp", 1),
     "an assistant of four layers": ("shared_keys", 4),
 }
@@ -79,6 +80,8 @@ LIMITS: dict[str, int] = {
     "rules in a draft of one level, tree": 13,
     "draft by a model of 16 layers, eager": 836,
     "draft by a model of 16 layers, captured": 5,
+    "draft by a model of another vocabulary, eager": 846,
+    "draft by a model of another vocabulary, captured": 5,
     "draft by two MTP modules, eager": 658,
     "draft by two MTP modules, captured": 3,
     "draft by an assistant of four layers, eager": 1431,

@@ -122,7 +122,6 @@ LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "a head as the model": ("generate hi --model {head}", ("is a draft head", "give it as the drafter")),
     "model and head swapped": ("serve {head} {model}", ("is a draft head", "its verifier as the model")),
     "a head of another model": ("generate hi --model {model} --drafter {head}", ("belongs to another verifier",)),
-    "a draft model of another vocabulary": ("serve {model} {verifier}", ("vocabular",)),
     "a name that is not here": ("serve some-org/no-such-model", ("some-org/no-such-model", "HF_HUB_OFFLINE")),
     "a drafter that is nothing": ("generate hi --model {model} --drafter eagel", ("drafter", "eagel", "'none'")),
     "mtp that is not there": ("serve {model} mtp", ("drafter is 'mtp'", "no MTP module")),

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tests.runtime.draft_model.checkpoints import save, words
 from tests.runtime.draft_world import BLOCK_SIZE, MIXED, NUM_SLOTS, SHAPES, World, channel_spec
 from tests.runtime.drafters.test_drafter_kinds import LLAMA, checkpoint
 from tests.runtime.hybrids import hybrid, needs_states
@@ -29,7 +29,7 @@ from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.registry import kind_of, load_drafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.heads.vocabulary import VocabularyError
+from wingbeat.runtime.heads.vocabulary import VocabularyError, check_same_vocabulary
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loading.loader import prepare_model
@@ -225,19 +225,6 @@ def test_a_draft_model_that_comes_late_is_told_of_what_it_missed():
     assert counts.num_accepted_tokens_per_pos[0] == counts.num_drafts
 
 
-def save(model, folder, vocabulary=None):
-    model.save_pretrained(folder)
-    if vocabulary is not None:
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def words(count, **changed):
-    return {f"t{index}": index for index in range(count)} | changed
-
-
 def test_a_checkpoint_is_loaded_and_another_vocabulary_is_refused(tmp_path):
     target = save(small(), tmp_path / "target", words(97))
     described = TargetDescription.from_checkpoint(target)
@@ -249,12 +236,14 @@ def test_a_checkpoint_is_loaded_and_another_vocabulary_is_refused(tmp_path):
     assert len(same.model.model.model.layers) == 1
     padded = build(save(small(vocab_size=112), tmp_path / "padded", words(97)))
     assert len(padded.growth.draft_token_ids) == 97
+    with pytest.raises(VocabularyError, match=r"another vocabulary than the verifier .*: .*97"):
+        build(save(small(), tmp_path / "disjoint", {f"u{index}": index for index in range(97)}))
     with pytest.raises(
         VocabularyError, match="96 and 97 tokens, of which 1 differ \\('t96' is no token there and 96 here\\)"
     ):
-        build(save(small(vocab_size=96), tmp_path / "fewer", words(96)))
+        check_same_vocabulary(save(small(), tmp_path / "fewer", words(96)), 96, target, 97)
     with pytest.raises(VocabularyError, match="of which 2 differ \\('t3' is 5 there and 3 here, 't5' is 3 there"):
-        build(save(small(), tmp_path / "swapped", words(97, t3=5, t5=3)))
+        check_same_vocabulary(save(small(), tmp_path / "swapped", words(97, t3=5, t5=3)), 97, target, 97)
     with pytest.raises(VocabularyError, match="112 and 97 tokens, and no tokenizer"):
         build(save(small(vocab_size=112), tmp_path / "bare"))
     with pytest.raises(FileNotFoundError, match="holds no config"):

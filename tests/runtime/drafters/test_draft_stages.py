@@ -74,7 +74,10 @@ def kinds(tmp_path_factory):
     return make
 
 
-KINDS = ("eagle", "draft-model", "draft-model-windows", "mtp-1", "mtp-3", "shared_keys", "p-eagle", *ONE_PASS)
+KINDS = (
+    *("eagle", "draft-model", "draft-model-windows", "foreign-vocabulary", "mtp-1", "mtp-3", "shared_keys", "p-eagle"),
+    *ONE_PASS,
+)
 by_kind = pytest.mark.parametrize("kind", KINDS)
 by_shape = pytest.mark.parametrize("speculation", SHAPES.values(), ids=SHAPES.keys())
 

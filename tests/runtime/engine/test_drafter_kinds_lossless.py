@@ -17,7 +17,7 @@ from wingbeat.runtime.speculation import following
 
 SHORT = 32
 SHAPES = {"tree": TREE, "chain": CHAIN}
-PROPOSING = {"eagle1", "eagle3", "draft_model", "mtp", "shared_keys", "bigram_drafter"}
+PROPOSING = {"eagle1", "eagle3", "draft_model", "foreign_vocabulary", "mtp", "shared_keys", "bigram_drafter"}
 PROPOSING |= {"eagle3_latent", "eagle3_layers", "dflash", "jetspec", "dspark", "dflash2", "peagle"}
 """Kinds that have a tree for every context; the others need one that occurred before."""
 IN_EVERY_RUN = {"eagle3", "dflash"}

@@ -1,0 +1,1 @@
+"""Drafting by a model with another vocabulary than the verifier's."""
