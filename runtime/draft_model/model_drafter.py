@@ -225,8 +225,10 @@ class ModelDrafter(StagedDrafter):
         ]
 
     def _forward(self, parts: list[Rows], wanted: Tensor | None) -> Tensor:
-        """Logits [num_wanted, num_drafted] of the tokens to draft, for the wanted rows of a flattened batch; None means all
-        rows.
+        """Logits [num_wanted, num_drafted] of tokens that may be drafted, for the wanted rows of a flattened batch.
+
+        Args:
+            wanted: None means all rows.
         """
         rows, shared = joined(parts)._replace(logits_rows=wanted), self._shared
         if shared is None:
