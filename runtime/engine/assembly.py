@@ -31,7 +31,7 @@ class EngineParts(NamedTuple):
     """The parts of one engine."""
 
     config: EngineConfig
-    """Limits after the model and its device have adjusted them."""
+    """Configuration with its limits adjusted to the model and the device."""
     model: VerifierModel
     cache: KVCache
     block_manager: BlockManager
