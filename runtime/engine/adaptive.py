@@ -1,5 +1,4 @@
-"""Applies the speculation policy in an engine: plans drafts, prunes trees, and records the acceptance of settled
-rounds.
+"""Applies the speculation policy in an engine: plans drafts, prunes trees, records acceptance of settled rounds.
 
 In rounds on a device, the host never waits to read trees: the plan sets how many nodes of each tree are verified, and
 the device picks the nodes. The evidence (probabilities of all nodes) is downloaded with the accepted tokens.

@@ -119,7 +119,7 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, context: int, timeo
 
 
 def _least_s(run: Callable[[], object]) -> float:
-    """Runs a pass once as warm-up, then a few times (once if the pass is long), and returns the least seconds of a run."""
+    """Runs a pass once to warm up, then a few times (once if the pass is long), and returns the least seconds."""
     seconds = []
     while len(seconds) < POINTS and sum(seconds[1:]) < LONG_S:
         started = time.perf_counter()

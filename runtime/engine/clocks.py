@@ -69,8 +69,7 @@ class RoundTrace:
         self._add(TraceEvent("round", self._epoch_s + launched, time.perf_counter() - launched, details, "rounds"))
 
     def drafted(self, figures: DrafterFigures, request_ids: list[str]) -> None:
-        """Adds the drafter's stages, timed by the drafter's clock; `request_ids` are the requests for which trees were
-        drafted."""
+        """Adds the drafter's stages, timed by the drafter's clock; `request_ids` are the requests that got trees."""
         begun, details = figures.started_ns, {"requests": request_ids[:MOST_IDS]}
         for name in ("commit", "levels", "reply"):
             micros = getattr(figures, f"{name}_us")
@@ -316,8 +315,7 @@ class RequestClock(RoundObserver):
         self._num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks if not chunk.replay)
 
     def took(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """Counts a settled round's tokens; returns the outputs with the queue time added to each request's first
-        output."""
+        """Counts a settled round's tokens; returns the outputs, adding the queue time to a request's first output."""
         now, times, num_tokens = self._clock(), self.times, 0
         for index, output in enumerate(outputs):
             running = self._running.get(output.request_id)

@@ -145,7 +145,7 @@ class DrafterClient(RoundObserver):
         return end.incarnation != self._incarnation or not end.peer_alive()
 
     def _missed(self) -> None:
-        """Sets the state of a drafter that did not answer within the wait's bound to LATE or LOST."""
+        """Makes a drafter that did not answer within the wait's bound LATE or LOST."""
         end = self._end
         if self._is_gone(end) or self.waits.is_over:
             return self.lose()
@@ -270,9 +270,9 @@ class DrafterClient(RoundObserver):
         return self._texts.choose(able, flight)
 
     def _publish_unfollowed(self, plan: SchedulerOutput, flight: RoundInFlight, asks: bool) -> None:
-        """Does the work of `publish` for a round without followed sequences.
+        """Publishes a round without followed sequences.
 
-        The drafter is not notified; its token history is written if it starts to follow a sequence.
+        The drafter is not notified. The token history is written if the drafter starts to follow a sequence.
 
         Planning happens once every HOLD rounds: a plan takes a few hundredths of a small model's round, and such rounds
         occur only once plain decoding has been better for a long time.
@@ -376,7 +376,7 @@ class DrafterClient(RoundObserver):
         return upload([row for row, seq in enumerate(decodes) if id(seq) in wanted], self.slots.device)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Records how far the drafter's KV reaches after the round's tokens, for each sequence with complete context."""
+        """Records how far the drafter's KV reaches after the round, for each sequence with complete context."""
         if self._end is None or self._stateless:
             return
         for seq, live, token_ids in zip(flight.plan.decodes, flight.live, result.token_ids, strict=False):

@@ -140,7 +140,7 @@ class Engine:
         self._num_attached += 1
 
     def look_for_late_drafter(self) -> None:
-        """Re-attaches a late drafter whose answer has arrived; drops a late drafter that died or is late for too long."""
+        """Re-attaches a late drafter whose answer has arrived; drops it if it died or is late for too long."""
         if (end := self.drafting.returned()) is not None:
             self._settle(leave=0)
             self.drafting.attach(end, self.scheduler.running)
@@ -221,11 +221,9 @@ class Engine:
         return all(seq.is_awaited for seq in running)
 
     def _held(self) -> RoundInFlight | None:
-        """Waits for the second-latest round and returns it, if running sequences skip the latest round to wait for its
-        tokens.
+        """Waits for the second-latest round and returns it, if running sequences skipped the latest round.
 
-        The drafter drafts for these sequences while the device computes the latest round. Returns None if no sequence
-        waits.
+        The drafter drafts for them while the device computes the latest round. Returns None if no sequence waits.
         """
         awaited = (seq for seq in self.scheduler.running if seq.is_awaited and seq.in_flight)
         if len(self._in_flight) < 2 or next(awaited, None) is None:
@@ -270,8 +268,7 @@ class Engine:
             raise failure from error
 
     def _entangled(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Returns ids of requests whose first round raised or is not settled, and ids of requests that were never
-        admitted."""
+        """Returns ids of requests whose first round raised or is unsettled, and ids of requests never admitted."""
         plans = [flight.plan for flight in self._in_flight] + ([self._plan] if self._plan is not None else [])
         seqs = [seq for plan in plans for seq in plan.admitted if seq.slot >= 0 and not seq.num_output_tokens]
         failed = [output.request_id for output in self.scheduler.failures]
