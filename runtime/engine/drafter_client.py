@@ -178,7 +178,7 @@ class DrafterClient(RoundObserver):
         begin_following(seq, self.block_manager, self._incarnation, self._contexts, self._stateless)
 
     def plan_replay(self, plan: SchedulerOutput) -> SchedulerOutput:
-        """Adds chunks that replay context which the drafter lacks, within the token budget that prompts have left over."""
+        """Adds chunks that replay context which the drafter lacks, within the token budget that prompts left over."""
         if self._end is None or self._stateless or not plan.budget_left:
             return plan
         if all(seq.draft.complete or not seq.draft.followed for seq in plan.decodes):

@@ -70,7 +70,7 @@ class DrafterWaits:
             self._unbounded = False
 
     def acquire(self, end: VerifierEnd) -> Outcome | None:
-        """Returns the buffers of the next round; None if the drafter still uses these buffers when the bound is over."""
+        """Returns the buffers of the next round; None if the drafter still uses them when the bound is over."""
         return self._timed(lambda: end.acquire_outcome(self.bound_s))
 
     def reply(self, end: VerifierEnd, round_number: int) -> TreeReply | None:

@@ -49,7 +49,7 @@ class TreeInbox:
         return self
 
     def checked(self, rows: DecodeRows) -> TokenTree:
-        """Returns one checked tree per row: a bare root for a malformed or outdated reply and for the spare slot."""
+        """Returns one checked tree per row: a bare root for a malformed or outdated reply, and for a padding row."""
         grown = DraftedFor(self._epochs, self._committed_lens)
         told = GrownTree(*self._trees)
         return TokenTree(*check_trees(told, grown, rows.slots, rows.wanted, self.state.columns, self._rules))
