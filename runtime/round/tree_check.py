@@ -49,13 +49,19 @@ class TreeInbox:
         return self
 
     def checked(self, rows: DecodeRows) -> TokenTree:
-        """Returns one checked tree per row: a bare root for a malformed or outdated reply, and for a padding row."""
+        """Returns one checked tree per row.
+
+        The result is a bare root if the drafter's tree is malformed or outdated, and for a padding row.
+        """
         grown = DraftedFor(self._epochs, self._committed_lens)
         told = GrownTree(*self._trees)
         return TokenTree(*check_trees(told, grown, rows.slots, rows.wanted, self.state.columns, self._rules))
 
     def put(self, slots: Tensor, trees: TokenTree) -> DecodeRows:
-        """Replaces the trees that arrived for `slots` by checked trees; returns rows that refer to the checked trees."""
+        """Replaces the trees that arrived for `slots` by checked trees.
+
+        Returns rows that refer to the checked trees.
+        """
         for into, field in zip(self._trees, trees, strict=True):
             into[slots] = field
         self._trees.token_ids[slots, 0] = self.state.last_token_ids[slots]
