@@ -113,7 +113,7 @@ def position_limit(model: PreTrainedModel) -> int:
 
 
 def _ropes(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
-    """Yields sets of rope parameters: the top-level set, and a set for each kind of layer if the config has such sets."""
+    """Yields sets of rope parameters: the top-level set, and the sets by kind of layer if the config has any."""
     parameters = getattr(config, "rope_parameters", None) or {}
     yield parameters
     yield from (value for value in parameters.values() if isinstance(value, dict))

@@ -1,7 +1,6 @@
-"""Interfaces for a model whose layers are divided among processes, each of which computes an addend of a layer's
-output.
+"""Interfaces for a model whose layers are divided among processes.
 
-Tensor parallelism is such a division.
+Each process computes an addend of each layer's output, and the processes sum their addends.
 """
 
 from collections.abc import Callable
@@ -15,8 +14,10 @@ class Division(Protocol):
 
     @property
     def first(self) -> bool:
-        """Whether this process, alone in the group, includes in its addend terms that all processes hold in full, such
-        as the residual stream."""
+        """Whether this process adds terms that all processes hold in full, such as the residual stream, to its addend.
+
+        The other processes leave such terms out.
+        """
         ...
 
     def sum(self, part: Tensor) -> Tensor:

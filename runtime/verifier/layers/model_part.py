@@ -59,8 +59,10 @@ class ModelPart:
         return None
 
     def tell(self, rows: Rows | None) -> Any:
-        """Returns the part's message to the verifier's other processes for a pass: numbers, strings, tensors and
-        tuples."""
+        """Returns the part's message to the verifier's other processes for a pass.
+
+        The message may consist of numbers, strings, tensors and tuples.
+        """
         return None
 
     def hear(self, told: Any) -> Mapping[type, Any]:
