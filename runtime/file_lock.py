@@ -1,4 +1,4 @@
-"""A lock between processes, which the kernel releases when its holder ends for whatever reason."""
+"""A lock between processes, which the kernel releases when the holding process ends for any reason."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ def locked(path: Path, limit_s: float = LIMIT_S) -> Iterator[None]:
     """Holds the lock of a file or folder within the block; creates a missing file and its folder.
 
     Raises:
-        TimeoutError: another process held the lock for all of `limit_s`; 0 tries once.
+        TimeoutError: another process held the lock for `limit_s` seconds. With 0, the lock is tried once.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + limit_s

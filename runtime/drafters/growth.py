@@ -279,8 +279,7 @@ class Growth:
     def _ruled(
         self, rules: RequestRules, given: Tensor | Continuations, expand: Expand
     ) -> tuple[Continuations, Expand]:
-        """Applies the requests' rules to the roots' logits, and returns an `expand` that applies the rules at every
-        level."""
+        """Applies the requests' rules to the roots' logits; the returned `expand` applies the rules at every level."""
 
         first = rules.apply(_continuations(given), is_root=True)
         return first, lambda level: rules.apply(_continuations(expand(level)))

@@ -84,8 +84,8 @@ def choose_products(kinds: dict[str, Sequence[Product]]) -> None:
             continue
         if not choice.compiled("few_rows_product", weight):
             continue
-        # One graph device serves all kinds: each `CudaGraphDevice` has a stream, and each stream a library workspace
-        # that is never freed.
+        # All kinds share a graph device: each `CudaGraphDevice` has a stream, and each stream a library workspace that
+        # is never freed.
         graphs = graphs or CudaGraphDevice(weight.device)
         try:
             own = tuple(_is_faster(products[:_SAMPLE], num_rows, graphs) for num_rows in ROWS)
