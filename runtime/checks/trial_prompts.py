@@ -1,4 +1,4 @@
-"""Prompts of short texts on which drafters, graphs and conventions are tested."""
+"""Prompts of the short texts with which drafters, graphs and conventions are tested."""
 
 import torch
 
