@@ -83,7 +83,7 @@ FOREIGN = frozenset({"quantization_config", "compression_config", "task_specific
 def problem(fields: Mapping[str, Any]) -> str | None:
     """Returns a text that names the first impossible field of a config and its allowed values.
 
-    None if all are possible.
+    Returns None if all fields are possible.
 
     Args:
         fields: the fields of config.json; nested objects are checked too.

@@ -63,7 +63,7 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """Chat template of the model; the template for tools if the model has several templates.
 
-        None without a template.
+        The value is None if the model has no template.
         """
         template = self.hugging_face.chat_template
         if isinstance(template, dict):

@@ -65,7 +65,7 @@ def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
 def _write(engine: Engine, requests: list[Request]) -> list[int]:
     """Returns the tokens of all requests.
 
-    Each is added after an output of the others, so prompts run beside decodes.
+    A request is added for each output of earlier requests, so that prompts run beside decodes.
     """
     tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
     left = iter(requests)

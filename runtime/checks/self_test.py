@@ -83,7 +83,7 @@ def check_drafter(engine: Engine, tokenizer: Tokenizer | None, name: str, allow_
     """Runs the self-test and judges its result.
 
     Args:
-        engine: idle, with its drafter attached.
+        engine: engine without running requests and with its drafter attached.
         name: the drafter's name in messages.
         allow_bad: whether a failed test only logs a warning.
 
@@ -116,7 +116,7 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
     The engine is reset afterwards, so that no cached prefix and no statistics remain.
 
     Args:
-        engine: idle, with its drafter attached.
+        engine: engine without running requests and with its drafter attached.
         tokenizer: tokenizer of the verifier, for realistic prompts; None uses prompts of random tokens.
 
     Raises:

@@ -253,7 +253,7 @@ class Drafter(ABC):
     def trees_by_slot(self) -> TokenTree | None:
         """Trees of the latest pass, indexed by slot and valid until the next pass.
 
-        None if the drafter does not store trees by slot.
+        The value is None if the drafter does not store trees by slot.
 
         With such trees, a reply is written with a single copy.
         """

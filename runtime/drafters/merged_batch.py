@@ -41,7 +41,7 @@ class Attachment:
 def growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule | None:
     """Return the growth rule of the requested trees, from an outcome in host memory.
 
-    None if every level is to be grown.
+    Return None if every level is to be grown.
     """
     if not RoundHeader.read(outcome.header).has_rule:
         return None

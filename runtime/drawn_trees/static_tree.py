@@ -22,8 +22,7 @@ class TreeLevel(NamedTuple):
 
 
 class StaticTree(NamedTuple):
-    """Tree given by each node's path of child ranks from the root, ordered by depth and then rank, as in Medusa and
-    EAGLE-1."""
+    """Tree given by its nodes' paths of child ranks, ordered by depth and then rank, as in Medusa and EAGLE-1."""
 
     paths: tuple[Path, ...]
 
@@ -60,7 +59,7 @@ class StaticTree(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Number of candidates needed per expanded node; or the maximum number of expanded nodes per level, if larger."""
+        """Number of candidates needed per expanded node, or largest number of expanded nodes per level, if larger."""
         return max(1 + max(map(max, self.paths)), *(len(level.expanded) for level in self.levels()))
 
     def levels(self) -> list[TreeLevel]:

@@ -106,10 +106,9 @@ class Speculation(RoundObserver):
         return 0.0
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
-        """Returns the time of a round with drafts for `num_drafting` sequences, divided by that of a round without
-        drafts.
+        """Returns the ratio of a round's time with drafts for `num_drafting` sequences to its time without drafts.
 
-        None if drafting does not pay and no draft is to be tried.
+        Returns None if drafting does not pay and no draft is to be tried.
         """
         return 1.0
 

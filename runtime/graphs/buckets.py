@@ -73,8 +73,7 @@ def draft_batches(max_num_seqs: int, max_path: int, top_k: int) -> tuple[int, ..
 
 
 def _apart(sizes: tuple[int, ...], rows: int, ratio: float, farthest: float) -> tuple[int, ...]:
-    """Keeps the sizes that cost at least `ratio` times as much as the previous kept size, or are `farthest` times as
-    large."""
+    """Keeps sizes that cost `ratio` times as much as the previous kept size, or that are `farthest` times as large."""
     kept = list(sizes[:1])
     for size, following in zip(sizes[1:], (*sizes[2:], None), strict=True):
         cost, before = _FREE_ROWS + size * rows, _FREE_ROWS + kept[-1] * rows

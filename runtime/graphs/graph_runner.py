@@ -1,7 +1,8 @@
-"""CUDA graphs of a replica's stages: captured per bucket, fed through fixed addresses, eager if capturing fails.
+"""CUDA graphs of a replica's stages, which are captured per bucket and read inputs at fixed addresses.
 
-Independent of models and schedulers. A stage is a function from one NamedTuple of tensors to another; its closure holds
-state that outlives a round (weights, KV pool, slot tables).
+A stage runs eagerly if capturing fails. This module does not depend on models and schedulers. A stage is a function
+from one NamedTuple of tensors to another; its closure holds state that outlives a round (weights, KV pool, slot
+tables).
 """
 
 import logging
@@ -26,7 +27,7 @@ OutputsT = TypeVar("OutputsT", bound=tuple)
 
 
 class Stage(StrEnum):
-    """Kinds of computation that are captured. The comments state what `Bucket.size` means for each stage."""
+    """Kinds of computation that are captured. The text below each stage states the meaning of `Bucket.size`."""
 
     DRAFT_PROPOSAL = "draft_proposal"
     """Commits decided tokens and grows all levels of trees; the size is the depth."""
@@ -120,8 +121,7 @@ class GraphPool:
         """If True, every stage runs its function, in the shapes of its graphs, instead of replaying the graphs."""
 
     def capture(self, *runners: "GraphRunner") -> None:
-        """Captures every bucket of `runners`, largest buckets first, so that smaller buckets reuse the memory of larger
-        ones.
+        """Captures every bucket of `runners`, largest first, so that small buckets reuse the memory of large buckets.
 
         If a stage's first capture fails for another reason than memory, no other bucket of the stage is tried: an
         invalid operation fails in all captures of a model, and each attempt costs seconds and a memory pool. If a

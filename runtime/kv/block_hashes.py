@@ -1,5 +1,4 @@
-"""Hashes of KV blocks, including all tokens before a block, and a log of the hashes that a prefix cache gains and
-loses."""
+"""Hashes of KV blocks and of all tokens before them, and a log of hashes that a prefix cache gains and loses."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -19,8 +18,7 @@ def hash_block(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def salted_root(salt: str, variant: str = "") -> bytes:
-    """Returns the parent hash of the first block, for sequences that share prefixes only within the same salt and
-    variant.
+    """Returns the parent hash of the first block of sequences that share prefixes only within a salt and variant.
 
     Args:
         variant: digest of the variant's files, such as an adapter's; empty for the base model.

@@ -15,7 +15,7 @@ def is_automatic(config: EngineConfig) -> bool:
 
 
 def check_budget(name: str, num_bytes: int, total: int | None, device: str) -> None:
-    """Raises ValueError, with the setting's name, if `num_bytes` exceeds `total`, the device's bytes (None if unknown)."""
+    """Raises ValueError, with the setting's name, if `num_bytes` exceeds the device's `total` (None if unknown)."""
     if total is not None and num_bytes > total:
         owner = "the GPU" if device == "cuda" else "this machine"
         raise ValueError(f"{name} is {num_bytes}: {owner} has {total} bytes of memory; lower it")

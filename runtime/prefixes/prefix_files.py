@@ -137,7 +137,7 @@ def prefix_digest(prefix: SavedPrefix) -> str:
 def _read_span(fields: Mapping[str, Any]) -> PromptSpan:
     """Restores a span from its fields.
 
-    Raises ValueError, KeyError or TypeError if they are not `PromptSpan.as_fields`.
+    Raises ValueError, KeyError or TypeError if the fields are not those of `PromptSpan.as_fields`.
     """
     span = first("read_span", fields)
     if span is None:
@@ -159,8 +159,10 @@ def _checksum(identity: Mapping[str, str], contents: Contents) -> str:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary file, readable by this user alone, which replaces `path` when the block
-    ends."""
+    """Context manager that yields a temporary file, which replaces `path` when the block ends.
+
+    Only this user can read the file.
+    """
     with replacing(path) as temporary:
         temporary.touch(0o600, exist_ok=False)
         yield temporary

@@ -205,8 +205,9 @@ class PrefixKeeper:
         self._writer.shutdown()
 
     def _start(self, prefix: SavedPrefix, is_new: bool) -> None:
-        """Pins a prefix that is to be kept, at once or when it is computed, and writes its files if they are not on
-        disk.
+        """Pins a prefix that is to be kept, at once or when it is computed.
+
+        Files of the prefix that are not on disk are written.
 
         Args:
             is_new: whether the prefix may differ from the prefix of this name on disk.

@@ -26,8 +26,7 @@ class SavedPrefix(NamedTuple):
 
     @property
     def hashed_ids(self) -> list[int]:
-        """Numbers from which the hashes of the prefix's blocks are computed: token ids, and content hashes inside
-        spans."""
+        """Numbers from which block hashes are computed: token ids, and content hashes inside spans."""
         return prefix_ids(list(self.token_ids), self.spans)
 
     def num_blocks(self, block_size: int) -> int:

@@ -50,13 +50,11 @@ class ChunkInputs(NamedTuple):
         return ChunkInputs(*(part[rows] for part in self))
 
     def positions(self, plain: Tensor) -> Tensor:
-        """Returns rotary positions, int64 [num_tokens] or [3, num_tokens], of pairs at positions `plain`, int64
-        [num_tokens]."""
+        """Maps positions of pairs, int64 [num_tokens], to rotary positions, int64 [num_tokens] or [3, num_tokens]."""
         return self.axes.T if self.axes.shape[1] else plain
 
     def embedded(self, own: Tensor) -> Tensor:
-        """Returns the token embeddings `own` [num_tokens, size], in which rows of spans are replaced by the spans'
-        embeddings."""
+        """Returns the token embeddings `own` [num_tokens, size], with the spans' embeddings in the rows of spans."""
         if not len(self.shown) or own.shape[1] != self.embeddings.shape[1]:
             return own
         return torch.where(self.shown[:, None] > 0, self.embeddings.to(own.dtype), own)

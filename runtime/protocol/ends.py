@@ -61,8 +61,7 @@ class DrafterEnd(Protocol):
         ...
 
     def has_outcome(self) -> bool:
-        """Whether a round is pending and the verifier's device has completed its data, so that work on the data need
-        not wait."""
+        """Whether a round with complete data is pending, so that a pass does not wait for the verifier's device."""
         ...
 
     @property
@@ -79,8 +78,7 @@ class DrafterEnd(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the verifier has closed the channel or its process has ended, or another drafter incarnation is
-        attached."""
+        """Whether the verifier closed the channel, its process ended, or another drafter incarnation is attached."""
         ...
 
     def close(self) -> None:

@@ -169,9 +169,9 @@ class ReplyHeader(NamedTuple):
 
 
 class DrafterFigures(NamedTuple):
-    """Timings and counters that a drafter sends with every answer, in `TreeReply.header` behind `ReplyHeader`.
+    """Timings and counters that a drafter sends with every answer, in `TreeReply.header` after `ReplyHeader`.
 
-    `_us`: microseconds.
+    Names that end in `_us` are in microseconds.
     """
 
     started_ns: int = 0
@@ -298,8 +298,7 @@ class Outcome(NamedTuple):
 
 
 class TreeReply(NamedTuple):
-    """Message from drafter to verifier, once per round: a token tree for each proposal, in the row of its sequence's
-    slot."""
+    """Message from drafter to verifier, once per round: a token tree for each proposal, in the row of its slot."""
 
     header: Tensor
     """int64 [8]: `ReplyHeader`, then `DrafterFigures`."""

@@ -37,7 +37,7 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copies (target, source) pairs without waiting.
 
-    Contiguous pairs of equal shape and type on one GPU take a single launch.
+    Contiguous pairs of equal shape and dtype on the same GPU are copied in a single launch.
     """
     if any(target.device.type != "cpu" for target, _ in pairs):
         Copies(pairs).run()

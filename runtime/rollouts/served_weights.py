@@ -1,5 +1,4 @@
-"""Weights of a served verifier, under their names in transformers' `named_parameters`, which are those of the
-checkpoint.
+"""Weights of a served verifier, under their names in the checkpoint and in transformers' `named_parameters`.
 
 A weight is written in place, in the layout that the layers read. Therefore no layer is recreated, no round is captured
 again, and at most one matrix is in memory twice.
@@ -159,8 +158,7 @@ class ServedWeights:
 
     @torch.inference_mode()
     def scramble(self) -> None:
-        """Overwrites every weight with noise, so that a weight that is not written afterwards changes the output
-        noticeably."""
+        """Overwrites every weight with noise, so that users notice a weight that is not written afterwards."""
         for held in self.storages():
             held.normal_(std=_NOISE)
 

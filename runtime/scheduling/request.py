@@ -87,7 +87,10 @@ class PromptReport:
 
     @property
     def is_of_all(self) -> bool:
-        """Whether the report needs every prompt token, also cached tokens; False if it needs only the last token."""
+        """Whether the report needs every prompt token, also cached tokens.
+
+        The value is False if the report needs only the last token.
+        """
         raise NotImplementedError
 
     def made_of(self, rows: "Sequence[np.ndarray]", num_prompt_tokens: int) -> bytes:

@@ -80,7 +80,7 @@ class TokenMasker(Protocol):
         ...
 
     def allows(self, token_id: int) -> bool:
-        """Whether a token is known to be allowed next; False if the mask has not been computed."""
+        """Whether a token is known to be allowed next; False if the mask is not computed yet."""
         ...
 
     def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:

@@ -1,2 +1,1 @@
-"""Speculation policy: chooses levels to draft and nodes to verify by measured costs and acceptance, without input or
-output."""
+"""Speculation policy: chooses levels to draft and nodes to verify, by measured costs and acceptance."""

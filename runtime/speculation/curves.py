@@ -202,8 +202,7 @@ class RoundCosts:
         return math.hypot(*(0.0 if factor is None else factor.doubt for factor in seen))
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
-        """Predicts the seconds of a plain round, of a draft, and of verifying it, by number of requests, at a short
-        context.
+        """Predicts seconds at a short context, by number of requests: of a plain round, a draft, and its verification.
 
         Args:
             levels: number of levels of the draft.

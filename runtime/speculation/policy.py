@@ -102,8 +102,7 @@ class TextWorth:
         """Number of latest consecutive rounds that verified no drafted node."""
 
     def token_s(self, plain_s: float) -> float | None:
-        """Returns seconds per token in rounds with trees from text; if plain decoding takes less, returns its seconds
-        per token.
+        """Returns seconds per token in rounds with trees from text, or in plain decoding if that takes less.
 
         Returns None to request a trial: nothing was measured, or the last `HOLD` rounds verified no node, so the
         measured cost may be outdated.
@@ -303,8 +302,7 @@ class SpeculationPolicy:
         return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s), 0.0) / worth_s)
 
     def slow_down(self, num_reqs: int, num_drafting: int, mean_context: float) -> float:
-        """Returns the duration of a round with the best draft, relative to the same round if its draft were available
-        at once."""
+        """Returns the duration of a round with the best draft, relative to the round without the time of drafting."""
         key = num_reqs, num_drafting
         if key not in self._slower:
             levels, nodes = self._best
@@ -322,7 +320,7 @@ class SpeculationPolicy:
         return None if token_s is None else self.costs.text_s(num_reqs, np.arange(most + 1), mean_context) / token_s
 
     def saw_text(self, seconds: float, num_tokens: int, num_extra: int) -> None:
-        """Records a round for which `text_prices` was called: its seconds, emitted tokens and verified drafted nodes."""
+        """Records a round for which `text_prices` was called: seconds, emitted tokens, and verified drafted nodes."""
         self._text.observe(seconds, num_tokens, num_extra)
 
     def made_of_text(self) -> DraftPlan:
@@ -342,7 +340,7 @@ class SpeculationPolicy:
 
     @property
     def text_pays(self) -> bool:
-        """Whether rounds with trees from text took fewer seconds per token than are predicted for the best alternative."""
+        """Whether rounds with trees from text took less time per token than is predicted for the best alternative."""
         plain_s, drafted_s = self._token_s
         return self._text.measured_s <= (min(plain_s, drafted_s) if self.pays else plain_s) or not plain_s
 
@@ -357,7 +355,10 @@ class SpeculationPolicy:
         return self._until_probe <= 1
 
     def overdue(self) -> bool:
-        """Returns whether a probe has waited too long for a sequence for which to draft; if so, the wait starts again."""
+        """Returns whether a probe has waited too long for a sequence for which to draft.
+
+        If so, the wait starts again.
+        """
         if self._until_probe > -4 * RAREST_PROBE:
             return False
         self._until_probe = 0
@@ -407,7 +408,7 @@ class SpeculationPolicy:
                 gain = np.append(0.0, ranked.cumsum())[np.minimum(np.arange(self.num_nodes), width)]
             elif limit <= levels:  # the growth rule stopped before this level
                 gain = last
-            else:  # not requested: further levels gain less and less, and no node is likelier than the best one
+            else:  # levels not requested: assume that gains decrease, and that no node is likelier than the best node
                 gain = np.minimum(last + self._onward * (last - before), np.arange(self.num_nodes) * last[1])
             before, last = last, gain
             self._gain[limit] += weight * (gain - self._gain[limit])

@@ -27,7 +27,7 @@ class Division(Protocol):
     def agree(self, problem: str | None) -> str | None:
         """Returns the problem that a process of the group had with a step, in one line.
 
-        None if the step worked on all processes.
+        Returns None if the step worked on all processes.
 
         Args:
             problem: this process's own problem, or None.

@@ -135,7 +135,7 @@ class LoadedModel:
     def computed_by(self) -> str:
         """Description of all settings that change the model's logits, such as int8 rounding.
 
-        Empty if torch computes with unchanged weights.
+        The text is empty if torch computes with unchanged weights.
         """
         return "".join(("int8" if self.eight_bits else "", *(part.computed_by for part in self.parts.values())))
 

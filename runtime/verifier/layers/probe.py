@@ -105,7 +105,7 @@ class _MaskMaker:
     def function_of(self, mask: Tensor) -> MaskFunction | None:
         """Returns the function from which a mask, or the mask that it is a view of, was built.
 
-        None if the mask was not built here.
+        Returns None if the mask was not built here.
         """
         place = mask.untyped_storage().data_ptr()
         return next((made_by for made, made_by in self.made if made.untyped_storage().data_ptr() == place), None)
