@@ -1,4 +1,6 @@
-"""Normalises values of config.json and generation_config.json, for verifiers, heads and drafters. Imports no torch.
+"""Normalises values of config.json and generation_config.json, for verifiers, heads and drafters.
+
+This module imports no torch.
 
 Files that went through YAML, a spreadsheet or another library hold numbers and booleans as text, whole numbers as
 floats, and dtypes under many names. This module converts the values; `config_numbers` checks them.

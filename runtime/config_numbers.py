@@ -1,7 +1,7 @@
 """Allowed ranges of the numbers in a checkpoint's config files that are used as index, size, divisor or exponent.
 
 transformers uses most of these numbers unchecked. The load-time test compares with transformers, which uses the same
-numbers, so the test would not find a wrong number. Imports no torch.
+numbers, so the test would not find a wrong number. This module imports no torch.
 """
 
 import json

@@ -48,7 +48,7 @@ def split_files(root: Path, suffixes: tuple[str, ...] = (".py",)) -> CorpusSplit
 
     About 3 % of the non-test files are held out. Of the files under test folders, a quarter is kept, for training only,
     because test files are repetitive and would outweigh other files. Generated tables, very long lines and text that is
-    not UTF-8 are left out. The split depends only on relative paths, so that it is the same on every machine.
+    not UTF-8 are left out. The split depends only on relative paths, so that every machine gets the same split.
 
     Raises:
         FileNotFoundError: `root` is not a folder.

@@ -1,7 +1,8 @@
 """Reads generation_config.json: rules that apply to every request, and fields that are not applied.
 
 Fields that end a text or ban tokens apply to every request, as in transformers. Sampling fields are left to each
-request. Other fields that would change texts are not applied, and are listed once, at start. Imports no torch.
+request. Other fields that would change texts are not applied, and are listed once, at start. This module imports no
+torch.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -62,8 +62,8 @@ def make_config(fields: Mapping[str, Any], folder: Path, name: str | None = None
         raise ModelCheckpointError(
             f"{folder}: transformers {transformers.__version__} knows no model_type {kind!r}{code}"
         )
-    # transformers adjusts the fields of a file before it passes them to the class, so the fields are written to a file
-    # here.
+    # transformers adjusts the fields of a file before passing the fields to the class, so the fields are written to a
+    # file here.
     with one_line(name or str(folder / "config.json")), quiet(), TemporaryDirectory() as place:
         file = Path(place) / "config.json"
         file.write_text(json.dumps(_declared(CONFIG_MAPPING[kind], _data(fields))))

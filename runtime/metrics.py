@@ -69,7 +69,7 @@ class SpeculationMetrics:
     """Whether acceptance was drawn from a profile (`wingbeat.runtime.config.ForcedAcceptance`), for a benchmark."""
 
     def record(self, num_draft_tokens: int, num_accepted: int) -> None:
-        """Counts one verified tree."""
+        """Counts a verified tree and its accepted nodes."""
         self.num_drafts += 1
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted

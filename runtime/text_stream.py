@@ -63,8 +63,8 @@ class IncrementalDetokenizer:
         if len(token_ids) > 1:
             text = self._decode([*self._window, *token_ids])
             new = text[len(self._shown) :]
-            # If every character is complete, decoding all tokens at once gives the same text as decoding them one at a
-            # time.
+            # If every character is complete, decoding all tokens at once gives the same text as decoding the tokens one
+            # at a time.
             if new and REPLACEMENT not in new and text.startswith(self._shown):
                 self._window.extend(token_ids)
                 return self._show(text, 0)

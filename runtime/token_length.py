@@ -15,7 +15,7 @@ _COMPOSED = 4
 """Canonical decomposition maps a character to at most 4 characters (UAX 15), so composition maps at most 4 characters
 to a single character."""
 _NORMALIZERS = {"NFC": _COMPOSED, "NFKC": _COMPOSED, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
-"""Maximum number of characters that a normalizer combines into one, by normalizer."""
+"""Maximum number of characters that a normalizer combines into a single character, by normalizer."""
 _KEEPS_ALL = {"ByteLevel", "Metaspace", "Digits"}
 """Pre-tokenizers that split a text without dropping characters."""
 _BYTES = tuple(f"<0x{value:02X}>" for value in range(256))

@@ -50,7 +50,7 @@ def trial_requests(
     """Returns `num_texts` requests of up to `num_tokens` tokens: for each prompt greedy, then for each prompt sampled.
 
     The same verifier always gets the same requests. If max_model_len is too short for prompt and text, prompts are cut
-    to half of it.
+    to half of max_model_len.
     """
     prompts = trial_prompts(loaded, tokenizer)
     requests = []

@@ -73,7 +73,7 @@ class DraftBatch(NamedTuple):
     chunk_positions: list[int]
     chunk_lens: list[int]
     chunk_next_token_ids: Tensor
-    """int64 [num_chunk_tokens], chunks concatenated."""
+    """int64 [num_chunk_tokens]: token after each position of the chunks, which are concatenated."""
     chunk_taps: Tensor
     """[num_chunk_tokens, taps_size]"""
     proposal_slots: Tensor
@@ -99,7 +99,7 @@ class DraftBatch(NamedTuple):
     """Maximum number of levels to grow in this pass; None means the configured depth. Drafters for which levels cost no
     time ignore this limit and grow all levels."""
     last_token_ids: Tensor | None = None
-    """int64 [num_slots] by slot: last committed token of each sequence; None if only `token_ids` holds it."""
+    """int64 [num_slots] by slot: last committed token of each sequence; None if only `token_ids` holds these tokens."""
     growth_rules: tuple[tuple[slice, GrowthRule], ...] = ()
     """Each verifier's range of proposal rows, and the rule that stops growth early for these rows. If empty, every
     level is grown."""
@@ -186,7 +186,7 @@ class Drafter(ABC):
         Implemented by kinds of drafters whose checkpoint files leave the convention open.
 
         Raises:
-            ValueError: this kind has a single convention, or these weights cannot be read in the given one.
+            ValueError: this kind has a single convention, or the given convention cannot be applied to these weights.
         """
         raise ValueError(f"{type(self).__name__} has no conventions to choose from")
 

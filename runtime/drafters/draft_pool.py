@@ -155,7 +155,7 @@ class DraftPool:
         return Segment(0, *visible.shape[:2], tables, num_context, rows, words)
 
     def attends(self, slot_mapping: Tensor, segments: list[Segment], scaling: float) -> list[Attend]:
-        """Return a store-and-attend callable for each layer, all over the same rows.
+        """Return a store-and-attend callable for each layer; all callables have the same rows.
 
         For the arguments see `PagedAttend`.
         """
@@ -163,7 +163,7 @@ class DraftPool:
 
 
 class DraftedRows:
-    """Storage addresses and masks, level by level, of the rows that one growth of trees drafts.
+    """Storage addresses and masks, level by level, of the rows that are drafted while trees grow.
 
     Args:
         tables: int64 [num_reqs, num_blocks], private blocks included.
@@ -211,7 +211,7 @@ class DraftedRows:
 def grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a zero tensor of `shape` that starts with the rows of `old` if row shapes match.
 
-    `old` itself if it is large enough.
+    Returns `old` itself if it is large enough.
     """
     same_rows = old.shape[1:] == shape[1:]
     if same_rows and old.shape[0] >= shape[0]:

@@ -152,7 +152,7 @@ class DraftStages:
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Commit the decodes and grow one tree per proposal slot.
 
-        The trees are also written into `trees`; both are valid until the next pass.
+        The returned trees are also written into `trees`. Both copies are valid until the next pass.
 
         Decodes without a proposal also get a tree, so that the committed tokens and the root of a sequence run in one
         graph. The trees of such decodes are not read.

@@ -102,7 +102,7 @@ class RequestRules:
 
     Args:
         columns: columns of the drafter's logits.
-        numbers: float32 [num_reqs, NUM_RULES]: `RuleColumns`.
+        numbers: float32 [num_reqs, NUM_RULES]: numeric rules, in the columns of `RuleColumns`.
         temperatures: float32 [num_reqs]
         biases: biases with at least num_reqs rows; None if no request's rules list tokens.
         counts: token counts with at least num_reqs rows; None if no request has penalties.
@@ -142,8 +142,8 @@ class RequestRules:
         """Apply the rules to continuations: excluded logits become -inf, other logits are divided by the temperature.
 
         The logits of a head's own short candidate list get biases and penalties, but are neither filtered nor divided
-        by the temperature: their probabilities are not those of the full vocabulary, and doing either made drafts
-        worse. The logits from which the list was selected were filtered and divided.
+        by the temperature. Their probabilities are not those of the full vocabulary, and filtering or dividing them
+        made drafts worse. The logits from which the list was selected were filtered and divided.
 
         Args:
             given: continuations of the nodes.

@@ -44,7 +44,7 @@ class OfferedHead(NamedTuple):
 class DraftWorker:
     """Polls the attached channels and answers pending rounds; rounds that are pending at the same time share a pass.
 
-    Verifiers share the drafter's tensors: each has a range of slots and a range of blocks while it is attached. All
+    Verifiers share the drafter's tensors: each attached verifier has a range of slots and a range of blocks. All
     attached verifiers have the same tree shape, taps and block size.
 
     Args:
@@ -308,7 +308,7 @@ def _shape(spec: ChannelSpec) -> tuple:
 
 
 def _covering(specs: Iterable[ChannelSpec]) -> ChannelSpec:
-    """Returns a spec with the largest lengths among several specs of one shape."""
+    """Returns a spec with the largest lengths among several specs, which must otherwise be equal in shape."""
     specs = list(specs)
     longest = {
         name: max(getattr(spec, name) for spec in specs)

@@ -26,8 +26,8 @@ class StaticTable:
     def __init__(self, tree: StaticTree, num_reqs: int, top_k: int, device: torch.device | str) -> None:
         self.num_reqs, self.top_k = num_reqs, top_k
         self._chosen: list[Tensor] = []
-        """Indices, for each level, of its nodes among the candidates of the nodes expanded at the previous level, int64
-        [nodes]."""
+        """Which candidates become nodes, for each level: indices among the candidates of all nodes expanded at the
+        previous level, int64 [nodes]."""
         self._expanded: list[Tensor] = []
         """Indices, for each level, of the candidates to expand, padded with the first of these indices, int64 [top_k].
         """

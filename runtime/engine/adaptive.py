@@ -98,7 +98,7 @@ class AdaptiveSpeculation(Speculation):
         return 0.0 if self.fixed_widths else self.policy.node_price(len(running), mean_context(running))
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
-        """Slow-down by the policy's measured costs; None if drafting does not pay and no probe is due."""
+        """Ratio of round times by the policy's measured costs; None if drafting does not pay and no probe is due."""
         if not (self.policy.pays or self.policy.probe_is_due):
             return None
         return self.policy.slow_down(len(running), num_drafting, mean_context(running))
@@ -164,7 +164,8 @@ class AdaptiveSpeculation(Speculation):
     def _is_observed(self, this: LaunchedRound) -> bool:
         """Whether the predicted value of this round's trees is observed; to be called once per round with trees.
 
-        Observing costs more than the observation is worth: after the first HOLD^2 rounds, one in HOLD suffices.
+        Observing costs more than the observation is worth: after the first HOLD^2 rounds with trees, only one round in
+        HOLD is observed.
         """
         self._num_drafted += 1
         count = self._num_drafted

@@ -40,7 +40,7 @@ class RoundTrace:
         self._launched: deque[tuple[RoundInFlight, float]] = deque()
 
     def begin(self, now: float) -> None:
-        """Begins a phase; phases that begin within this phase must end before it."""
+        """Begins a phase; phases that begin within this phase must end before this phase ends."""
         self._begun.append(now)
 
     def end(self, name: str, now: float) -> None:
@@ -132,7 +132,7 @@ class Phase:
 
 
 class RoundClock(RoundObserver):
-    """Times the phases of an engine's rounds: `with clock.schedule:` and so on."""
+    """Times the phases of an engine's rounds; each phase is a context manager, as in `with clock.schedule:`."""
 
     def __init__(self) -> None:
         self.traces: list[RoundTrace] = []
@@ -255,7 +255,7 @@ class RequestTimes:
     num_preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTIONS))
     """Preemptions of each request that has ended."""
     round_tokens: Histogram = field(default_factory=lambda: Histogram(ROUND_TOKENS))
-    """Prompt tokens computed plus tokens generated, by round."""
+    """Number of tokens of each round: prompt tokens computed plus tokens generated."""
 
 
 @dataclass(slots=True)

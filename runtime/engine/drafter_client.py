@@ -50,7 +50,8 @@ class DrafterState(StrEnum):
     NONE = "none"
     ATTACHED = "attached"
     LATE = "late"
-    """The drafter is alive but missed its deadline: the engine decodes without drafts until it answers or is lost."""
+    """The drafter is alive but missed its deadline: the engine decodes without drafts until the drafter answers or is
+    lost."""
     LOST = "lost"
     """The drafter is dead or silent: the engine decodes without drafts until another drafter is attached."""
 
@@ -350,7 +351,7 @@ class DrafterClient(RoundObserver):
         self._asked = []
 
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
-        """Keeps back a round's pairs (taps, next token) if the host can count its tokens and the buffers have room.
+        """Keeps back a round's pairs (taps, next token) if the host can count the pairs and the buffers have room.
 
         Called if no trees are requested next. Returns False if the round has to be published now.
         """
@@ -411,7 +412,10 @@ class DrafterClient(RoundObserver):
         return min(left, self.config.max_model_len - length) > 1
 
     def lose(self) -> None:
-        """Drops the drafter, if any, until another one is attached."""
+        """Drops the drafter, if one is attached or late.
+
+        The engine has no drafter until another drafter is attached.
+        """
         end = self._end or self._late_end
         if end is None:
             return

@@ -74,7 +74,7 @@ class DrafterWaits:
         return self._timed(lambda: end.acquire_outcome(self.bound_s))
 
     def reply(self, end: VerifierEnd, round_number: int) -> TreeReply | None:
-        """Returns the answer to a round; None if it does not arrive in time."""
+        """Returns the answer to a round; None if the answer does not arrive in time."""
         reply = self._timed(lambda: end.wait_reply(round_number, self.bound_s))
         self._heard |= reply is not None
         return reply

@@ -140,7 +140,7 @@ class Engine:
         self._num_attached += 1
 
     def look_for_late_drafter(self) -> None:
-        """Re-attaches a late drafter whose answer has arrived; drops it if it died or is late for too long."""
+        """Re-attaches a late drafter whose answer has arrived; drops a drafter that died or is late for too long."""
         if (end := self.drafting.returned()) is not None:
             self._settle(leave=0)
             self.drafting.attach(end, self.scheduler.running)
@@ -383,7 +383,7 @@ class Engine:
         return self._hand_out()
 
     def recompute(self) -> list[RequestOutput]:
-        """Discards the KV of all sequences and recomputes it from their tokens; returns outputs as `settle` does."""
+        """Makes the KV of all sequences be recomputed from their tokens; returns outputs as `settle` does."""
         outputs = self.settle()
         self.scheduler.recompute()
         self.reset_prefix_cache()
@@ -393,7 +393,7 @@ class Engine:
         """Notifies observers that the model's weights were replaced; returns outputs as `settle` does.
 
         Args:
-            keep_kv: whether the KV of the old weights is kept; False recomputes it with the new weights.
+            keep_kv: whether KV computed with the old weights is kept; False recomputes the KV with the new weights.
         """
         outputs = self.settle() if keep_kv else self.recompute()
         for observer in self._observers:

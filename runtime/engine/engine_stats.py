@@ -94,7 +94,7 @@ def tree_config(speculation: SpeculationConfig) -> dict[str, str]:
 
 
 def stages_of(verifier: GraphStats | None, drafter: DrafterFigures) -> dict[str, dict[str, int]]:
-    """Builds `EngineStats.stages` from the figures of both processes."""
+    """Builds `EngineStats.stages` from the figures of the verifier's and the drafter's process."""
     said = {name: getattr(drafter, name) for name in ("captured", "failed", "eager")}
     found = {"verifier": {} if verifier is None else verifier.counts(), "drafter": said}
     return {process: counts for process, counts in found.items() if any(counts.values())}

@@ -48,7 +48,7 @@ class OutcomeWriter:
 
     @property
     def capacity(self) -> int:
-        """Chunk tokens that one outcome holds."""
+        """Maximum number of chunk tokens in an outcome."""
         return self.outcome.chunk_taps.shape[0]
 
     def has_room(self, num_tokens: int) -> bool:
@@ -255,7 +255,7 @@ def _write_chunk(
     room: int,
     advance: Advance,
 ) -> int:
-    """Writes one chunk after its recorded context; returns the number of recorded rows written."""
+    """Writes a chunk, preceded by the sequence's recorded taps; returns the number of recorded rows written."""
     seq, draft = chunk.seq, chunk.seq.draft
     if draft.is_recorded and draft.num_recorded - draft.length > room:
         return _write_recorded(seq, writer, room, advance)

@@ -65,7 +65,7 @@ CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
 MOST_HEADS = 8
 """Maximum number of draft head versions that are counted separately."""
 NODE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Histogram bounds of nodes of a verified tree, without its root."""
+"""Histogram bounds for the number of nodes of a verified tree, not counting its root."""
 
 
 class RoundCounter(RoundObserver):

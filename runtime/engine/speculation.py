@@ -136,7 +136,7 @@ class Speculation(RoundObserver):
 
         Args:
             trees: result of `ModelRunner.check`, which includes tokens that a grammar forces.
-            drafted: the drafter's trees; None if it sent none.
+            drafted: the drafter's trees; None if the drafter sent no trees.
         """
         return trees
 

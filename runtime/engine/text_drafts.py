@@ -14,7 +14,7 @@ class TextDrafts(RoundObserver):
     def choose(self, seqs: list[Sequence], flight: RoundInFlight) -> bool:
         """Sets `DraftProgress.text_tree` of the sequences whose next tree comes from text.
 
-        The caller has set it to None for all `seqs`.
+        The caller has set `text_tree` of all `seqs` to None.
 
         Args:
             seqs: sequences that may be drafted for, by the drafter or from text.

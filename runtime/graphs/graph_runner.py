@@ -53,7 +53,7 @@ class Bucket(NamedTuple):
     num_reqs: int
     size: int = 1
     beside: int = 0
-    """Number of further rows, of prompt pieces, that belong to no request of the inputs."""
+    """Number of additional rows, which are rows of prompt pieces and belong to no request of the inputs."""
 
     @property
     def num_rows(self) -> int:
@@ -108,9 +108,9 @@ class GraphStats:
 class GraphPool:
     """Memory and statistics shared by all graphs of a replica.
 
-    Graphs of one pool reuse each other's memory, so they must be replayed one after another on one stream. A graph's
-    outputs may be in memory that another graph of the pool uses for intermediate results, so callers that need outputs
-    after another replay must copy the outputs.
+    Graphs of one pool reuse each other's memory, so these graphs must be replayed one after another on the same stream.
+    A graph's outputs may be in memory that another graph of the pool uses for intermediate results, so callers that
+    need outputs after another replay must copy the outputs.
     """
 
     def __init__(self, device: GraphDevice) -> None:

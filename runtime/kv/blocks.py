@@ -146,8 +146,8 @@ class BlockManager:
 
         Args:
             token_ids: the prompt.
-            root_hash: parent hash of the first block, for sequences whose KV is not shared with others of equal tokens
-                (salt, adapter).
+            root_hash: parent hash of the first block, for sequences whose KV differs from that of other sequences with
+                equal tokens (salt, adapter).
         """
         self.query_tokens += len(token_ids)
         matched = self.find(token_ids[: len(token_ids) - 1], root_hash)

@@ -55,7 +55,8 @@ def num_seqs_held(config: EngineConfig, free: int, token_bytes: int, seq_bytes: 
     Args:
         free: bytes that the weights leave free. Sequences may use the fraction `SHARE_OF_SEQS`; the rest is for longer
             contexts.
-        token_bytes: bytes of a token's keys and values, including the drafter's if it shares the memory.
+        token_bytes: bytes of a token's keys and values, including the drafter's keys and values if the drafter uses the
+            same memory.
         seq_bytes: bytes of a sequence, independent of its length.
     """
     blocks = config.max_num_seqs if config.num_kv_blocks is None else max(config.num_kv_blocks - 1, 1)

@@ -111,9 +111,9 @@ class PrefixKeeper:
         return found
 
     def save(self, prefix: SavedPrefix) -> "Future[Refusal | None]":
-        """Pins a prefix: loads it from its file if the file matches, else computes it.
+        """Pins a prefix: loads its contents from its file if the file matches, else computes them.
 
-        Does not write to disk, which `keep` does.
+        The prefix is not written to disk; `keep` does that.
 
         The result of the future is a refusal, or None once the prefix is pinned.
         """

@@ -162,7 +162,7 @@ class HeadFollower:
     def look(self) -> bool:
         """Reads the served head and offers it to the drafter, if the head has changed.
 
-        Returns whether it was offered.
+        Returns whether the head was offered.
         """
         try:
             folder = served_folder(self._directory)

@@ -208,8 +208,10 @@ def dummy_decode_batch(
 ) -> Rows:
     """Returns a batch of `num_reqs` chains of `num_nodes` rows, which reads and writes block 0 of the KV cache.
 
+    No sequence owns that block.
+
     Args:
-        width: number of blocks of context per sequence. No sequence owns block 0.
+        width: number of blocks of context per sequence.
     """
     device = cache.layers[0][0].device
     tables = torch.zeros(num_reqs, width, dtype=torch.int64, device=device)

@@ -58,7 +58,7 @@ def _bits(numbers: Tensor) -> Tensor:
 
 
 class Choosing(StrEnum):
-    """Kinds of captured token choice; each kind can do all that the kinds before it can do."""
+    """Kinds of captured token choice; each kind can do everything that the preceding kinds can do."""
 
     GREEDY = "greedy"
     """Takes the token with the largest logit; for rounds in which every temperature is 0."""

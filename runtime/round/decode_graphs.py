@@ -5,9 +5,9 @@ therefore captured in only a few batch sizes for each `Choosing`. `round_shapes`
 the smallest bucket that holds it. A round with more rows than the largest bucket runs eagerly through the same
 functions, which costs little because its computation takes longer than its kernel launches.
 
-A mixed round, with decodes and prompt chunks, is one forward pass too, so that the weights are read once. Its graphs
-are captured for a few numbers of chunk pieces. A mixed round that fits no graph runs its forward pass eagerly, and
-still replays a graph for its choice of tokens. Rounds of prompts alone are in `prompt_graphs`.
+A mixed round, with decodes and prompt chunks, is also a single forward pass, so that the weights are read once. Its
+graphs are captured for a few numbers of chunk pieces. A mixed round that fits no graph runs its forward pass eagerly,
+and still replays a graph for its choice of tokens. Rounds of prompts alone are in `prompt_graphs`.
 """
 
 import time
@@ -167,9 +167,9 @@ class DecodeGraphs:
             sizes = self.shapes[done.num_nodes].choices
             bucket = Bucket(bucket_for(len(done.rows.slots), sizes), done.num_nodes)
             accepted = self._replay(self._choices[done.num_nodes, choosing], done.rows, bucket)
-            # All buckets share the inputs' memory, so the result must not point into it.
+            # All buckets share the inputs' memory, so the result must not refer to that memory.
             accepted = accepted._replace(slots=done.rows.slots)
-        # `packed` holds the results of decodes alone, so a round with chunks downloads its tensors without it.
+        # `packed` holds the results of decodes alone, so a round with chunks downloads its tensors one by one.
         return accepted._replace(packed=None) if plan.chunks else accepted
 
     def _forward(self, rows: DecodeRows, num_nodes: int) -> GraphPass:

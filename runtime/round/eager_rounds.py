@@ -85,7 +85,7 @@ class EagerRounds:
 
 
 def rooted(trees: TokenTree | None, masks: "Future[list[int]] | None") -> TokenTree | None:
-    """Waits for the masks; returns the trees, of which those whose masks came too late are reduced to their roots."""
+    """Waits for the masks; returns the trees. Trees whose masks came too late are reduced to their roots."""
     late = [] if masks is None else masks.result()
     return trees if trees is None or not late else only_roots(trees, late)
 

@@ -116,7 +116,7 @@ class PackedSegments(Protocol):
 
 
 class Rows(NamedTuple):
-    """Rows of one forward pass: first those of decodes, then those of prompt chunks.
+    """Rows of one forward pass: first the rows of decodes, then the rows of prompt chunks.
 
     The model's layers also receive this object.
     """

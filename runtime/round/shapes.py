@@ -16,7 +16,7 @@ _CHAIN_BUCKETS = (4, 6, 8, 16, 32)
 compute-bound, the last nodes of a chain cost as much as the first but are rarely accepted."""
 _FEW_SEQS, _FEW_NODES = 16, 16
 """All widths are captured for engines of at most this many sequences, or with trees of at most this many nodes. Engines
-above both limits capture every second width of `_NODE_BUCKETS`."""
+with more sequences and larger trees capture every second width of `_NODE_BUCKETS`."""
 OF_ANOTHER_WIDTH = 12
 """Number of graphs allowed beyond `MOST_GRAPHS` for engines with many sequences and narrow trees, which get more
 widths."""
@@ -40,8 +40,8 @@ _SIZES_KEPT = 5
 """Number of batch sizes of each width that are reserved for rounds of decodes alone before graphs go to mixed rounds.
 """
 _MOST_PADDED = 384
-"""Number of rows up to which a mixed graph is used however much of it is padding, because computing it takes no longer
-than the launches that it saves."""
+"""Number of rows up to which a mixed graph is used even if most rows are padding, because computing so few rows takes
+no longer than the kernel launches that a graph saves."""
 
 
 class RoundShapes(NamedTuple):
@@ -145,7 +145,7 @@ def _choices(batches: tuple[int, ...]) -> tuple[int, ...]:
 def _mixed(
     config: EngineConfig, batches: dict[int, tuple[int, ...]], most: int
 ) -> tuple[dict[int, tuple[int, ...]], tuple[int, ...]]:
-    """Returns batch sizes by width, and numbers of pieces, of mixed rounds; these need at most `most` graphs."""
+    """Returns batch sizes by width, and numbers of pieces, of mixed rounds that need at most `most` graphs."""
     possible = pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs - 1)
     for rows, numbers in _MIXED if possible else ():
         pieces = tuple(dict.fromkeys(min(number, possible) for number in numbers))

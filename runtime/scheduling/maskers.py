@@ -35,7 +35,7 @@ class GrammarCompiler(Protocol):
 
 
 def grammar_compiler(*model: Any) -> GrammarCompiler | None:
-    """Returns a grammar compiler; None if no part provides one. `model` holds the arguments of the hook."""
+    """Returns a grammar compiler; None if no part provides a compiler. `model` holds the arguments of the hook."""
     return first("grammars", *model)
 
 
@@ -142,8 +142,8 @@ class _Both:
         more = np.empty_like(masks)
         self._bad_words.fill(token_ids, parents, more)
         in_time = self._grammar.fill(token_ids, parents, masks)
-        # `masks` is changed in place, because the grammar keeps a reference to it, so that it later raises
-        # NothingAllowed where the combined mask is empty.
+        # `masks` is changed in place, because the grammar keeps a reference to `masks` and later raises NothingAllowed
+        # where the combined mask is empty.
         masks &= more
         return in_time
 

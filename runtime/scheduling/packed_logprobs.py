@@ -31,7 +31,7 @@ class PackedLogprobs(Sequence[TokenLogprob]):
 
     @classmethod
     def joined(cls, parts: Sequence["PackedLogprobs"]) -> "PackedLogprobs":
-        """Concatenates at least one part."""
+        """Concatenates parts, of which there must be at least one."""
         return cls(np.concatenate([part._rows for part in parts]))
 
     @classmethod

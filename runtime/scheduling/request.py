@@ -124,8 +124,8 @@ class SamplingParams:
     """Seed of the sampling noise; the caller draws a seed if the user gave none."""
     ignore_eos: bool = False
     speculation: bool = True
-    """Whether the request may use drafts. Without drafts it runs in the same batches as other requests; the tokens are
-    the same."""
+    """Whether the request may use drafts. A request without drafts runs in the same batches as other requests and gets
+    the same tokens."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -160,8 +160,8 @@ class SamplingParams:
     learn: bool = True
     """Whether the request may be used to train drafters."""
     force_drafts: bool = False
-    """Whether whole trees are drafted and verified even if the measured costs predict no gain; the tokens are the same.
-    """
+    """Whether whole trees are drafted and verified even if the measured costs predict no gain; the generated tokens do
+    not change."""
 
     def __post_init__(self) -> None:
         self.check()

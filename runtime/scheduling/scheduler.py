@@ -131,7 +131,7 @@ class Scheduler:
     def restart(self, drafted: bool) -> None:
         """Makes all running sequences be recomputed after a round that raised.
 
-        Each sequence runs alone until it has passed the point of that round.
+        Each sequence runs alone until it has more tokens than the failed round could have given it.
 
         Args:
             drafted: whether a drafter was attached. The drafter may have caused the exception; the caller detaches it.
@@ -194,7 +194,7 @@ class Scheduler:
         return SchedulerOutput(decodes, chunks, admitted, budget, without_room)
 
     def advance(self, plan: SchedulerOutput, with_trees: bool) -> None:
-        """Records, at the launch of a round, how far it computes prompts and how many tokens it may emit.
+        """Records, at the launch of a round, how far prompts are computed and how many tokens may be emitted.
 
         Args:
             with_trees: False if all decodes verify bare roots, even if trees were requested.
@@ -289,8 +289,8 @@ class Scheduler:
     def _must_settle(self, seq: Sequence) -> bool:
         """Whether the sequence must wait for its rounds in flight.
 
-        A sequence waits if the rounds in flight certainly end it or may fill its last position, or if its grammar may
-        force tokens after these rounds.
+        A sequence waits in three cases: the rounds in flight certainly end the sequence, these rounds may fill its last
+        position, or its grammar may force tokens after these rounds.
         """
         certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
         return certain or seq.is_awaited or seq.max_len >= self.config.max_model_len

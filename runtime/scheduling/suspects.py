@@ -1,4 +1,4 @@
-"""Sequences suspected of making a round raise or an engine die; each runs alone until it is past that round."""
+"""Sequences suspected of making a round raise or an engine die; each of them runs alone until it is past that round."""
 
 import math
 

@@ -1,8 +1,8 @@
 """Selects the requests that a drafter follows: all requests, or a few while plain decoding is faster.
 
 Following a request costs time even without drafting, because the drafter processes the request's prompt and tokens; on
-CPUs it uses the verifier's cores. A few requests are nevertheless always followed, because otherwise no probe could
-show that drafts pay again.
+CPUs, this work uses the verifier's cores. A few requests are nevertheless always followed, because otherwise no probe
+could show that drafts pay again.
 """
 
 from wingbeat.runtime.speculation.policy import HOLD

@@ -57,7 +57,7 @@ class GrowthLimits(NamedTuple):
     min_reach: float
     """Cost of growing one more level, expressed as probability mass of the level's parents."""
     price: float
-    """Cost of verifying one more node, expressed in the same way."""
+    """Cost of verifying one more node, also expressed as probability mass."""
 
 
 class DraftPlan(NamedTuple):
@@ -260,8 +260,8 @@ class SpeculationPolicy:
         self._prices.clear()
         self._slower.clear()
         self._node_prices.clear()
-        # `lost` is the time that a probe round wastes, as a fraction of a round's time. It follows from the tokens of a
-        # round and the difference in seconds per token.
+        # `lost` is the time that a probe round wastes, as a fraction of a round's time. `lost` follows from the tokens
+        # of a round and the difference in seconds per token.
         tokens = 1.0 + num_drafting / num_reqs * float(self._gain[levels, self._nodes[column]])
         # The drafted round's seconds, converted to tokens of plain decoding, less the tokens that are generated without
         # drafts.

@@ -99,8 +99,8 @@ def check_weights(config: ConfigFile) -> None:
             checkpoint.
     """
     if config.quantization is not None:
-        # Packed tensors are not compared here: only the quantiser can map them to weights, and it needs its device. See
-        # `load_weights`.
+        # Packed tensors are not compared here: only the quantiser can map packed tensors to weights, and the quantiser
+        # needs its device. See `load_weights`.
         return
     _loaded(config, device_map="meta")
 

@@ -74,7 +74,7 @@ class ConfigFile:
     def size(self, name: str) -> int | None:
         """Returns an integer field of the language model.
 
-        Returns None if the file does not set it, so that the class default applies.
+        Returns None if the file does not set the field, so that the config class's default applies.
         """
         value = self.text.get(name)
         return value if isinstance(value, int) else None

@@ -56,7 +56,7 @@ class FewRows(Protocol):
         ...
 
     def ours(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
-        """Returns the products; if `total` is given, they are added to it in place."""
+        """Returns the products; if `total` is given, adds the products to `total` in place and returns `total`."""
         ...
 
 

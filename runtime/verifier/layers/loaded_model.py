@@ -217,7 +217,10 @@ def num_words(table: nn.Module) -> int:
 
 
 def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:
-    """Returns the end-of-text tokens of a model's generation config; if that has none, of the model's config."""
+    """Returns the end-of-text tokens of a model's generation config.
+
+    If the generation config has none, returns those of the model's config.
+    """
     generation = model.generation_config
     eos = None if generation is None else generation.eos_token_id
     eos = getattr(model.config.get_text_config(), "eos_token_id", None) if eos is None else eos

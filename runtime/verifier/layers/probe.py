@@ -103,7 +103,7 @@ class _MaskMaker:
         return mask
 
     def function_of(self, mask: Tensor) -> MaskFunction | None:
-        """Returns the function from which a mask, or the mask that it is a view of, was built.
+        """Returns the mask function from which a mask was built; the mask may be a view of the built mask.
 
         Returns None if the mask was not built here.
         """

@@ -75,7 +75,10 @@ class Product:
 
 @torch.inference_mode()
 def choose_products(kinds: dict[str, Sequence[Product]]) -> None:
-    """Times the few-rows kernel and the library for each kind of product, and makes products use the faster one."""
+    """Times the few-rows kernel and the library for each kind of product.
+
+    All products of a kind then use the faster one.
+    """
     found: list[str] = []
     graphs: CudaGraphDevice | None = None
     for name, products in kinds.items():

@@ -26,7 +26,7 @@ _PAUSE_S = 0.5e-3
 
 
 def choose_threads(loaded: LoadedModel, most: int) -> int:
-    """Times decode rounds with decreasing numbers of threads; sets torch to the chosen number and returns it.
+    """Times decode rounds with decreasing numbers of threads; sets torch to the chosen number and returns that number.
 
     Args:
         most: number of cores that the process may use.

@@ -134,7 +134,7 @@ def texts_for(model: PreTrainedModel, probed: ProbedAttention) -> list[TrialText
 def trial_texts(
     windows: Collection[int], max_positions: int, vocab_size: int, avoided: frozenset[int] = frozenset()
 ) -> list[TrialText]:
-    """Returns two texts of random tokens, the first one longer."""
+    """Returns two texts of random tokens; the first text is longer."""
     generator = torch.Generator().manual_seed(0)
     texts = []
     for length in _lengths(windows, max_positions):

@@ -217,7 +217,7 @@ class Trial:
         return self._round(seqs, chunks or [])
 
     def _trees(self) -> list[Tensor]:
-        """Verifies both trees in one pass and returns the logits of each tree's nodes."""
+        """Verifies the trees of the two texts in one pass, and returns the logits of each tree's nodes."""
         for seq in self.seqs:
             self._take(seq)
         device = self.slots.device
