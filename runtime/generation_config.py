@@ -177,7 +177,7 @@ class _Reader:
         )
 
     def count(self, name: str) -> int:
-        """Returns a number of tokens."""
+        """Returns the value of a field that holds a number of tokens."""
         value = self.fields.get(name) or 0
         self._check(name, [value], "a whole number of at least 0", lambda one: _is_id(one) and one >= 0)
         return int(value)

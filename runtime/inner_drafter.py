@@ -51,7 +51,8 @@ class InnerDrafter:
         """Loads the drafter and returns what it needs of the verifier.
 
         Args:
-            convention: how to interpret the drafter's head; None if its files define that.
+            convention: convention by which the drafter's head is interpreted; None if the head's files define the
+                convention.
             loaded: the verifier, whose embedding and output head the drafter shares if they are on its device.
 
         Raises:

@@ -45,7 +45,7 @@ class Histogram:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Counts a value as often as `times` says."""
+        """Counts a value, `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 

@@ -109,7 +109,8 @@ class PairEngine(NamedTuple):
     engine: "Engine"
     tokenizer: "Tokenizer | None"
     convention_choice: Any
-    """Result of the hook `choose_convention` about how to interpret the head; None if the head's files define that."""
+    """Result of the hook `choose_convention`: the convention by which the head is interpreted. None if the head's files
+    define the convention."""
     check_drafter: "Callable[[Engine], SelfTest] | None"
     """Self-test of an idle engine with its drafter attached, which raises BadDrafterError for a bad drafter. None for
     drafters without weights, and in benchmarks with forced acceptance."""

@@ -75,7 +75,7 @@ class Tokenizer:
         """Reads the tokenizer of a checkpoint folder.
 
         Args:
-            chat_template: template text that replaces the folder's.
+            chat_template: template text that replaces the folder's template.
 
         Raises:
             ValueError: the folder holds no tokenizer that transformers can read.

@@ -1,4 +1,4 @@
-"""Checks that an engine's captured rounds produce the tokens of eager rounds; otherwise disables replay."""
+"""Checks that an engine's captured rounds produce the tokens of eager rounds; disables replay if they do not."""
 
 import logging
 

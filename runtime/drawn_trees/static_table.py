@@ -26,7 +26,7 @@ class StaticTable:
     def __init__(self, tree: StaticTree, num_reqs: int, top_k: int, device: torch.device | str) -> None:
         self.num_reqs, self.top_k = num_reqs, top_k
         self._chosen: list[Tensor] = []
-        """Which candidates become nodes, for each level: indices among the candidates of all nodes expanded at the
+        """Candidates that become nodes, for each level: indices among the candidates of all nodes expanded at the
         previous level, int64 [nodes]."""
         self._expanded: list[Tensor] = []
         """Indices, for each level, of the candidates to expand, padded with the first of these indices, int64 [top_k].

@@ -85,20 +85,20 @@ class AdaptiveSpeculation(Speculation):
 
     @property
     def text_pays(self) -> bool:
-        """The policy's value."""
+        """See `SpeculationPolicy.text_pays`."""
         return self.policy.text_pays
 
     @property
     def is_probing(self) -> bool:
-        """The policy's value."""
+        """See `SpeculationPolicy.is_probing`."""
         return self.policy.is_probing
 
     def node_price(self, running: list[Sequence]) -> float:
-        """Price by the policy's measured costs; 0 in rounds of fixed width, whose number of nodes does not change."""
+        """See `Speculation.node_price`; 0 in rounds of fixed width, whose number of nodes does not change."""
         return 0.0 if self.fixed_widths else self.policy.node_price(len(running), mean_context(running))
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
-        """Ratio of round times by the policy's measured costs; None if drafting does not pay and no probe is due."""
+        """See `Speculation.slow_down`; the ratio follows from the policy's measured costs."""
         if not (self.policy.pays or self.policy.probe_is_due):
             return None
         return self.policy.slow_down(len(running), num_drafting, mean_context(running))
@@ -113,7 +113,7 @@ class AdaptiveSpeculation(Speculation):
         return unfollowed[:1] if self.policy.overdue() else []
 
     def follows_next(self) -> bool:
-        """True for every request normally; for a fraction of requests once plain decoding has been better for long."""
+        """True for every request; once plain decoding has been better for long, True for a fraction of requests."""
         return self._following.takes_next()
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
@@ -129,7 +129,7 @@ class AdaptiveSpeculation(Speculation):
 
     @property
     def num_nodes(self) -> int | None:
-        """The plan's value."""
+        """Number of nodes by the latest plan; see `DraftPlan.num_nodes`."""
         return self._plan.num_nodes
 
     def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:

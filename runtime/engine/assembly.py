@@ -57,7 +57,8 @@ def assemble(
     """Builds the parts of an engine; the arguments are those of `Engine`.
 
     Raises:
-        ValueError: the configuration needs something that the model or its device lacks; names the field and its value.
+        ValueError: the configuration needs something that the model or its device lacks; the message names the field
+            and its value.
     """
     loaded.check_length(config.max_model_len)
     config = loaded.limits(config)

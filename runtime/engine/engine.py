@@ -41,7 +41,8 @@ class Engine:
         backend: builds the verifier model and its KV cache.
 
     Raises:
-        ValueError: the configuration needs something that the model or its device lacks; names the field and its value.
+        ValueError: the configuration needs something that the model or its device lacks; the message names the field
+            and its value.
     """
 
     def __init__(

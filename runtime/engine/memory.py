@@ -59,7 +59,7 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
         needs: memory and inputs that the drafter needs; the drafter is loaded already.
 
     Raises:
-        ValueError: the memory does not hold one sequence; names the setting.
+        ValueError: the memory does not hold one sequence; the message names the setting.
     """
     if loaded.device.type != "cpu":
         return _settled(loaded, config, needs)
@@ -164,7 +164,7 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
     """Bytes that a GPU needs beside weights and KV: the largest round, the graphs and the drafter's passes.
 
     Raises:
-        ValueError: the largest round does not fit beside the weights; names its limits.
+        ValueError: the largest round does not fit beside the weights; the message names its limits.
     """
     try:
         chunks, trees = activation_bytes(loaded, config, needs)
@@ -277,9 +277,9 @@ def _run_short_prompts(engine: Engine, longest: int) -> None:
 
 
 def splits_bytes(loaded: LoadedModel, config: EngineConfig, rows: tuple[int, int]) -> int:
-    """Bytes of attention's split-KV partial results in one launch, of the largest layer; 0 if torch computes attention.
+    """Bytes of attention's split-KV partial results in one launch; 0 if torch computes attention.
 
-    All contexts are assumed to have the greatest allowed length.
+    The result is for the layer with the largest partial results, and for contexts of the greatest allowed length.
 
     Args:
         rows: number of requests of the launch, and rows per request.

@@ -129,7 +129,7 @@ class RoundCounter(RoundObserver):
         self._launched.clear()
 
     def figures(self) -> dict[str, Any]:
-        """Returns the fields of `EngineStats` that are counted here."""
+        """Returns those fields of `EngineStats` that this class counts."""
         return {
             "speculation": self.metrics,
             "num_spec_tokens": self._drafting.config.speculation.max_path - 1,

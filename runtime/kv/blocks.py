@@ -63,7 +63,7 @@ class KeptBeside(Protocol):
 
 
 class NoFreeBlocks(RuntimeError):
-    """More blocks were requested than are free; nothing was allocated."""
+    """More blocks were requested than are free; no block was allocated."""
 
 
 class IntegrityError(AssertionError):
@@ -129,7 +129,7 @@ class BlockManager:
         return len(self._pins)
 
     def figures(self) -> dict[str, int]:
-        """Returns the fields of an engine's statistics that are counted here."""
+        """Returns those fields of `EngineStats` that this class counts."""
         return {
             "num_blocks": self.num_blocks,
             "num_free_blocks": self.num_free,

@@ -255,7 +255,7 @@ class Feature:
         """Allocates the memory in which a captured pass of at most `num_rows` decode rows keeps data for `took`."""
 
     def prepare(self, plan: SchedulerOutput) -> None:
-        """Updates columns for a round that is about to be launched."""
+        """Updates the feature's columns for a round that is about to be launched."""
 
     def visible(self, chunk: Chunk) -> Tensor | None:
         """Returns the attention mask over a chunk's rows, bool [1, length, length]; None for causal attention."""

@@ -35,7 +35,8 @@ class TreeInbox:
     def take(self, reply: TreeReply) -> None:
         """Copies a drafter's reply into the inbox, with one kernel launch if the reply is on the same GPU."""
         if id(reply) not in self._copies:
-            if len(self._copies) == 2:  # a new channel, or a channel that creates its replies anew
+            # both replies are new: of a new channel, or of a channel that creates new replies each time
+            if len(self._copies) == 2:
                 self._copies.clear()
             num_slots = len(reply.epochs)
             mine = {"epochs": self._epochs, "committed_lens": self._committed_lens, **self._trees._asdict()}

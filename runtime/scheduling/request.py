@@ -65,7 +65,8 @@ class Variant(NamedTuple):
     path: str
     """Folder of the variant, on the machine of each engine."""
     digest: str
-    """Digest of the variant's files, which differs if other content is loaded under the same name."""
+    """Digest of the variant's files. If other content is loaded under the same name, that content has another digest.
+    """
 
 
 class GrammarSpec(NamedTuple):

@@ -125,7 +125,7 @@ def check_finite(model: "nn.Module") -> None:
     """Refuses weights that are NaN or infinite, with one pass over the weights and one device synchronisation.
 
     Raises:
-        ModelCheckpointError: a tensor holds NaN or infinity; names the first such tensor.
+        ModelCheckpointError: a tensor holds NaN or infinity; the message names the first such tensor.
     """
     import torch
 

@@ -30,7 +30,7 @@ def check_architecture(model: PreTrainedModel) -> None:
     """Refuses a model whose code needs something other than keys, values and positions.
 
     Raises:
-        UnsupportedModelError: the message does not contain the model's name.
+        UnsupportedModelError: the model is refused; the message does not contain the model's name.
     """
     config = model.config.get_text_config()
     if getattr(model.config, "is_encoder_decoder", False):
@@ -46,7 +46,7 @@ def check_keywords(model: PreTrainedModel) -> None:
     """Refuses a forward method that does not accept the arguments of a flattened batch.
 
     Raises:
-        UnsupportedModelError: the message does not contain the model's name.
+        UnsupportedModelError: the model is refused; the message does not contain the model's name.
     """
     parameters = inspect.signature(model.forward).parameters
     if "position_ids" not in parameters:
@@ -65,7 +65,7 @@ def check_cache(model: PreTrainedModel) -> CacheKinds:
     """Returns the kinds of data that layers cache; refuses all but keys, values and supported recurrent states.
 
     Raises:
-        UnsupportedModelError: the message does not contain the model's name.
+        UnsupportedModelError: the model is refused; the message does not contain the model's name.
     """
     model.set_attn_implementation("eager")
     token_ids = torch.arange(1, 4, device=next(model.parameters()).device)[None]

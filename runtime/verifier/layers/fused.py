@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 
 OPS: dict[str, LayerOps] = {"cuda": LayerOps()}
-"""Layer steps by device type. Layers on other devices are left to runtime parts (`runtime.parts: swap_layers`)."""
+"""Layer steps by device type. Layers on other devices are left to runtime parts (hook `swap_layers` of
+`runtime.parts`)."""
 
 KNOWN_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
@@ -69,7 +70,7 @@ class Swap(ABC):
 
     @abstractmethod
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
-        """Replaces a layer's class; raises ValueError and leaves the layer unchanged if the layer is not covered."""
+        """Replaces a layer's class; raises ValueError and leaves the layer unchanged if the layer is not supported."""
 
     def take_back(self, layer: nn.Module, kind: type[nn.Module], attention: type[nn.Module]) -> None:
         """Restores the classes of a swapped layer and its attention."""
