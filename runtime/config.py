@@ -32,7 +32,7 @@ def check_most(config: object, most: dict[str, int]) -> None:
 
 
 class DrawnTree(Protocol):
-    """Shape of draft trees that a user has drawn."""
+    """Fixed shape of draft trees, as a user has defined it node by node."""
 
     @property
     def paths(self) -> tuple[tuple[int, ...], ...]:
@@ -297,7 +297,7 @@ class EngineConfig(SettingsOfParts):
     """Whether the drafter uses memory of the engine's device."""
     enable_prefix_caching: bool = True
     drafter_timeout_s: float = 5.0
-    """Seconds of silence in the middle of a round after which a drafter counts as stuck."""
+    """Seconds without an answer to a round after which a drafter counts as stuck."""
     cuda_graphs: str | bool | None = None
     """Member of `GRAPH_MODES`: "full" replays rounds as CUDA graphs, including rounds with prompt chunks if captured;
     "decode_only" replays only rounds without prompt chunks; "none" replays no graphs. None is "full" on CUDA."""
@@ -359,7 +359,7 @@ class EngineConfig(SettingsOfParts):
 
     @property
     def may_capture(self) -> bool:
-        """Whether rounds may be captured, on a device that can capture."""
+        """Whether the settings allow rounds to be captured; the device may still be unable to capture."""
         return self.cuda_graphs is None or asks_for_graphs(self.cuda_graphs)
 
     @property

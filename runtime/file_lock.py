@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LIMIT_S, NAP_S = 30.0, 0.005
-"""Timeout and polling interval in seconds; holders only write or remove files."""
+"""Timeout and polling interval in seconds. The timeout is ample, because holders of a lock only write or remove files.
+"""
 
 
 @contextmanager

@@ -29,7 +29,7 @@ LOADER_FIELDS = frozenset(
     }
 )
 """Fields of config.json by which transformers would load another file, kernel or package; the model's layers and
-weights do not depend on them."""
+weights do not depend on these fields."""
 
 
 def read_config(folder: str | Path) -> "PretrainedConfig":

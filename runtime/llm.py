@@ -52,7 +52,7 @@ def build_engine(
 
 
 def connect(engine: Engine, drafter: Drafter, channel_factory: ChannelFactory) -> LocalChannel:
-    """Attaches a drafter of this process to an engine; the engine drops the drafter if it raises."""
+    """Attaches a drafter of this process to an engine. The engine drops the drafter if the drafter raises."""
     return attach(engine, DraftWorker(drafter), channel_factory)
 
 

@@ -189,7 +189,7 @@ class StopMatcher:
         """The stop string that was completed, or None."""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Returns text that can no longer be part of a stop string, and whether a stop string was completed.
+        """Returns the text that can no longer be part of a stop string, and whether a stop string was completed.
 
         The returned text ends before the completed stop string.
         """

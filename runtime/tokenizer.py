@@ -46,7 +46,7 @@ class TextTooLong(Exception):
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer, reduced to what serving needs; safe to share between threads."""
+    """A Hugging Face tokenizer with only the methods that serving needs; safe to share between threads."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.hugging_face = tokenizer
@@ -132,8 +132,8 @@ class Tokenizer:
             messages: as transformers' chat templates read them.
             variables: further template variables, such as `tools`, and transformers' `add_generation_prompt` (default
                 true: the text ends where the assistant's answer begins) or `continue_final_message`.
-            chat_template: template text sent by a caller, which replaces the model's and is rendered within limits of
-                time and memory.
+            chat_template: template text sent by a caller, which replaces the model's template and is rendered within
+                limits of time and memory.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages or exceeds the limits.

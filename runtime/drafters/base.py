@@ -1,4 +1,4 @@
-"""`Drafter`, the interface of every kind of drafter: takes in committed tokens, proposes draft trees."""
+"""`Drafter`, the interface of every kind of drafter: stores the state of committed tokens and proposes draft trees."""
 
 import logging
 from abc import ABC, abstractmethod

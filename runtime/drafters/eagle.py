@@ -172,7 +172,7 @@ class _Pairs(NamedTuple):
 def build_eagle(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> EagleDrafter:
-    """Load a head as the drafter of a verifier; raises the errors of `load_eagle_head`.
+    """Load a head as the drafter of a verifier; raises like `load_eagle_head`.
 
     Args:
         source: folder of the head.

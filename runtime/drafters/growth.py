@@ -1,7 +1,8 @@
 """Grows chains and EAGLE-2 dynamic trees over any model that scores continuations (arXiv:2406.16858, section 4).
 
-The model is a callback: it receives the nodes of one level and returns their logits. Shapes depend only on the shapes
-of the roots, and nothing synchronises with a GPU, so that a whole growth can be captured in a CUDA graph.
+The model is a callback: it receives the nodes of one level and returns their logits. Tensor shapes depend only on the
+shapes of the roots, and no operation synchronises with a GPU, so that the growth of whole trees can be captured in a
+CUDA graph.
 """
 
 from collections.abc import Callable, Iterable

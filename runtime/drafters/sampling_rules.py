@@ -35,7 +35,10 @@ class DraftColumns:
 
 
 class TokenCounts(NamedTuple):
-    """Tokens that occur in each request's prompt and output, by column of the drafter's logits; one row per request."""
+    """Whether a token occurs in a request's prompt, and how often in its output.
+
+    Rows are requests; columns are those of the drafter's logits.
+    """
 
     in_prompt: Tensor
     """bool [num_reqs, draft_vocab_size]"""

@@ -128,7 +128,7 @@ class StagedDrafter(Drafter):
 
     @abstractmethod
     def _check_taps(self, spec: ChannelSpec) -> None:
-        """Raises ValueError if the verifier's taps are not those that the weights need."""
+        """Raises ValueError if the verifier does not send the taps that the weights need."""
 
     def _resize_state(self, num_rows: int) -> None:
         """Grows the state by slot to num_rows rows, keeping its content."""

@@ -46,7 +46,7 @@ class AdaptiveSpeculation(Speculation):
     """Connects an engine's rounds to a `SpeculationPolicy`.
 
     Args:
-        pruner: chooses the nodes on the device.
+        pruner: pruner that chooses the nodes of trees on the device; None if the host chooses.
     """
 
     fixed_widths = True

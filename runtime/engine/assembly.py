@@ -1,4 +1,4 @@
-"""Builds the parts of an engine and connects them."""
+"""Builds the parts of an engine, such as scheduler, model runner and drafter client, and connects these parts."""
 
 from typing import NamedTuple
 

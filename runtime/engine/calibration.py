@@ -35,7 +35,7 @@ def pass_curve(
     """Measures the verifier's forward passes.
 
     Args:
-        graphs: captures the passes; None runs them eagerly.
+        graphs: device that captures the passes as graphs; None runs the passes eagerly.
     """
     most_reqs, num_nodes = config.max_num_seqs, config.speculation.num_nodes
     short = -(-num_nodes // config.block_size)

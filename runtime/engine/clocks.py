@@ -1,4 +1,4 @@
-"""Clocks of an engine: host time by phase and by round, and latency and token counts of requests."""
+"""Clocks of an engine: measure host time by phase and by round, and latency and token counts of requests."""
 
 import time
 from collections import deque
@@ -242,7 +242,7 @@ class RequestTimes:
     """Times and counts over an engine's requests. Aborted requests are counted in the phases that they completed."""
 
     num_prompt_tokens: int = 0
-    """Prompt tokens of requests that produced a token, whether computed or found in the prefix cache."""
+    """Number of prompt tokens of requests that produced a token; tokens found in the prefix cache are included."""
     num_generation_tokens: int = 0
     queue_s: Histogram = field(default_factory=_seconds)
     """Seconds from arrival in the engine to the first slot."""
@@ -299,7 +299,10 @@ class RequestClock(RoundObserver):
         return running is not None and running.admitted_at is None
 
     def admitted(self, seqs: Iterable[Sequence]) -> None:
-        """Ends the queue time at a request's first slot; each further slot counts a preemption."""
+        """Ends the queue time of requests that get their first slot.
+
+        Counts a preemption for requests that get a further slot.
+        """
         for seq in seqs:
             running = self._running.get(seq.request.request_id)
             if running is None:

@@ -12,10 +12,12 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class RecordedContexts:
-    """Taps of saved prefixes for drafters that have not processed them, so that the verifier need not recompute them.
+    """Taps of saved prefixes, for drafters that have not processed these prefixes.
+
+    The verifier then need not recompute the taps.
 
     Args:
-        taps_size: elements of taps per position; may be 0.
+        taps_size: number of elements of taps per position; may be 0.
         dtype: dtype of the taps.
     """
 
@@ -56,7 +58,7 @@ class RecordedContexts:
         return None
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Copies the taps of chunks whose requests are recorded."""
+        """Copies to the host the taps of chunks whose requests are being recorded."""
         begin = 0
         for chunk in flight.plan.chunks:
             rows = slice(begin, begin + chunk.length)

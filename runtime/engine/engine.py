@@ -67,7 +67,7 @@ class Engine:
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
         self.remembers = parts.texts is not None
-        """Whether draft trees may be built from the text of other requests, whichever drafter is attached."""
+        """Whether draft trees may be built from the text of other requests, independent of the attached drafter."""
         # Overlap is off by default with text drafts, because extending a text requires the latest tokens on the host.
         overlaps = loaded.device.type != "cpu" and not self.remembers
         self.overlap = overlaps if config.overlap is None else config.overlap
@@ -156,7 +156,7 @@ class Engine:
 
     @property
     def drafter_state(self) -> DrafterState:
-        """State of the drafter; LOST once the drafter died or stopped answering, and the engine has dropped it."""
+        """State of the drafter; LOST once the engine has dropped a drafter that died or stopped answering."""
         return self.drafting.state
 
     @property
@@ -277,7 +277,7 @@ class Engine:
         return (*(seq.request.request_id for seq in seqs), *failed), tuple(queued)
 
     def _probe(self) -> None:
-        """Runs the probe request alone; raises if the engine does not complete it."""
+        """Runs the probe request alone; raises if the engine does not complete the request."""
         self.scheduler.add_first(PROBE)
         for _ in range(PROBE_ROUNDS):
             self._wingbeat()
@@ -334,7 +334,7 @@ class Engine:
     def _update(self, flight: RoundInFlight) -> None:
         """Applies a settled round.
 
-        Rows of sequences that finished, were aborted or preempted since launch are ignored.
+        Rows of sequences that have finished, were aborted or were preempted since the launch are ignored.
         """
         plan, result = flight.plan, flight.settle()
         flight.report(result)

@@ -36,9 +36,9 @@ class EngineStats:
     num_deferred: int = 0
     """Waiting requests that could not be admitted with the KV blocks that are free now."""
     num_pinned_blocks: int = 0
-    """KV blocks of saved prefixes, which are never freed."""
+    """Number of KV blocks of saved prefixes, which are not freed while the prefixes are pinned."""
     prefix_query_tokens: int = 0
-    """Prompt tokens that were looked up in the prefix cache."""
+    """Number of prompt tokens that were looked up in the prefix cache."""
     prefix_hit_tokens: int = 0
     plain_rounds: dict[str, int] = field(default_factory=dict)
     """Number of rounds that decoded without any tree, by reason."""
@@ -61,7 +61,7 @@ class EngineStats:
     tree_config: dict[str, str] = field(default_factory=dict)
     """Tree shape settings; empty without a drafter."""
     request_labels: dict[str, str] | None = None
-    """Request labels for metrics; None if there are none."""
+    """Request labels for metrics; None if the model has no labels."""
     stages: dict[str, dict[str, int]] = field(default_factory=dict)
     """Number of captured stages by process (`verifier`, `drafter`) and state, as in `GraphStats.counts`; a process that
     captures no graphs is absent."""

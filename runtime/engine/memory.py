@@ -35,8 +35,8 @@ NODE_BYTES = 23
 """Approximate bytes that a round needs for each node and each vocabulary token: float32 logits and scores, token choice
 including its graphs, and the logits passed between two graphs."""
 ROUNDS_OF_PROMPT, LEAST_PROMPT_TOKENS = 16, 512
-"""Memory counts as short if the KV cache holds fewer tokens than this many rounds of max_num_batched_tokens; that limit
-is then halved until memory suffices, but not below the second number."""
+"""Memory counts as short if the KV cache holds fewer tokens than ROUNDS_OF_PROMPT x max_num_batched_tokens.
+max_num_batched_tokens is then halved until memory suffices, but not below LEAST_PROMPT_TOKENS."""
 SHORT = 10
 """A warning is logged if memory holds fewer tokens than 1/SHORT of the model's positions."""
 _SAMPLED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, seed=0, ignore_eos=True, speculation=False)
@@ -244,7 +244,8 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     small = replace(small, num_kv_blocks=1 + small.max_blocks_per_seq + config.max_num_seqs * per_seq)
     held = torch.cuda.memory_allocated(device)
     engine = Engine(loaded, small, needs)
-    engine.slots.processors.allocate()  # would otherwise be allocated by the first request with a penalty
+    # allocated now, to be measured; else the first request with a penalty would allocate the tables
+    engine.slots.processors.allocate()
     held += engine.cache.num_blocks * engine.cache.block_bytes
     held += sum(feature.held_bytes for feature in engine.features)
     before = torch.cuda.memory_allocated(device)

@@ -90,7 +90,7 @@ class OutcomeWriter:
             self.copy([(outcome.decode_taps[:count, : paths.taps.shape[1]], paths.taps)])
 
     def copy(self, copies: list[tuple[Tensor, Tensor]]) -> None:
-        """Adds (target, source) pairs that `finish` copies; neither tensor may change until then."""
+        """Adds (target, source) pairs that `finish` copies. The tensors of a pair may not change before `finish`."""
         self._copies += copies
 
     def finish(
@@ -202,7 +202,7 @@ class DeferredPairs:
         self._token_ids[slot, column] = paths.token_ids[index][row, step]
 
     def hand_over(self, seq: Sequence, taps: Tensor, next_token_ids: Tensor) -> None:
-        """Copies a sequence's pairs out, in order, and clears them.
+        """Copies a sequence's pairs into the given tensors, in order, and clears the sequence's pairs.
 
         Args:
             taps: [num_deferred, taps_size]

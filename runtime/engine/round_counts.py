@@ -1,4 +1,4 @@
-"""Counts rounds for metrics and for requests with `trace`, with the reason why a sequence verified no tree."""
+"""Counts rounds for metrics and records rounds for requests with `trace`, with the reason if no tree was verified."""
 
 from bisect import bisect_left
 from collections import deque
@@ -30,7 +30,7 @@ class NoTree(StrEnum):
     NO_ROOM = "no_room"
     """No KV blocks were free for trees."""
     NOT_USABLE = "not_usable"
-    """Trees were requested, but no received tree belonged to the round and was worth verifying."""
+    """Trees were requested, but every received tree was outdated, malformed, or not worth verifying."""
 
 
 WITHOUT_DRAFTER = {
@@ -72,7 +72,7 @@ class RoundCounter(RoundObserver):
     """Counts an engine's rounds.
 
     Args:
-        drafting: source of the reason why nothing was drafted.
+        drafting: source of the reason why no tree was requested.
         clock: source of the drafter's figures, such as its head version.
         forced: whether acceptance is drawn from a profile.
     """
@@ -186,7 +186,7 @@ class ShownRounds(RoundObserver):
     """Records rounds for the requests that have `trace`; trees are not downloaded while there is no such request.
 
     Args:
-        drafting: source of the reason why nothing was drafted.
+        drafting: source of the reason why no tree was requested.
     """
 
     def __init__(self, drafting: DrafterClient) -> None:

@@ -90,7 +90,7 @@ class Speculation(RoundObserver):
 
     @property
     def text_pays(self) -> bool:
-        """Whether trees from text have been worth their time."""
+        """Whether trees from text have taken less time per token than the best alternative."""
         return True
 
     @property

@@ -191,7 +191,7 @@ class BlockManager:
         """Makes a prefix evictable again, except for blocks that other pinned prefixes contain.
 
         Raises:
-            IntegrityError: a block is not pinned; nothing is unpinned.
+            IntegrityError: a block is not pinned; no block is unpinned.
         """
         loose = [block_id for block_id in blocks if block_id not in self._pins]
         _require(not loose, f"blocks {loose} are to be unpinned, but not pinned")

@@ -1,4 +1,4 @@
-"""Computes how many blocks, sequences and tokens a memory budget holds; imports no torch."""
+"""Computes how many blocks, sequences and tokens a memory budget holds, without importing torch."""
 
 from dataclasses import replace
 

@@ -19,7 +19,7 @@ from wingbeat.runtime.protocol.sampling_rules import MOST_BIASED, NUM_RULES, Sam
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """Shapes of all buffers between a verifier and its drafter; constant during the channel's life."""
+    """Shapes of all buffers between a verifier and its drafter, which are constant while the channel exists."""
 
     num_slots: int
     num_nodes: int
@@ -83,7 +83,7 @@ class AcceptedPaths(NamedTuple):
     positions: Tensor
     """int64 [num_decodes]: position of each root."""
     token_ids: Tensor
-    """int64 [num_decodes, max_path]: accepted tokens, then the bonus token; the rest is zero."""
+    """int64 [num_decodes, max_path]: accepted tokens, then the bonus token, then zeros."""
     num_tokens: Tensor
     """int64 [num_decodes]: number of tokens emitted, 1..max_path."""
     num_valid: Tensor
@@ -274,8 +274,8 @@ class Outcome(NamedTuple):
     """float32 [2]: `speculation.policy.GrowthLimits`. This field and `acceptance_table` are valid if
     `RoundHeader.has_rule` is 1."""
     acceptance_table: Tensor
-    """float32 [2, NUM_BINS]: rows of `speculation.acceptance.Acceptance.table` for the drafter's trees: greedy,
-    sampled."""
+    """float32 [2, NUM_BINS]: rows of `speculation.acceptance.Acceptance.table` for the drafter's trees: for greedy,
+    then for sampled requests."""
     allowed_tokens: Tensor
     """int32 [num_slots, ceil(vocab_size / 32)], valid if `RoundHeader.has_masks` is 1. Each proposal has a row, in
     which bit b of word w is set if token 32 * w + b is allowed after the root."""

@@ -15,8 +15,8 @@ def upload(values: Sequence, device: torch.device, dtype: torch.dtype = torch.in
     made = torch.tensor(values, dtype=dtype)
     if device.type == "cpu":
         return made
-    # The array is pinned, because a copy from pageable memory would wait for all work enqueued before; `torch.tensor`
-    # itself does not pin arrays.
+    # The tensor is pinned, because a copy from pageable memory would wait for all work enqueued before; `torch.tensor`
+    # itself does not pin memory.
     return made.pin_memory().to(device, non_blocking=True)
 
 

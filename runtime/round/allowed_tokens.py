@@ -105,13 +105,13 @@ class TokenMasks:
 
 
 class SentTrees(NamedTuple):
-    """Trees of a round's masked decodes on their way to the host."""
+    """Trees of a round's masked decodes, whose download to the host has started."""
 
     decodes: list[tuple[int, Sequence]]
     """(row of the round, sequence) of each masked decode."""
     trees: Download | None
-    """Token ids, parents and num_valid of these decodes' trees, in the order of `decodes`; None where all trees are
-    bare roots."""
+    """Token ids, parents and num_valid of these decodes' trees, in the order of `decodes`; None if all trees are bare
+    roots."""
 
 
 def _masked(plan: SchedulerOutput) -> list[tuple[int, Sequence]]:

@@ -148,7 +148,7 @@ class ChunkBuffers:
 
         Args:
             rows: chunks in pieces, on the host.
-            num_pieces: number of pieces, padding included.
+            num_pieces: number of pieces, including padding.
         """
         per_row, per_piece = self._places(np.zeros(self._size(num_pieces), np.int64), num_pieces)
         per_row[1] = np.tile(np.arange(PIECE_ROWS), num_pieces)

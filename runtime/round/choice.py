@@ -92,7 +92,7 @@ class TokenChooser:
         self._workspace = sampling_workspace(workspace_rows, slots.vocab_size, self.device) if workspace_rows else None
 
     def choose(self, seqs: list[Sequence], decodes: Decodes | None, logits: Tensor) -> Tensor:
-        """Chooses a token for each row of the decodes of `seqs`: int64 [num_rows].
+        """Chooses a token for each row of the decodes of `seqs`; returns int64 [num_rows].
 
         Args:
             logits: [num_rows, vocab_size].
@@ -108,7 +108,7 @@ class TokenChooser:
         return self._sample(logits, rows, positions, params, processors)
 
     def choose_first(self, seqs: list[Sequence], logits: Tensor) -> Tensor:
-        """Chooses the first token of each sequence whose prompt ends in this round: int64 [num_seqs].
+        """Chooses the first token of each sequence whose prompt ends in this round; returns int64 [num_seqs].
 
         Args:
             logits: [num_seqs, vocab_size].
@@ -282,7 +282,7 @@ class PathAcceptance:
         )
 
     def _compact(self, decodes: Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
-        """Moves the accepted nodes' KV from their scratch slots to the positions they now occupy."""
+        """Moves the accepted nodes' KV to the positions that these nodes now have in their sequences."""
         if self._shape.moves:
             moves = path_moves(decodes.slots, decodes.roots, nodes, num_tokens, self.slots.columns, self._shape)
             self.cache.move(*moves)

@@ -1,4 +1,4 @@
-"""Rounds without CUDA graphs, in unpadded shapes: on CPUs, for prompts alone, and where no graph holds the round."""
+"""Rounds without CUDA graphs, in unpadded shapes: on CPUs, for prompts alone, and for rounds that no graph holds."""
 
 import time
 from concurrent.futures import Future

@@ -37,7 +37,7 @@ class RoundResult(NamedTuple):
 
 @dataclass
 class RoundTimes:
-    """Host seconds of a round; fields are filled in until the round is settled."""
+    """Host seconds of a round. All fields are filled in by the time at which the round is settled."""
 
     forward_s: float
     """Seconds of the verifier's forward pass; on an accelerator, seconds to enqueue the pass."""
@@ -149,7 +149,7 @@ class RoundInFlight:
 class RoundObserver:
     """Observer of an engine's rounds, called on the engine's thread.
 
-    Each round is launched, then settled, in the same order.
+    Rounds are settled in the order in which they were launched.
     """
 
     def launched(self, flight: RoundInFlight) -> None:
@@ -159,7 +159,7 @@ class RoundObserver:
         """Called when the result of the oldest round in flight has arrived, before the sequences take the tokens."""
 
     def abandoned(self) -> None:
-        """Called when the rounds in flight will never be settled; their sequences are computed again."""
+        """Called when the rounds in flight will never be settled, because their sequences are recomputed."""
 
     def ended(self, request_id: str) -> None:
         """Called when a request has finished, failed or was aborted."""

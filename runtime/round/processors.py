@@ -89,7 +89,7 @@ class ProcessorTables:
         Args:
             slots: int64 [n].
             token_ids: int64 [n, most].
-            num_tokens: int64 [n]: leading tokens of each row that count.
+            num_tokens: int64 [n]: number of leading tokens of each row that are counted.
         """
         steps = torch.arange(token_ids.shape[1], device=self.device)
         emitted = steps < num_tokens[:, None]

@@ -27,7 +27,7 @@ class ChunkRows(NamedTuple):
     positions: Tensor
     """[num_rows]"""
     stores: Tensor
-    """[num_rows]: 1 where keys and values are written to the KV cache, else 0."""
+    """[num_rows]: 1 if the row's keys and values are written to the KV cache, else 0."""
     slots: Tensor
     """[num_pieces]"""
     contexts: Tensor

@@ -302,7 +302,7 @@ class KeepingFeature(Feature, ABC):
 
     @abstractmethod
     def kept_like(self) -> dict[str, Tensor]:
-        """Returns empty tensors with the names, shapes and dtypes of those that `kept` returns."""
+        """Returns tensors with the names, shapes and dtypes of those that `kept` returns, but with arbitrary values."""
 
     @abstractmethod
     def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:

@@ -153,7 +153,7 @@ class SlotState:
         self.min_ps[slots] = min_ps
 
     def rank_as_text(self, decodes: list[Sequence]) -> None:
-        """Updates `kinds`, so that nodes of trees built from earlier text are ranked as text."""
+        """Updates `kinds`, so that trees built from earlier text are pruned by the acceptance of such trees."""
         now = {seq.slot: seq for seq in decodes if self._prunes and seq.draft.text_tree is not None}
         if now.keys() != self._of_text.keys():
             changed = self._of_text | now

@@ -62,7 +62,7 @@ class ToldRules:
 
 
 def has_rules(params: SamplingParams) -> bool:
-    """Whether a request has sampling rules beyond its temperature that are published to a drafter."""
+    """Whether a request has sampling rules, other than its temperature, that are published to a drafter."""
     filtered = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
     return filtered or params.has_penalties or bool(listed(params))
 

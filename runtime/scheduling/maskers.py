@@ -1,6 +1,6 @@
-"""Token maskers: the tokens that may follow each node of a sequence's draft tree; see `TokenMasker`.
+"""Token maskers, which compute the tokens that may follow each node of a sequence's draft tree; see `TokenMasker`.
 
-Grammars are compiled by a part (hook `grammars` of `wingbeat.runtime.parts`); bad words are handled in this file.
+A runtime part compiles grammars (hook `grammars` of `wingbeat.runtime.parts`); this file handles bad words.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ class CompiledGrammar(Protocol):
     """Grammar, in compiled form, that an answer must match."""
 
     def masker(self, token_ids: Sequence[int]) -> TokenMasker:
-        """Returns a masker for a text that begins with these tokens; raises as `masker_of`."""
+        """Returns a masker for a text that begins with these tokens; raises like `masker_of`."""
         ...
 
 

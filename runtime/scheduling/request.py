@@ -1,4 +1,4 @@
-"""Requests to the engine and its outputs, without tensors and text."""
+"""Requests to an engine, and outputs of an engine. Both hold token ids, but no tensors and no text."""
 
 import math
 from array import array
@@ -141,7 +141,7 @@ class SamplingParams:
     banned_first: tuple[int, ...] = ()
     """Tokens that may not be the first generated token."""
     min_tokens: int = 0
-    """Number of tokens before which no end-of-sequence token and no token of `stop_token_ids` is generated."""
+    """Number of tokens to generate before an end-of-sequence token or a token of `stop_token_ids` is allowed."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the request, also with `ignore_eos`."""
     logprobs: int | None = None
@@ -255,7 +255,10 @@ def _check_ids(name: str, token_ids: object) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """A sequence to generate. `n` choices of one prompt are n requests that share it through the prefix cache."""
+    """A sequence to generate.
+
+    `n` choices of a prompt are n requests, which share the prompt's KV through the prefix cache.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Seats(Protocol):
-    """Limited resource that some requests need beside a slot; one seat may be shared by several requests."""
+    """Limited resource that some requests need in addition to a slot. Several requests may share a seat."""
 
     def take(self, request: Request) -> int | None:
         """Takes a seat and returns its number.
@@ -121,7 +121,10 @@ class Scheduler:
         self.failures.append(RequestOutput(request_id, (), FinishReason.ABORT, failure=failure, is_refusal=is_refusal))
 
     def isolated(self, seq: Sequence, work: Callable, *args: object) -> object:
-        """Runs `work(*args)` on behalf of one sequence; an exception ends this sequence alone, and None is returned."""
+        """Runs `work(*args)` for a sequence and returns the result.
+
+        If the call raises, only this sequence is ended, and None is returned.
+        """
         try:
             return work(*args)
         except Exception as error:

@@ -54,7 +54,7 @@ class LayerTaps:
         self._taps = []
 
     def take(self) -> list[Tensor]:
-        """Returns and drops the taps since `clear`: [batch, length, hidden_size] each, low layers first."""
+        """Returns and drops the taps since `clear`, lowest layers first; each is [batch, length, hidden_size]."""
         taps, self._taps = self._taps, []
         return taps
 

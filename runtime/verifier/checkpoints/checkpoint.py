@@ -39,7 +39,7 @@ _TOWER_CONFIGS = ("vision_config", "audio_config", "speech_config", "vision_towe
 
 
 class Place(NamedTuple):
-    """Device and dtype that a model will run in."""
+    """Device on which a model will run, and dtype in which it will run."""
 
     device: "torch.device"
     dtype: "torch.dtype"

@@ -31,8 +31,8 @@ def wingbeat_attention(
 ) -> tuple[Tensor, None]:
     """Stores the new KV, then attends segment by segment.
 
-    Arguments follow transformers' attention interface: query [1, num_heads, num_tokens, key_dim], key and value
-    likewise.
+    Arguments follow transformers' attention interface: query [1, num_heads, num_tokens, key_dim]; key and value have
+    the same layout.
 
     Returns:
         Output [1, num_tokens, num_heads, value_dim], and None for the attention weights.

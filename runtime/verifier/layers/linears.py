@@ -76,7 +76,7 @@ class PackableLinear(Packable, nn.Linear):
 
     @property
     def multiplies(self) -> bool:
-        """Whether this class computes the product itself instead of torch."""
+        """Whether this class's own kernels compute the product, instead of torch."""
         return self.packed is not None
 
     def product(self, rows: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class ModelPart:
     keeps_states = False
     """Whether layers keep recurrent states, which cannot be rolled back."""
     inner_linears: frozenset[nn.Module] = frozenset()
-    """Linear layers that do not process all rows of a batch at once."""
+    """Linear layers that process only some rows of a batch in a call, such as those of experts."""
     computed_by = ""
     """Description of changes to the model's logits; empty if the part changes none."""
     seats: Seats | None = None
@@ -44,7 +44,7 @@ class ModelPart:
         return 0
 
     def budget(self, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
-        """Returns the bytes left for keys and values, and the adjusted limits."""
+        """Returns the bytes of `budget` that are left for keys and values, and the adjusted configuration."""
         return budget, config
 
     def beside(self, config: EngineConfig, num_blocks: int) -> KeptBeside | None:

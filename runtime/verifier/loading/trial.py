@@ -206,7 +206,7 @@ class Trial:
         ]
 
     def behind_prompt(self) -> Tensor:
-        """Returns logits [vocab_size] after the first text's whole prompt, run alone."""
+        """Runs the first text's whole prompt alone; returns logits [vocab_size] after the prompt."""
         seq = self.seqs[0]
         return self._round([], [Chunk(seq, 0, seq.num_prompt_tokens, samples=True)])[0]
 
