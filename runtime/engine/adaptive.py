@@ -164,7 +164,7 @@ class AdaptiveSpeculation(Speculation):
     def _is_observed(self, this: LaunchedRound) -> bool:
         """Whether the predicted value of this round's trees is observed; to be called once per round with trees.
 
-        Observing costs more than the observation is worth: after the first HOLD^2 rounds with trees, only one round in
+        Observing a round costs time and soon adds little, so after the first HOLD^2 rounds with trees only one round in
         HOLD is observed.
         """
         self._num_drafted += 1

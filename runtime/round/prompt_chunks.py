@@ -33,7 +33,7 @@ class ChunkRows(NamedTuple):
     contexts: Tensor
     """[num_pieces]: number of the sequence's tokens before the piece's first row."""
     real: Tensor
-    """[num_chunk_tokens]: row of each token; other rows are padding."""
+    """[num_chunk_tokens]: row number of each token of the chunks; rows that are not listed are padding."""
     wanted: Tensor
     """[n]: rows whose logits are needed: last rows of chunks that sample, then prompt tokens that are reported."""
 

@@ -97,7 +97,7 @@ def _cut_config(model: PreTrainedModel, num_layers: int, count: int) -> None:
 
 
 def _with_every_kind(layers: nn.ModuleList, attention: list[LayerAttention]) -> int:
-    """Returns the number of first layers among which every kind of layer occurs."""
+    """Returns the smallest number of leading layers that include every kind of layer."""
     kinds = [
         (type(layer), kind, tuple((name, weight.shape) for name, weight in layer.named_parameters()))
         for layer, kind in zip(layers, attention, strict=True)
