@@ -1,4 +1,4 @@
-"""Sizes and limits of one engine: validated once at construction, frozen afterwards."""
+"""Sizes and limits of an engine, which are validated at construction and then frozen."""
 
 import os
 from dataclasses import dataclass, field, make_dataclass
@@ -9,7 +9,7 @@ from wingbeat.runtime.parts import first, hooks, merged
 from wingbeat.runtime.refusals import Feature, refuse
 
 NUM_BINS = 16
-"""Number of histogram bins of drafters' confidence, by which acceptance is counted."""
+"""Number of bins of the drafter's confidence; acceptance is counted for each bin."""
 
 
 MOST_OF_TREE = {"draft_steps": 256, "draft_top_k": 256, "verify_tree_size": 1024}
@@ -17,23 +17,26 @@ MOST_OF_ENGINE = {
     **{"max_num_seqs": 2**20, "max_model_len": 2**31 - 1, "max_num_batched_tokens": 2**30, "block_size": 2**16},
     **{"num_kv_blocks": 2**31 - 1},
 }
-"""Upper bounds that only typing errors exceed: larger values fit no machine, or items are created one by one, and would
-fail without a clear error."""
+"""Upper bounds that only typing errors exceed. No machine has memory for larger values, or items are created one at a
+time; either would fail without a clear error."""
 
 
 def check_most(config: object, most: dict[str, int]) -> None:
-    """Raises ValueError, with field and value, for a number above its limit; None is not checked."""
+    """Raises ValueError, which names field and value, for a number above its limit.
+
+    Fields that are None are not checked.
+    """
     for name, limit in most.items():
         if (getattr(config, name) or 0) > limit:
             raise ValueError(f"{name} is {getattr(config, name)}: use at most {limit}")
 
 
 class DrawnTree(Protocol):
-    """Shape of draft trees that a user has drawn."""
+    """Fixed shape of draft trees, as a user has defined it node by node."""
 
     @property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """Each node as the sibling ranks from the root's child down to the node."""
+        """Path of each node: the ranks among siblings, from the root's child down to the node."""
         ...
 
     @property
@@ -43,14 +46,14 @@ class DrawnTree(Protocol):
 
     @property
     def width(self) -> int:
-        """Candidates per expanded node, or the most nodes that a level expands if that is more."""
+        """Number of candidates per expanded node; or the largest number of nodes that a level expands, if larger."""
         ...
 
 
 def drawn_tree(given: Any) -> DrawnTree:
     """Parses a tree given as paths of ranks.
 
-    Raises ValueError if it is none, or if no runtime part drafts drawn trees.
+    Raises ValueError if `given` is not a tree, or if no runtime part drafts drawn trees.
     """
     if (tree := first("drawn_tree", given)) is None:
         raise ValueError(f"is {given!r}: give a number")
@@ -59,32 +62,33 @@ def drawn_tree(given: Any) -> DrawnTree:
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """Shape of the draft tree per sequence and round (EAGLE-2 section 4, Edge-LLM's names)."""
+    """Shape of a sequence's draft tree in a round (EAGLE-2 section 4; the names are Edge-LLM's)."""
 
     draft_steps: int = 5
-    """Levels of the tree below its root."""
+    """Number of levels of the tree below its root."""
     draft_top_k: int = 4
-    """Children per expanded node, and nodes expanded per level. 1 drafts a chain."""
+    """Number of children per expanded node, and number of nodes expanded per level. With 1, drafts are chains."""
     verify_tree_size: int = 16
-    """Nodes that the verifier checks per sequence and round, including the root."""
+    """Number of nodes, including the root, that the verifier checks in each round of a sequence."""
     adaptive: bool = False
-    """Choose each round's depth and nodes, or no draft at all, by measured costs and tracked acceptance, within the
-    shape above."""
+    """Whether each round's depth and nodes are chosen by measured costs and tracked acceptance. Rounds then stay within
+    the shape above and may have no draft at all."""
     draft_tree: DrawnTree | None = None
-    """Fixed tree to draft regardless of probabilities, from which the three numbers follow. None drafts the likeliest
-    nodes."""
+    """Fixed tree to draft regardless of probabilities; the three numbers above follow from this tree. If None, the
+    likeliest nodes are drafted."""
 
     @classmethod
     def of_tree(cls, tree: DrawnTree, adaptive: bool = False) -> "SpeculationConfig":
-        """Shape of a drawn tree; `adaptive` prunes it to the nodes that pay."""
+        """Returns the shape of a drawn tree. With `adaptive`, rounds prune the tree to the nodes that pay."""
         return cls(tree.depth, tree.width, 1 + len(tree.paths), adaptive, tree)
 
     @classmethod
     def default(cls, device: str, **given: Any) -> "SpeculationConfig":
         """Returns the default shape for a device, with the fields that the user has set.
 
-        On a CPU every verified node costs time, so the default is a chain as deep as heads are trained for. A GPU
-        verifies a small tree in the time of one token. With `adaptive`, both are pruned to what pays.
+        On a CPU every verified node costs time, so the default is a chain, as deep as heads are trained for. A GPU
+        verifies a small tree in the time of a single token, so the default is a tree. With `adaptive`, chain and tree
+        are pruned to the nodes that pay.
 
         Args:
             device: "cpu" or "cuda".
@@ -125,13 +129,16 @@ class SpeculationConfig:
 
     @cached_property
     def num_nodes(self) -> int:
-        """Number of nodes of a tree, including the root; a full tree can be smaller than `verify_tree_size`."""
+        """Number of nodes of a tree, including the root.
+
+        The number is below `verify_tree_size` if the drafted nodes are fewer.
+        """
         k, steps = self.draft_top_k, self.draft_steps
         return min(self.verify_tree_size, 1 + k + (steps - 1) * k * k)
 
     @cached_property
     def max_path(self) -> int:
-        """Most tokens that one round can emit: one per level, and the bonus token."""
+        """Maximum number of tokens that a round can emit: one per level, and the bonus token."""
         return min(self.draft_steps, self.num_nodes - 1) + 1
 
 
@@ -146,13 +153,15 @@ def default_by_device(name: str) -> str:
 
 
 NUM_SEQS = {"cpu": 16, "cuda": 256}
-"""Default number of concurrent sequences; on a GPU an upper bound, which its memory may lower."""
+"""Default number of concurrent sequences by device type. On a GPU, the number is lowered if memory holds fewer
+sequences."""
 PROMPT_TOKENS = {"cpu": 512, "cuda": 2048}
-"""Default prompt tokens computed per round: a GPU computes 2048 in the time of a few hundred."""
+"""Default number of prompt tokens computed per round, by device type. A GPU computes 2048 tokens in the time of a few
+hundred."""
 
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""Dtypes of weights and KV, by torch's names."""
+"""Names, as torch spells them, of dtypes of weights and KV."""
 FloatName = Literal["float32", "bfloat16", "float16"]
 INT8 = "int8"
 """Value of the dtype option that means float32 with linear weights rounded to eight bits, with one scale per output
@@ -163,8 +172,8 @@ def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
     """Returns the dtype of activations, KV and (except for `INT8`) weights on a device.
 
     Args:
-        name: a dtype, which is returned as it is; None and "auto" leave the choice to the device ("cpu" or "cuda").
-        stored: dtype of the checkpoint's weights by its config; None if the config has none.
+        name: a dtype, which is returned unchanged. None and "auto" leave the choice to the device ("cpu" or "cuda").
+        stored: dtype of the weights according to the checkpoint's config; None if the config does not name a dtype.
 
     Raises:
         ValueError: `name` is none of `DTYPES`, `INT8`, "auto" and None.
@@ -182,7 +191,7 @@ def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
 
 
 KV_CACHE_DTYPES = ("auto", "fp8")
-"""Dtype of the verifier's KV cache: auto is the weights' dtype, fp8 is float8_e4m3fn."""
+"""Values of the setting for the KV cache's dtype: auto means the weights' dtype, fp8 means float8_e4m3fn."""
 KERNEL_CHOICES = ("auto", "torch")
 GRAPH_MODES = ("full", "decode_only", "none")
 """Values of `EngineConfig.cuda_graphs`; True means "full" and False means "none"."""
@@ -194,11 +203,11 @@ BENCHMARK_VARIABLE = "WINGBEAT_BENCHMARK"
 
 @dataclass(frozen=True)
 class ForcedAcceptance:
-    """Drawn acceptance for benchmarks: all computation takes place, but the number of accepted nodes is drawn."""
+    """Forced acceptance for benchmarks: all computation takes place, but the number of accepted nodes is random."""
 
     rates: tuple[float, ...]
-    """[d] is P(a node at depth d + 1 is accepted | its parent is accepted); the last rate holds for all deeper
-    levels."""
+    """Acceptance rates: rates[d] is the probability that a node at depth d + 1 is accepted if its parent is accepted.
+    The last rate holds for all deeper levels."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", tuple(float(rate) for rate in self.rates))
@@ -207,17 +216,17 @@ class ForcedAcceptance:
 
     @classmethod
     def flat(cls, rate: float) -> "ForcedAcceptance":
-        """Profile with the same rate at every depth."""
+        """Returns a profile with the same rate at every depth."""
         return cls((rate,))
 
     @classmethod
     def length(cls, num_tokens: float) -> "ForcedAcceptance":
-        """Profile with `num_tokens` tokens per verified tree on average, including the bonus token.
+        """Returns a profile with an average of `num_tokens` tokens per verified tree, including the bonus token.
 
         Drawn lengths differ from the average by less than one token.
 
         Raises:
-            ValueError: `num_tokens` is below 1, although the bonus token alone counts 1.
+            ValueError: `num_tokens` is below 1, which is impossible because the bonus token counts as 1.
         """
         if num_tokens < 1.0:
             raise ValueError(f"forced acceptance length is {num_tokens}: use at least 1, the bonus token")
@@ -233,7 +242,8 @@ class ForcedAcceptance:
 
 
 LEAST_MODEL_LEN = 64
-"""Tokens; an engine whose memory does not hold one sequence of this length is refused."""
+"""Shortest max_model_len, in tokens: an engine whose memory does not hold a single sequence of this length is refused.
+"""
 
 
 SettingsOfParts: Any = make_dataclass(
@@ -249,55 +259,60 @@ class EngineConfig(SettingsOfParts):
     """Limits of an engine's memory and batches.
 
     Raises:
-        ValueError: a limit is out of range or two limits contradict each other; names field and value.
+        ValueError: a limit is out of range, or two limits contradict each other; the message names field and value.
     """
 
     max_num_seqs: int = NUM_SEQS["cpu"]
-    """Sequences that run at once; also the number of slot rows of every persistent buffer."""
+    """Maximum number of sequences that run at once; also the number of slots."""
     lower_max_num_seqs: bool = False
-    """On a GPU, lower max_num_seqs to the number that memory holds with contexts of some length (`num_seqs_held`)."""
+    """Whether max_num_seqs is lowered, on a GPU, to the number of sequences of typical length that memory holds
+    (`num_seqs_held`)."""
     max_model_len: int = 2048
-    """Longest sequence, prompt and output together, in tokens."""
+    """Maximum length of a sequence, prompt and output together, in tokens."""
     lower_max_model_len: bool = False
-    """Lower max_model_len to what the model and the memory hold (`wingbeat.runtime.engine.memory.fit_to_memory`)."""
+    """Whether max_model_len is lowered to the length that model and memory allow
+    (`wingbeat.runtime.engine.memory.fit_to_memory`)."""
     max_num_batched_tokens: int = PROMPT_TOKENS["cpu"]
-    """Most prompt tokens computed per round, beside the running sequences' trees."""
+    """Maximum number of prompt tokens computed per round, besides the running sequences' trees."""
     lower_max_num_batched_tokens: bool = False
-    """On a GPU, lower max_num_batched_tokens if KV needs the memory that such a round takes (`fit_to_memory`)."""
+    """Whether max_num_batched_tokens is lowered, on a GPU, if the memory of such a round is needed for KV
+    (`fit_to_memory`)."""
     block_size: int = 16
-    """Tokens per KV block."""
+    """Number of tokens per KV block."""
     num_kv_blocks: int | None = None
-    """KV blocks; None derives the number from `kv_cache_memory_bytes`."""
+    """Number of KV blocks; if None, the number is derived from `kv_cache_memory_bytes`."""
     kv_cache_memory_bytes: int | None = None
-    """Bytes of the verifier's KV pool if `num_kv_blocks` is None; None derives the pool from the utilization
-    settings."""
+    """Bytes of the verifier's KV pool, if `num_kv_blocks` is None. If both are None, the pool's size is derived from
+    the utilization settings."""
     kv_cache_dtype: str = "auto"
     """"fp8" rounds keys and values to float8_e4m3fn when storing them; "auto" uses the weights' dtype."""
     gpu_memory_utilization: float = 0.9
-    """Share of the GPU's memory for this engine: weights, activations, graphs, KV, and a drafter on the same GPU."""
+    """Fraction of the GPU's memory that this engine may use for weights, activations, graphs, KV, and a drafter on the
+    same GPU."""
     cpu_memory_utilization: float = 0.25
-    """On a CPU, share of the RAM left beside the weights that KV may take."""
+    """Fraction that KV may use, on a CPU, of the RAM that the weights leave free."""
     gpu_share: float = 1.0
-    """Share of the GPU that belongs to this engine and its drafter."""
+    """Fraction of the GPU that this engine and its drafter may use."""
     drafter_beside: bool = True
-    """Whether the drafter uses memory of the same device."""
+    """Whether the drafter uses memory of the engine's device."""
     enable_prefix_caching: bool = True
     drafter_timeout_s: float = 5.0
-    """Seconds of silence in the middle of a round after which a drafter counts as stuck."""
+    """Seconds without an answer to a round after which a drafter counts as stuck."""
     cuda_graphs: str | bool | None = None
     """Member of `GRAPH_MODES`: "full" replays rounds as CUDA graphs, including rounds with prompt chunks if captured;
     "decode_only" replays only rounds without prompt chunks; "none" replays no graphs. None is "full" on CUDA."""
     kernels: str = "auto"
     """`auto` runs compiled kernels on CUDA if they match their torch references; `torch` runs only the references."""
     overlap: bool | None = None
-    """Launch each round before the previous round's tokens are processed on the host. None enables this unless the
-    device is the host's CPU."""
+    """Whether each round is launched before the previous round's tokens are processed on the host. None means True,
+    except on a CPU."""
     deterministic: bool = False
-    """A request gets the same bits and tokens in any dtype, with and without speculation, in any batch, preempted or
-    not, with its prefix cached or computed. Requires layers that run on wingbeat's kernels."""
+    """Whether a request gets the same bits and tokens in every batch, with and without speculation, preempted or not,
+    and with its prefix cached or computed. This holds for each dtype, and requires layers that run on Wingbeat's
+    kernels."""
     forced_acceptance: ForcedAcceptance | None = None
-    """For benchmarks: acceptance is drawn from this profile, so the text is not the model's. Refused unless the
-    environment variable WINGBEAT_BENCHMARK is 1; every output is marked."""
+    """Profile from which acceptance is drawn in benchmarks, so that the text is not the model's. The setting is refused
+    unless the environment variable WINGBEAT_BENCHMARK is 1, and every output is marked."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
@@ -330,7 +345,10 @@ class EngineConfig(SettingsOfParts):
             )
 
     def asked(self) -> dict[Feature, str]:
-        """Features with restrictions that this configuration asks for, each with the text of its setting."""
+        """Features, among those that exclude others, that this configuration asks for.
+
+        Each with the text of its setting.
+        """
         asked = {
             Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
@@ -341,12 +359,12 @@ class EngineConfig(SettingsOfParts):
 
     @property
     def may_capture(self) -> bool:
-        """Whether rounds may be captured, on a device that can capture."""
+        """Whether the settings allow rounds to be captured; the device may still be unable to capture."""
         return self.cuda_graphs is None or asks_for_graphs(self.cuda_graphs)
 
     @property
     def max_blocks_per_seq(self) -> int:
-        """Width of a block table: the longest sequence and the scratch slots of its draft tree."""
+        """Number of columns of a block table: blocks for the longest sequence and for its draft tree."""
         return -(-(self.max_model_len + self.speculation.num_nodes) // self.block_size)
 
 

@@ -1,4 +1,6 @@
-"""Normalises values of config.json and generation_config.json, for verifiers, heads and drafters. Imports no torch.
+"""Normalises values of config.json and generation_config.json, for verifiers, heads and drafters.
+
+This module imports no torch.
 
 Files that went through YAML, a spreadsheet or another library hold numbers and booleans as text, whole numbers as
 floats, and dtypes under many names. This module converts the values; `config_numbers` checks them.
@@ -25,7 +27,7 @@ _TEXT = re.compile(
     r"_?(\w+_)?((name|path|version|revision|hash|template|prompt|date|author|task|label|format|method|type|class)s?"
     r"|token|special_tokens)"
 )
-"""Names of fields that stay text, whatever the text looks like."""
+"""Names of fields whose values stay text, even if the text looks like a number or a boolean."""
 
 
 def meant(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def meant(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dtype_name(written: str) -> str:
-    """Returns torch's name of a dtype written in any usual way; other text is returned unchanged."""
+    """Returns torch's name of a dtype that is written in any usual way. Other text is returned unchanged."""
     name = written.strip().lower().removeprefix("torch.")
     return DTYPE_NAMES.get(name, name)
 

@@ -1,7 +1,7 @@
 """Allowed ranges of the numbers in a checkpoint's config files that are used as index, size, divisor or exponent.
 
-transformers uses most of these numbers unchecked, and the load-time test compares with transformers by the same
-numbers: a wrong number would be served. Imports no torch.
+transformers uses most of these numbers unchecked. The load-time test compares with transformers, which uses the same
+numbers, so the test would not find a wrong number. This module imports no torch.
 """
 
 import json
@@ -14,11 +14,12 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Dtypes, by torch's names, that a config may declare for its weights."""
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 MOST_MODULES = 2**16
-"""Largest number of layers or experts; each is a module, or is counted one by one."""
+"""Largest number of layers or experts that a config may declare: a module is created for each, or code loops over them.
+"""
 
 
 class _Rule(NamedTuple):
-    """Range of allowed numbers; null and absent fields are left to the config class's default."""
+    """Range of allowed numbers. Fields that are null or absent are not checked: the config class's default applies."""
 
     least: float
     most: float
@@ -26,7 +27,7 @@ class _Rule(NamedTuple):
     whole: bool = False
     above_least: bool = False
     listed: bool = False
-    """Whether a list of numbers is allowed, by layer or by frequency."""
+    """Whether a list of numbers, by layer or by frequency, is allowed."""
 
     def allows(self, value: object) -> bool:
         if isinstance(value, list) and (self.whole or self.listed):
@@ -53,8 +54,8 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = tuple(
     (re.compile(pattern), rule)
     for pattern, rule in (
         (r"num_hidden_layers|n_layers?|num_layers", _MODULES),
-        # Dense models of a mixture-of-experts family declare 0 experts; latent attention with separate part sizes
-        # declares 0.
+        # 0 is allowed, because dense models of a mixture-of-experts family declare 0 experts, and latent attention with
+        # separate part sizes declares a head_dim of 0.
         (r"(num|n)_(kv_shared|nextn_predict|dense)_layers|first_k_dense_replace|(\w+_)?head_dim|kv_lora_rank", _COUNT),
         (r"(moe_)?(num|n)_((local|shared|routed)_)?experts(_per_tok(en)?)?|moe_intermediate_size", _COUNT),
         (r"(draft_|target_)?(vocab|hidden|intermediate)_size|n_embd|d_model|ffn_dim", _SIZE),
@@ -74,13 +75,15 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = tuple(
     )
 )
 _OF_ROPE = {"factor": _POSITIVE}
-"""Rules for names that have this meaning only inside rope parameters."""
+"""Rules for field names that apply only inside rope parameters."""
 FOREIGN = frozenset({"quantization_config", "compression_config", "task_specific_params", "id2label", "label2id"})
-"""Objects whose field names belong to other libraries or to users."""
+"""Names of objects that are not checked, because their field names are chosen by other libraries or by users."""
 
 
 def problem(fields: Mapping[str, Any]) -> str | None:
-    """Returns the first impossible field of a config and its allowed values, as text; None if all are possible.
+    """Returns a text that names the first impossible field of a config and its allowed values.
+
+    Returns None if all fields are possible.
 
     Args:
         fields: the fields of config.json; nested objects are checked too.
@@ -98,7 +101,7 @@ def _problems(fields: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]
             if not isinstance(value, str) or value not in DTYPES:
                 yield _wrong(place, value, f"one of {', '.join(DTYPES)}")
         elif (rule := _rule(name, in_rope)) is not None:
-            # A sliding window that is switched off may have any value.
+            # The size of a sliding window that is switched off may have any value.
             off = name == "sliding_window" and fields.get("use_sliding_window") is False
             if not off and not rule.allows(value):
                 yield _wrong(place, value, rule.words)
@@ -109,7 +112,7 @@ def _problems(fields: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]
 
 
 def is_whole(name: str) -> bool:
-    """Whether a field of that name holds a whole number, or a list of whole numbers."""
+    """Whether a field with this name holds a whole number or a list of whole numbers."""
     rule = _rule(name, False)
     return rule is not None and rule.whole
 

@@ -1,7 +1,7 @@
 """Text corpora for training: selects files, splits off held-out files, and cuts token windows.
 
-Handles files and token ids, not models. Every function depends only on paths, seeds and step numbers, so that a resumed
-run sees the batches that an uninterrupted run would have seen.
+This file handles files and token ids, not models. Results depend only on paths, file contents, seeds and step numbers,
+so that a resumed run gets the batches that an uninterrupted run would have got.
 """
 
 import hashlib
@@ -46,12 +46,12 @@ class CorpusSplit(NamedTuple):
 def split_files(root: Path, suffixes: tuple[str, ...] = (".py",)) -> CorpusSplit:
     """Splits a corpus into training and held-out files by a hash of the path relative to `root`.
 
-    About 3 % of the non-test files are held out. A quarter of the files under test folders is kept, for training only:
-    test files are repetitive and would outweigh the rest. Generated tables, very long lines and text that is not UTF-8
-    are left out. The split depends only on relative paths, so that it is the same on every machine.
+    About 3 % of the non-test files are held out. Of the files under test folders, a quarter is kept, for training only,
+    because test files are repetitive and would outweigh other files. Generated tables, very long lines and text that is
+    not UTF-8 are left out. The split depends only on relative paths, so that every machine gets the same split.
 
     Raises:
-        FileNotFoundError: `root` is no folder.
+        FileNotFoundError: `root` is not a folder.
     """
     if not root.is_dir():
         raise FileNotFoundError(f"corpus {root} is not a folder")
@@ -70,7 +70,7 @@ def split_files(root: Path, suffixes: tuple[str, ...] = (".py",)) -> CorpusSplit
 
 
 def read_text(path: Path) -> str | None:
-    """Returns a file's text; None if it is not UTF-8, empty, too large or has very long lines."""
+    """Returns a file's text; None if the file is empty, too large, not UTF-8, or has very long lines."""
     if path.stat().st_size > MAX_FILE_BYTES:
         return None
     try:

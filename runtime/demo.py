@@ -1,4 +1,4 @@
-"""Location of the demo pair: the small verifier and its EAGLE head that come with Wingbeat."""
+"""Finds the demo pair: the small verifier and its EAGLE head that come with Wingbeat."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -1,4 +1,7 @@
-"""Measures a device's seconds by stage: by CUDA events without waiting, on CPUs by the host clock."""
+"""Measures the seconds that a device spends in each stage: with CUDA events, without waiting.
+
+On CPUs with the host clock.
+"""
 
 import time
 from collections import deque
@@ -7,7 +10,8 @@ from typing import Any
 import torch
 
 MOST_PENDING = 64
-"""Most intervals whose events are still pending on the device; further intervals are not measured meanwhile."""
+"""Maximum number of intervals whose events are pending on the device. While so many are pending, further intervals are
+not measured."""
 
 
 class DeviceClock:
@@ -28,7 +32,7 @@ class DeviceClock:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by stage, of the intervals that are known to have finished."""
+        """Seconds by stage, summed over the intervals that have finished."""
         self._collect()
         return dict(self._seconds)
 
@@ -48,7 +52,7 @@ class DeviceClock:
         return self._mark()
 
     def end(self, stage: str, began: Any) -> None:
-        """Ends an interval: the work enqueued since `began` counts for this stage."""
+        """Ends an interval: the device time of work enqueued since `began` is added to this stage."""
         if self._new_event is None:
             self._add(stage, time.perf_counter() - began)
         elif began is not None:

@@ -1,4 +1,4 @@
-"""A lock between processes, which the kernel releases when its holder ends for whatever reason."""
+"""A lock between processes, which the kernel releases when the holding process ends for any reason."""
 
 import fcntl
 import os
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LIMIT_S, NAP_S = 30.0, 0.005
-"""Timeout and polling interval in seconds; holders only write or remove files."""
+"""Timeout and polling interval in seconds. The timeout is ample, because holders of a lock only write or remove files.
+"""
 
 
 @contextmanager
@@ -16,7 +17,7 @@ def locked(path: Path, limit_s: float = LIMIT_S) -> Iterator[None]:
     """Holds the lock of a file or folder within the block; creates a missing file and its folder.
 
     Raises:
-        TimeoutError: another process held the lock for all of `limit_s`; 0 tries once.
+        TimeoutError: another process held the lock for `limit_s` seconds. With 0, the lock is tried once.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + limit_s

@@ -1,6 +1,6 @@
 """Recognises folders that are not a language model's checkpoint, and describes what to give instead.
 
-Uses only names of files and tensors. Imports no torch.
+The module uses only names of files and tensors, and imports no torch.
 """
 
 from collections.abc import Collection
@@ -11,16 +11,17 @@ from wingbeat.runtime.parts import first, hooks
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _GGUF = "GGUF files are not read: give the folder of the safetensors checkpoint that it was made from"
 _HEAD_PARTS = ("midlayer.", "d2t", "t2d", "fc.weight", "candidate_selector.", "markov_head.", "encoder.fc.")
-"""Name prefixes that no language model has; names of layers alone may belong to a model saved without its prefix."""
+"""Prefixes of tensor names that no language model has. Names of layers do not show a head, because a model may be saved
+without its name prefix."""
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-"""Vocabulary files, of which a tokenizer needs one."""
+"""Names of vocabulary files; a tokenizer needs at least one such file."""
 _LFS = b"version https://git-lfs"
 
 
 def folder_problem(folder: str | Path) -> str | None:
-    """Returns the problem of a checkpoint folder by its file names.
+    """Returns the problem of a checkpoint folder that its file names show; None if there is none.
 
-    None for a folder with a config.json, and for the name of a published model, which is resolved where it is used.
+    A folder with a config.json has no problem. Neither has the name of a published model, which is resolved elsewhere.
     """
     folder = Path(folder)
     if first("named_model", folder) is not None:
@@ -33,7 +34,7 @@ def folder_problem(folder: str | Path) -> str | None:
 
 
 def head_problem(folder: Path, names: Collection[str]) -> str | None:
-    """Returns a problem if a verifier's folder has the tensor names of a draft head, else None."""
+    """Returns a problem if `names`, the tensor names of a verifier's folder, are those of a draft head; else None."""
     plain = [name.removeprefix("model.") for name in names]
     if not any(name.startswith(_HEAD_PARTS) for name in plain):
         return None
@@ -52,7 +53,7 @@ def pointer_problem(file: Path) -> str | None:
 
 
 def gguf_problem(file: Path) -> str | None:
-    """Returns the problem of a GGUF file by its first bytes; None if it can be read."""
+    """Returns the problem that the first bytes of a GGUF file show; None if the file can be read."""
     if not hooks("folder_of"):
         return f"{file} is a GGUF file; {_GGUF}"
     with file.open("rb") as opened:

@@ -7,13 +7,13 @@ LEAST_CAPABILITY = (8, 9)
 
 
 def check_fp8(setting: str, device: torch.device) -> None:
-    """Refuses a GPU whose kernels cannot convert float8_e4m3fn; all CPUs can.
+    """Refuses a GPU whose kernels cannot convert float8_e4m3fn; all CPUs can convert it.
 
     Args:
         setting: name of the setting that is "fp8".
 
     Raises:
-        ValueError: names the setting and both capabilities.
+        ValueError: the GPU's compute capability is too low; the message names the setting and both capabilities.
     """
     if device.type != "cuda":
         return

@@ -13,7 +13,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def free_memory() -> int | None:
     """Returns bytes that can be allocated without swapping, within the container's limit; None if unknown.
 
-    Memory that engines have reserved for KV counts as taken, whether or not they have used it.
+    Memory that engines have reserved for KV counts as taken, even if they have not used it yet.
     """
     available = _of_machine("MemAvailable:")
     limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
@@ -30,7 +30,7 @@ def total_memory() -> int | None:
 
 
 def free_shared_memory() -> int:
-    """Returns free bytes of /dev/shm, at most the free memory, because its files lie in memory."""
+    """Returns the free bytes of /dev/shm, limited to the free memory, because files in /dev/shm are in memory."""
     stats = os.statvfs(SHM_DIR)
     free, memory = stats.f_bavail * stats.f_frsize, free_memory()
     return free if memory is None else min(free, memory)

@@ -1,7 +1,8 @@
-"""Reads generation_config.json: rules that every request follows, and fields that are not applied.
+"""Reads generation_config.json: rules that apply to every request, and fields that are not applied.
 
-Fields that end a text or ban tokens hold for every request, as in transformers. Sampling is each request's choice.
-Fields that are not applied are listed once, at start. Imports no torch.
+Fields that end a text or ban tokens apply to every request, as in transformers. Sampling fields are left to each
+request. Other fields that would change texts are not applied, and are listed once, at start. This module imports no
+torch.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,7 @@ HONOURED = frozenset(
         "sequence_bias",
     }
 )
-"""Fields that hold for every request."""
+"""Fields that apply to every request."""
 BY_REQUEST = frozenset(
     {
         *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "max_length"),
@@ -52,7 +53,7 @@ WITHOUT_EFFECT = frozenset(
         *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"),
     }
 )
-"""Fields about how transformers computes, on which no text depends."""
+"""Fields about transformers' way of computing, on which no text depends."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), (1,)),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "length_penalty", "typical_p"), (1,)),
@@ -60,12 +61,12 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_k": (0, 50),
     "max_length": (20,),
 }
-"""Values with which a field has no effect; False, zero and empty lists have none for any field."""
+"""Values with which a field has no effect. False, zero and empty lists have no effect in any field."""
 
 
 @dataclass(frozen=True)
 class TextRules:
-    """Rules from a model's own files that hold for every request."""
+    """Rules from a model's own files that apply to every request."""
 
     eos_token_ids: frozenset[int] = frozenset()
     banned: tuple[int, ...] = ()
@@ -75,12 +76,12 @@ class TextRules:
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_new_tokens: int = 0
     min_length: int = 0
-    """Least number of tokens of prompt and answer together."""
+    """Minimum number of tokens of prompt and answer together."""
     not_applied: str = ""
-    """A line that lists fields that are not applied; empty if there are none."""
+    """Line of text that lists the fields that are not applied; empty if all fields are applied."""
 
     def applied(self, request: Request) -> Request:
-        """Returns the request with the rules of the model's files added to its own."""
+        """Returns the request with the rules of the model's files added to the request's own rules."""
         params = request.params
         if params.report is not None:
             return request
@@ -100,11 +101,13 @@ def read_rules(folder: Path, vocab_size: int, tokenizer: "Tokenizer | None" = No
     """Reads the rules for every request from a checkpoint's folder.
 
     Args:
-        vocab_size: the model's; token ids beyond it are never generated.
-        tokenizer: the folder's; its eos token, and the token that its chat template writes after an answer, end texts.
+        vocab_size: size of the model's vocabulary; token ids beyond this size are never generated.
+        tokenizer: tokenizer of the folder. The tokenizer's eos token, and the token that its chat template writes after
+            an answer, end texts.
 
     Raises:
-        ModelCheckpointError: the file cannot be read, or a field has an impossible value; one line that names it.
+        ModelCheckpointError: the file cannot be read, or a field has an impossible value; the message is one line that
+            names the file or field.
     """
     file = folder / FILE
     fields = read_fields(file) if file.is_file() else {}
@@ -118,7 +121,7 @@ def read_rules(folder: Path, vocab_size: int, tokenizer: "Tokenizer | None" = No
         eos_token_ids=frozenset(end for end in ends if end < vocab_size) | eos,
         banned=read.ids("suppress_tokens"),
         banned_first=read.ids("begin_suppress_tokens"),
-        # transformers drops bad words that consist of a single end-of-text token.
+        # Bad words that consist of a single end-of-text token are dropped, as transformers does.
         bad_words=tuple(word for word in read.words("bad_words_ids") if not (len(word) == 1 and word[0] in eos)),
         logit_bias=tuple((word[0], bias) for word, bias in biased if len(word) == 1),
         min_new_tokens=read.count("min_new_tokens"),
@@ -143,14 +146,17 @@ def _says_something(name: str, value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Checked fields of the file."""
+    """Reads fields of the file and checks their values."""
 
     file: Path
     fields: Mapping[str, Any]
     vocab_size: int
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """Returns token ids within the vocabulary; negative ids mean no token in files like Whisper's."""
+        """Returns token ids within the vocabulary.
+
+        Negative ids are dropped: in files like Whisper's they mean no token.
+        """
         value = self.fields.get(name)
         listed = [] if value is None else value if isinstance(value, list) else [value]
         self._check(name, listed, "a token id, or a list of them", _is_id)
@@ -171,7 +177,7 @@ class _Reader:
         )
 
     def count(self, name: str) -> int:
-        """Returns a number of tokens."""
+        """Returns the value of a field that holds a number of tokens."""
         value = self.fields.get(name) or 0
         self._check(name, [value], "a whole number of at least 0", lambda one: _is_id(one) and one >= 0)
         return int(value)

@@ -15,14 +15,15 @@ from wingbeat.runtime.tensor_files import ModelCheckpointError
 logger = logging.getLogger(__name__)
 WEIGHTS = ("*.safetensors",)
 CONFIGS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
-"""Patterns of small files: configurations, shard indices, tokenizers, chat templates."""
+"""File name patterns of small files: configurations, shard indices, tokenizers, chat templates."""
 NEVER = ("*/*", "consolidated*")
-"""Patterns of other formats of the same weights: subfolders, and Mistral's files beside the shards."""
+"""File name patterns of files that hold the same weights in other formats: subfolders, and Mistral's files beside the
+shards."""
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 
 class HubError(ModelCheckpointError):
-    """A checkpoint of the hub is not available; one line with what to do."""
+    """A checkpoint of the hub is not available; the message is one line that tells what to do."""
 
 
 class HubName(NamedTuple):
@@ -31,7 +32,7 @@ class HubName(NamedTuple):
     repository: str
     """`org/name`"""
     revision: str | None
-    """A branch, tag or commit; None is the main branch."""
+    """Branch, tag or commit; None means the main branch."""
 
     @classmethod
     def parse(cls, source: str | Path) -> "HubName | None":
@@ -51,11 +52,11 @@ class HubName(NamedTuple):
 
 
 def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
-    """Returns a checkpoint's folder; a named checkpoint is fetched into this machine's cache if necessary.
+    """Returns a checkpoint's folder; a named checkpoint is fetched into the machine's cache if it is not there.
 
     Args:
         source: a folder, a GGUF file, `org/name[@revision]` on the hub, or the short name of a published model; an
-            existing path of that name takes precedence.
+            existing path with such a name takes precedence.
         with_weights: False fetches only configuration and tokenizer.
 
     Raises:
@@ -70,7 +71,10 @@ def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
 
 @lru_cache
 def _fetch(name: HubName, with_weights: bool) -> Path:
-    """Runs once per process and name, so that a branch that moves meanwhile stays one commit."""
+    """Returns the folder of a hub checkpoint, fetching it if necessary.
+
+    Results are cached per process and name, so that all uses get the same commit even if the branch moves.
+    """
     from huggingface_hub import constants, snapshot_download
 
     if with_weights and not constants.HF_HUB_OFFLINE:
@@ -88,7 +92,7 @@ def _fetch(name: HubName, with_weights: bool) -> Path:
 
 
 def _complete(name: HubName, folder: Path, with_weights: bool) -> Path:
-    """Refuses a folder that lacks requested files: offline, huggingface_hub returns an incomplete cache."""
+    """Refuses a folder that lacks requested files: if offline, huggingface_hub may return an incomplete cache."""
     if not (folder / "config.json").is_file():
         raise HubError(
             f"{name} of the Hugging Face hub has no config.json: give a repository with a transformers checkpoint"

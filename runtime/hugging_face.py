@@ -1,8 +1,9 @@
-"""The only caller of transformers' `from_pretrained` and `from_config`: no code that a checkpoint brings is run.
+"""The only caller of transformers' `from_pretrained` and `from_config`, which never runs code from a checkpoint.
 
 A folder may hold Python files and name them in `auto_map`, name kernels of the hub, or name weights outside the folder.
-Every call here passes trust_remote_code=False, so that transformers runs no such code and does not prompt, and configs
-are read without the fields by which a file chooses how it is loaded. transformers and torch are imported when called.
+Every call here passes trust_remote_code=False, so that transformers neither runs such code nor asks the user. Configs
+are read without `LOADER_FIELDS`, by which a file could choose the code that loads it. transformers and torch are
+imported only when a function needs them.
 """
 
 import contextlib
@@ -28,15 +29,15 @@ LOADER_FIELDS = frozenset(
     }
 )
 """Fields of config.json by which transformers would load another file, kernel or package; the model's layers and
-weights do not depend on them."""
+weights do not depend on these fields."""
 
 
 def read_config(folder: str | Path) -> "PretrainedConfig":
     """Reads a folder's configuration into transformers' class for its model_type.
 
     Raises:
-        ModelCheckpointError: the file cannot be read, transformers has no class for its model_type, or the class
-            refuses a field; one line.
+        ModelCheckpointError: the file cannot be read, transformers has no class for the model_type, or the class
+            refuses a field. The message is one line.
     """
     folder = Path(folder)
     return make_config(read_fields(folder / "config.json"), folder)
@@ -61,7 +62,8 @@ def make_config(fields: Mapping[str, Any], folder: Path, name: str | None = None
         raise ModelCheckpointError(
             f"{folder}: transformers {transformers.__version__} knows no model_type {kind!r}{code}"
         )
-    # transformers adjusts fields between the file and the class, so the fields are passed as a file.
+    # transformers adjusts the fields of a file before passing the fields to the class, so the fields are written to a
+    # file here.
     with one_line(name or str(folder / "config.json")), quiet(), TemporaryDirectory() as place:
         file = Path(place) / "config.json"
         file.write_text(json.dumps(_declared(CONFIG_MAPPING[kind], _data(fields))))
@@ -73,7 +75,7 @@ def make_config(fields: Mapping[str, Any], folder: Path, name: str | None = None
 def generation_of(folder: str | Path) -> dict[str, Any]:
     """Returns the `from_pretrained` option with the folder's normalised generation config.
 
-    Empty if the folder has none.
+    The result is empty if the folder has no generation config.
     """
     from transformers import GenerationConfig
 
@@ -89,10 +91,10 @@ def load_files(auto_class: Any, folder: str | Path | None, **options: Any) -> An
         options: further options of `from_pretrained`.
 
     Raises:
-        ModelCheckpointError: the files need code of their own.
+        ModelCheckpointError: the files need Python code of their own.
         Exception: any exception that the class raises for malformed files; see `one_line`.
     """
-    # Classes other than models read the folder's files in transformers' own format.
+    # Classes that are not models read the folder itself, whose files are in transformers' format.
     if folder is not None and hasattr(auto_class, "_model_mapping") and (Path(folder) / GGUF_FILE).exists():
         options["gguf_file"] = GGUF_FILE
     with _without_its_code(folder):
@@ -100,7 +102,7 @@ def load_files(auto_class: Any, folder: str | Path | None, **options: Any) -> An
 
 
 def build_model(config: "PretrainedConfig", auto_class: Any = None, **options: Any) -> Any:
-    """Builds a model from a configuration without loading weights, by default a causal LM.
+    """Builds a model, by default a causal LM, from a configuration, without loading weights.
 
     Args:
         options: further options of `from_config`.
@@ -114,8 +116,8 @@ def build_model(config: "PretrainedConfig", auto_class: Any = None, **options: A
 def one_line(name: str) -> Iterator[None]:
     """Converts transformers' exceptions about malformed checkpoints into one line that names the architecture.
 
-    transformers uses fields and tensors before it checks them, so that a malformed one can raise nearly any exception.
-    Wingbeat's own errors and memory errors, which are not about the checkpoint, pass unchanged.
+    transformers uses fields and tensors before it checks them, so a malformed field or tensor can raise nearly any
+    exception. Wingbeat's own errors and memory errors, which are not about the checkpoint, pass unchanged.
 
     Raises:
         ModelCheckpointError: with the architecture's name, and the cause's type and first line.
@@ -136,14 +138,14 @@ def one_line(name: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Message of an exception, on one line of at most 300 characters."""
+    """Returns the message of an exception, as one line of at most 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Context manager that silences transformers: its warnings are errors here, or harmless."""
+    """Context manager that silences transformers, whose warnings are either checked as errors here or harmless."""
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -159,7 +161,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_its_code(folder: str | Path | None) -> Iterator[None]:
-    """Context manager that reports that code is never run, where transformers advises to trust it."""
+    """Context manager that replaces transformers' advice to trust a checkpoint's code by an error."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -172,7 +174,7 @@ def _without_its_code(folder: str | Path | None) -> Iterator[None]:
 
 
 def _data(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields, at every depth, without those that choose how files are loaded."""
+    """Returns the fields without `LOADER_FIELDS`, at every depth."""
     return {
         name: _data(value) if isinstance(value, Mapping) else value
         for name, value in fields.items()
@@ -209,7 +211,7 @@ def _hints(kind: type) -> dict[str, frozenset[Any]]:
     """Returns the declared types of a config class, by field."""
     try:
         hints = typing.get_type_hints(kind, localns={"torch": _Torch()})
-    except (NameError, TypeError):  # an annotation that only type checkers resolve
+    except (NameError, TypeError):  # some annotations can be resolved only by type checkers
         return {}
     return {name: frozenset(typing.get_args(hint) or (hint,)) for name, hint in hints.items()}
 

@@ -1,4 +1,4 @@
-"""A drafter in its engine's process: one thread runs both, and they share a private in-memory channel."""
+"""A drafter in its engine's process: one thread runs drafter and engine, which share a private in-memory channel."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -43,7 +43,7 @@ class InnerDrafter:
         self, settings: PairSettings, device: str, load: Callable[[Lender], DraftWorker | None] | None = None
     ) -> None:
         self.worker: DraftWorker | None = None
-        """None before loading, and without a drafter."""
+        """Worker of the drafter; None before the drafter is loaded, and without a drafter."""
         self._settings, self._device = settings, device
         self._load = load or self._load_own
 
@@ -51,11 +51,13 @@ class InnerDrafter:
         """Loads the drafter and returns what it needs of the verifier.
 
         Args:
-            convention: how to interpret the drafter's head; None if its files define that.
+            convention: convention by which the drafter's head is interpreted; None if the head's files define the
+                convention.
             loaded: the verifier, whose embedding and output head the drafter shares if they are on its device.
 
         Raises:
-            ValueError, FileNotFoundError: the drafter's checkpoint cannot be used; one line with the tensor or field.
+            ValueError, FileNotFoundError: the drafter's checkpoint cannot be used; the message is one line that names
+                the tensor or field.
         """
         self.worker = self._load(self._lender(loaded))
         if self.worker is None:
@@ -65,13 +67,13 @@ class InnerDrafter:
         return self.worker.drafter.needs
 
     def take(self, engine: "Engine", convention: HeadConvention | None, channel_factory: ChannelFactory) -> None:
-        """Attaches the drafter to the engine; later exceptions of the drafter break the engine.
+        """Attaches the drafter to the engine. If the drafter raises in a later round, the engine breaks.
 
         Args:
-            convention: as for `needs`, if that was not called.
+            convention: see `needs`; used only if `needs` was not called before.
 
         Raises:
-            Exception: the drafter cannot be loaded or cannot answer; it is then dropped completely.
+            Exception: the drafter cannot be loaded or cannot answer; this object then holds no drafter.
         """
         try:
             if self.worker is None:
@@ -108,7 +110,7 @@ def attach(
     """Attaches a draft worker that runs in this thread to an engine.
 
     Args:
-        answer: answers the pending rounds; None uses the worker's own method.
+        answer: function that answers the pending rounds; None uses `DraftWorker.run_once`.
     """
     channel = channel_factory(engine.channel_spec)
     worker.attach("local", channel.drafter_end)

@@ -39,11 +39,11 @@ def build_engine(
     graph_device: GraphDevice | None = None,
     on_host: bool | None = None,
 ) -> Engine:
-    """Builds an engine whose drafter runs in the same thread, by the same channel contract as a remote drafter.
+    """Builds an engine whose drafter runs in the same thread; channel messages are those of a remote drafter.
 
     Args:
         channel_factory: `ChannelSpec -> LocalChannel`; not called without a drafter.
-        graph_device, on_host: as for `Engine`.
+        graph_device, on_host: see `Engine`.
     """
     engine = Engine(loaded, config, drafter.needs if drafter else DrafterNeeds(), graph_device, on_host)
     if drafter is not None:
@@ -52,7 +52,7 @@ def build_engine(
 
 
 def connect(engine: Engine, drafter: Drafter, channel_factory: ChannelFactory) -> LocalChannel:
-    """Attaches a drafter of this process to an engine; the engine drops the drafter if it raises."""
+    """Attaches a drafter of this process to an engine. The engine drops the drafter if the drafter raises."""
     return attach(engine, DraftWorker(drafter), channel_factory)
 
 
@@ -64,18 +64,20 @@ class LLM:
         drafter: a name, a folder or an import path, see `wingbeat.runtime.drafters.choice.parse_drafter`.
         channel_factory: builds the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
         dtype: "float32", "bfloat16" or "float16"; "int8" on CPUs (`wingbeat.runtime.config.INT8`). None is float32 on
-            CPUs; on CUDA it is float16 for a float16 checkpoint and else bfloat16. "auto" is as None, but also tries
-            bfloat16 on CPUs with bfloat16 units and uses it if rounds are faster.
+            CPUs; on CUDA it is float16 for a float16 checkpoint and else bfloat16. "auto" means the same as None,
+            except on CPUs with bfloat16 units, where bfloat16 is used if its rounds are faster.
         device: "cpu", "cuda", or "auto", which is CUDA if available.
-        threads: CPU threads; 0 times several counts up to the process's cores and uses the smallest that pays.
-        allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
+        threads: CPU threads; 0 times several numbers of threads, up to the process's number of cores, and uses the
+            smallest number beyond which more threads do not pay.
+        allow_bad_drafter: whether a drafter that does not suit the model only causes a warning, instead of an error.
         engine_dir: directory of compiled engines that run instead of the weights.
-        fp8_drafter: round the weights of an EAGLE head to float8.
+        fp8_drafter: whether the weights of an EAGLE head are rounded to float8.
         drafter_settings: settings of the drafter's kind by name, see
             `wingbeat.runtime.drafters.drafter_kind.DrafterKind.settings`.
 
     Raises:
-        ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; one line with the reason.
+        ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; the message is one line with
+            the reason.
     """
 
     def __init__(
@@ -119,11 +121,11 @@ class LLM:
         self.self_test = None if check is None else check(self.engine)
 
     def stream(self, prompts: list[list[int]], params: list[SamplingParams]) -> Iterator[tuple[int, RequestOutput]]:
-        """Runs prompts together; yields (index of the prompt, its new tokens) round by round.
+        """Runs prompts together; yields, after each round, (index of the prompt, output with the prompt's new tokens).
 
         Raises:
-            ValueError: a prompt or its parameters do not fit the model; nothing is run.
-            RuntimeError: a prompt failed; the others are aborted.
+            ValueError: the model cannot run a prompt or its parameters; no prompt is run.
+            RuntimeError: a prompt failed; the other prompts are aborted.
         """
         try:
             for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
@@ -145,7 +147,7 @@ class LLM:
         return self.engine.abort_request(str(index)) or SpeculationMetrics()
 
     def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[GenerationResult]:
-        """Runs prompts together to their ends; returns results in the order of the prompts."""
+        """Runs prompts together until all have ended; returns results in the order of the prompts."""
         token_ids: list[list[int]] = [[] for _ in prompts]
         last: list[RequestOutput | None] = [None] * len(prompts)
         for index, output in self.stream(prompts, params):

@@ -1,8 +1,8 @@
-"""Tracks memory that processes of this machine have reserved but not touched, which the kernel still counts as free.
+"""Tracks memory that processes of this machine have reserved but not used yet, which the kernel counts as free.
 
 Each process that reserves memory has a locked file in /dev/shm; the kernel releases the lock when the process ends, for
-whatever reason. The file lists what the process has mapped, and what it is about to map. Pages that are already in use
-are not counted twice: /proc/PID/pagemap shows which pages of a mapping are present.
+whatever reason. The file lists the memory that the process has mapped and the memory that it will map. Pages that are
+in use are not counted twice, because /proc/PID/pagemap shows which pages of a mapping are present.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _UNTOUCHED = bytes(range(0x40))
 
 
 class MemoryPromises:
-    """The memory reservations of this process, stored in its own file, and a reader of all processes' files.
+    """Memory reservations of this process, written to its own file; also reads the files of all processes.
 
     Args:
         folder: folder that all processes of the machine share.
@@ -47,11 +47,14 @@ class MemoryPromises:
         """Bytes that are reserved and not mapped yet."""
         self._turn = threading.Lock()
         self._stale = False
-        """Whether the file lacks a change."""
+        """Whether the reservations have changed since the file was last written."""
 
     @contextlib.contextmanager
     def settling(self) -> Iterator[None]:
-        """Blocks other processes' settling within the context: between reading free memory and reserving some."""
+        """Context manager that keeps other processes from settling their limits at the same time.
+
+        The caller reads the free memory and reserves memory within the context.
+        """
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self._folder, LOCK_S))
@@ -62,7 +65,10 @@ class MemoryPromises:
             yield
 
     def promise(self, num_bytes: int) -> None:
-        """Reserves bytes that this process will map; replaces its earlier reservation that is not mapped yet."""
+        """Reserves bytes that this process will map.
+
+        The reservation replaces an earlier reservation that is not mapped yet.
+        """
         self._own()
         self._ahead = num_bytes
         self._write()
@@ -77,7 +83,7 @@ class MemoryPromises:
         weakref.finalize(memory, self._unmap, os.getpid(), address).atexit = False
 
     def untouched(self) -> int:
-        """Returns bytes that all processes have reserved and that take no memory yet."""
+        """Returns the number of bytes that all processes have reserved but that are not in use yet."""
         return sum(map(self._untouched_of, self._folder.glob(f"{PREFIX}*")))
 
     def _unmap(self, pid: int, address: int) -> None:
@@ -86,16 +92,16 @@ class MemoryPromises:
             self._write()
 
     def _own(self) -> None:
-        """Drops the parent's reservations in a forked child."""
+        """Drops the parent process's reservations if this process is a forked child."""
         if self._pid != os.getpid():
             self._pid, self._file, self._mapped, self._ahead = os.getpid(), None, {}, 0
             self._turn = threading.Lock()
 
     def _write(self) -> None:
-        """Updates the file, or leaves that to the call that is writing the file.
+        """Updates the file; if another call is writing the file, that call also writes this change.
 
-        A mapping ends in whichever thread frees it, or by the garbage collector in the middle of a write; the call must
-        then not wait for the write that it interrupts.
+        A mapping may end in any thread, or in the garbage collector in the middle of a write. In the latter case, this
+        call interrupts the write and must not wait for it.
         """
         self._stale = True
         while self._stale and self._turn.acquire(timeout=0):
@@ -106,7 +112,7 @@ class MemoryPromises:
                 self._turn.release()
 
     def _write_once(self) -> None:
-        mapped = self._mapped.copy()  # an atomic copy: a mapping may end during the loop
+        mapped = self._mapped.copy()  # an atomic copy, because a mapping may end during the loop
         try:
             if self._file is None:
                 path = self._folder / f"{PREFIX}{self._pid}.{secrets.token_hex(4)}"
@@ -114,7 +120,8 @@ class MemoryPromises:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             text = json.dumps({"pid": self._pid, "of": _names(), "ahead": self._ahead, "mapped": [*mapped.items()]})
             self._file.seek(0)
-            self._file.write(text + "\n")  # readers stop at the newline, before the rest of a longer old text
+            # the newline ends the text for readers, even if the rest of a longer earlier text follows
+            self._file.write(text + "\n")
             self._file.truncate()
             self._file.flush()
         except OSError as error:
@@ -139,7 +146,7 @@ class MemoryPromises:
 
 
 PROMISES = MemoryPromises()
-"""The reservations of this process."""
+"""Reservations of this process."""
 
 
 def _is_left(file: IO[str]) -> bool:
@@ -160,7 +167,7 @@ def _names() -> str:
 
 
 def _touched(pid: int, address: int, num_bytes: int) -> int:
-    """Returns bytes of a mapping that take memory; 0 if unknown."""
+    """Returns the number of bytes of a mapping that are in use; 0 if unknown."""
     first, last = address // mmap.PAGESIZE, -(-(address + num_bytes) // mmap.PAGESIZE)
     try:
         with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as file:
@@ -168,5 +175,6 @@ def _touched(pid: int, address: int, num_bytes: int) -> int:
             entries = file.read((last - first) * _ENTRY_BYTES)
     except OSError:
         return 0
-    highest = entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES]  # little-endian
+    # entries are little-endian, so the last byte of an entry is its highest
+    highest = entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES]
     return min(num_bytes, len(highest.translate(None, _UNTOUCHED)) * mmap.PAGESIZE)

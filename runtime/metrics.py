@@ -8,8 +8,8 @@ REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
     *(960.0, 1920.0, 7680.0),
 )
-"""vLLM's histogram bounds of the duration of a request or of its phases, in seconds; the following bounds are vLLM's
-too."""
+"""Histogram bounds for the duration of a request or of its phases, in seconds. These bounds and the following bounds
+are vLLM's."""
 FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
     *(80.0, 160.0, 640.0, 2560.0),
@@ -23,18 +23,21 @@ PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
 
 def one_two_five(limit: int) -> tuple[int, ...]:
-    """Bounds 1, 2, 5, 10, 20, 50 and so on up to `limit`, for numbers of tokens."""
+    """Returns the bounds 1, 2, 5, 10, 20, 50 and so on up to `limit`, for numbers of tokens."""
     powers = (10**exponent for exponent in range(len(str(limit))))
     return tuple(bound for power in powers for bound in (power, 2 * power, 5 * power) if bound <= limit)
 
 
 @dataclass
 class Histogram:
-    """Counts of values by bucket: a bucket holds values up to its bound and above the previous bound."""
+    """Counts of values by bucket.
+
+    A bucket counts values above the previous bound, up to and including its own bound.
+    """
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
-    """A count per bound, and a last one for values above all bounds."""
+    """A count for each bound, and a last count for values above all bounds."""
     total: float = 0.0
     """Sum of the values."""
 
@@ -42,7 +45,7 @@ class Histogram:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Counts a value `times` times."""
+        """Counts a value, `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
@@ -51,21 +54,22 @@ class Histogram:
 class SpeculationMetrics:
     """Speculation counts of one request, or of many requests when summed.
 
-    Acceptance length is 1 + accepted / drafts: tokens per verified tree, including the bonus token.
+    The acceptance length is 1 + accepted tokens / drafts, which is the mean number of tokens per verified tree,
+    including the bonus token.
     """
 
     num_drafts: int = 0
-    """Rounds in which a draft tree of this request was verified."""
+    """Number of rounds in which a draft tree of this request was verified."""
     num_draft_tokens: int = 0
-    """Verified tree nodes, without roots."""
+    """Number of verified tree nodes, not counting roots."""
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
-    """[p] counts the drafts whose node at depth p + 1 was accepted."""
+    """Entry p is the number of drafts of which a node at depth p + 1 was accepted."""
     forced_acceptance: bool = False
     """Whether acceptance was drawn from a profile (`wingbeat.runtime.config.ForcedAcceptance`), for a benchmark."""
 
     def record(self, num_draft_tokens: int, num_accepted: int) -> None:
-        """Counts one verified tree."""
+        """Counts a verified tree and its accepted nodes."""
         self.num_drafts += 1
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted
@@ -76,11 +80,15 @@ class SpeculationMetrics:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per draft, including the bonus token; 1.0 before the first draft."""
+        """Mean number of tokens per draft, including the bonus token; 1.0 before the first draft."""
         return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
 
     def acceptance_rate_per_pos(self) -> list[float]:
-        """Returns rates; [p] is P(depth p + 1 accepted | depth p accepted)."""
+        """Returns rates by depth.
+
+        Entry p is the fraction of drafts with an accepted node at depth p + 1, among drafts with an accepted node at
+        depth p.
+        """
         reached = [self.num_drafts, *self.num_accepted_tokens_per_pos]
         return [now / before for before, now in itertools.pairwise(reached) if before]
 
@@ -96,7 +104,10 @@ class SpeculationMetrics:
         self.forced_acceptance |= other.forced_acceptance
 
     def acceptance_histogram(self, max_depth: int) -> list[int]:
-        """Returns counts; [j] is the number of verified trees that accepted exactly j nodes, 0 <= j <= `max_depth`."""
+        """Returns counts.
+
+        Entry j is the number of verified trees of which exactly j nodes were accepted, 0 <= j <= `max_depth`.
+        """
         missing = max_depth - len(self.num_accepted_tokens_per_pos)
         reached = [self.num_drafts, *self.num_accepted_tokens_per_pos, *[0] * missing, 0]
         return [here - deeper for here, deeper in itertools.pairwise(reached)]
@@ -105,7 +116,7 @@ class SpeculationMetrics:
         """Returns the response extension `metrics.speculative_decoding`; `forced_acceptance` is present only if true.
 
         Args:
-            num_spec_tokens: greatest depth of a tree.
+            num_spec_tokens: maximum depth of a tree.
         """
         marks = {"forced_acceptance": True} if self.forced_acceptance else {}
         depth = max(num_spec_tokens, len(self.num_accepted_tokens_per_pos))
@@ -117,7 +128,7 @@ class SpeculationMetrics:
             "num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
             "acceptance_length": round(self.acceptance_length, 4),
             "acceptance_rate_per_pos": [round(rate, 4) for rate in self.acceptance_rate_per_pos()],
-            # vLLM's names of these figures.
+            # The following keys are vLLM's names of the figures.
             "num_spec_steps": self.num_drafts,
             "num_spec_tokens": depth,
             "num_accepted_draft_tokens": self.num_accepted_tokens,

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class PairSettings(NamedTuple):
-    """Settings from which both halves of a pair are built."""
+    """Settings from which verifier engine and drafter are built."""
 
     model: Path
     """The verifier's folder."""
@@ -43,24 +43,25 @@ class PairSettings(NamedTuple):
     engine: EngineConfig
     dtype: torch.dtype
     allow_bad_drafter: bool = False
-    """Warn about a drafter that does not suit the model instead of refusing it."""
+    """Whether a drafter that does not suit the model only causes a warning, instead of an error."""
     tests_drafter: bool = True
-    """Whether to test the head's conventions and acceptance; False for a drafter that is not Wingbeat's own."""
+    """Whether the head's conventions and acceptance are tested; False for a drafter from outside Wingbeat."""
     engine_dir: Path | None = None
-    """Directory of compiled engines that run instead of the weights of the verifier and of an EAGLE head; None runs
-    torch."""
+    """Directory of compiled engines that run instead of torch, for the verifier and for an EAGLE head; None runs torch.
+    """
     most_threads: int | None = None
-    """On CPUs, largest number of threads to try once the verifier is loaded; None leaves torch's number."""
+    """Maximum number of CPU threads to try once the verifier is loaded; None keeps torch's number of threads."""
     fp8_drafter: bool = False
-    """Whether to round the weights of an EAGLE head to float8."""
+    """Whether the weights of an EAGLE head are rounded to float8."""
     drafter_settings: Mapping[str, Any] = MappingProxyType({})
-    """User-given settings of the drafter's kind, see `DrafterKind.settings`."""
+    """Settings that the user gave for this kind of drafter, see `DrafterKind.settings`."""
     eight_bits: bool = False
-    """Whether to round the verifier's linear layers to eight bits, for the CPU."""
+    """Whether the weights of the verifier's linear layers are rounded to eight bits, on a CPU."""
     tries_bfloat16: bool = False
     """Whether, on a CPU, the verifier may use bfloat16 instead of `dtype` if its rounds are faster."""
     spread: Any = None
-    """Processes among which the verifier is divided, for the runtime part that does so; None for this process alone."""
+    """Processes among which the verifier is divided, as the runtime part for tensor parallelism describes them; None
+    for this process alone."""
 
     @classmethod
     def of(
@@ -83,8 +84,8 @@ class PairSettings(NamedTuple):
 
         Args:
             dtype: name of a torch dtype.
-            drafter_settings: given settings of the drafter's kind, see `DrafterKind.settings`.
-            threads: CPU threads; 0 tries up to the number of cores that this process may use.
+            drafter_settings: settings given for this kind of drafter, see `DrafterKind.settings`.
+            threads: CPU threads; 0 times several numbers, up to the number of cores that this process may use.
         """
         return cls(
             model=model,
@@ -103,15 +104,16 @@ class PairSettings(NamedTuple):
 
 
 class PairEngine(NamedTuple):
-    """The verifier's half of a pair."""
+    """The verifier's half of a pair: a built engine and the objects that belong to it."""
 
     engine: "Engine"
     tokenizer: "Tokenizer | None"
     convention_choice: Any
-    """Result of the hook `choose_convention` about how to interpret the head; None if the head's files define that."""
+    """Result of the hook `choose_convention`: the convention by which the head is interpreted. None if the head's files
+    define the convention."""
     check_drafter: "Callable[[Engine], SelfTest] | None"
-    """Self-test of an idle engine with its drafter attached; raises BadDrafterError. None for drafters without weights,
-    and in benchmarks with forced acceptance."""
+    """Self-test of an idle engine with its drafter attached, which raises BadDrafterError for a bad drafter. None for
+    drafters without weights, and in benchmarks with forced acceptance."""
     grammars: "GrammarCompiler | None"
     """Compiles requests' grammars, on any thread; None if requests with a grammar are not supported."""
 
@@ -123,10 +125,12 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: 
     fallback drafter replaces them.
 
     Args:
-        lender: returns weights of the verifier that are already on the device, to be shared instead of copied.
+        lender: function that returns weights of the verifier that are already on the device, so that the drafter shares
+            them instead of copying them.
 
     Raises:
-        ValueError, FileNotFoundError: a checkpoint cannot be used; one line that names the tensor or field.
+        ValueError, FileNotFoundError: a checkpoint cannot be used; the message is one line that names the tensor or
+            field.
     """
     if not settings.drafter.automatic:
         return _drafter(settings, device, lender)
@@ -153,7 +157,7 @@ def _drafter(settings: PairSettings, device: str | torch.device, lender: Lender 
                 fp8, of_engine = "drafter_weights is fp8", "the drafter is an engine"
                 refuse({Feature.FP8_DRAFTER: fp8, Feature.DRAFTER_ENGINE: of_engine})
             return drafter
-    # A user-defined drafter class receives copies of the files' weights on the CPU.
+    # A user-defined drafter class receives the weights as copies on the CPU, read from the files.
     lender = lender if settings.drafter.has_weights else None
     target, config = TargetDescription.from_checkpoint(settings.model, lender), settings.engine
     _choose_kernels(settings, torch.device(device))
@@ -173,11 +177,12 @@ def engine_of_pair(
     """Loads the verifier and builds its engine.
 
     Args:
-        ask_needs: returns the drafter's needs, given the convention for its head (None if its files define it) and the
-            verifier. Called last, so that a drafter in another process loads meanwhile.
+        ask_needs: function that returns the drafter's needs, given the verifier and the convention of the drafter's
+            head (None if the head's files define the convention). The function is called last, so that a drafter in
+            another process loads meanwhile.
 
     Raises:
-        ValueError, FileNotFoundError: the model or a limit cannot be used; one line with the reason.
+        ValueError, FileNotFoundError: the model or a limit cannot be used; the message is one line with the reason.
         CheckpointError: the drafter's head cannot be read.
     """
     from wingbeat.runtime.checks.graph_check import check_graphs
@@ -199,7 +204,7 @@ def engine_of_pair(
     drafter = settings.drafter
     if drafter.has_weights and settings.tests_drafter:
         target = TargetDescription.from_checkpoint(settings.model)
-        if settings.engine_dir is None:  # engines were checked when they were exported
+        if settings.engine_dir is None:  # compiled engines were checked when they were exported
             choice = first("choose_convention", drafter.source, target, loaded, tokenizer)
         if settings.engine.forced_acceptance is None:
             allow_bad = settings.allow_bad_drafter or drafter.automatic
@@ -218,7 +223,7 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
     """Refuses impossible combinations of settings, before anything is compiled or read.
 
     Raises:
-        ValueError: one line with the reason.
+        ValueError: settings exclude each other; the message is one line with the reason.
     """
     asked = settings.engine.asked()
     asked[Feature.CPU if device.type == "cpu" else Feature.CUDA] = f"device is {device.type}"
@@ -230,7 +235,7 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
 
 
 def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[LoadedModel, EngineConfig, Backend]":
-    """Returns the verifier, the limits of an engine over it, and its backend."""
+    """Returns the verifier, the configuration of an engine with this verifier, and the backend."""
     from wingbeat.runtime.verifier.backend import TORCH
 
     opened = first("open_backend", settings, device)
@@ -238,7 +243,7 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
 
 
 def _choose_kernels(settings: PairSettings, device: torch.device) -> None:
-    """Chooses kernels; each half does so for its own process."""
+    """Chooses the kernels of this process; verifier and drafter each call this function in their own process."""
     if device.type == "cuda":
         from wingbeat.runtime.checks.kernel_check import choose_kernels
 
@@ -262,7 +267,10 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
 
 
 def _choose_threads(loaded: "LoadedModel", settings: PairSettings) -> None:
-    """Times thread counts after a drafter in another process has loaded, whose loading would disturb the timing."""
+    """Chooses the number of CPU threads by timing.
+
+    Called after a drafter in another process has loaded, because its loading would disturb the timing.
+    """
     from wingbeat.runtime.verifier.loading.cpu_threads import choose_threads
 
     if settings.most_threads is not None and settings.engine_dir is None and loaded.device.type == "cpu":

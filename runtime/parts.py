@@ -1,7 +1,7 @@
 """Registry of optional runtime parts: a part is a folder that can be deleted, and no other file imports it.
 
 A part's module `part` defines hooks under the names below, and is cheap to import; see `deployments.parts` for the
-application's hooks. "None" means that the part does not handle the case, and the next part is asked.
+application's hooks. If a hook returns None, its part does not handle the case, and the next part's hook is called.
 
 - `drafter_kinds`: list of `drafters.drafter_kind.DrafterKind`.
 - `draft_passes(drafter)`: a `drafters.head_passes.HeadPasses` with non-torch passes for a
@@ -14,20 +14,20 @@ application's hooks. "None" means that the part does not handle the case, and th
   attention; see `heads.head_config`.
 - `choose_convention(source, target, loaded, tokenizer)`: a choice among the conventions that a head's files leave open,
   with `best.convention` and `as_dict()`; None if only one is possible.
-- `family_of_head(folder)`: the family of a head, by its files; None for other heads.
+- `family_of_head(folder)`: the family of a head, according to the head's files; None for other heads.
 - `trained_families`: by family name, the path `module:function` of a function () -> `training.family.Family`.
 - `drawn_tree(given)`: a `config.DrawnTree` from a user's value; raises ValueError if the value is no tree.
 - `tree_table(tree, num_reqs, top_k, device)`: growth of drawn trees, as `kernels.tree.table.TreeTable`.
 - `feature(loaded)`: a feature of a model's rounds, see `round.rows.Feature`.
 - `grammars(tokenizer, vocab_size, eos_token_ids)`: a compiler of requests' grammars, see `scheduling.maskers`.
-- `add_nodes(plan, trees, shape, device)`, `add_nodes_on_host(plan, trees, shape)`: a round's trees with the part's
-  nodes added, for a plan with `adds_nodes`: padded to the shape's width on any device, or as wide as needed on the
-  host. `trees` may be None.
-- `text_drafts(config, speculation)`: a `engine.text_drafts.TextDrafts` that builds trees from earlier text beside a
+- `add_nodes(plan, trees, shape, device)`, `add_nodes_on_host(plan, trees, shape)`: returns a round's trees with the
+  part's nodes added, for a plan with `adds_nodes`. `add_nodes` pads trees to the shape's width, on any device;
+  `add_nodes_on_host` makes trees as wide as needed, on the host. `trees` is None if no trees arrived.
+- `text_drafts(config, speculation)`: an `engine.text_drafts.TextDrafts` that builds trees from earlier text beside a
   drafter; None if the settings request none.
-- `engine_settings`: fields of `EngineConfig` by name, each with type and default.
+- `engine_settings`: mapping from names of further `EngineConfig` fields to type and default.
 - `check_limits(config)`: raises ValueError, in one line, for an `EngineConfig` with unsupported values.
-- `refusals`: rows of `runtime.refusals` that are checked when a model loads.
+- `refusals`: further rows of the table in `runtime.refusals`, which are checked when a model loads.
 - `extend_model(loaded, config)`: extends a whole verifier that torch runs, see `verifier.layers.model_part`.
 - `extend_shard(loaded, ranks, config)`: extends one rank's shard of a verifier.
 - `open_trial(model, texts, whole, refused)`: a test of the media spans that a model accepts, before its layers are
@@ -42,11 +42,11 @@ application's hooks. "None" means that the part does not handle the case, and th
 - `swap_layers(parameter, deterministic)`: a `verifier.layers.fused.Swap` for layers like this parameter; None leaves
   them. `finish_layers(model, layers)` is called after all layers were processed.
 - `round_linears(model, layers)`: rounds weights to int8, before anything is tested; raises UnsupportedModelError.
-- `rows_alike`: by device type, the path of the deterministic mode's module. Its `check(model)`, before a model's layers
-  are switched, and `make(model, layers)`, afterwards, raise UnsupportedModelError; its `check_limits(config)` raises
-  ValueError; rounds use its `pack_segments`.
+- `rows_alike`: mapping from device types to the path of the deterministic mode's module. Its `check(model)`, before a
+  model's layers are switched, and `make(model, layers)`, afterwards, raise UnsupportedModelError; its
+  `check_limits(config)` raises ValueError; rounds use its `pack_segments`.
 - `adapt_layer(layer, stacks)`: applies adapters to the products of a layer that the part has swapped.
-- `adapt_product(linear)`: a function that replaces `kernels.lora.adapters.add_adapters`; None uses that.
+- `adapt_product(linear)`: a function that replaces `kernels.lora.adapters.add_adapters`; None keeps that function.
 - `pack_weight(module, weight, bias, place)`: a `GroupedWeight` packed for the kernels of a `Place`, for the module that
   will hold it; None if there are no such kernels. `pack_experts(count, gated, read, place)`: likewise for experts,
   where `read(kind, expert)` reads an expert's weight and bias of kind `gated` or `down`. `keep_packed(module, held)`
@@ -96,21 +96,21 @@ PARTS = (
     *("quantised", "packed", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora"),
     *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads", "rollouts", "alike"),
 )
-"""Folders of the parts, in the order in which their hooks are called."""
+"""Names of the parts' folders, in the order in which the parts' hooks are called."""
 
 
 def hooks(name: str) -> tuple[Any, ...]:
-    """Returns the hooks of that name in the parts that exist."""
+    """Returns the hooks with this name, of all parts that exist."""
     return hooks_of(__package__, PARTS, name)
 
 
 def merged(name: str) -> dict[str, Any]:
-    """Merges the mappings of that name into one."""
+    """Merges the mappings with this name, of all parts, into one mapping."""
     return merged_of(hooks(name))
 
 
 def first(name: str, *given: Any) -> Any:
-    """Calls the hooks of that name in order; returns the first result that is not None."""
+    """Calls the hooks with this name in order; returns the first result that is not None, else None."""
     return next((answer for hook in hooks(name) if (answer := hook(*given)) is not None), None)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Feature(StrEnum):
-    """A setting, or a property of a model or machine; the value is its name in the documents."""
+    """A setting, or a property of a model or machine; the enum's value is the feature's name in the documents."""
 
     AUTOSCALING = "`autoscaling_config`"
     CPU = "a verifier on the CPU"
@@ -39,7 +39,7 @@ class Feature(StrEnum):
 
 
 class Known(StrEnum):
-    """When both features of a pair are known."""
+    """Time at which both features of a pair are known."""
 
     AT_START = "at the start"
     LOADED = "when the model loads"
@@ -58,7 +58,7 @@ class Refusal(NamedTuple):
         """Returns one line for the user.
 
         Args:
-            said: by feature, the text of its setting, such as "compile is True".
+            said: text of each feature's setting, such as "compile is True", by feature.
         """
         return f"{said[self.one]} and {said[self.other]}: {self.why}; {self.remedy}"
 
@@ -109,10 +109,10 @@ REFUSED_TOGETHER = (
 
 
 def problem(said: Mapping[str, str], rows: Iterable[Refusal] = REFUSED_TOGETHER) -> str | None:
-    """Returns what is wrong with a combination of features, in one line; None if nothing is.
+    """Returns the problem of a combination of features, in one line; None if no two features exclude each other.
 
     Args:
-        said: by requested or present feature, the text of its setting.
+        said: text of the setting of each requested or present feature, by feature.
     """
     return next((one.sentence(said) for one in rows if one.one in said and one.other in said), None)
 

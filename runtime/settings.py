@@ -1,4 +1,4 @@
-"""Base class of all user-written settings: error messages state the problem without pydantic's links."""
+"""Base class of all settings that users write; its error messages state the problem without pydantic's links."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class Settings(BaseModel):
     """
 
     def __init__(self, /, **given: Any) -> None:
-        # Once a model has its own constructor, pydantic calls it on every way to create an instance.
+        # A constructor is defined because pydantic then calls it whichever way an instance is created.
         try:
             super().__init__(**given)
         except ValidationError as error:
@@ -25,6 +25,6 @@ class Settings(BaseModel):
 
 
 def _plain(found: Any) -> InitErrorDetails:
-    """Rebuilds an error as a custom kind, because pydantic adds links only to its own kinds."""
+    """Returns the same error as a custom kind of error, because pydantic adds links only to its own kinds."""
     kind = PydanticCustomError(found["type"], found["msg"].removeprefix("Value error, "))
     return InitErrorDetails(type=kind, loc=found["loc"], input=found["input"])

@@ -1,4 +1,4 @@
-"""A corpus that every machine has: Python's standard library source. Imports no torch."""
+"""Finds a corpus that every machine has: the source of Python's standard library. This module imports no torch."""
 
 import sysconfig
 from pathlib import Path

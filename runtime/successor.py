@@ -1,7 +1,7 @@
 """Checks whether a folder holds other weights of the served model, such as a trainer's next step.
 
-Runs as a separate process: transformers builds the model on the meta device for the check, which changes torch settings
-and blocks the interpreter; both would affect the serving process.
+The check runs as a separate process: transformers builds the model on the meta device, which changes torch settings and
+blocks the interpreter, and either would disturb the serving process.
 """
 
 import json
@@ -26,7 +26,7 @@ class Inspected(NamedTuple):
     digest: str = ""
     """The folder's `weights_digest`."""
     problem: str | None = None
-    """Reason why the folder cannot replace the served one; None if it can."""
+    """Reason why the folder cannot replace the served folder; None if it can."""
 
 
 def inspect(folder: Path, served: Path) -> Inspected:
@@ -50,7 +50,7 @@ def inspect(folder: Path, served: Path) -> Inspected:
 
 
 def _check_config(new: ConfigFile, old: ConfigFile) -> None:
-    """Compares configs as transformers reads them, which fills in fields that a file leaves out."""
+    """Compares configs as transformers reads them, because transformers fills in fields that a file leaves out."""
     fields, served = (_kept(load_config(file).to_dict()) for file in (new, old))
     for name in sorted(fields.keys() | served.keys()):
         if fields.get(name) != served.get(name):

@@ -1,6 +1,6 @@
-"""Weight files of a Hugging Face checkpoint: which ones transformers reads, and their headers.
+"""Weight files of a Hugging Face checkpoint: finds the files that transformers reads, and reads their headers.
 
-Imports no torch and reads no tensor values.
+The module imports no torch and reads no tensor values.
 """
 
 import json
@@ -20,7 +20,10 @@ GGUF_FILE = "model.gguf"
 
 
 class ModelCheckpointError(ValueError):
-    """A verifier's or draft model's checkpoint cannot be served; one line that names the file, tensor or field."""
+    """A verifier's or draft model's checkpoint cannot be served.
+
+    The message is one line that names the file, tensor or field.
+    """
 
 
 class TensorHeader(NamedTuple):
@@ -61,7 +64,7 @@ def read_fields(file: Path) -> dict[str, Any]:
 
 
 def stored_dtype(folder: Path) -> str | None:
-    """Returns the weights' dtype by config.json, by torch's name; None if the config has none.
+    """Returns torch's name of the weights' dtype according to config.json; None if the config names no dtype.
 
     Raises:
         ModelCheckpointError: the file cannot be read.
@@ -75,7 +78,7 @@ def stored_dtype(folder: Path) -> str | None:
 
 
 def num_positions(folder: Path) -> int | None:
-    """Returns the language model's number of positions by config.json; None if the config has none.
+    """Returns the language model's number of positions according to config.json; None if the config has no such field.
 
     Raises:
         ModelCheckpointError: the file cannot be read.
@@ -85,7 +88,7 @@ def num_positions(folder: Path) -> int | None:
 
 
 def text_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the language model's fields: those of `text_config` for a multimodal checkpoint."""
+    """Returns the language model's fields; for a multimodal checkpoint, the fields of `text_config`."""
     text = fields.get("text_config")
     return text if isinstance(text, dict) else fields
 
@@ -94,7 +97,8 @@ def weight_files(folder: Path) -> list[Path]:
     """Returns the weight files in transformers' order of preference: safetensors, then pickles.
 
     Raises:
-        ModelCheckpointError: there are none, an index names an absent shard, or a shard lacks a tensor of the index.
+        ModelCheckpointError: there are no weight files, an index names an absent shard, or a shard lacks a tensor of
+            the index.
     """
     if (folder / GGUF_FILE).exists():
         return [folder / GGUF_FILE]
@@ -113,7 +117,7 @@ def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
     """Returns the tensor headers of the safetensors files among `files`, by tensor name.
 
     Raises:
-        ModelCheckpointError: a file is truncated or no safetensors file, or two files hold the same tensor.
+        ModelCheckpointError: a file is truncated or not a safetensors file, or two files hold the same tensor.
     """
     found: dict[str, TensorHeader] = {}
     for file in files:
@@ -132,7 +136,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     """Returns the safetensors file of each tensor in a folder, by tensor name; empty without such files.
 
     Raises:
-        ModelCheckpointError: a file is truncated or no safetensors file.
+        ModelCheckpointError: a file is truncated or not a safetensors file.
     """
     found: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -164,7 +168,10 @@ def _real(file: Path) -> Path:
 
 
 def _check_places(index: Path, shards: dict[str, str]) -> None:
-    """Compares an index with its shards' headers; pickles have no headers, and unlisted tensors are allowed."""
+    """Compares an index with the headers of its shards.
+
+    Pickles are not compared, because they have no headers. Tensors that the index does not list are allowed.
+    """
     held: dict[str, set[str]] = {}
     for name, shard in shards.items():
         if not shard.endswith(".safetensors"):

@@ -1,4 +1,4 @@
-"""Converts streamed tokens to text that never has to be retracted, and ends it at stop strings."""
+"""Converts streamed tokens to text that never has to be retracted, and ends the text at stop strings."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -8,17 +8,18 @@ from wingbeat.runtime.scheduling.request import FinishReason
 from wingbeat.runtime.tokenizer import REPLACEMENT, Tokenizer
 
 _MAX_OPEN = 3
-"""Most bytes, and so tokens, that can wait for the rest of their character: a UTF-8 character has at most 4 bytes."""
+"""Maximum number of bytes, and therefore tokens, that can wait for the rest of their character, because a UTF-8
+character has at most 4 bytes."""
 _CONTEXT = 8
-"""Tokens that a window keeps before the new ones, and most new tokens at a time."""
+"""Number of tokens that a window keeps before the new tokens, and maximum number of new tokens per decoding."""
 _MAX_WINDOW = 3 * _CONTEXT
-"""Tokens after which a window is cut, whatever its text."""
+"""Number of tokens above which a window is cut, whatever its text."""
 _MAX_LOOKBACK = 4096
-"""Most tokens of a prompt that are searched for the last one with text."""
+"""Maximum number of a prompt's last tokens that are searched for a token with text."""
 
 
 class _End(NamedTuple):
-    """The end of a context."""
+    """Decoded end of a context."""
 
     window: list[int]
     """Last tokens of the context."""
@@ -31,10 +32,10 @@ class _End(NamedTuple):
 class IncrementalDetokenizer:
     """Turns tokens that arrive one by one into text that never has to be retracted.
 
-    Only a window of the latest tokens is decoded, so that a token costs the same at any length. The window starts some
-    tokens back, where a character ended, because a decoder's output depends on the preceding tokens: sentencepiece
-    drops a leading space at the start of a text, and decodes a run of bytes as text only if the whole run is valid
-    UTF-8.
+    Only a window of the latest tokens is decoded, so that the time per token does not depend on the length of the text.
+    The window starts some tokens before the new tokens, at the end of a character, because a decoder's output depends
+    on preceding tokens. For example, sentencepiece drops a leading space at the start of a text, and decodes a run of
+    bytes as text only if the whole run is valid UTF-8.
 
     The output is the text that the tokens add to the context's text. A character that the context begins belongs to the
     output if the tokens complete it; otherwise its replacement characters belong to the context.
@@ -45,12 +46,16 @@ class IncrementalDetokenizer:
         self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._window, self._shown, self._foreign = self._end_of(context)
         self._num_open = len(self._foreign)
-        """Replacement characters that are held back at the end of the window's text."""
+        """Number of replacement characters that are held back at the end of the window's text."""
         self._boundary = 0
-        """Index in the window, past its first few tokens, at which all text was final; the next window starts there."""
+        """Index in the window, after its first few tokens, at which all text was final; the next window starts at this
+        index."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Returns the text that became final with these tokens, independent of how tokens are divided among calls."""
+        """Returns the text that became final with these tokens.
+
+        The whole text does not depend on how tokens are divided among calls.
+        """
         if len(token_ids) > _CONTEXT:
             return "".join(
                 self.push(token_ids[start : start + _CONTEXT]) for start in range(0, len(token_ids), _CONTEXT)
@@ -58,7 +63,8 @@ class IncrementalDetokenizer:
         if len(token_ids) > 1:
             text = self._decode([*self._window, *token_ids])
             new = text[len(self._shown) :]
-            # If every character is complete, intermediate results do not matter.
+            # If every character is complete, decoding all tokens at once gives the same text as decoding the tokens one
+            # at a time.
             if new and REPLACEMENT not in new and text.startswith(self._shown):
                 self._window.extend(token_ids)
                 return self._show(text, 0)
@@ -84,7 +90,7 @@ class IncrementalDetokenizer:
         if not text.startswith(self._shown):
             pairs = zip(text, self._shown, strict=False)
             if next((got for got, shown in pairs if got != shown), "") == REPLACEMENT:
-                # A run of bytes has become invalid, and with it characters that were already final.
+                # A run of bytes has become invalid, which includes characters that were already final.
                 self._begin_at(len(self._window) - 1 - self._num_open)
                 text = self._decode(self._window)
         return self._show(text, min(_num_open(text), max(0, len(text) - len(self._shown))))
@@ -112,17 +118,17 @@ class IncrementalDetokenizer:
 
     def _cut(self) -> None:
         """Shortens a window that has produced no text, or whose characters have always been incomplete."""
-        # Each replacement character can represent up to three bytes, so up to three tokens.
+        # Each replacement character can represent up to three bytes, and therefore up to three tokens.
         self._begin_at(len(self._window) - _MAX_OPEN * _MAX_OPEN)
         text, rest = self._decode(self._window), REPLACEMENT * self._num_open
         if not text.endswith(rest):
-            # Decoded alone, these tokens are valid: each is a byte that is invalid only in its run.
+            # Decoded alone, the tokens are valid: each token is a byte that is invalid only within its run.
             self._begin_at(len(self._window) - self._num_open)
             text = rest
         self._shown = text[: len(text) - self._num_open]
 
     def _begin_at(self, place: int) -> None:
-        """Makes `place` the start of the window, with nothing shown yet."""
+        """Makes `place` the start of the window; none of the window's text counts as shown."""
         self._window, self._shown, self._boundary = self._window[place:], "", 0
 
     def _end_of(self, context: Sequence[int]) -> _End:
@@ -135,7 +141,7 @@ class IncrementalDetokenizer:
                 if begins and not closed.endswith(REPLACEMENT):
                     if self._decode(window).startswith(closed):
                         return self._split(window)
-                    # The last tokens make a run of bytes invalid that ended before them.
+                    # The last tokens make a preceding run of bytes invalid.
                     return self._split(window[len(window) - num_open :])
         return self._split(list(context[-_CONTEXT - _MAX_OPEN :]))
 
@@ -145,7 +151,7 @@ class IncrementalDetokenizer:
         return _End(window, text[:end], text[end:])
 
     def _text_bearing(self, context: Sequence[int]) -> Sequence[int]:
-        """Drops trailing tokens without text from a context, if there are more than a window's worth."""
+        """Drops a context's trailing tokens without text, if there are more such tokens than a window holds."""
         without, most = _CONTEXT, min(len(context), _MAX_LOOKBACK)
         if self._decode(context[-without:]) or not self._decode(context[-most:]):
             return context
@@ -167,8 +173,8 @@ def _num_open(text: str) -> int:
 class StopMatcher:
     """Finds the first stop string in text that arrives in pieces (Knuth-Morris-Pratt, one state per stop string).
 
-    The stop string that is completed first wins, and the longest of several completed by the same character, so that
-    the result does not depend on how the text was divided.
+    The stop string that is completed first ends the text; if a character completes several, the longest does. The
+    result therefore does not depend on how the text is divided into pieces.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -183,7 +189,7 @@ class StopMatcher:
         """The stop string that was completed, or None."""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Returns text that can no longer be part of a stop string, and whether a stop string was completed.
+        """Returns the text that can no longer be part of a stop string, and whether a stop string was completed.
 
         The returned text ends before the completed stop string.
         """
@@ -223,9 +229,11 @@ class StopMatcher:
 
 @lru_cache(maxsize=256)
 def _failure_table(pattern: str) -> list[int]:
-    """[i] is the length of the longest proper prefix of `pattern[: i + 1]` that is also its suffix.
+    """Returns the failure table of a pattern.
 
-    Cached, because the choices of one request share their stop strings.
+    Entry i is the length of the longest proper prefix of `pattern[: i + 1]` that is also its suffix.
+
+    Tables are cached, because the choices of a request share their stop strings.
     """
     table = [0] * len(pattern)
     length = 0
@@ -242,7 +250,8 @@ class StreamedText(NamedTuple):
 
     text: str
     num_tokens: int
-    """Number of the tokens that belong to the sequence: fewer than were pushed if a stop string ended it earlier."""
+    """Number of pushed tokens that belong to the sequence; less than all if a stop string ended the sequence earlier.
+    """
     stopped: bool
     """Whether a stop string was completed; later tokens do not count."""
 
@@ -253,10 +262,10 @@ class TextStream:
     Args:
         context: the prompt's tokens; stop strings are searched only in the new text.
         stops: strings that end the text.
-        skip_special_tokens: leave special tokens out of the text.
-        include_stop: include the stop string or token that ended the text.
+        skip_special_tokens: whether special tokens are left out of the text.
+        include_stop: whether the text includes the stop string or token that ended it.
         min_tokens: number of tokens within which stop strings are ignored.
-        echoes: the context's text is output first, and both together are the text of all tokens.
+        echoes: whether the context's text is output first; context and output together are then the text of all tokens.
     """
 
     def __init__(
@@ -272,7 +281,8 @@ class TextStream:
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, context, skip_special_tokens=skip_special_tokens)
         self.context_rest = self._detokenizer.take_foreign() if echoes else ""
-        """Character that the context only begins, which an echo outputs as part of this text."""
+        """Replacement characters of a character that the context begins but does not complete; with `echoes`, they
+        belong to this text."""
         self._matcher = StopMatcher(stops)
         self._one_by_one = bool(stops)
         self._include_stop = include_stop
@@ -280,7 +290,7 @@ class TextStream:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the text, or None."""
+        """Stop string that ended the text, or None."""
         return self._matcher.matched
 
     def push(self, token_ids: Sequence[int]) -> StreamedText:
@@ -299,7 +309,10 @@ class TextStream:
         return StreamedText("".join(pieces), len(token_ids), False)
 
     def take(self, token_ids: Sequence[int], finish: FinishReason | None) -> tuple[StreamedText, FinishReason | None]:
-        """`push`, and `flush` once the engine has finished; returns the text and the finish reason."""
+        """Calls `push`, and `flush` once the engine has finished the sequence.
+
+        Returns the text and the finish reason.
+        """
         # The token that ended the sequence is not part of the text.
         hides_last = finish is FinishReason.STOP and not self._include_stop
         got = self.push(token_ids[:-1] if hides_last else token_ids)

@@ -1,7 +1,8 @@
-"""Bounds the characters that one token can represent, so that too long texts are refused without tokenizing.
+"""Bounds the number of characters that a token can represent, so that too long texts are refused without tokenizing.
 
-A bound exists only if every character of a text ends up in some token, and no token takes more characters than its own
-piece has. Each class of the `tokenizers` package is judged by its serialized form; unknown classes have no bound.
+A bound exists only if every character of a text ends up in some token, and if no token represents more characters than
+its vocabulary entry has. Each class of the `tokenizers` package is judged by its serialized form; unknown classes have
+no bound.
 """
 
 import json
@@ -11,19 +12,20 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
 _COMPOSED = 4
-"""Canonical decomposition maps one character to at most 4 (UAX 15), so composition maps at most 4 to one."""
+"""Canonical decomposition maps a character to at most 4 characters (UAX 15), so composition maps at most 4 characters
+to a single character."""
 _NORMALIZERS = {"NFC": _COMPOSED, "NFKC": _COMPOSED, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
-"""Most characters that a normalizer combines into one."""
+"""Maximum number of characters that a normalizer combines into a single character, by normalizer."""
 _KEEPS_ALL = {"ByteLevel", "Metaspace", "Digits"}
 """Pre-tokenizers that split a text without dropping characters."""
 _BYTES = tuple(f"<0x{value:02X}>" for value in range(256))
 
 
 def longest_token(backend: BackendTokenizer) -> int | None:
-    """Returns the most characters of a text that one token can represent; None without a bound."""
+    """Returns the maximum number of a text's characters that a token can represent; None if there is no bound."""
     shrinking = _shrinking(_state(backend.normalizer))
     added = backend.get_added_tokens_decoder().values()
-    # A token that strips whitespace takes any number of spaces.
+    # A token that strips whitespace can represent any number of spaces.
     strips = any(token.lstrip or token.rstrip for token in added)
     if shrinking is None or strips or not _keeps_text(_state(backend.pre_tokenizer)) or not _knows_all(backend):
         return None
@@ -32,12 +34,12 @@ def longest_token(backend: BackendTokenizer) -> int | None:
 
 
 def _state(component: Any) -> dict[str, Any] | None:
-    """Serialized form of a tokenizer component."""
+    """Returns the serialized form of a tokenizer component."""
     return None if component is None else json.loads(component.__getstate__())
 
 
 def _shrinking(normalizer: dict[str, Any] | None) -> int | None:
-    """Returns how many characters normalization can combine into one; None if it can drop characters."""
+    """Returns how many characters the normalizer can combine into one; None if the normalizer can drop characters."""
     if normalizer is None:
         return 1
     if normalizer["type"] == "Sequence":
@@ -65,7 +67,10 @@ def _keeps_text(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 
 def _knows_all(backend: BackendTokenizer) -> bool:
-    """Whether no character is unknown: unknown characters may be dropped, or many may become one token."""
+    """Whether the vocabulary can represent every character.
+
+    Unknown characters might be dropped, or many might become a single token.
+    """
     vocab, model = backend.get_vocab(with_added_tokens=False), backend.model
     if isinstance(model, models.BPE):
         if _writes_bytes(_state(backend.normalizer), _state(backend.pre_tokenizer)):
@@ -77,7 +82,7 @@ def _knows_all(backend: BackendTokenizer) -> bool:
 
 
 def _writes_bytes(*components: dict[str, Any] | None) -> bool:
-    """Whether a component writes a text as bytes, each as its own letter."""
+    """Whether a component converts a text to bytes and writes each byte as a letter."""
     for component in components:
         if component is not None:
             nested = component.get("normalizers", component.get("pretokenizers", ()))
@@ -87,7 +92,7 @@ def _writes_bytes(*components: dict[str, Any] | None) -> bool:
 
 
 def _as_found(token: AddedToken, backend: BackendTokenizer) -> str:
-    """Returns the characters that an added token matches: normalized content if normalized text is searched."""
+    """Returns the characters that an added token matches; normalized, if the token is searched in normalized text."""
     if backend.normalizer is None or not token.normalized:
         return token.content
     return backend.normalizer.normalize_str(token.content)

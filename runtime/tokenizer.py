@@ -24,7 +24,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 
 _MARK = "an answer"
 LONG_TEXT_CHARS = 4096
-"""Texts above this length are tokenized without the interpreter lock, so that other threads run meanwhile."""
+"""Number of characters above which a text is tokenized without the interpreter lock, so that other threads run
+meanwhile."""
 
 REPLACEMENT = "�"
 """Character that decoders write for invalid bytes, such as an incomplete character."""
@@ -32,10 +33,10 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 """Character for a space in sentencepiece vocabularies."""
 _KEPT_TOKENS = 2**15
-"""Tokens whose texts are cached: log-probability reports repeat the same tokens."""
+"""Number of tokens whose texts are cached, because log-probability reports repeat the same tokens."""
 
 _MAX_REASON = 200
-"""Most characters of transformers' error message about an unreadable tokenizer."""
+"""Maximum number of characters to quote of transformers' error message about an unreadable tokenizer."""
 
 
 class TextTooLong(Exception):
@@ -48,12 +49,13 @@ class TextTooLong(Exception):
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer, reduced to what serving needs; safe to share between threads."""
+    """A Hugging Face tokenizer with only the methods that serving needs; safe to share between threads."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.hugging_face = tokenizer
         if tokenizer.is_fast:
-            # A checkpoint may enable truncation and padding, and disabling them per call would mutate shared state.
+            # Truncation and padding, which a checkpoint may enable, are disabled here: disabling them in each call
+            # would change state that threads share.
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
         self._longest_token = longest_token(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
@@ -62,7 +64,10 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template; the one for tools if the model has several, None if it has none."""
+        """Chat template of the model; the template for tools if the model has several templates.
+
+        The value is None if the model has no template.
+        """
         template = self.hugging_face.chat_template
         if isinstance(template, dict):
             template = template.get("tool_use") or template.get("default")
@@ -73,12 +78,12 @@ class Tokenizer:
         """Reads the tokenizer of a checkpoint folder.
 
         Args:
-            chat_template: template text that replaces the folder's.
+            chat_template: template text that replaces the folder's template.
 
         Raises:
             ValueError: the folder holds no tokenizer that transformers can read.
         """
-        from transformers import AutoTokenizer  # takes seconds, which command-line help should not wait for
+        from transformers import AutoTokenizer  # the import takes seconds, for which command-line help should not wait
 
         try:
             read = load_files(AutoTokenizer, str(directory), **_config_of(Path(directory)))
@@ -87,14 +92,14 @@ class Tokenizer:
         except Exception as error:
             if not any((Path(directory) / name).is_file() for name in VOCABULARIES):
                 raise ValueError(no_tokenizer(Path(directory))) from error
-            # Damaged files make transformers raise nearly any exception, and tokenizers a bare Exception.
+            # For damaged files, transformers raises nearly any exception, and tokenizers raises a bare Exception.
             kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
             reason = " ".join(str(error).split())[:_MAX_REASON]
             raise ValueError(f"no tokenizer in {directory}: {kind}{reason}") from error
 
     @classmethod
     def find(cls, directory: str | Path) -> "Tokenizer | None":
-        """Returns the tokenizer of a checkpoint folder; None if it has no tokenizer file. Raises as `load`."""
+        """Returns the tokenizer of a checkpoint folder; None if it has no tokenizer file. Raises like `load`."""
         has_files = any((Path(directory) / name).is_file() for name in _TOKENIZER_FILES)
         return cls.load(directory) if has_files else None
 
@@ -102,7 +107,7 @@ class Tokenizer:
         """Returns token ids of a text, by default with the special tokens that the model expects around a prompt.
 
         Raises:
-            TextTooLong: there are more than `max_tokens`; a text that is certainly longer is not tokenized.
+            TextTooLong: there are more than `max_tokens` tokens. A text that is certainly too long is not tokenized.
         """
         longest = self._longest_token
         if max_tokens is not None and longest is not None and len(text) > max_tokens * longest:
@@ -130,8 +135,8 @@ class Tokenizer:
             messages: as transformers' chat templates read them.
             variables: further template variables, such as `tools`, and transformers' `add_generation_prompt` (default
                 true: the text ends where the assistant's answer begins) or `continue_final_message`.
-            chat_template: template text sent by a caller, which replaces the model's and is rendered within limits of
-                time and memory.
+            chat_template: template text sent by a caller, which replaces the model's template and is rendered within
+                limits of time and memory.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages or exceeds the limits.
@@ -140,7 +145,8 @@ class Tokenizer:
         if not template:
             raise ValueError("the model has no chat template; use a plain completion")
         if "developer" not in str(template):
-            # `developer` is OpenAI's newer name for the system role; other templates would drop or refuse the message.
+            # `developer` is OpenAI's newer name for the system role, and is replaced because most templates would drop
+            # or refuse the message.
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         variables = {"add_generation_prompt": True, **(variables or {})}
         if chat_template is not None:
@@ -148,7 +154,7 @@ class Tokenizer:
         try:
             return self.hugging_face.apply_chat_template(list(messages), tokenize=False, **variables)
         except (jinja2.TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-            # Templates compute with values from callers, so that any failure is a refusal of the input.
+            # Templates compute with values from callers, so any exception counts as a refusal of the input.
             raise ValueError(f"the chat template refuses the messages: {error}") from error
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -160,7 +166,7 @@ class Tokenizer:
         return self.encode(self.render_chat(messages), add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of tokens; ids without text are left out, and by default special tokens too."""
+        """Returns the text of tokens. Ids without text are left out; by default, special tokens are left out too."""
         if len(token_ids) > LONG_TEXT_CHARS and self.hugging_face.is_fast:
             backend = self.hugging_face.backend_tokenizer
             # Only the batch calls release the interpreter lock.
@@ -170,7 +176,7 @@ class Tokenizer:
         )
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns a token's text in UTF-8, or the bytes of a token that is a part of a character."""
+        """Returns a token's text in UTF-8; for a token that is a part of a character, returns that part's bytes."""
         text = self.token_text(token_id)
         if REPLACEMENT in text:
             (piece,) = self.pieces((token_id,))
@@ -185,7 +191,7 @@ class Tokenizer:
         return self.decode((token_id,), False)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns each token as the vocabulary spells it."""
+        """Returns the vocabulary entry of each token, as text."""
         return self.hugging_face.convert_ids_to_tokens(list(token_ids))
 
     def ends_of_turns(self) -> frozenset[int]:
@@ -194,7 +200,7 @@ class Tokenizer:
         try:
             turns = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
             written = self.render_chat(turns, {"add_generation_prompt": False}) if self.chat_template else ""
-        except ValueError:  # the template accepts only other conversations
+        except ValueError:  # the template refuses this conversation
             written = ""
         behind = written.rpartition(_MARK)[2].lstrip()
         special = {token.content: token_id for token_id, token in self.hugging_face.added_tokens_decoder.items()}
@@ -217,7 +223,10 @@ class Tokenizer:
 
 
 def _config_of(directory: Path) -> dict[str, Any]:
-    """Returns the folder's normalised config for transformers, which would read the raw file; empty without one."""
+    """Returns the option that passes the folder's normalised config to transformers.
+
+    Without the option, transformers would read the raw file. Empty if the folder has no config.
+    """
     try:
         return {"config": read_config(directory)}
     except ModelCheckpointError:
@@ -252,14 +261,17 @@ def piece_reader(backend: "BackendTokenizer | None") -> Callable[[str], bytes]:
 
 @lru_cache(1)
 def byte_of_letter() -> dict[str, int]:
-    """Maps the letters of byte-level vocabularies to bytes: printable Latin-1 as is, others from code point 256 on."""
+    """Maps the letters of byte-level vocabularies to bytes.
+
+    Printable Latin-1 letters stand for themselves; letters from code point 256 on stand for the other bytes.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [value for value in range(256) if value not in printable]
     return {chr(value): value for value in printable} | {chr(256 + i): value for i, value in enumerate(others)}
 
 
 def _at_most(max_tokens: int | None, tokens):
-    """Returns tokens (a sequence or an encoding); raises TextTooLong if there are too many."""
+    """Returns `tokens` (a sequence or an encoding); raises TextTooLong if there are more than `max_tokens`."""
     if max_tokens is not None and len(tokens) > max_tokens:
         raise TextTooLong(len(tokens))
     return tokens

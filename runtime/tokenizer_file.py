@@ -29,18 +29,18 @@ def no_tokenizer(folder: Path) -> str:
 def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:
     """Refuses a tokenizer that cannot be read, or that produces tokens without an embedding in the model.
 
-    Added tokens may lie beyond the model's vocabulary, unless every prompt contains one: many checkpoints have such
-    tokens for padding or images, and a request with one is refused individually. A folder without tokenizer.json is
-    left to transformers, which reads other formats.
+    Added tokens may be beyond the model's vocabulary, unless every prompt contains such a token. Many checkpoints have
+    such tokens for padding or images; a request that contains one is refused by itself. A folder without tokenizer.json
+    is left to transformers, which reads other formats.
 
     Args:
-        vocab_size: rows of the model's embedding; None if the config does not define it.
+        vocab_size: number of rows of the model's embedding; None if the config does not define the number.
 
     Raises:
-        ModelCheckpointError: one line that names the file.
+        ModelCheckpointError: the tokenizer is refused; the message is one line that names the file.
     """
     file = folder / FILE
-    # Some tokenizers have files of other names, or need only their settings file.
+    # Some tokenizers have files with other names, or need only a settings file.
     if not any((folder / name).is_file() for name in (*VOCABULARIES, _SETTINGS)) and not any(folder.glob("*.model")):
         raise ModelCheckpointError(no_tokenizer(folder))
     if not file.exists():

@@ -6,9 +6,9 @@ import sys
 def keep_torch_out() -> None:
     """Makes transformers behave as if torch were not installed; does nothing if torch is imported already.
 
-    For processes that need only tokenizers and configurations. transformers has no setting for this, but all its
-    modules call `is_torch_available` before they import torch. Models and image processors must be loaded in other
-    processes.
+    Call this function in processes that need only tokenizers and configurations; models and image processors must be
+    loaded in other processes. transformers has no setting to leave torch out, but all its modules call
+    `is_torch_available` before they import torch.
     """
     if "torch" in sys.modules:
         return

@@ -1,9 +1,12 @@
-"""Exceptions that verifiers raise, importable without torch."""
+"""Exceptions that verifiers raise; importing this file does not import torch."""
 
 
 class UnsupportedModelError(ValueError):
-    """The architecture cannot be served without silent errors; the message names the architecture and the reason."""
+    """The architecture cannot be served, or only with wrong results.
+
+    The message names the architecture and the reason.
+    """
 
 
 class BackendLost(RuntimeError):
-    """The verifier's backend is lost, through no fault of any request."""
+    """The verifier's backend has stopped working, and no request caused this."""

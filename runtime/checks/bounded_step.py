@@ -1,4 +1,4 @@
-"""Runs start-up steps that must not hang: each has a time limit, and an error message with the remedy."""
+"""Runs start-up steps that must not hang. Each step has a time limit, and an error message that names a remedy."""
 
 import threading
 from collections.abc import Callable
@@ -8,19 +8,24 @@ ResultT = TypeVar("ResultT")
 
 
 class StepTimeout(ValueError):
-    """A start-up step exceeded its time limit; one line that names the step and a setting that avoids it."""
+    """A start-up step exceeded its time limit.
+
+    The message is one line that names the step and a setting that avoids the step.
+    """
 
 
 def bounded_step(what: str, most_s: float, instead: str, work: Callable[[], ResultT]) -> ResultT:
-    """Returns `work()`, which may take `most_s` seconds; a hanging call stays in its thread until the process ends.
+    """Returns the result of `work()`, which may take `most_s` seconds.
+
+    A hanging call stays in its thread until the process ends.
 
     Args:
-        what: the step, in words.
+        what: description of the step.
         instead: remedy if the step hangs.
 
     Raises:
-        StepTimeout: the step took longer.
-        Exception: whatever `work` raises.
+        StepTimeout: the step took longer than `most_s` seconds.
+        Exception: the exception that `work` raised.
     """
     results: list[ResultT] = []
     errors: list[Exception] = []

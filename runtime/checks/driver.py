@@ -1,6 +1,7 @@
 """Tests in another process whether the GPU driver responds.
 
-A call that hangs in the driver holds Python's interpreter lock, and so prevents every timeout of its own process.
+The test needs another process, because a call that hangs in the driver holds Python's interpreter lock, so no timeout
+of its own process can fire.
 """
 
 import subprocess
@@ -11,8 +12,8 @@ from contextlib import suppress
 from wingbeat.runtime.checks.bounded_step import StepTimeout
 
 ANSWERED_S = 180.0
-"""Seconds for importing torch from a cold disk, and creating a context on each of eight GPUs without a loaded
-driver."""
+"""Seconds allowed for importing torch from a cold disk, and for creating a context on each of eight GPUs while the
+driver is not loaded."""
 _KILLED_S = 2.0
 _QUESTION = """
 import torch
@@ -23,10 +24,12 @@ for index in range(torch.cuda.device_count()):
 
 
 def sees_gpu(question: Sequence[str] = (sys.executable, "-P", "-c", _QUESTION), most_s: float = ANSWERED_S) -> bool:
-    """Whether torch sees a GPU, after a context was created on each; errors of single GPUs are reported elsewhere.
+    """Returns whether torch sees a GPU, after creating a context on each GPU.
+
+    Errors of single GPUs are reported elsewhere.
 
     Args:
-        question: a command that prints 1 or 0.
+        question: command that prints 1 if torch sees a GPU, else 0.
 
     Raises:
         StepTimeout: the driver does not respond.

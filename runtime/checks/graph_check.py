@@ -1,4 +1,4 @@
-"""Checks that an engine's captured rounds produce the tokens of eager rounds; otherwise disables replay."""
+"""Checks that an engine's captured rounds produce the tokens of eager rounds; disables replay if they do not."""
 
 import logging
 
@@ -13,19 +13,21 @@ logger = logging.getLogger(__name__)
 
 LIMIT_S = 120.0
 _NUM_TEXTS, _NUM_TOKENS = 2, 12
-"""Greedy texts and sampled texts that are generated one at a time, and tokens of each."""
+"""Number of greedy texts, and of sampled texts, that are generated one at a time; and number of tokens of each text."""
 
 
 def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
-    """Generates short texts with and without graphs, first each alone, then together; resets the engine afterwards.
+    """Generates short texts with and without graphs: first each text alone, then all texts together.
 
-    Both ways have the same shapes and kernels, and so must produce the same tokens.
+    Rounds with and without graphs have the same shapes and kernels, so they must produce the same tokens. The engine is
+    reset afterwards.
 
     Args:
-        engine: idle, without a drafter.
+        engine: engine without running requests and without a drafter.
 
     Returns:
-        One line if the tokens differ, after which graphs stay unused; None if they agree or nothing is captured.
+        A line of text if the tokens differ, in which case graphs stay unused; None if the tokens agree or nothing is
+        captured.
 
     Raises:
         StepTimeout: a replay hangs.
@@ -42,7 +44,7 @@ def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
         written = []
         for graphs.pool.paused in (True, False):
             written.append([_write(engine, [request]) for request in requests])
-            engine.forget()  # so that prompts are computed again
+            engine.forget()  # clears the prefix cache, so that prompts are computed again
             written[-1].append(_write(engine, requests))
             engine.forget()
         return written[0], written[1]
@@ -63,7 +65,7 @@ def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
 def _write(engine: Engine, requests: list[Request]) -> list[int]:
     """Returns the tokens of all requests.
 
-    Each is added after an output of the others, so prompts run beside decodes.
+    A request is added for each output of earlier requests, so that prompts run beside decodes.
     """
     tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
     left = iter(requests)

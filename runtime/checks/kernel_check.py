@@ -1,4 +1,4 @@
-"""Selects the kernels of a process's GPU: those whose results match their torch references on this device."""
+"""Selects the kernels for a process's GPU: only kernels whose results match their torch references on this device."""
 
 import functools
 import logging
@@ -15,23 +15,26 @@ from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 logger = logging.getLogger(__name__)
 
 LIMIT_S = 300.0
-"""Seconds; about thirty kernels are compiled the first time on a machine."""
+"""Time limit in seconds, in which about thirty kernels are compiled at the first start on a machine."""
 
 
 @functools.cache
 def choose_kernels(
     kernels: str, device: torch.device, dtype: torch.dtype, fp8_cache: bool = False, model: Path | None = None
 ) -> tuple[str, ...]:
-    """Replaces kernels that fail to compile or give other results by their references, with a log line each.
+    """Replaces kernels that fail to compile, or whose results differ from their references', by the references.
 
-    Does nothing on a CPU. Runs once per process: verifier and drafter in one process use the same kernels.
+    Each replacement is logged.
+
+    The function does nothing on a CPU, and runs once per process, because verifier and drafter in one process use the
+    same kernels.
 
     Args:
-        kernels: `auto`, or `torch` for references alone.
-        model: the verifier's folder, whose head sizes kernels are compiled for; None uses common sizes.
+        kernels: `auto`, or `torch` to use only references.
+        model: folder of the verifier, for whose attention head sizes kernels are compiled; None uses common sizes.
 
     Returns:
-        One line for each kernel that was replaced.
+        A line of text for each kernel that was replaced.
 
     Raises:
         StepTimeout: the compiler or the device hangs.
@@ -69,6 +72,6 @@ def _heads(model: Path | None) -> dict[str, int]:
     num_kv_heads = file.size("num_key_value_heads") or num_heads
     if not num_heads or not hidden_size or num_heads % num_kv_heads:
         return {}
-    # Some layers of Gemma 4 have larger heads than the others.
+    # Some layers of Gemma 4 have larger heads than its other layers.
     head_dim = max(file.size("head_dim") or hidden_size // num_heads, file.size("global_head_dim") or 0)
     return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}

@@ -1,7 +1,7 @@
-"""Tests whether a drafter suits its verifier, by short texts generated with the real engine and channel at start.
+"""Tests whether a drafter suits its verifier, by generating short texts with the real engine and channel at start.
 
 A head that is interpreted with a wrong convention, or that belongs to another verifier, costs speed but never changes
-tokens: only its acceptance shows the mistake. Independent of checkpoints and processes.
+tokens: only its low acceptance shows the mistake. The test does not depend on checkpoints and processes.
 """
 
 import logging
@@ -18,22 +18,25 @@ from wingbeat.runtime.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 NUM_TEXTS = 32
-"""Most texts of a test; a clear result takes a few."""
+"""Maximum number of texts of a test; a clear result needs only a few texts."""
 LEAST_ACCEPTANCE = 0.3
-"""Least acceptance of first drafted tokens. Published heads reach 0.7 and more; a head whose taps are off by one layer
-reaches about 0.1."""
+"""Minimum acceptance rate of the first drafted tokens. Published heads reach 0.7 and more; a head whose taps are off by
+one layer reaches about 0.1."""
 _NUM_TOKENS, _FEWER_TOKENS = 24, 8
-"""Tokens per text; the smaller number is used if few sequences run at once, because the start would take seconds
-longer."""
+"""Number of tokens per text. The smaller number is used if few sequences run at once, because otherwise the start would
+take seconds longer."""
 _MANY_AT_ONCE = 8
 _NUM_TURNS = 4
-"""Turns in which the texts are generated, until the acceptance is clear."""
+"""Maximum number of turns in which texts are generated; a turn is skipped once the result is clear."""
 _CLEAR = 4.0
-"""Standard errors between acceptance and `LEAST_ACCEPTANCE` that count as clear."""
+"""Number of standard errors between acceptance and `LEAST_ACCEPTANCE` at which the result is clear."""
 
 
 class BadDrafterError(ValueError):
-    """The drafter's tokens are hardly ever accepted; one line with the rate and how to proceed anyway."""
+    """The drafter's tokens are hardly ever accepted.
+
+    The message is one line with the rate, and with the way to use the drafter nevertheless.
+    """
 
 
 class SelfTest(NamedTuple):
@@ -46,7 +49,7 @@ class SelfTest(NamedTuple):
 
     @property
     def first_position(self) -> float:
-        """Share of the verified trees in which a node at depth 1 was accepted."""
+        """Fraction of the verified trees in which a node at depth 1 was accepted."""
         rates = self.metrics.acceptance_rate_per_pos()
         return rates[0] if rates else 0.0
 
@@ -54,7 +57,7 @@ class SelfTest(NamedTuple):
     def is_clear(self) -> bool:
         """Whether more texts are unlikely to change the verdict."""
         num_drafts = self.metrics.num_drafts
-        # A share of n drafts has a standard error of at most 0.5 / sqrt(n).
+        # A fraction measured on n drafts has a standard error of at most 0.5 / sqrt(n).
         return num_drafts > 0 and abs(self.first_position - LEAST_ACCEPTANCE) > _CLEAR * 0.5 / num_drafts**0.5
 
     @property
@@ -80,12 +83,12 @@ def check_drafter(engine: Engine, tokenizer: Tokenizer | None, name: str, allow_
     """Runs the self-test and judges its result.
 
     Args:
-        engine: idle, with its drafter attached.
+        engine: engine without running requests and with its drafter attached.
         name: the drafter's name in messages.
-        allow_bad: warn instead of refusing.
+        allow_bad: whether a failed test only logs a warning.
 
     Raises:
-        BadDrafterError: first-position acceptance is below `LEAST_ACCEPTANCE`, or the drafter was lost meanwhile.
+        BadDrafterError: first-position acceptance is below `LEAST_ACCEPTANCE`, or the drafter was lost during the test.
     """
     test = run_self_test(engine, tokenizer)
     if engine.drafter_state is not DrafterState.ATTACHED:
@@ -110,11 +113,11 @@ def check_drafter(engine: Engine, tokenizer: Tokenizer | None, name: str, allow_
 def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
     """Generates short texts with drafts of the full configured shape, half of them greedily.
 
-    The engine is reset afterwards: no cached prefix and no statistics remain.
+    The engine is reset afterwards, so that no cached prefix and no statistics remain.
 
     Args:
-        engine: idle, with its drafter attached.
-        tokenizer: the verifier's, for realistic prompts; None starts from random tokens.
+        engine: engine without running requests and with its drafter attached.
+        tokenizer: tokenizer of the verifier, for realistic prompts; None uses prompts of random tokens.
 
     Raises:
         RuntimeError: the engine has unfinished requests.
@@ -124,7 +127,8 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
     num_tokens = _NUM_TOKENS if engine.config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
     requests = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, num_tokens, engine.config.max_model_len)
     test, started = SelfTest(0, 0, 0.0, SpeculationMetrics()), time.perf_counter()
-    with engine.policy.fixed(), engine.drafting.waits.unbounded():  # tests acceptance, not profitability or speed
+    # drafts are fixed and waits long, because the test is about acceptance, not speed
+    with engine.policy.fixed(), engine.drafting.waits.unbounded():
         for turn in range(_NUM_TURNS):
             texts = requests[turn::_NUM_TURNS]
             written = _write(engine, texts, test.metrics)
@@ -137,7 +141,7 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
 
 
 def _write(engine: Engine, texts: list[Request], metrics: SpeculationMetrics) -> int:
-    """Generates texts to their ends, sums their metrics, and returns the number of tokens."""
+    """Generates texts until all have ended, adds their metrics to `metrics`, and returns the number of tokens."""
     num_tokens = 0
     for request in texts:
         engine.add_request(request)

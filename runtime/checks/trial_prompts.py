@@ -1,4 +1,4 @@
-"""Prompts of short texts on which drafters, graphs and conventions are tested."""
+"""Prompts of the short texts with which drafters, graphs and conventions are tested."""
 
 import torch
 
@@ -47,10 +47,10 @@ _BEGINNINGS = (
 def trial_requests(
     loaded: LoadedModel, tokenizer: Tokenizer | None, num_texts: int, num_tokens: int, max_model_len: int
 ) -> list[Request]:
-    """Returns `num_texts` requests of up to `num_tokens` tokens: every prompt greedily, then sampled with seeds.
+    """Returns `num_texts` requests of up to `num_tokens` tokens: for each prompt greedy, then for each prompt sampled.
 
-    The requests are the same for the same verifier at all times. If the context is too short for both, the text gets
-    half.
+    The same verifier always gets the same requests. If max_model_len is too short for prompt and text, prompts are cut
+    to half of max_model_len.
     """
     prompts = trial_prompts(loaded, tokenizer)
     requests = []
@@ -70,13 +70,13 @@ def trial_requests(
 def trial_prompts(loaded: LoadedModel, tokenizer: Tokenizer | None) -> list[list[int]]:
     """Returns token ids of a few prompts.
 
-    Questions in the chat template if there is one, because chat models produce unusual text without it; beginnings of
-    texts for other models; random tokens without a tokenizer.
+    If the tokenizer has a chat template, the prompts are questions in this template, because chat models produce
+    unusual text without it. Otherwise the prompts are beginnings of texts; without a tokenizer they are random tokens.
     """
     if tokenizer is None:
         generator = torch.Generator().manual_seed(0)
         return torch.randint(0, loaded.vocab_size, (len(_BEGINNINGS), 2), generator=generator).tolist()
     try:
         return [tokenizer.encode_chat([{"role": "user", "content": question}]) for question in _QUESTIONS]
-    except ValueError:  # no chat template, or one that requires other messages
+    except ValueError:  # no chat template, or a template that refuses these messages
         return [tokenizer.encode(text) for text in _BEGINNINGS]

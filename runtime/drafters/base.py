@@ -1,4 +1,4 @@
-"""`Drafter`, the interface of every kind of drafter: takes in committed tokens, proposes draft trees."""
+"""`Drafter`, the interface of every kind of drafter: stores the state of committed tokens and proposes draft trees."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -23,26 +23,27 @@ class DrafterNeeds(NamedTuple):
     """A drafter's requirements on its verifier; the verifier and the channel are built accordingly."""
 
     tap_layers: tuple[int, ...] = ()
-    """Layers whose *input* hidden states are tapped, ascending; index num_layers means the output of the final norm."""
+    """Layers whose *input* hidden states are tapped, ascending. The index num_layers stands for the output of the final
+    norm."""
     keeps_context: bool = False
-    """Whether the drafter keeps state per committed position. If True, the verifier sends prompt chunks and decodes,
-    and replays positions that the drafter lacks; without `tap_layers`, their taps have width 0. If False, the drafter
-    reads only the token history in the channel."""
+    """Whether the drafter keeps state for each committed position. If True, the verifier sends prompt chunks and
+    decodes, and replays positions that the drafter lacks; the taps sent have width 0 if `tap_layers` is empty. If
+    False, the drafter reads only the token history in the channel."""
     kv_layers: tuple[int, ...] = ()
-    """Layers, ascending, whose keys and values follow the tapped hidden states at each position: per layer the key,
-    flattened over its heads, then the value."""
+    """Layers, ascending, whose keys and values are tapped. They follow the hidden states in the taps of each position:
+    for each layer the key, flattened over heads, then the value."""
     token_bytes: int = 0
-    """Bytes of the drafter's own KV cache per position, stored under the verifier's block ids."""
+    """Bytes per position of the drafter's own KV cache, which uses the verifier's block ids."""
     embedding_width: int = 0
     """Width of the media embeddings that the drafter reads instead of token embeddings at positions of prompt spans;
-    used only if the verifier's embeddings have this width. 0: the drafter embeds the token ids."""
+    used only if the verifier's embeddings have this width. With width 0, the drafter embeds the token ids."""
     held_bytes: int = 0
-    """GPU memory in bytes that the drafter holds once loaded (weights and all else), if it runs there in its own
-    process."""
+    """Bytes of GPU memory that the loaded drafter holds (weights and all else), if the drafter runs on the GPU in its
+    own process."""
 
 
 class NextHead(NamedTuple):
-    """Weights of another head, loaded and checked, ready to be swapped in between two rounds."""
+    """Weights of another head, loaded and checked, that can replace the current head between two rounds."""
 
     head: Any
     """The head module, on the drafter's device."""
@@ -72,14 +73,14 @@ class DraftBatch(NamedTuple):
     chunk_positions: list[int]
     chunk_lens: list[int]
     chunk_next_token_ids: Tensor
-    """int64 [num_chunk_tokens], chunks concatenated."""
+    """int64 [num_chunk_tokens]: token after each position of the chunks, which are concatenated."""
     chunk_taps: Tensor
     """[num_chunk_tokens, taps_size]"""
     proposal_slots: Tensor
     """int64 [num_proposals], in host memory: slots of the sequences that request a tree."""
     epochs: Tensor
-    """int64 [num_slots], indexed by slot like the next five fields: changes whenever a slot is given to another
-    sequence or loses its state."""
+    """int64 [num_slots]: epoch of each slot, which changes whenever the slot gets another sequence or loses its state.
+    The next five fields are also indexed by slot."""
     committed_lens: Tensor
     """int64 [num_slots]"""
     block_tables: Tensor
@@ -92,23 +93,23 @@ class DraftBatch(NamedTuple):
     """int64 [num_slots, max_committed_len or more]: token history; the first committed_lens entries of a row are valid.
     """
     max_committed_len: int
-    """Length of the longest sequence among decodes, chunks and proposals, or an upper bound; limits the context
+    """Length of the longest sequence among decodes, chunks and proposals, or an upper bound; limits the context that is
     gathered."""
     max_levels: int | None = None
-    """Maximum number of levels to grow in this pass; None means the configured depth. Drafters whose levels cost
-    nothing ignore it and grow all levels."""
+    """Maximum number of levels to grow in this pass; None means the configured depth. Drafters for which levels cost no
+    time ignore this limit and grow all levels."""
     last_token_ids: Tensor | None = None
-    """int64 [num_slots] by slot: last committed token of each sequence; None if only `token_ids` holds it."""
+    """int64 [num_slots] by slot: last committed token of each sequence; None if only `token_ids` holds these tokens."""
     growth_rules: tuple[tuple[slice, GrowthRule], ...] = ()
-    """Per verifier, its range of proposal rows and the rule that stops growth early; empty means every level is grown.
-    """
+    """Each verifier's range of proposal rows, and the rule that stops growth early for these rows. If empty, every
+    level is grown."""
 
     allowed_tokens: Tensor | None = None
     """int32 [num_proposals, ceil(vocab_size / 32)]: bit mask of the tokens allowed after each root, as in
-    `Outcome.allowed_tokens`; None if nothing is masked or the masks are not ready in time."""
+    `Outcome.allowed_tokens`; None if no token is masked, or if the masks were not ready in time."""
 
     sampling_rules: SamplingRules | None = None
-    """Sampling rules by slot; None if no sequence that requests a tree has any."""
+    """Sampling rules by slot; None if no sequence that requests a tree has sampling rules."""
     rule_kinds: int = RuleKinds.every()
     """`RuleKinds` flags: the kinds of rules that occur in `sampling_rules`."""
 
@@ -119,13 +120,18 @@ class DraftBatch(NamedTuple):
     """Inputs of the chunks; None if no chunk contains or precedes tokens of media spans."""
 
     def chunk_tokens(self, head: DraftHead) -> Tensor:
-        """Token ids of the chunks, int64 [num_chunk_tokens], or embeddings if some positions belong to media spans."""
+        """Returns the chunks' token ids, int64 [num_chunk_tokens].
+
+        Embeddings instead if some positions are in media spans.
+        """
         if self.chunk_inputs is None or not head.embedding_width:
             return self.chunk_next_token_ids
         return self.chunk_inputs.embedded(head.embed(self.chunk_next_token_ids))
 
     def chunk_rotations(self, positions: list[Tensor]) -> Tensor:
-        """RoPE positions of the chunks' pairs: int64 [num_chunk_tokens], or [3, num_chunk_tokens] for multi-axis RoPE.
+        """Returns RoPE positions of the chunks' pairs.
+
+        They are int64 [num_chunk_tokens], or [3, num_chunk_tokens] for multi-axis RoPE.
 
         Args:
             positions: int64 position of every pair, one tensor per chunk.
@@ -153,9 +159,9 @@ class DrafterOptions:
     dtype: torch.dtype = torch.float32
     device: str | torch.device = "cpu"
     cuda_graphs: bool = True
-    """On CUDA, capture the passes of drafters with weights as CUDA graphs."""
+    """Whether the passes of drafters with weights are captured as CUDA graphs, on CUDA."""
     fp8_weights: bool = False
-    """Quantise the linear weights of an EAGLE head to FP8."""
+    """Whether the linear weights of an EAGLE head are quantised to FP8."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the user gave for this kind of drafter, by name; see `DrafterKind.settings`."""
 
@@ -170,17 +176,17 @@ class Drafter(ABC):
     device: torch.device = torch.device("cpu")
     """Device on which the drafter runs; batches are moved there."""
     needs: DrafterNeeds = DrafterNeeds()
-    """Requirements on the verifier; by default only tokens."""
+    """Requirements on the verifier; by default the drafter needs only tokens."""
     trained_positions: int | None = None
     """Longest context that the weights were trained for, in tokens; None if there is no such limit."""
 
     def read_as(self, convention: HeadConvention) -> None:
-        """Reinterpret the weights under another convention, before the first `resize`.
+        """Interpret the weights by another convention, before the first `resize`.
 
-        For kinds whose checkpoint files leave the convention open.
+        Implemented by kinds of drafters whose checkpoint files leave the convention open.
 
         Raises:
-            ValueError: this kind has a single convention, or these weights cannot be read in the given one.
+            ValueError: this kind has a single convention, or the given convention cannot be applied to these weights.
         """
         raise ValueError(f"{type(self).__name__} has no conventions to choose from")
 
@@ -191,8 +197,8 @@ class Drafter(ABC):
             source: folder of the head.
 
         Raises:
-            ValueError: the head has other tensors or shapes, contains non-finite values, or this kind has no head; one
-                line.
+            ValueError: the head has other tensors or shapes, contains non-finite values, or this kind of drafter has no
+                head. The message is one line.
         """
         raise ValueError(
             f"{type(self).__name__} has no head that can be swapped: only EAGLE and one-pass drafters have"
@@ -207,7 +213,8 @@ class Drafter(ABC):
     def warn_of_long_context(self, max_model_len: int) -> None:
         """Log a warning if max_model_len exceeds the trained context length.
 
-        The acceptance length falls beyond it: for EAGLE-3 heads trained on 2k tokens, from 2.3 to 1.1 at 20k.
+        Beyond the trained length the acceptance length falls: for EAGLE-3 heads trained on 2k tokens, from 2.3 to 1.1
+        at 20k tokens.
         """
         if self.trained_positions is not None and max_model_len > self.trained_positions:
             logger.warning(
@@ -217,9 +224,9 @@ class Drafter(ABC):
             )
 
     def try_threads(self, most: int) -> None:
-        """Measure and set the number of threads that drafts fastest on this machine.
+        """Measure and set the number of threads with which this drafter drafts fastest on this machine.
 
-        Called once, after the first `resize`. Kinds without threads of their own keep torch's number.
+        Called once, after the first `resize`. Kinds of drafters without threads of their own do nothing.
 
         Args:
             most: number of cores that the process may use.
@@ -228,7 +235,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """Allocate state for `num_slots` sequences over `num_blocks` KV blocks, keeping what is stored.
+        """Allocate state for `num_slots` sequences over `num_blocks` KV blocks, keeping stored state.
 
         Raises:
             ValueError: the channel's shapes do not fit this drafter.
@@ -244,9 +251,11 @@ class Drafter(ABC):
 
     @property
     def trees_by_slot(self) -> TokenTree | None:
-        """Trees of the latest pass indexed by slot, valid until the next pass; None unless the drafter stores them so.
+        """Trees of the latest pass, indexed by slot and valid until the next pass.
 
-        A reply is then a single copy.
+        The value is None if the drafter does not store trees by slot.
+
+        With such trees, a reply is written with a single copy.
         """
         return None
 
@@ -256,7 +265,7 @@ class Drafter(ABC):
         The caller publishes the reply.
 
         Returns:
-            False if nothing was done and the caller has to use `draft`.
+            False if this method did nothing and the caller has to call `draft`.
         """
         return False
 
@@ -266,10 +275,10 @@ class Drafter(ABC):
         return {}
 
     on_committed: Callable[[], object] = staticmethod(lambda: None)
-    """Called during each pass between commit and propose."""
+    """Function called during each pass, between commit and propose."""
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
-        """Run one pass: commit, then one tree per proposal slot; None if there are no proposals."""
+        """Run one pass: commit, then propose one tree per proposal slot. Returns None if there are no proposals."""
         self.commit(batch)
         self.on_committed()
         return self.propose(batch) if batch.proposal_slots.numel() else None

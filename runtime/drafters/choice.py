@@ -33,12 +33,12 @@ _HUB = "its name on the Hugging Face hub as 'org/name[@revision]'"
 _OTHERS = f"or {_HUB}" if _CLASS is None else f"{_HUB}, or your own class as 'module.path.ClassName'"
 ALLOWED = f"{', '.join(map(repr, NAMES))}, the folder of {_FOLDERS}, {_OTHERS}"
 CHECKPOINT = "checkpoint"
-"""Kind of a choice that is a folder; its files decide later whether it holds a head or a draft model."""
+"""Kind of a choice that is a folder. The folder's files decide later whether the drafter is a head or a draft model."""
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 KIND_OF_SETTING = {setting.name: kind.name for kind in KINDS.values() for setting in kind.settings}
-"""Maps the name of a setting to the only kind of drafter that has it."""
+"""Maps the name of a setting to the name of the only kind of drafter that has this setting."""
 
 
 def check_settings(choice: "DrafterChoice", given: Mapping[str, Any]) -> None:
@@ -63,11 +63,11 @@ class DrafterChoice(NamedTuple):
     label: str
     """Short name for display."""
     automatic: bool = False
-    """Whether `auto` chose the drafter, so that another one replaces it if it cannot be loaded."""
+    """Whether `auto` chose the drafter, so that another drafter replaces it if it cannot be loaded."""
 
     @property
     def asked(self) -> str | Path:
-        """The value to pass to `parse_drafter`, together with the model's folder, for this choice."""
+        """Setting from which `parse_drafter`, given the model's folder too, returns this choice."""
         return "auto" if self.automatic else self.source
 
     @property
@@ -87,12 +87,15 @@ class DrafterChoice(NamedTuple):
 
     @property
     def can_use_gpu(self) -> bool:
-        """Whether a GPU speeds this drafter up; token look-up always runs on the CPU."""
+        """Whether this drafter can run on a GPU; drafters that look up tokens always run on the CPU."""
         return self.has_weights or self.is_class
 
     @property
     def is_class(self) -> bool:
-        """Whether the drafter is a user's class, which must be importable only on the machine that drafts."""
+        """Whether the drafter is a user's class.
+
+        Such a class needs to be importable only on the machine that drafts.
+        """
         return _CLASS is not None and self.kind == _CLASS.name
 
 
@@ -107,12 +110,12 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
     Args:
         drafter: one of NAMES, a folder, a GGUF file, a repository name on the Hugging Face hub, or the import path of a
             class. `auto` means: without a model, the demo pair's head; for a named model, the head that comes with
-            Wingbeat; for a checkpoint with draft modules of its own, the kind that drafts with them; otherwise
+            Wingbeat; for a checkpoint with draft modules of its own, the kind that drafts with them; otherwise,
             FALLBACK.
         model: the verifier's folder or name, as accepted by `checkpoint_folder`; None means the demo pair's verifier.
 
     Raises:
-        ValueError: the setting matches none of these; the message lists what is allowed.
+        ValueError: the setting matches none of these; the message lists the allowed settings.
         HubError: the repository cannot be downloaded.
     """
     text = str(drafter)
@@ -126,7 +129,7 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
         return FALLBACK if own is None else DrafterChoice(own, own, own, automatic=True)
     if text in NAMES:
         return DrafterChoice(text, text, text)
-    # Path("./org/name") equals Path("org/name"), which could be a hub name: the text decides.
+    # The text decides, because Path("./org/name") equals Path("org/name"), which could be a hub name.
     name = None if text.startswith((".", "~")) else HubName.parse(text)
     folder = checkpoint_folder(text) if name is not None else Path(text)
     if name is not None:
@@ -145,7 +148,7 @@ def holds_modules(kind: DrafterKind, model: Path) -> bool:
     """Whether a verifier's checkpoint contains readable draft modules of this kind.
 
     Raises:
-        ValueError: its config.json or a weight file cannot be read.
+        ValueError: the checkpoint's config.json or a weight file cannot be read.
     """
     if kind.modules is None:
         return False

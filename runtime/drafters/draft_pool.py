@@ -1,4 +1,4 @@
-"""Paged KV cache of a drafter: committed rows under the verifier's block ids, drafted rows behind them.
+"""Paged KV cache of a drafter: committed rows under the verifier's block ids, then drafted rows.
 
 Drafted row n of a sequence is stored at index num_context + n of its block table. Rows beyond the last committed block
 go into private blocks, which only the current pass writes and reads. A draft therefore never touches a block that
@@ -23,7 +23,7 @@ from wingbeat.runtime.round.rows import Segment
 
 
 class Chunk(NamedTuple):
-    """A piece of a prompt and the places where its rows are stored."""
+    """A piece of a prompt, and the addresses at which its rows are stored."""
 
     slot: int
     rows: slice
@@ -42,7 +42,8 @@ class DraftPool:
     Args:
         layers: attention shapes of the drafter's layers.
         num_drafted: maximum number of rows that a sequence drafts in one pass.
-        extra_sizes: widths of further tensors [num_blocks, block_size, size] under the same addresses.
+        extra_sizes: widths `size` of further tensors [num_blocks, block_size, size], whose rows have the same
+            addresses.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class DraftPool:
         return (sum(sizes) + sum(self._extra_sizes)) * self.dtype.itemsize
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> bool:
-        """Grow the pool, keeping what is stored; it never shrinks, since a later verifier may use the room.
+        """Grow the pool, keeping stored rows. The pool never shrinks, since a later verifier may use the memory.
 
         Returns:
             False if the pool was large enough and no address has changed.
@@ -100,11 +101,11 @@ class DraftPool:
         return True
 
     def reaching(self, block_tables: Tensor, longest: int) -> Tensor:
-        """The columns of block tables [n, max_blocks_per_seq] needed by sequences of at most `longest` rows."""
+        """Return the columns of block tables [n, max_blocks_per_seq] that sequences of at most `longest` rows need."""
         return block_tables[:, : max(-(-longest // self.block_size), 1)]
 
     def tables(self, block_tables: Tensor, num_context: Tensor) -> Tensor:
-        """Block tables with each sequence's private blocks inserted behind its context.
+        """Return block tables with each sequence's private blocks inserted after its context.
 
         Args:
             block_tables: int64 [num_reqs, num_blocks], covering all contexts; num_reqs is at most num_slots.
@@ -120,7 +121,7 @@ class DraftPool:
         return tables.scatter_(1, columns, self._private[: len(tables)])
 
     def chunks(self, batch: DraftBatch) -> list[Chunk]:
-        """The chunks of a batch with their positions, block tables and slot mappings."""
+        """Return the chunks of a batch with their positions, block tables and slot mappings."""
         chunks, begin = [], 0
         for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
             positions = torch.arange(start, start + length, device=self.device)
@@ -131,39 +132,45 @@ class DraftPool:
         return chunks
 
     def chunk_segment(self, chunk: Chunk, begin: int = 0) -> Segment:
-        """Causal attention segment of a chunk; the batch's chunk rows start at row `begin`."""
+        """Return a causal attention segment of a chunk; the batch's chunk rows start at row `begin`."""
         return self.causal_segment(begin + chunk.rows.start, chunk.positions[None], chunk.positions[:1], chunk.tables)
 
     def causal_segment(self, start: int, rows: Tensor, num_context: Tensor, tables: Tensor) -> Segment:
-        """Causal segment of new rows at logical positions int64 [num_reqs, num_rows], stored behind the context."""
+        """Return a causal segment of new rows, stored after the context.
+
+        `rows` int64 [num_reqs, num_rows] are the rows' logical positions.
+        """
         return Segment(start, *rows.shape, tables, num_context, rows)
 
     def tree_segment(self, rows: Tensor, visible: Tensor, num_context: Tensor, tables: Tensor) -> Segment:
-        """Segment of the latest nodes of a growing tree.
+        """Return a segment of the latest nodes of a growing tree.
 
         Args:
             rows: int64 [num_reqs, num_nodes], logical positions (context + depth) of all nodes so far, in storage
                 order.
-            visible: bool [num_reqs, num_query, num_nodes], the nodes that each of the last num_query nodes sees; or the
-                mask packed into words.
+            visible: bool [num_reqs, num_query, num_nodes], which nodes each of the last num_query nodes sees; or the
+                same mask packed into words.
         """
         words = pack_mask(visible) if visible.dtype == torch.bool else visible
         return Segment(0, *visible.shape[:2], tables, num_context, rows, words)
 
     def attends(self, slot_mapping: Tensor, segments: list[Segment], scaling: float) -> list[Attend]:
-        """Store-and-attend callables of the same rows, one per layer; for the arguments see `PagedAttend`."""
+        """Return a store-and-attend callable for each layer; all callables have the same rows.
+
+        For the arguments see `PagedAttend`.
+        """
         return [PagedAttend(cache, slot_mapping, segments, scaling) for cache in self.caches]
 
 
 class DraftedRows:
-    """Storage addresses and masks of the rows of one growth, level by level.
+    """Storage addresses and masks, level by level, of the rows that are drafted while trees grow.
 
     Args:
         tables: int64 [num_reqs, num_blocks], private blocks included.
-        num_context: int64 [num_reqs], contiguous: committed rows, which all drafted rows see and behind which they are
-            stored.
-        num_levels: number of levels that are run.
-        width: rows per level.
+        num_context: int64 [num_reqs], contiguous: number of committed rows, which all drafted rows see and after which
+            the drafted rows are stored.
+        num_levels: number of levels whose rows are run.
+        width: rows per level and sequence.
     """
 
     def __init__(self, pool: DraftPool, tables: Tensor, num_context: Tensor, num_levels: int, width: int) -> None:
@@ -175,20 +182,20 @@ class DraftedRows:
         mapping = slot_mapping(tables, num_context[:, None] + index, pool.block_size)
         by_level = mapping.unflatten(1, (num_levels, width)).transpose(0, 1)
         self._slot_mapping = by_level.reshape(num_levels, len(mapping) * width).contiguous()
-        # A chain is causal: rows drafted at earlier levels count as context of later levels.
+        # A chain is causal, so rows drafted at earlier levels count as context of later levels.
         ahead = torch.arange(num_levels, device=num_context.device)[:, None] if width == 1 else 0
         self._num_context = (num_context + ahead).expand(num_levels, -1)
 
     def slot_mapping(self, level: Level) -> Tensor:
-        """int64 [num_reqs * width]: addresses at which the level's rows are stored."""
+        """Return the addresses at which the level's rows are stored, int64 [num_reqs * width]."""
         return self._slot_mapping[level.depth - 1]
 
     def positions(self, level: Level) -> Tensor:
-        """int64 [num_reqs, width]: logical positions of the level's rows."""
+        """Return the logical positions of the level's rows, int64 [num_reqs, width]."""
         return self._positions[:, (level.depth - 1) * self.width : level.depth * self.width]
 
     def segment(self, level: Level) -> Segment:
-        """Attention segment of the level's rows; valid after the rows are stored."""
+        """Return the attention segment of the level's rows; valid once the rows are stored."""
         num_context = self._num_context[level.depth - 1]
         if level.visible is None:
             return self.pool.causal_segment(0, self.positions(level), num_context, self.tables)
@@ -197,12 +204,15 @@ class DraftedRows:
         )
 
     def attends(self, level: Level, scaling: float) -> list[Attend]:
-        """Store-and-attend callables of one level, one per layer of the pool."""
+        """Return the store-and-attend callables of one level, one per layer of the pool."""
         return self.pool.attends(self.slot_mapping(level), [self.segment(level)], scaling)
 
 
 def grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zero tensor of `shape` that starts with the rows of `old` if row shapes match; `old` itself if large enough."""
+    """Return a zero tensor of `shape` that starts with the rows of `old` if row shapes match.
+
+    Returns `old` itself if it is large enough.
+    """
     same_rows = old.shape[1:] == shape[1:]
     if same_rows and old.shape[0] >= shape[0]:
         return old

@@ -1,4 +1,4 @@
-"""Limits on what the verifiers of a shared drafter may use together: slots, and memory for draft KV."""
+"""Limits on the slots, and the memory for draft KV, that all verifiers of a shared drafter use together."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,15 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 
 MIB = 1 << 20
 CACHED_TIMES = 4
-"""Limit on blocks, as a multiple of what all slots can hold at once: more blocks would only cost memory. An engine's KV
-pool has the same limit (`runtime.kv.capacity.fit`)."""
+"""Limit on blocks, as a multiple of the number of blocks that all slots can use at once; more blocks would only cost
+memory. An engine's KV pool has the same limit (`runtime.kv.capacity.fit`)."""
 
 
 class NoRoomError(ValueError):
-    """A verifier does not fit beside the attached ones; the message states what it needs and what is left."""
+    """A verifier does not fit beside the attached verifiers.
+
+    The message states what the verifier needs and what is left.
+    """
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class DraftRoom:
         """Maximum useful number of blocks, limited by memory and by CACHED_TIMES.
 
         Args:
-            token_bytes: bytes of draft KV per position; 0 if the drafter keeps none.
+            token_bytes: bytes of draft KV per position; 0 if the drafter keeps no KV.
         """
         most = 1 + CACHED_TIMES * self.num_slots * spec.max_blocks_per_seq
         return min(self.num_bytes // (token_bytes * spec.block_size), most) if token_bytes else 0
@@ -37,7 +40,8 @@ class DraftRoom:
 
         Args:
             spec: shape of the new verifier's channel.
-            num_slots, num_blocks: totals of the drafter afterwards, including gaps between the verifiers' ranges.
+            num_slots, num_blocks: totals of the drafter once the verifier is attached, including gaps between the
+                verifiers' ranges.
             token_bytes: bytes of draft KV per position.
 
         Raises:

@@ -1,6 +1,6 @@
 """A drafter's pass captured as CUDA graphs: one graph per batch size and depth, with inputs at fixed addresses.
 
-Independent of the kind of drafter: the graphs capture two functions over tensors that the drafter passes in.
+This module does not depend on the kind of drafter: the graphs capture two functions that the drafter passes in.
 """
 
 from collections.abc import Callable
@@ -42,14 +42,14 @@ class DecidedRows(NamedTuple):
     first_token_ids: Tensor | None = None
     """int64 [num_reqs]: token at the first position; None unless `reads_history` is set."""
     position_deltas: Tensor | None = None
-    """int64 [num_reqs]: see `Roots.position_deltas`."""
+    """int64 [num_reqs]: offsets as in `Roots.position_deltas`; None if all offsets are 0."""
 
     def rotated(self, positions: Tensor) -> Tensor:
-        """RoPE positions of pairs at positions int64 [num_reqs, width]."""
+        """Returns the RoPE positions of pairs at `positions`, int64 [num_reqs, width]."""
         return positions if self.position_deltas is None else positions + self.position_deltas[:, None]
 
     def spread(self) -> tuple[Tensor, Tensor]:
-        """Position of each column, int64 [num_reqs, width], and a mask of the valid columns, bool [num_reqs, width]."""
+        """Returns each column's position, int64 [num_reqs, width], and whether it is valid, bool [num_reqs, width]."""
         steps = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
         return self.positions[:, None] + steps, steps < self.num_tokens[:, None]
 
@@ -60,28 +60,29 @@ class DecidedRows(NamedTuple):
 
 
 class PassRows(NamedTuple):
-    """Inputs of both stages: the fields of `DecidedRows`, and the slots that request a tree, which may differ."""
+    """Inputs of both stages: the fields of `DecidedRows`, and the slots that request a tree."""
 
     slots: Tensor
-    """int64 [num_reqs, 2]: slot of the decode and slot of the tree; padding has the spare slot."""
+    """int64 [num_reqs, 2]: slot of the decode, and slot of the tree, which may be another slot; padding has the spare
+    slot."""
     positions: Tensor
     num_tokens: Tensor
     token_ids: Tensor
     taps: Tensor
     first_token_ids: Tensor
     levels: Tensor
-    """int64 [num_reqs, depth]: only its shape is used, which gives the number of levels; the values are not read."""
+    """int64 [num_reqs, depth]: only the tensor's shape is used, as the number of levels; the values are not read."""
 
 
 class Committed(NamedTuple):
-    """Output of `draft_accept`: empty, since the drafter stores what it computes."""
+    """Output of `draft_accept`; empty, since the drafter stores the committed state in its pool."""
 
 
 CommitFunction = Callable[[DecidedRows, Tensor], None]
-"""(decodes, block tables by slot): commits the decoded tokens."""
+"""Function (decodes, block tables by slot) that commits the decoded tokens."""
 DraftFunction = Callable[[DecidedRows, Roots, Tensor], TokenTree]
-"""(decodes, roots, block tables by slot) -> trees: commits the decoded tokens, then grows a tree from each root. The
-slot of every non-padding decode is also the slot of a root."""
+"""Function (decodes, roots, block tables by slot) -> trees that commits the decoded tokens, then grows a tree from each
+root. The slot of every non-padding decode is also the slot of a root."""
 
 
 class DraftStages:
@@ -90,10 +91,10 @@ class DraftStages:
     Args:
         commit, draft: functions to capture. Rows of slot num_slots of the pool are padding and must not change any
             sequence's state.
-        growth: the growth that `draft` uses.
+        growth: the `Growth` that `draft` uses.
         pool: the drafter's KV pool; its addresses must not change.
         graph_device: captures the stages.
-        reads_history: whether decodes need the token at their first position.
+        reads_history: whether `commit` needs the token at each decode's first position.
         moves: whether RoPE positions of a sequence may differ from its positions.
     """
 
@@ -123,7 +124,8 @@ class DraftStages:
         proposals = [Bucket(n, depth) for n in self.buckets for depth in growth.depths]
         self._accept = GraphRunner(Stage.DRAFT_ACCEPT, self._commit, self._padding, accepts, self._pool)
         self._proposal = GraphRunner(Stage.DRAFT_PROPOSAL, self._draft, self._padding, proposals, self._pool)
-        # Rules have graphs of their own: they add six or more launches per level, which other rounds would pay for.
+        # Sampling rules have graphs of their own, because they add six or more launches per level, which would slow
+        # down rounds without rules.
         self._ruled = GraphRunner(Stage.DRAFT_RULED, self._draft_ruled, self._padding, proposals, self._pool)
         runners = (self._accept, self._proposal, self._ruled)
         for runner in runners:
@@ -132,11 +134,11 @@ class DraftStages:
 
     @property
     def stats(self) -> GraphStats:
-        """Captured and failed graphs, and replays per stage."""
+        """Numbers of captured graphs, failed captures, and replays per stage."""
         return self._pool.stats
 
     def fit(self, spec: ChannelSpec) -> bool:
-        """Whether the stages also serve a channel of this shape, provided that its slots and blocks fit."""
+        """Whether the stages also serve a channel of this shape; the caller checks that its slots and blocks fit."""
         mine = self.spec
         return (spec.block_size, spec.max_blocks_per_seq) == (mine.block_size, mine.max_blocks_per_seq)
 
@@ -148,10 +150,12 @@ class DraftStages:
         self._accept.replay(bucket, count)
 
     def propose(self, batch: DraftBatch) -> TokenTree:
-        """Commit the decodes and grow one tree per proposal slot, also written into `trees`; valid until the next pass.
+        """Commit the decodes and grow one tree per proposal slot.
 
-        Decodes without a proposal get a tree too, so that a sequence's committed tokens and its root run in one graph;
-        those trees are not read.
+        The returned trees are also written into `trees`. Both copies are valid until the next pass.
+
+        Decodes without a proposal also get a tree, so that the committed tokens and the root of a sequence run in one
+        graph. The trees of such decodes are not read.
         """
         proposals = batch.proposal_slots.tolist()
         asked = set(proposals)
@@ -166,7 +170,10 @@ class DraftStages:
         return runner.replay(bucket, len(proposals))
 
     def _by_slot(self, num_slots: int) -> tuple[SlotTables, TokenTree]:
-        """Slot tables filled with one-token padding sequences, and buffers for the trees; the last row is spare."""
+        """Returns slot tables filled with one-token padding sequences, and buffers for the trees.
+
+        The last row is spare.
+        """
         ones = torch.ones(num_slots, dtype=torch.int64, device=self.device)
         last_token_ids, seeds = torch.zeros_like(ones), torch.zeros_like(ones)
         blocks = ones.new_zeros(num_slots, self.spec.max_blocks_per_seq)
@@ -176,9 +183,11 @@ class DraftStages:
         return tables, TokenTree(ids, parents, depths, ids.to(torch.float32), torch.ones_like(ones))
 
     def _load(self, rows: PassRows, batch: DraftBatch, tree_slots: list[int]) -> None:
-        """Copies all inputs of a pass, in two launches if they are on the GPU; rows past the batch get the spare slot.
+        """Copies all inputs of a pass, in two launches if they are on the GPU.
 
-        Other fields of those rows keep old values: valid token ids of a decode that is not counted.
+        Rows past the end of the batch get the spare slot.
+
+        The other fields of such rows keep the values of earlier passes, which are valid token ids and have no effect.
         """
         num_reqs, nobody = len(rows.slots), self.spare_slot
         columns = [[*slots, *[nobody] * (num_reqs - len(slots))] for slots in (batch.decode_slots.tolist(), tree_slots)]
@@ -191,8 +200,8 @@ class DraftStages:
             last_token_ids = batch.token_ids.gather(1, last[:, None])[:, 0]
         copies = [(rows.taps[:count, :width], batch.decode_taps)] if self.spec.taps_size else []
         if self.reads_history and count:
-            # A round may have moved a sequence past its history when the round ended it and its host is not yet aware
-            # of that.
+            # Positions are clamped, because a sequence may have been moved past the end of its history by a round that
+            # ended it, before the host processed that round.
             positions = batch.decode_positions.clamp(0, batch.token_ids.shape[1] - 1)
             copies.append((rows.first_token_ids[:count], batch.token_ids[rows.slots[:count, 0], positions]))
         if self.moves and batch.position_deltas is not None:
@@ -212,7 +221,7 @@ class DraftStages:
         )
 
     def _padding(self, depth: int) -> PassRows:
-        """A padding row: a decode without tokens, whose KV is dropped, and a tree over an empty context."""
+        """Returns a padding row: a decode without tokens, whose KV is not stored, and a tree over an empty context."""
         none = torch.zeros(1, dtype=torch.int64, device=self.device)
         width = self.spec.max_path
         taps = torch.zeros(1, width, self.spec.taps_size, dtype=self.dtype, device=self.device)
@@ -227,16 +236,16 @@ class DraftStages:
         return DecidedRows(slots, positions, num_tokens, rows.token_ids, rows.taps, rows.first_token_ids, deltas)
 
     def _commit(self, rows: PassRows) -> Committed:
-        """The `draft_accept` stage."""
+        """Runs the `draft_accept` stage: commits the decodes."""
         self.commit_decodes(self._decodes(rows), self.tables.block_tables)
         return Committed()
 
     def _draft(self, rows: PassRows) -> TokenTree:
-        """The `draft_proposal` stage: commits the decodes, then grows all levels of the trees."""
+        """Runs the `draft_proposal` stage: commits the decodes, then grows all levels of the trees."""
         return self._grow(rows, self._roots(rows))
 
     def _draft_ruled(self, rows: PassRows) -> TokenTree:
-        """The `draft_ruled` stage: `draft_proposal` under the requests' sampling rules."""
+        """Runs the `draft_ruled` stage: as `draft_proposal`, but under the requests' sampling rules."""
         return self._grow(rows, self._rules.attach(self._roots(rows)))
 
     def _roots(self, rows: PassRows) -> Roots:
@@ -251,7 +260,7 @@ class DraftStages:
 
 @torch.inference_mode()
 def _fill(runner: GraphRunner, padding_row: Callable[[int], tuple]) -> None:
-    """Fills the static inputs with padding: uninitialised memory may hold invalid token ids."""
+    """Fills the static inputs with padding, because uninitialised memory may hold invalid token ids."""
     for bucket in runner.buckets:
         for view, row in zip(runner.inputs(bucket), padding_row(bucket.size), strict=True):
             view.copy_(row)

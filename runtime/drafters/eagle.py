@@ -1,8 +1,8 @@
-"""Drafting with an EAGLE head: chains and EAGLE-2 dynamic trees, draft KV paged under the verifier's block ids.
+"""Drafts with an EAGLE head: chains and EAGLE-2 dynamic trees, with draft KV paged under the verifier's block ids.
 
 Pair i = (features at position i, token i + 1) has RoPE position i. Committed pairs 0..L-2 of a sequence of L tokens are
-computed from the verifier's taps only and are stored in every layer. Drafted pairs are stored behind them and
-overwritten by the next tree. The last layer's output at pair L-2 predicts the token after the last committed one.
+computed from the verifier's taps only and are stored in every layer. Drafted pairs are stored after the committed pairs
+and overwritten by the next tree. The last layer's output at pair L-2 predicts the token after the last committed token.
 """
 
 from typing import NamedTuple
@@ -50,7 +50,8 @@ class EagleDrafter(HeadDrafter):
         self.head = head.eval().requires_grad_(False)
         lay_out_linears(self.head)
         self.trained_positions = head.max_position_embeddings
-        # The pool stores keys and values only: num_heads, which it does not use, is set to the number of KV heads.
+        # The pool stores only keys and values and does not use num_heads, so num_heads is set to the number of KV
+        # heads.
         heads = head.num_key_value_heads
         layers = [LayerAttention(heads, heads, head.head_dim, head.value_dim, None)] * head.num_layers
         num_drafted = (speculation.max_path - 2) * (1 if self.in_one_pass else speculation.draft_top_k)
@@ -97,7 +98,7 @@ class EagleDrafter(HeadDrafter):
         last = (rows.num_tokens - 1).clamp_min(0)
         pairs = _Pairs(
             tokens=rows.token_ids.flatten(),
-            # Invalid rows must be finite: their keys are stored in block 0, which masked queries read.
+            # Invalid rows must be finite, because their keys are stored in block 0, which masked queries read.
             taps=torch.where(counted[..., None], rows.taps, 0).flatten(0, 1),
             rotated=rows.rotated(positions).flatten(),
             slot_mapping=slot_mapping(tables, positions, self.pool.block_size, counted).flatten(),
@@ -111,11 +112,11 @@ class EagleDrafter(HeadDrafter):
     def _run_committed(self, pairs: "_Pairs", tables: Tensor) -> None:
         """Stores keys and values of committed pairs in every layer, and the hidden state of each sequence's last pair.
 
-        Each layer reads the previous layer's output at every pair; of the last layer only the last pair's output is
+        Each layer reads the previous layer's output at every pair; of the last layer, only the last pair's output is
         needed.
 
         Args:
-            tables: int64 [num_reqs, num_blocks], covering all pairs.
+            tables: int64 [num_reqs, num_blocks]: block tables that reach to the last pair.
         """
         last = pairs.last_positions
         ends = self.pool.causal_segment(0, last[:, None], last, tables)
@@ -165,13 +166,13 @@ class _Pairs(NamedTuple):
     last_rows: Tensor
     """int64 [num_reqs]: row of each sequence's last pair."""
     last_positions: Tensor
-    """int64 [num_reqs]: position of that pair."""
+    """int64 [num_reqs]: position of each sequence's last pair."""
 
 
 def build_eagle(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> EagleDrafter:
-    """Load a head as the drafter of a verifier; raises the errors of `load_eagle_head`.
+    """Load a head as the drafter of a verifier; raises like `load_eagle_head`.
 
     Args:
         source: folder of the head.

@@ -1,7 +1,8 @@
 """Grows chains and EAGLE-2 dynamic trees over any model that scores continuations (arXiv:2406.16858, section 4).
 
-The model is a callback: it receives the nodes of one level and returns their logits. Shapes depend only on the shapes
-of the roots, and nothing synchronises with a GPU, so that a whole growth can be captured in a CUDA graph.
+The model is a callback: it receives the nodes of one level and returns their logits. Tensor shapes depend only on the
+shapes of the roots, and no operation synchronises with a GPU, so that the growth of whole trees can be captured in a
+CUDA graph.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,7 +32,7 @@ _WORD_BITS = 64
 
 
 class Roots(NamedTuple):
-    """The last committed tokens of several sequences; a tree grows from each."""
+    """Last committed tokens of several sequences; a tree grows from each token."""
 
     slots: Tensor
     """int64 [num_reqs]"""
@@ -47,26 +48,26 @@ class Roots(NamedTuple):
     allowed_tokens: Tensor | None = None
     """See `DraftBatch.allowed_tokens`."""
     rules: RequestRules | None = None
-    """Sampling rules of the requests; None if no request has any."""
+    """Sampling rules of the requests; None if no request has sampling rules."""
     position_deltas: Tensor | None = None
     """int64 [num_reqs]: offset added to each sequence's positions for RoPE; None if all offsets are 0."""
 
     def rotated(self, positions: Tensor, by_request: bool = False) -> Tensor:
-        """RoPE positions of rows.
+        """Return the RoPE positions of rows.
 
         Args:
             positions: positions of the rows, int64 [..., num_reqs], or [num_reqs, width] if `by_request`.
-            by_request: whether the first dimension is the request.
+            by_request: whether the request is the first dimension of `positions`, instead of the last.
         """
         deltas = self.position_deltas
         return positions if deltas is None else positions + (deltas[:, None] if by_request else deltas)
 
 
 class SlotTables(NamedTuple):
-    """Per-slot inputs of a growth, at fixed addresses."""
+    """Inputs of a growth by slot, at fixed addresses."""
 
     committed_lens: Tensor
-    """int64 [num_slots], like the next two fields."""
+    """int64 [num_slots]; the next two fields have the same shape and dtype."""
     last_token_ids: Tensor
     seeds: Tensor
     temperatures: Tensor
@@ -78,7 +79,7 @@ class SlotTables(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The nodes of one depth that are expanded; `width` is the tree's top_k."""
+    """Nodes of one depth that are expanded; `width` is the tree's top_k."""
 
     depth: int
     """Depth of the nodes, 1 for children of the root."""
@@ -87,13 +88,14 @@ class Level(NamedTuple):
     parents: Tensor
     """int64 [num_reqs, width]: index of each node's parent among the nodes of the previous level; 0 at depth 1."""
     visible: Tensor | None
-    """bool [num_reqs, width, depth * width]: for each node, the nodes of all levels so far that it sees: itself and its
+    """bool [num_reqs, width, depth * width]: which nodes of the levels so far each node sees: the node itself and its
     ancestors. Packed masks are int64 words, see `kernels.tree.reference.pack_mask`. None in a chain, where each node
     sees all nodes so far."""
 
 
 Expand = Callable[[Level], Tensor | Continuations]
-"""Maps a level to the logits [num_reqs, width, vocab_size] that follow its nodes, or to `Continuations`."""
+"""Function that maps a level to the logits [num_reqs, width, vocab_size] that follow the level's nodes, or to
+`Continuations`."""
 
 
 class Growth:
@@ -103,7 +105,8 @@ class Growth:
         speculation: shape of the trees.
         draft_token_ids: int64 [vocab_size], target token id of each logits column, on the drafter's device.
         packed: whether masks are packed into words for the kernels.
-        whole: whether levels cost next to nothing: all levels are then always grown, and a single depth is captured.
+        whole: whether further levels take almost no time, so that all levels are always grown and a single depth is
+            captured.
     """
 
     def __init__(
@@ -118,31 +121,31 @@ class Growth:
         num_levels, num_nodes = self.max_depth - 1, (self.max_depth - 1) * self.top_k
         itself = torch.eye(num_nodes, dtype=torch.bool, device=draft_token_ids.device)
         itself = itself.view(num_levels, self.top_k, num_nodes)
-        # Masks in which each node of a level sees only itself.
+        # Masks, by level, in which each node sees only itself.
         self._itself = pack_mask(itself) if packed else itself
         self._nodes_per_column = _WORD_BITS if packed else 1
         self._steps = torch.arange(self.max_depth, device=draft_token_ids.device)
         self._tables: dict[int, TreeTable] = {}
 
     def depth(self, batch: DraftBatch) -> int:
-        """Number of levels to grow for a batch, at most."""
+        """Return the maximum number of levels to grow for a batch."""
         levels = self.max_depth if batch.max_levels is None else batch.max_levels
         return min(max(levels, self.depths[0]), self.max_depth)
 
     def prepare(self, batch_sizes: Iterable[int]) -> None:
-        """Allocate the tables of growths of these batch sizes, so that capturing a growth allocates none."""
+        """Allocate the tree tables for these batch sizes, so that no table is allocated while a growth is captured."""
         for num_reqs in batch_sizes if self.top_k > 1 else ():
             self._table(num_reqs)
 
     def roots(self, batch: DraftBatch, slots: Tensor) -> Roots:
-        """The roots of a batch's proposals.
+        """Return the roots of a batch's proposals.
 
         Args:
             slots: int64 [num_reqs], the proposals' slots on the drafter's device.
         """
         lens = batch.committed_lens[slots]
-        # A round may have moved a sequence past its history when the round ended it and its host is not yet aware of
-        # that.
+        # The index is clamped, because a sequence may have been moved past the end of its history by a round that ended
+        # it, before the host processed that round.
         last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
         positions = lens + self._steps[: self.depth(batch), None]
         rules, sampling_rules = None, batch.sampling_rules
@@ -162,7 +165,10 @@ class Growth:
         )
 
     def roots_of(self, tables: SlotTables, slots: Tensor, depth: int) -> Roots:
-        """Roots of the sequences in slots int64 [num_reqs], for trees of `depth` levels; `tables` are on the device."""
+        """Return roots of the sequences in `slots`, int64 [num_reqs], for trees of `depth` levels.
+
+        `tables` are on the device.
+        """
         positions = tables.committed_lens[slots] + self._steps[:depth, None]
         deltas = None if tables.position_deltas is None else tables.position_deltas[slots]
         last, temperatures, seeds = tables.last_token_ids[slots], tables.temperatures[slots], tables.seeds[slots]
@@ -174,7 +180,7 @@ class Growth:
         Args:
             logits: [num_reqs, 1, vocab_size], logits that follow the roots, or `Continuations`.
             expand: returns the logits that follow a level's nodes.
-            rules: rules that stop growth early, CPU only.
+            rules: rules that stop growth early; empty except on a CPU.
         """
         couplings = couplings_of(roots)
         if roots.allowed_tokens is not None:
@@ -193,7 +199,10 @@ class Growth:
         couplings: list[Coupling | None],
         rules: Rules,
     ) -> TokenTree:
-        """Drafts the likeliest token after each token: equals `_grow_tree` with top_k 1, in fewer operations."""
+        """Drafts the likeliest token after each token.
+
+        The result equals that of `_grow_tree` with top_k 1, with fewer operations.
+        """
         token_ids, log_probs = self._candidates(logits, couplings[0])
         drafted, scores = [token_ids[:, 0]], [log_probs[:, 0]]
         only = torch.zeros(len(roots), 1, dtype=torch.int64, device=roots.device)
@@ -243,7 +252,7 @@ class Growth:
         return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
 
     def ruled(self, roots: Roots, logits: Tensor) -> Continuations:
-        """Apply the requests' rules to logits [num_reqs, num_levels, draft_vocab_size] of all levels at once.
+        """Apply the requests' rules at once to the logits of all levels, [num_reqs, num_levels, draft_vocab_size].
 
         Level 0 holds the logits that follow the roots.
         """
@@ -259,7 +268,7 @@ class Growth:
         return first._replace(logits=torch.cat([first.logits, rest.logits], dim=1))
 
     def _allowed_only(self, given: Tensor | Continuations, allowed: Tensor) -> Continuations:
-        """Masks disallowed tokens after the roots; nothing is masked in a row where no candidate is allowed."""
+        """Masks disallowed tokens after the roots. A row in which no candidate is allowed stays unmasked."""
         given = _continuations(given)
         token_ids = self.draft_token_ids if given.token_ids is None else given.token_ids
         words, bits = token_ids // 32, (token_ids % 32).to(torch.int32)
@@ -271,13 +280,13 @@ class Growth:
     def _ruled(
         self, rules: RequestRules, given: Tensor | Continuations, expand: Expand
     ) -> tuple[Continuations, Expand]:
-        """Applies the requests' rules to the roots' logits, and returns an `expand` that does so at every level."""
+        """Applies the requests' rules to the roots' logits; the returned `expand` applies the rules at every level."""
 
         first = rules.apply(_continuations(given), is_root=True)
         return first, lambda level: rules.apply(_continuations(expand(level)))
 
     def _candidates(self, given: Tensor | Continuations, coupling: Coupling | None, width: int = 1) -> Candidates:
-        """The top_k best tokens after each of `width` nodes."""
+        """Returns the top_k best tokens after each of `width` nodes."""
         logits, few_token_ids, confidence, is_tempered = _continuations(given)
         if is_tempered and coupling is not None:
             coupling = coupling.tempered()
@@ -290,7 +299,7 @@ class Growth:
         return Candidates(token_ids, log_probs if confidence is None else _sure_of(log_probs, confidence))
 
     def _table(self, num_reqs: int) -> TreeTable:
-        # Tables are never freed: a captured growth keeps writing into its table.
+        # Tables are never freed, because a captured growth keeps writing into its table.
         if num_reqs not in self._tables:
             device, drawn = self.draft_token_ids.device, self.speculation.draft_tree
             if drawn is None:
@@ -302,7 +311,7 @@ class Growth:
 
 
 def of_parents(hidden: Tensor, level: Level) -> Tensor:
-    """[num_reqs, nodes of the previous level, size] -> [num_reqs, width, size]: each node's parent row."""
+    """Map rows of the previous level, [num_reqs, nodes, size], to each node's parent row, [num_reqs, width, size]."""
     return hidden.gather(1, level.parents[..., None].expand(-1, -1, hidden.shape[2]))
 
 
@@ -311,9 +320,9 @@ def _continuations(given: Tensor | Continuations) -> Continuations:
 
 
 def _sure_of(log_probs: Tensor, confidence: Tensor) -> Tensor:
-    """Log-probabilities [num_reqs, width, top_k], best first, with the best one replaced by the head's own confidence.
+    """Replaces the best of each node's log-probabilities, [num_reqs, width, top_k], by the head's own confidence.
 
-    The other tokens share the rest in their proportion, and none exceeds the best.
+    The other tokens share the remaining probability in unchanged proportion, but none gets more than the best token.
     """
     sure, probs = confidence.clamp(1e-6, 1 - 1e-6)[..., None], log_probs.exp()
     others = probs[..., 1:] * (1 - sure) / (1 - probs[..., :1]).clamp_min(1e-6)
@@ -321,14 +330,18 @@ def _sure_of(log_probs: Tensor, confidence: Tensor) -> Tensor:
 
 
 def couplings_of(roots: Roots) -> list[Coupling | None]:
-    """Couplings by depth of the expanded nodes; all None if every request is known to be greedy."""
+    """Return a coupling for each depth of expanded nodes.
+
+    All are None if the roots are on the CPU and every request is greedy.
+    """
     if roots.temperatures.device.type == "cpu" and not bool((roots.temperatures > 0).any()):
         return [None] * len(roots.positions)
     return [Coupling(roots.temperatures, roots.seeds, positions) for positions in roots.positions]
 
 
 def _another_level_pays(rules: Rules, log_probs: Tensor, chosen: Tensor) -> bool:
-    """Whether any verifier's rule requires another level. Rules exist on the CPU only."""
+    """Whether the growth rule of some verifier requires another level. Growth rules exist only on the CPU."""
     given, expanded = log_probs.numpy(), chosen.numpy()
-    # A list, not a generator: every rule must be evaluated, since each updates the path probabilities of its rows.
+    # A list instead of a generator makes sure that every rule is evaluated, since each rule updates the path
+    # probabilities of its rows.
     return any([rule.pays(given[rows], expanded[rows]) for rows, rule in rules])

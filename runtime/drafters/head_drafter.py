@@ -23,7 +23,7 @@ class HeadDrafter(StagedDrafter):
     load_head: Callable[[str], Any] | None = None
     """Loads another head from a folder with this head's options; None if swapping is not supported."""
     hidden: Tensor = torch.zeros(0)
-    """State by slot, for kinds that keep some; its float type is set by the code that writes it."""
+    """State by slot, for kinds of drafters that keep state; the code that writes the state chooses its float type."""
     passes: HeadPasses | None = None
     """Compiled passes that replace torch operations; None if torch runs them."""
 
@@ -47,13 +47,13 @@ class HeadDrafter(StagedDrafter):
     def take_head(self, head: NextHead) -> None:
         """Replace the head; see `Drafter.take_head`.
 
-        Captured graphs hold the addresses of the weights, so the new weights are copied into the old tensors; otherwise
-        the head object is replaced, which costs nothing.
+        If graphs are captured, the new weights are copied into the old tensors, because the graphs hold the old
+        tensors' addresses. Otherwise the head object is replaced, without a copy.
         """
         if self.graph_stats is not None and self.device.type != "cpu":
             others = tensors_of(head.head)
             for name, tensor in tensors_of(self.head).items():
-                # equal pointers: both heads borrow this tensor from the verifier
+                # the pointers are equal if both heads use the verifier's tensor
                 if tensor.data_ptr() != others[name].data_ptr():
                     tensor.copy_(others[name])
             return
@@ -62,7 +62,7 @@ class HeadDrafter(StagedDrafter):
         self.head = head.head
 
     def _read_alike(self, head: Any) -> Any:
-        """Returns a newly loaded head in the convention of the current one."""
+        """Returns a newly loaded head in the convention of the current head."""
         convention = self.head.convention
         return head if head.convention == convention else head.with_convention(convention)
 
@@ -97,7 +97,10 @@ class HeadDrafter(StagedDrafter):
 
 
 def tensors_of(head: nn.Module) -> dict[str, Tensor]:
-    """Weights and buffers by name; a packed layer's weight is replaced by the tensors its kernel reads."""
+    """Return weights and buffers by name.
+
+    The weight of a packed layer is replaced by the tensors that its kernel reads.
+    """
     found = {**dict(head.named_parameters()), **dict(head.named_buffers())}
     for name, module in head.named_modules():
         packed = module.packed_tensors() if isinstance(module, Packable) else []
@@ -108,7 +111,7 @@ def tensors_of(head: nn.Module) -> dict[str, Tensor]:
 
 
 def check_alike(head: nn.Module, served: nn.Module, source: str) -> None:
-    """Check that a head can replace the served one.
+    """Check that a head can replace the served head.
 
     Raises:
         ValueError: names the folder, the tensor and the difference.

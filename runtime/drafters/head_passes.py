@@ -13,7 +13,7 @@ class HeadPasses(ABC):
 
     @abstractmethod
     def resized(self) -> None:
-        """Reread addresses: the drafter's key, value and state tensors have been reallocated."""
+        """Read the addresses of the drafter's key, value and state tensors again, after their reallocation."""
 
     @abstractmethod
     def commit(self, batch: DraftBatch) -> None:
@@ -38,8 +38,11 @@ class HeadPasses(ABC):
 
     @abstractmethod
     def prepare(self, head: Any) -> Any:
-        """Convert another head of the same shape to these passes' weight format; thread-safe while they draft."""
+        """Convert another head of the same shape to these passes' weight format.
+
+        Thread-safe while these passes draft.
+        """
 
     @abstractmethod
     def take(self, prepared: Any) -> None:
-        """Use prepared weights from now on; if this raises, the previous weights stay in use."""
+        """Use prepared weights from now on. If this method raises, the previous weights stay in use."""

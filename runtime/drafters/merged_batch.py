@@ -15,7 +15,7 @@ from wingbeat.runtime.speculation.growth_rule import GrowthRule
 from wingbeat.runtime.speculation.policy import GrowthLimits
 
 HOST_COLUMNS = ("decode_slots", "proposal_slots")
-"""Fields of a `DraftBatch` that stay in host memory."""
+"""Names of the `DraftBatch` fields that stay in host memory."""
 
 SLOT_COLUMNS = (
     "epochs",
@@ -26,7 +26,7 @@ SLOT_COLUMNS = (
     "last_token_ids",
     "position_deltas",
 )
-"""Fields of a `DraftBatch` that an outcome holds by slot."""
+"""Names of the `DraftBatch` fields that an outcome holds by slot."""
 
 
 @dataclass
@@ -39,7 +39,10 @@ class Attachment:
 
 
 def growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule | None:
-    """Growth rule of the requested trees, from an outcome in host memory; None if every level is to be grown."""
+    """Return the growth rule of the requested trees, from an outcome in host memory.
+
+    Return None if every level is to be grown.
+    """
     if not RoundHeader.read(outcome.header).has_rule:
         return None
     sampled = outcome.temperatures[outcome.proposal_slots[:num_proposals]] > 0
@@ -48,18 +51,20 @@ def growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule | None:
 
 
 def _moved(columns: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Moves columns to the drafter's device; HOST_COLUMNS stay where they are."""
-    # Copies to the host must be synchronous: the next operation reads them.
+    """Moves columns to the drafter's device, except HOST_COLUMNS, which stay in host memory."""
+    # Copies to the host must be synchronous, because the next operation reads the copies.
     no_wait = device.type != "cpu"
     return {k: v if k in HOST_COLUMNS else v.to(device, non_blocking=no_wait) for k, v in columns.items()}
 
 
 def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment], device: torch.device) -> DraftBatch:
-    """Concatenate the outcomes of several verifiers; copies nothing if there is one, on the drafter's device.
+    """Concatenate the outcomes of several verifiers.
 
-    For a drafter on the CPU, decode columns are cut to the longest path of this round and growth rules are passed on.
-    On other devices shapes stay fixed and no rule is evaluated, since that would synchronise. Sampling rules reach
-    every drafter.
+    The outcome of a single verifier on the drafter's device is not copied.
+
+    For a drafter on the CPU, decode columns are cut to the longest path of this round, and growth rules are included.
+    On other devices shapes stay fixed and growth rules are left out, since evaluating them would synchronise. Sampling
+    rules are included on every device.
 
     Args:
         pending: verifiers with a round to answer, and their outcomes.
@@ -105,7 +110,7 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
 
 
 class _Asked(NamedTuple):
-    """The part of a pass that belongs to a single verifier."""
+    """A single verifier's round, which is a part of the pass."""
 
     attachment: Attachment
     outcome: Outcome
@@ -125,12 +130,15 @@ class _Asked(NamedTuple):
         return self.outcome.chunk_lens[: self.header.num_chunks].tolist()
 
     def inputs(self, device: torch.device) -> ChunkInputs | None:
-        """Inputs of the chunks on `device`; None if the verifier sent none."""
+        """Returns the inputs of the chunks, on `device`; None if the verifier sent no inputs."""
         told = self.outcome.inputs(sum(self.chunk_lens())) if self.header.has_inputs else None
         return None if told is None else told.to(device, non_blocking=device.type != "cpu")
 
     def rotations(self, device: torch.device) -> Tensor:
-        """RoPE positions of the chunks' pairs, treated as text after all media spans, int64 [num_chunk_tokens]."""
+        """Returns RoPE positions of the chunks' pairs, int64 [num_chunk_tokens].
+
+        All pairs are treated as text after the last media span.
+        """
         slots = self.outcome.chunk_slots[: self.header.num_chunks].tolist()
         chunks = zip(slots, self.chunk_positions(), self.chunk_lens(), strict=True)
         deltas = self.outcome.position_deltas.to(device)
@@ -140,10 +148,10 @@ class _Asked(NamedTuple):
         )
 
     def rows(self, width: int | None, device: torch.device) -> dict[str, Tensor]:
-        """The used rows of the decode, chunk-token and proposal columns, with slots offset to the drafter's.
+        """Returns the rows in use of the decode, chunk-token and proposal columns, with the drafter's slot numbers.
 
         Args:
-            width: number of columns to keep of the decodes' paths; None keeps all.
+            width: number of path columns to keep for decodes; None keeps all columns.
             device: the drafter's device.
         """
         outcome, offset = self.outcome, self.attachment.slot_offset
@@ -162,7 +170,7 @@ class _Asked(NamedTuple):
 
 
 def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
-    """Each verifier's range of proposals and its rule; empty if a verifier has no rule."""
+    """Returns each verifier's range of proposals and its growth rule; empty if any verifier has no rule."""
     rules: list[tuple[slice, GrowthRule | None]] = []
     start = 0
     for _, outcome, header in rounds:
@@ -174,10 +182,10 @@ def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
 
 
 def _allowed_tokens(rounds: list[_Asked], device: torch.device) -> Tensor:
-    """Masks by proposal; rows of verifiers without masks allow all tokens."""
+    """Returns the masks of allowed tokens by proposal; rows of verifiers without masks allow all tokens."""
     width = max(outcome.allowed_tokens.shape[1] for _, outcome, _ in rounds)
     shape = sum(header.num_proposals for _, _, header in rounds), width
-    # The host fills the masks in pinned memory: a copy from pageable memory would synchronise with the device.
+    # The masks are in pinned memory, because a copy from pageable memory would synchronise with the device.
     masks = torch.full(shape, -1, dtype=torch.int32, pin_memory=device.type != "cpu")
     begin = 0
     for _, outcome, header in rounds:
@@ -188,14 +196,17 @@ def _allowed_tokens(rounds: list[_Asked], device: torch.device) -> Tensor:
 
 
 def _chunk_inputs(rounds: list[_Asked], device: torch.device) -> ChunkInputs | None:
-    """Inputs of all chunks on the drafter's device; None if no verifier sent any."""
+    """Returns the inputs of all chunks, on the drafter's device; None if no verifier sent inputs."""
     if not any(each.header.has_inputs for each in rounds):
         return None
     return joined([(each.inputs(device), each.rotations(device)) for each in rounds])
 
 
 def _sampling_rules(rounds: list[_Asked], attached: list[Attachment], device: torch.device) -> SamplingRules:
-    """Sampling rules by slot on the drafter's device; verifiers without rules get neutral rows."""
+    """Returns sampling rules by slot, on the drafter's device.
+
+    Slots of verifiers without rules get rows without effect.
+    """
     if len(attached) == 1 and attached[0].slot_offset == 0:
         return SamplingRules(*(rows.to(device, non_blocking=True) for rows in rounds[0].outcome.rules))
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
@@ -209,14 +220,17 @@ def _sampling_rules(rounds: list[_Asked], attached: list[Attachment], device: to
 
 
 def _on_host(outcome: Outcome) -> Outcome:
-    """The outcome itself if its channel is in host memory; otherwise a synchronous copy."""
+    """Returns the outcome itself if its channel is in host memory; otherwise a synchronous copy in host memory."""
     if outcome.committed_lens.device.type == "cpu":
         return outcome
     return Outcome(*(field.cpu() for field in outcome))
 
 
 def _longest(rounds: list[_Asked], committed_lens: Tensor, rows: dict[str, Tensor], chunk_slots: list[int]) -> int:
-    """Longest sequence of a pass; if lengths are on a GPU, the verifiers' upper bounds."""
+    """Returns the length of a pass's longest sequence.
+
+    If lengths are on a GPU, returns the largest of the verifiers' upper bounds.
+    """
     if committed_lens.device.type != "cpu":
         return max(each.header.max_len or each.attachment.end.spec.max_model_len for each in rounds)
     busy = torch.cat([rows["decode_slots"], rows["proposal_slots"], torch.tensor(chunk_slots, dtype=torch.int64)])
@@ -224,7 +238,7 @@ def _longest(rounds: list[_Asked], committed_lens: Tensor, rows: dict[str, Tenso
 
 
 def _by_slot(rounds: list[_Asked], attached: list[Attachment], device: torch.device) -> dict[str, Tensor]:
-    """Slot tables over all verifiers' ranges; rows of verifiers without a pending round are zero."""
+    """Returns slot tables over all verifiers' slot ranges; rows of verifiers without a pending round are zero."""
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
     num_blocks = max(a.end.spec.max_blocks_per_seq for a in attached)
     tables: dict[str, Tensor] = {}
@@ -236,7 +250,7 @@ def _by_slot(rounds: list[_Asked], attached: list[Attachment], device: torch.dev
 
 
 def _history(rounds: list[_Asked], attached: list[Attachment], longest: int, device: torch.device) -> Tensor:
-    """Token histories of all verifiers' slots, cut to the longest sequence of this pass."""
+    """Returns the token histories of all verifiers' slots, cut to the longest sequence of this pass."""
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
     tables: dict[str, Tensor] = {}
     for attachment, _, _ in rounds:
@@ -252,10 +266,12 @@ def _place(
     shape: tuple[int, int],
     device: torch.device,
 ) -> None:
-    """Copies a verifier's rows of one table into its slot range; its rows may be shorter than the table's.
+    """Copies a verifier's rows of one table into the verifier's slot range.
+
+    The copied rows may be shorter than the table's rows.
 
     Args:
-        tables: tables by name; a missing one is created.
+        tables: merged tables by name; a missing table is created.
         shape: total number of slots, and number of columns if the table has columns.
     """
     if name not in tables:

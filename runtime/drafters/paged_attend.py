@@ -12,7 +12,7 @@ from wingbeat.runtime.verifier.layers.attention import attend_segments
 
 
 class PagedAttend(NamedTuple):
-    """An `Attend` over rows [..., heads, dim], batched or flat."""
+    """An `Attend` over rows [..., heads, dim], with or without a batch dimension."""
 
     cache: tuple[Tensor, Tensor]
     """Key and value cache of the layer."""
@@ -34,7 +34,7 @@ class PagedAttend(NamedTuple):
 
     @property
     def in_fused_steps(self) -> bool:
-        """Whether `fused` is available: rotation and storage happen in one kernel on CUDA."""
+        """Whether `fused` is available, which rotates and stores rows in one kernel on CUDA."""
         return self.cache[0].is_cuda
 
     def fused(self, qkv: Tensor, rotary: Rotary, norms: tuple = (), rows: Tensor | None = None) -> Tensor:
@@ -43,8 +43,8 @@ class PagedAttend(NamedTuple):
         Args:
             qkv: [..., num_heads + 2 * num_kv_heads, dim].
             rotary: cosines and sines.
-            norms: query norm, key norm and their epsilon, if heads are normalised.
-            rows: int64 [n]: indices of the flattened rows whose queries are computed; None means all.
+            norms: query norm, key norm and the epsilon of both norms, if heads are normalised; else empty.
+            rows: int64 [n]: indices of the flattened rows whose queries are computed; None means all rows.
 
         Returns:
             [num_rows or n, num_heads, dim]
@@ -55,7 +55,7 @@ class PagedAttend(NamedTuple):
         return self.over(query if rows is None else query[rows])
 
     def over(self, query: Tensor) -> Tensor:
-        """Attention of queries [num_rows, heads, dim] over the stored rows."""
+        """Compute attention of queries [num_rows, heads, dim] over the stored rows."""
         return attend_segments(
             query, *self.cache, self.segments, self.scaling, sliding_window=self.window, sinks=self.sinks
         )

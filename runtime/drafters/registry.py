@@ -1,4 +1,4 @@
-"""Builds the drafter that a name or folder means; the module of a kind is imported only when that kind is used."""
+"""Builds the drafter for a name or folder. The module of a kind of drafter is imported only if that kind is used."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from wingbeat.runtime.hub import checkpoint_folder
 
 
 def kind_of(source: str | Path, model: Path | None = None) -> str:
-    """The key of KINDS that a name, a folder or an import path means, or "none".
+    """Return the key of KINDS for a name, a folder or an import path; or "none".
 
     Args:
         source: the drafter setting.
-        model: as for `parse_drafter`; decides the meaning of `auto`.
+        model: see `parse_drafter`; the model decides which kind `auto` means.
 
     Raises:
-        ValueError: the source matches no kind; the message lists what is allowed.
+        ValueError: the source matches no kind; the message lists the allowed sources.
         CheckpointError: a folder's files cannot be read.
     """
     choice = parse_drafter(source, model)
@@ -26,13 +26,13 @@ def kind_of(source: str | Path, model: Path | None = None) -> str:
 
 
 def _kind_of_folder(folder: Path) -> str:
-    """Determines the kind from tensor names, since configs of heads and whole models can look alike."""
+    """Determines the kind of a folder from tensor names, since configs of heads and of whole models can look alike."""
     from wingbeat.runtime.heads.files import read_config, read_shapes
 
     raw, shapes = read_config(folder), read_shapes(folder)
     kinds = [kind for kind in KINDS.values() if kind.folder is not None]
-    # EAGLE's criterion is the widest, so it comes after all others that claim folders; a kind without a claim comes
-    # last.
+    # EAGLE's criterion is the widest, so EAGLE comes after all other kinds that have `claims`. The kind without
+    # `claims` comes last.
     for kind in sorted(kinds, key=lambda kind: (kind.claims is None, kind is EAGLE)):
         if kind.claims is None or load_function(kind.claims)(raw, shapes):
             return kind.name
@@ -48,7 +48,8 @@ def load_drafter(
     """Build the drafter that `source` means, see `parse_drafter`; None for "none".
 
     Raises:
-        ValueError: the source names no drafter, or the drafter cannot be built; one line with the reason.
+        ValueError: the source names no drafter, or the drafter cannot be built; the message is one line with the
+            reason.
     """
     kind = kind_of(source, target.path)
     if options.fp8_weights and kind != "eagle":

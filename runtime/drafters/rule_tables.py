@@ -1,8 +1,8 @@
-"""Sampling rules as read by captured draft graphs: tables at fixed addresses, written between two rounds.
+"""Sampling rules for captured draft graphs: tables at fixed addresses, written between two rounds.
 
-Numbers are indexed by slot. Per-token tables are indexed by row of a round's proposals and written outside the graph,
-only in rounds that need them: biases, token counts of penalised sequences, and the tokens that grammars allow after the
-roots.
+The table of numbers is indexed by slot. Tables with a column per token are indexed by row of a round's proposals:
+biases, token counts of penalised sequences, and the tokens that grammars allow after the roots. These tables are
+written outside the graph, and only in rounds that need them.
 """
 
 import torch
@@ -17,12 +17,12 @@ from wingbeat.runtime.protocol.transfer import copy_into
 
 
 class RuleTables:
-    """Rule tables of one drafter; about 9 x draft_vocab_size bytes per slot.
+    """Rule tables of one drafter, which need about 9 x draft_vocab_size bytes per slot.
 
     Args:
         num_slots: number of slots.
         draft_token_ids: int64 [draft_vocab_size]: target token id of each column.
-        columns: the same ids, indexed for look-up.
+        columns: look-up from token ids to columns.
     """
 
     def __init__(self, num_slots: int, draft_token_ids: Tensor, columns: DraftColumns) -> None:
@@ -33,13 +33,13 @@ class RuleTables:
         self._biases, self._counts = Biases.empty(*shape), TokenCounts.empty(*shape)
         self._root_mask = torch.full((num_slots, -(-columns.size // 32)), -1, dtype=torch.int32, device=device)
         self._is_biased = self._is_masked = False
-        """Whether the previous round wrote biases, and masks."""
+        """Whether the previous round wrote biases, and whether it wrote masks."""
         if device.type == "cuda":  # compile the counting kernel now, not in a round
             nobody = torch.zeros(1, 1, dtype=torch.int64, device=device)
             self._counts.count(Histories(nobody, nobody[0], prompt_lens(no_rules(1, device)), nobody[0]), columns)
 
     def load(self, batch: DraftBatch, slots: Tensor) -> None:
-        """Write the rules of a batch's proposals; `slots` int64 [num_proposals] is on the device."""
+        """Write the rules of a batch's proposals. `slots`, int64 [num_proposals], is on the device."""
         rules, masks = batch.sampling_rules, batch.allowed_tokens
         kinds = RuleKinds(0) if rules is None else RuleKinds(batch.rule_kinds)
         numbers = self._none if rules is None else rules.numbers
@@ -59,7 +59,7 @@ class RuleTables:
             self._counts.count(histories, self._columns)
 
     def attach(self, roots: Roots) -> Roots:
-        """The roots with these tables as their rules; runs inside the captured graph."""
+        """Return the roots with these tables as their rules; runs inside the captured graph."""
         numbers, mask = self._numbers[roots.slots], self._root_mask[: len(roots.slots)]
         rules = RequestRules(self._columns, numbers, roots.temperatures, self._biases, self._counts, mask)
         return roots._replace(rules=rules)

@@ -1,9 +1,9 @@
 """Applies the requests' sampling rules to a drafter's logits, so that drafts are tokens that the target may sample.
 
-Order as in the target: bias and bans, penalties from committed tokens (the draft's own tokens are not counted: counting
-gains nothing), then top-k, top-p and min-p at the request's temperature. The CPU kernels do the same
-(`sampling_rules.h`). Nothing synchronises and shapes are fixed, so that the rules can be captured; a filter whose
-threshold is not among the few likeliest tokens is skipped.
+Rules are applied in the target's order: bias and bans, penalties from committed tokens, then top-k, top-p and min-p at
+the request's temperature. Penalties do not count the draft's own tokens, because counting them does not improve drafts.
+The CPU kernels do the same (`sampling_rules.h`). No operation synchronises and shapes are fixed, so that the rules can
+be captured. A filter whose threshold is not among the few likeliest tokens is skipped.
 """
 
 from typing import NamedTuple, Self
@@ -24,17 +24,21 @@ class DraftColumns:
 
     def __init__(self, draft_token_ids: Tensor) -> None:
         self.size = len(draft_token_ids)
-        # Looked up by binary search: a direct table would need its size from the device, a synchronisation.
+        # Token ids are looked up by binary search: the size of a direct table would have to be read from the device,
+        # which synchronises.
         self.places = draft_token_ids.sort()
-        """int64 [size] each: token ids in ascending order, and their columns."""
+        """Two tensors int64 [size]: token ids in ascending order, and the columns of these token ids."""
 
     def find(self, token_ids: Tensor) -> Tensor:
-        """Column of each token id, int64 of the same shape; -1 if the drafter cannot draft it."""
+        """Return the column of each token id, int64 of the same shape; -1 for tokens that the drafter cannot draft."""
         return find_columns(token_ids, *self.places)
 
 
 class TokenCounts(NamedTuple):
-    """Tokens that occur in each request's prompt and output, by column of the drafter's logits; one row per request."""
+    """Whether a token occurs in a request's prompt, and how often in its output.
+
+    Rows are requests; columns are those of the drafter's logits.
+    """
 
     in_prompt: Tensor
     """bool [num_reqs, draft_vocab_size]"""
@@ -43,13 +47,13 @@ class TokenCounts(NamedTuple):
 
     @classmethod
     def empty(cls, num_reqs: int, draft_vocab_size: int, device: torch.device) -> "TokenCounts":
-        """Tables without any counts."""
+        """Return tables in which all counts are zero."""
         shape = num_reqs, draft_vocab_size
         nothing = torch.zeros(shape, dtype=torch.bool, device=device)
         return cls(nothing, torch.zeros(shape, dtype=torch.int32, device=device))
 
     def count(self, histories: Histories, columns: DraftColumns) -> None:
-        """Write the first rows of the tables."""
+        """Count the tokens of `histories`, whose rows are the first rows of the tables."""
         count_tokens(histories, *columns.places, *(table[: len(histories.slots)] for table in self))
 
 
@@ -63,14 +67,14 @@ class Biases(NamedTuple):
 
     @classmethod
     def empty(cls, num_reqs: int, draft_vocab_size: int, device: torch.device) -> "Biases":
-        """Tables without any bias."""
-        # The extra entry after the rows receives writes for tokens without a column.
+        """Return tables without biases."""
+        # An extra entry after the last row receives the writes for tokens that have no column.
         flat = torch.zeros(num_reqs * draft_vocab_size + 1, device=device)
         none = torch.full((num_reqs,), -1, dtype=torch.int64, device=device)
         return cls(flat[:-1].view(num_reqs, draft_vocab_size), none)
 
     def write(self, rules: SamplingRules, columns: DraftColumns) -> None:
-        """Write the first rows from the tokens that these requests' rules list."""
+        """Write the biases that these requests' rules list into the first rows."""
         (size, width), num_reqs = self.table.shape, len(rules.numbers)
         index = torch.arange(num_reqs, device=self.rows.device)
         only_listed = RuleColumns(*rules.numbers.T).only_listed
@@ -82,9 +86,9 @@ class Biases(NamedTuple):
 
 
 def root_words(allowed_tokens: Tensor, draft_token_ids: Tensor) -> Tensor:
-    """Bit mask int32 [num_reqs, ceil(draft_vocab_size / 32)] of the columns allowed after roots.
+    """Return a bit mask of the columns allowed after roots, int32 [num_reqs, ceil(draft_vocab_size / 32)].
 
-    A row in which no column would be allowed allows all.
+    A row in which no column would be allowed allows all columns.
 
     Args:
         allowed_tokens: see `DraftBatch.allowed_tokens`.
@@ -101,10 +105,10 @@ class RequestRules:
 
     Args:
         columns: columns of the drafter's logits.
-        numbers: float32 [num_reqs, NUM_RULES]: `RuleColumns`.
+        numbers: float32 [num_reqs, NUM_RULES]: numeric rules, in the columns of `RuleColumns`.
         temperatures: float32 [num_reqs]
-        biases: at least num_reqs rows; None if no rules list tokens.
-        counts: at least num_reqs rows; None if no request has penalties.
+        biases: biases with at least num_reqs rows; None if no request's rules list tokens.
+        counts: token counts with at least num_reqs rows; None if no request has penalties.
         root_mask: int32 [num_reqs, ceil(draft_vocab_size / 32)]: see `root_words`; None if all tokens may follow the
             roots or `Roots.allowed_tokens` holds the mask.
     """
@@ -126,7 +130,7 @@ class RequestRules:
     def from_slots(
         cls, rules: SamplingRules, kinds: RuleKinds, temperatures: Tensor, histories: Histories, columns: DraftColumns
     ) -> Self:
-        """Rules of the requests in the slots of `histories`; all other arguments are indexed by slot."""
+        """Return the rules of the requests in the slots of `histories`; all other arguments are indexed by slot."""
         slots, biases, counts = histories.slots, None, None
         chosen, shape = SamplingRules(*(column[slots] for column in rules)), (len(slots), columns.size, slots.device)
         if RuleKinds.LISTED in kinds:
@@ -138,10 +142,11 @@ class RequestRules:
         return cls(columns, chosen.numbers, temperatures[slots], biases, counts)
 
     def apply(self, given: Continuations, *, is_root: bool = False) -> Continuations:
-        """Apply the rules to continuations: excluded logits become -inf, the others are divided by temperature.
+        """Apply the rules to continuations: excluded logits become -inf, other logits are divided by the temperature.
 
-        A head's own short candidate list is neither filtered nor tempered: its probabilities are not those of the full
-        vocabulary, and doing so made drafts worse. The list was selected from logits that were.
+        The logits of a head's own short candidate list get biases and penalties, but are neither filtered nor divided
+        by the temperature. Their probabilities are not those of the full vocabulary, and filtering or dividing them
+        made drafts worse. The logits from which the list was selected were filtered and divided.
 
         Args:
             given: continuations of the nodes.
@@ -181,11 +186,12 @@ class RequestRules:
         return self._by_width[width]
 
     def _processors(self, rows: "_Rows", candidates: Tensor | None = None) -> LogitProcessors:
-        """Logit processors of rows.
+        """Return the logit processors of rows.
 
         Args:
             rows: the rows, one per node.
-            candidates: int64 [num_reqs, num_candidates]: columns of a head's candidate list; None means all columns.
+            candidates: int64 [num_reqs, num_candidates]: columns of the tokens in a head's candidate list; None means
+                all columns.
         """
 
         def among(table: Tensor) -> Tensor:
@@ -201,7 +207,7 @@ class RequestRules:
 
 
 class _Rows(NamedTuple):
-    """Rules repeated per node of a level: `width` rows for each request."""
+    """Rules repeated for each node of a level: `width` rows for each request."""
 
     request: Tensor
     """int64 [num_rows]"""
@@ -210,4 +216,4 @@ class _Rows(NamedTuple):
     top_ks: Tensor
     """int64 [num_rows]"""
     biased: Tensor | None
-    """int64 [num_rows]: see `Biases.rows`."""
+    """int64 [num_rows]: row of the bias table, as in `Biases.rows`."""

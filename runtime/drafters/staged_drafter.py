@@ -1,7 +1,7 @@
 """`StagedDrafter`: a drafter with weights, whose passes run eagerly or as CUDA graphs.
 
-A subclass implements committing prompt chunks, in shapes that depend on the data, and committing decodes and growing
-trees, both in fixed shapes; `draft_stages` captures the latter two.
+A subclass implements three operations: committing prompt chunks, in shapes that depend on the data; committing decodes,
+in fixed shapes; and growing trees, in fixed shapes. `draft_stages` captures the last two.
 """
 
 import gc
@@ -28,11 +28,12 @@ class StagedDrafter(Drafter):
         speculation: shape of the trees.
         pool: KV pool, on the device of the weights.
         growth: grows the trees.
-        graph_device: captures every batch size and depth whenever a verifier is attached; None runs eagerly.
+        graph_device: captures passes of every batch size and depth whenever a verifier is attached; None runs passes
+            eagerly.
     """
 
     reads_history = False
-    """Whether captured decodes need the token before their first token."""
+    """Whether captured commits need the token at each decode's first position."""
 
     def __init__(
         self, speculation: SpeculationConfig, pool: DraftPool, growth: Growth, graph_device: GraphDevice | None
@@ -41,11 +42,11 @@ class StagedDrafter(Drafter):
         self.pool, self.growth = pool, growth
         self.device, self.dtype = pool.device, pool.dtype
         self.fixed_shapes = graph_device is not None or pool.device.type != "cpu"
-        """Whether shapes are independent of the data; on CPUs it may be set before a verifier is attached."""
+        """Whether shapes are independent of the data; on CPUs this may be set to True before a verifier is attached."""
         self._graph_device = graph_device
         self._stages: DraftStages | None = None
         self._moves = False
-        """Whether a verifier uses RoPE positions other than positions for text after media spans."""
+        """Whether RoPE positions of text after media spans may differ from the positions."""
 
     @property
     def graph_stats(self) -> GraphStats | None:
@@ -74,7 +75,7 @@ class StagedDrafter(Drafter):
         if self._graph_device is not None and (moved or not fit):
             self._stages = stages = None
             # stages and their runners form a reference cycle; collecting it frees the old graphs' memory for the new
-            # ones
+            # graphs
             gc.collect()
             self._stages = DraftStages(
                 self._commit_decodes,
@@ -90,7 +91,7 @@ class StagedDrafter(Drafter):
             self._warm_up(spec)
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
-        """Run one pass; if captured, decodes and trees are one graph; see `Drafter.draft`."""
+        """Run one pass; see `Drafter.draft`. If passes are captured, decodes and trees run in one graph."""
         if self._stages is None or not batch.proposal_slots.numel():
             return super().draft(batch)
         if batch.chunk_slots:
@@ -101,7 +102,7 @@ class StagedDrafter(Drafter):
     def commit(self, batch: DraftBatch) -> None:
         """Commit decided tokens; see `Drafter.commit`.
 
-        Chunks come first: a sequence may decode in the same pass that completes its context.
+        Chunks are committed first, because a sequence may decode in the same pass that completes its context.
         """
         if batch.chunk_slots:
             self._commit_chunks(batch)
@@ -127,15 +128,15 @@ class StagedDrafter(Drafter):
 
     @abstractmethod
     def _check_taps(self, spec: ChannelSpec) -> None:
-        """Raises ValueError if the verifier's taps are not those that the weights need."""
+        """Raises ValueError if the verifier does not send the taps that the weights need."""
 
     def _resize_state(self, num_rows: int) -> None:
-        """Grows the per-slot state to num_rows rows, keeping its content."""
+        """Grows the state by slot to num_rows rows, keeping its content."""
         return
 
     @abstractmethod
     def _commit_chunks(self, batch: DraftBatch) -> None:
-        """Commits the chunks of a batch that has some."""
+        """Commits the chunks of a batch that has chunks."""
 
     @abstractmethod
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
@@ -152,17 +153,17 @@ class StagedDrafter(Drafter):
 
     @torch.inference_mode()
     def _warm_up(self, spec: ChannelSpec) -> None:
-        """Runs a padding chunk, so that kernels compile now: later, compile time would look like a stuck drafter."""
+        """Runs a padding chunk, so that kernels are compiled now: later, a drafter that compiles would seem stuck."""
         self._commit_chunks(_nobodys_chunk(spec, self.pool.num_slots, self.device))
 
 
 def graph_device_of(options: DrafterOptions, device: torch.device) -> GraphDevice | None:
-    """The device that captures a drafter's passes; None if they run eagerly."""
+    """Return the device that captures a drafter's passes; None if passes run eagerly."""
     return CudaGraphDevice(device) if options.cuda_graphs and device.type == "cuda" else None
 
 
 def _nobodys_chunk(spec: ChannelSpec, slot: int, device: torch.device) -> DraftBatch:
-    """A batch with one chunk of maximum length, in block 0, for the spare slot behind all others."""
+    """Returns a batch with one chunk of maximum length, in block 0, for the spare slot, which is the last slot."""
     length = min(spec.max_prefill_tokens, spec.max_model_len)
     by_slot = torch.zeros(slot + 1, dtype=torch.int64, device=device)
     no_slots = torch.zeros(0, dtype=torch.int64)

@@ -1,8 +1,8 @@
 """The drafter's side of the channel: one batched pass over every attached verifier that waits for trees.
 
 A channel is in host memory, or partly on a device: `cluster.channels.cuda.cuda_ipc` lists the fields. Values that
-decide the shapes of a pass are always in host memory; values that a device computed stay there, so that a drafter on
-the same device enqueues its pass without synchronising.
+decide the shapes of a pass are always in host memory. Values that a device computed stay on that device, so that a
+drafter on the same device enqueues its pass without synchronising.
 """
 
 import logging
@@ -22,12 +22,12 @@ from wingbeat.runtime.protocol.transfer import copy_all, upload
 
 logger = logging.getLogger(__name__)
 LONG_CHUNKS = 64
-"""Chunk tokens per round above which a verifier is answered in a second pass, after the verifiers with fewer: a long
-prompt of one verifier must not delay the trees of the others."""
+"""Number of chunk tokens per round above which a verifier is answered in a second pass, after the verifiers with fewer
+chunk tokens, so that a verifier's long prompt does not delay the trees of other verifiers."""
 
 MOST_FAILURES = 3
-"""Consecutive rounds that failed in passes of their own, after which the drafter is considered broken, not the
-verifiers."""
+"""Number of consecutive rounds that may fail in passes of their own before the drafter, instead of the verifiers,
+counts as broken."""
 
 Pending = list[tuple[Attachment, Outcome]]
 HeadFailed = Callable[[Exception], object]
@@ -42,33 +42,34 @@ class OfferedHead(NamedTuple):
 
 
 class DraftWorker:
-    """Polls the attached channels and answers all pending rounds, those pending at the same time in one pass.
+    """Polls the attached channels and answers pending rounds; rounds that are pending at the same time share a pass.
 
-    Verifiers share the drafter's tensors: each has a range of slots and a range of blocks while it is attached. All
+    Verifiers share the drafter's tensors: each attached verifier has a range of slots and a range of blocks. All
     attached verifiers have the same tree shape, taps and block size.
 
     Args:
-        drafter: drafts for all of them.
-        room: limits on what the verifiers use together, a `DraftRoom`; None means no limits.
+        drafter: the drafter that drafts for all verifiers.
+        room: a `DraftRoom`, which limits the slots and memory of all verifiers together; None means no limits.
     """
 
     def __init__(self, drafter: Drafter, room: Any = None) -> None:
         self.drafter = drafter
         self.room = room
         self.most_threads: int | None = None
-        """On CPUs, maximum number of threads to try once a verifier is attached; None keeps torch's number."""
+        """Maximum number of CPU threads to try once a verifier is attached; None keeps torch's number of threads."""
         self._attached: dict[str, Attachment] = {}
         self._num_failed = 0
         self._watch = PassWatch(drafter)
         self._next_head: OfferedHead | None = None
         self._trial: OfferedHead | None = None
-        """The head that is being swapped in, or has not answered a round yet."""
+        """Head that is being swapped in, or that has not answered a round yet; else None."""
 
     def attach(self, name: str, end: DrafterEnd) -> None:
         """Serve the verifier behind this channel end from the next pass on.
 
         Raises:
-            ValueError: the name is in use, the channel's shapes differ from those already served, or the room is full.
+            ValueError: the name is in use, the channel's shapes differ from those already served, or a limit of `room`
+                is exceeded.
         """
         self._drop_closed()
         if name in self._attached:
@@ -86,8 +87,8 @@ class DraftWorker:
             token_bytes = self.drafter.needs.token_bytes
             self.room.check(end.spec, num_slots, num_blocks, token_bytes)
             if self.drafter.device.type != "cpu":
-                # Everything is allocated at once: captured graphs hold addresses, and capturing again would stall the
-                # others.
+                # Memory for all verifiers that may be attached is allocated at once: captured graphs hold addresses,
+                # and capturing again would stall the attached verifiers.
                 num_slots = self.room.num_slots
                 num_blocks = max(num_blocks, self.room.num_blocks(spec, token_bytes))
         self.drafter.resize(spec, num_slots, num_blocks)
@@ -105,7 +106,7 @@ class DraftWorker:
 
     @property
     def ends(self) -> list[DrafterEnd]:
-        """The attached channel ends, for a caller that waits on their doorbells."""
+        """Attached channel ends, for a caller that waits on their doorbells."""
         return [attachment.end for attachment in self._attached.values()]
 
     @property
@@ -115,25 +116,30 @@ class DraftWorker:
 
     @property
     def head_version(self) -> int:
-        """Version of the head that drafts, sent in every reply; 0 is the head from the settings."""
+        """Version of the head that drafts, which every reply contains; 0 is the head from the settings."""
         return self._watch.head_version
 
     def offer_head(self, version: int, head: NextHead, failed: HeadFailed = lambda error: None) -> None:
-        """Draft with another head from the next round on, replacing an offered head that was not swapped in yet.
+        """Draft with another head from the next round on.
+
+        A head that was offered earlier and is not in use yet is dropped.
 
         Thread-safe.
 
         Args:
             version: number to report for this head.
             head: result of this drafter's `prepare_head`.
-            failed: called with the exception that the swap or the first round after it raises, before it is raised
-                here.
+            failed: called with an exception that the swap, or the first round after the swap, raises, before the worker
+                raises it.
         """
         self._next_head = OfferedHead(version, head, failed)
 
     @torch.inference_mode()
     def take_offered_head(self) -> bool:
-        """Swap to the offered head, if there is one. Call only between two rounds, from the drafting thread."""
+        """Swap to the offered head; returns False if none is offered.
+
+        Call only between two rounds, from the drafting thread.
+        """
         offered, self._next_head = self._next_head, None
         if offered is None:
             return False
@@ -148,16 +154,17 @@ class DraftWorker:
         return True
 
     def _blame(self, error: Exception) -> None:
-        """Calls `failed` of a head that has not answered a round yet, if there is one."""
+        """Calls `failed` of the head that has not answered a round yet, if there is such a head."""
         if self._trial is not None:
             self._trial.failed(error)
 
     @torch.inference_mode()
     def run_once(self) -> bool:
-        """Answer every pending round; False if there was none. Closed channels are detached.
+        """Answer every pending round; returns False if no round was pending. Closed channels are detached.
 
-        Verifiers without a pending round are not waited for. With several attached, a round whose device has not
-        finished it counts as not pending: a pass enqueued behind that device would delay all verifiers.
+        The worker does not wait for verifiers without a pending round. If several verifiers are attached, a round that
+        its device has not finished counts as not pending, because a pass that waits for this device would delay all
+        verifiers.
         """
         self._drop_closed()
         if self._next_head is not None:
@@ -178,10 +185,13 @@ class DraftWorker:
             self.detach(name)
 
     def _answer(self, pending: Pending) -> None:
-        """Runs one pass; if it raises, runs one pass per verifier, since a single verifier's round may be the cause.
+        """Runs one pass.
+
+        If the pass raises, runs a pass for each verifier, since a single verifier's round may be the cause.
 
         Raises:
-            Exception: the drafter's own, if one verifier is attached or MOST_FAILURES rounds in a row failed alone.
+            Exception: the drafter's exception, if one verifier is attached or if MOST_FAILURES rounds in a row failed
+                in passes of their own.
         """
         try:
             self._draft(pending)
@@ -200,7 +210,7 @@ class DraftWorker:
                 self._give_up(attachment)
 
     def _give_up(self, attachment: Attachment) -> None:
-        """Detaches a verifier whose rounds fail; it decodes plainly until it attaches again."""
+        """Detaches a verifier whose round failed; the verifier decodes without drafts until it attaches again."""
         name = next(name for name, other in self._attached.items() if other is attachment)
         logger.warning("Channel %s is detached: its round fails in a pass of its own too", name)
         self.detach(name)
@@ -234,15 +244,15 @@ class DraftWorker:
 
 
 class PassWatch:
-    """Measures the passes of one drafter: host time by phase of each pass, for traces, and total device time."""
+    """Measures the passes of one drafter: each pass's host time by phase, for traces, and the total device time."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.head_version = 0
         self.stage_counts: dict[str, int] = {}
-        """Replay counts of the drafter's stages; the drafter captures when a verifier is attached."""
+        """Replay counts of the drafter's captured stages, which change whenever a verifier is attached."""
         self._device = DeviceClock(drafter.device)
         self._marks: list[int] = []
-        """Host clock in nanoseconds at begin, after commit, and after drafting."""
+        """Host clock in nanoseconds at the begin of the pass, after commit, and after drafting."""
         self._started_ns = 0
         self._began: Any = None
         drafter.on_committed = self._committed
@@ -258,14 +268,14 @@ class PassWatch:
         self._began = self._device.begin()
 
     def drafted(self) -> None:
-        """Mark the end of drafting; without an `on_committed` call, commit time counts as growth time."""
+        """Mark the end of drafting. Without an `on_committed` call, commit time counts as time of growing trees."""
         if len(self._marks) == 1:
             self._marks.append(self._marks[0])
         self._marks.append(time.perf_counter_ns())
         self._device.end("levels", self._began)
 
     def figures(self) -> DrafterFigures:
-        """Timings of the pass; call after its reply is written."""
+        """Return the timings of the pass; call after the pass's reply is written."""
         begun, taken_in, drafted = self._marks
         device = self._device.seconds
         return DrafterFigures(
@@ -281,7 +291,7 @@ class PassWatch:
 
 
 def _passes(pending: Pending) -> list[Pending]:
-    """Splits pending rounds into at most two passes: rounds with many chunk tokens come after the others."""
+    """Splits pending rounds into at most two passes: rounds with many chunk tokens are in the second pass."""
     long = [each for each in pending if _chunk_tokens(each[1]) > LONG_CHUNKS]
     if not long or len(long) == len(pending):
         return [pending] if pending else []
@@ -293,12 +303,12 @@ def _chunk_tokens(outcome: Outcome) -> int:
 
 
 def _shape(spec: ChannelSpec) -> tuple:
-    """The properties that all verifiers of one pass must share."""
+    """Returns the properties that all verifiers of one pass must share."""
     return (spec.num_nodes, spec.max_path, spec.taps_size, spec.taps_dtype, spec.block_size, spec.keeps_context)
 
 
 def _covering(specs: Iterable[ChannelSpec]) -> ChannelSpec:
-    """A spec with the maximum lengths of several specs of one shape."""
+    """Returns a spec with the largest lengths among several specs, which must otherwise be equal in shape."""
     specs = list(specs)
     longest = {
         name: max(getattr(spec, name) for spec in specs)
@@ -327,7 +337,7 @@ def _write_reply(attachment: Attachment, outcome: Outcome, trees: TokenTree, by_
 
 
 def first_gap(taken: Iterable[tuple[int, int]], size: int) -> int:
-    """Start of the first free range of `size` between the taken ranges (first, length)."""
+    """Return the start of the first free range of `size` numbers between the taken ranges (first, length)."""
     first = 0
     for begin, length in sorted(taken):
         if begin - first >= size:

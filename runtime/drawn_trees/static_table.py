@@ -1,4 +1,4 @@
-"""Grows trees of a fixed shape, in the place of `kernels.tree.table.TreeTable`, which selects nodes by score.
+"""Grows trees of a fixed shape; used instead of `kernels.tree.table.TreeTable`, which selects nodes by score.
 
 The node indices are the same for every sequence and are on the device from the start.
 """
@@ -10,28 +10,30 @@ from wingbeat.kernels.tree.results import Frontier, GrownTree
 from wingbeat.runtime.drawn_trees.static_tree import StaticTree
 
 _LEAST_LOG_PROB = -100.0
-"""Log-probability of a disallowed candidate: it keeps its place in the tree, and paths through it have no weight."""
+"""Log-probability of a disallowed candidate, which keeps its place in the tree but gives its paths no weight."""
 
 
 class StaticTable:
-    """The trees of one batch size; reusable, since level 0 starts new trees.
+    """Trees of one batch size. The object is reused for all drafts, since adding level 0 starts new trees.
 
     Args:
         tree: the shape.
         num_reqs: number of sequences.
-        top_k: candidates per expanded node, and expanded nodes per level; `StaticTree.width`.
+        top_k: number of candidates per expanded node, and of expanded nodes per level: `StaticTree.width`.
         device: device of the trees.
     """
 
     def __init__(self, tree: StaticTree, num_reqs: int, top_k: int, device: torch.device | str) -> None:
         self.num_reqs, self.top_k = num_reqs, top_k
         self._chosen: list[Tensor] = []
-        """For each level, indices of its nodes among the candidates of all nodes expanded before, int64 [nodes]."""
+        """Candidates that become nodes, for each level: indices among the candidates of all nodes expanded at the
+        previous level, int64 [nodes]."""
         self._expanded: list[Tensor] = []
-        """For each level, indices of the candidates to expand, padded with the first one, int64 [top_k]."""
+        """Indices, for each level, of the candidates to expand, padded with the first of these indices, int64 [top_k].
+        """
         parents, depths, before, begin, place = [-1], [0], 0, 1, {0: 0}
         for depth, level in enumerate(tree.levels(), 1):
-            # `place` maps an expanded node of the previous level to its index among the expanded ones.
+            # `place` maps an expanded node of the previous level to its index among the expanded nodes.
             chosen = [place[parent] * top_k + rank for parent, rank in zip(level.parents, level.ranks, strict=True)]
             parents += [before + parent for parent in level.parents]
             depths += [depth] * len(chosen)
@@ -51,7 +53,7 @@ class StaticTable:
         return 1 if level == 0 else 1 + self.top_k + (level - 1) * self.top_k * self.top_k
 
     def add_level(self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor) -> Frontier:
-        """See `TreeTable.add_level`: int64 and float [num_reqs, 1 or top_k, top_k]."""
+        """See `TreeTable.add_level`; the candidates are int64 and float [num_reqs, 1 or top_k, top_k]."""
         scores = torch.nan_to_num(candidate_log_probs.to(torch.float32), nan=_LEAST_LOG_PROB, neginf=_LEAST_LOG_PROB)
         scores = scores.clamp(_LEAST_LOG_PROB, 0.0)
         if level == 0:
@@ -68,7 +70,7 @@ class StaticTable:
         return self._frontier
 
     def finalize(self, root_token_ids: Tensor, num_nodes: int) -> GrownTree:
-        """The levels added so far as trees, nodes ordered by depth; nodes of deeper levels are padding."""
+        """Returns the levels added so far as trees, with nodes ordered by depth; nodes of deeper levels are padding."""
         token_ids = torch.cat([root_token_ids[:, None], *self._token_ids], 1)
         scores = torch.cat([torch.zeros_like(self._scores[0][:, :1]), *self._scores], 1)
         grown = token_ids.shape[1]

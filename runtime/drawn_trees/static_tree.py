@@ -11,18 +11,18 @@ Path = tuple[int, ...]
 
 
 class TreeLevel(NamedTuple):
-    """The nodes of one depth, in the order of their paths."""
+    """Nodes of one depth, in the order of their paths."""
 
     parents: tuple[int, ...]
-    """By node, index of its parent among the nodes of the previous level; 0 for children of the root."""
+    """Index of each node's parent among the nodes of the previous level; 0 for children of the root."""
     ranks: tuple[int, ...]
-    """By node, its rank among its parent's continuations; 0 is the likeliest."""
+    """Rank of each node among its parent's continuations; 0 is the likeliest."""
     expanded: tuple[int, ...]
     """Indices of the nodes that have children."""
 
 
 class StaticTree(NamedTuple):
-    """Paths of child ranks from the root, ordered by depth and then rank, as Medusa and EAGLE-1 define trees."""
+    """Tree given by its nodes' paths of child ranks, ordered by depth and then rank, as in Medusa and EAGLE-1."""
 
     paths: tuple[Path, ...]
 
@@ -31,7 +31,7 @@ class StaticTree(NamedTuple):
         """Parse a list of paths of child ranks, in any order, or its JSON.
 
         Raises:
-            ValueError: the value is not a tree; names the path, and what is missing or wrong.
+            ValueError: the value is not a tree; the message names the path, and the missing or wrong part.
         """
         if isinstance(given, str):
             with suppress(ValueError, RecursionError):
@@ -59,11 +59,11 @@ class StaticTree(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Candidates needed per expanded node, or the maximum number of expanded nodes per level if larger."""
+        """Number of candidates needed per expanded node, or largest number of expanded nodes per level, if larger."""
         return max(1 + max(map(max, self.paths)), *(len(level.expanded) for level in self.levels()))
 
     def levels(self) -> list[TreeLevel]:
-        """Levels of the tree, starting with the root's children."""
+        """Return the levels of the tree, starting with the root's children."""
         found, before = [], [()]
         inner = {path[:-1] for path in self.paths}
         for depth in range(1, self.depth + 1):

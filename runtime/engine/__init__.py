@@ -1,1 +1,1 @@
-"""The engine: runs rounds, exchanges trees and tokens with the drafter, and measures both."""
+"""The engine: runs rounds, exchanges trees and tokens with the drafter, and measures verifier and drafter."""

@@ -1,7 +1,7 @@
-"""Applies the speculation policy in an engine: plans drafts, prunes trees, learns from settled rounds.
+"""Applies the speculation policy in an engine: plans drafts, prunes trees, records acceptance of settled rounds.
 
-On a device the host never waits to read trees: the plan sets how many nodes of each tree are verified, the device picks
-them, and the evidence (probabilities of all nodes) is downloaded with the tokens.
+In rounds on a device, the host never waits to read trees: the plan sets how many nodes of each tree are verified, and
+the device picks the nodes. The evidence (probabilities of all nodes) is downloaded with the accepted tokens.
 """
 
 from collections import deque
@@ -31,21 +31,22 @@ class LaunchedRound(NamedTuple):
     """State of a launched round that is needed once the round is settled."""
 
     plan: DraftPlan
-    """Plan that the round's trees were grown by."""
+    """Plan by which the drafter grew the round's trees."""
     num_decodes: int
     kinds: list[int]
-    """By decode: the row of `Acceptance.table`."""
+    """Row of `Acceptance.table` that applies to each decode's tree."""
     certain: list[bool]
-    """By decode: whether the next token was certain (forced by its grammar), which is no evidence about the drafter."""
+    """Whether each decode's next token was certain (forced by its grammar); accepting such a token is no evidence about
+    the drafter."""
     seen: Any = None
-    """Data of the trees that another kind of round recorded at launch."""
+    """Trees as recorded at launch by a round kind that has them on the host; None in device rounds."""
 
 
 class AdaptiveSpeculation(Speculation):
     """Connects an engine's rounds to a `SpeculationPolicy`.
 
     Args:
-        pruner: chooses the nodes on the device.
+        pruner: pruner that chooses the nodes of trees on the device; None if the host chooses.
     """
 
     fixed_widths = True
@@ -57,14 +58,14 @@ class AdaptiveSpeculation(Speculation):
         self._pruner = pruner
         self._plan = NOT_ASKED
         self._pruned: LaunchedRound | None = None
-        """The round that is being launched."""
+        """State of the round that is being launched, from `prune` to `launched`."""
         self._launched: deque[LaunchedRound] = deque()
         self._num_drafted = 0
 
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
     ) -> DraftPlan:
-        """Returns the policy's plan."""
+        """Returns the policy's plan for the next draft."""
         num_reqs = max(len(running), len(proposals))
         forced = any(seq.request.params.force_drafts for seq in proposals)
         context = mean_context(running if num_unfollowed else proposals or running)
@@ -84,36 +85,42 @@ class AdaptiveSpeculation(Speculation):
 
     @property
     def text_pays(self) -> bool:
-        """The policy's value."""
+        """See `SpeculationPolicy.text_pays`."""
         return self.policy.text_pays
 
     @property
     def is_probing(self) -> bool:
-        """The policy's value."""
+        """See `SpeculationPolicy.is_probing`."""
         return self.policy.is_probing
 
     def node_price(self, running: list[Sequence]) -> float:
-        """Price by the policy's costs; 0 with fixed shapes, whose nodes are computed in any case."""
+        """See `Speculation.node_price`; 0 in rounds of fixed width, whose number of nodes does not change."""
         return 0.0 if self.fixed_widths else self.policy.node_price(len(running), mean_context(running))
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
-        """Slow-down by the policy's costs."""
+        """See `Speculation.slow_down`; the ratio follows from the policy's measured costs."""
         if not (self.policy.pays or self.policy.probe_is_due):
             return None
         return self.policy.slow_down(len(running), num_drafting, mean_context(running))
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
-        """Returns all sequences; one at most while plain decoding has been better for long and a probe is overdue."""
+        """Returns all unfollowed sequences.
+
+        If plain decoding has been better for long, returns one sequence when a probe is overdue, else none.
+        """
         if self._following.follows_all:
             return unfollowed
         return unfollowed[:1] if self.policy.overdue() else []
 
     def follows_next(self) -> bool:
-        """True for a fraction of requests while not all are followed."""
+        """True for every request; once plain decoding has been better for long, True for a fraction of requests."""
         return self._following.takes_next()
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
-        """Writes growth limits and the acceptance table; returns 0 if every level is grown."""
+        """Writes the plan's growth limits and the acceptance table.
+
+        Returns 0, having written nothing, if the plan grows every level.
+        """
         if plan.growth is None:
             return 0
         outcome.growth_limits.numpy()[:] = plan.growth
@@ -122,7 +129,7 @@ class AdaptiveSpeculation(Speculation):
 
     @property
     def num_nodes(self) -> int | None:
-        """The plan's value."""
+        """Number of nodes by the latest plan; see `DraftPlan.num_nodes`."""
         return self._plan.num_nodes
 
     def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:
@@ -131,7 +138,8 @@ class AdaptiveSpeculation(Speculation):
         if drafted is None:
             asked = NOT_ASKED
             if self._plan.reason == Reason.PROBE_PLAIN:
-                # A plain probe applies to one round only: without a drafter, no plan would replace it.
+                # A plan that probes plain decoding applies to one round only: no later plan replaces it while no
+                # drafter answers.
                 trees, self._plan = None, asked
         kinds = [seq.draft_kind for seq in decodes]
         self._pruned = LaunchedRound(asked, len(decodes), kinds, [bool(seq.certain(1)) for seq in decodes])
@@ -146,7 +154,7 @@ class AdaptiveSpeculation(Speculation):
         self._launched.clear()
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Learns from what the round accepted."""
+        """Updates the acceptance statistics with the tokens that the round accepted."""
         this = self._launched.popleft()
         if result.evidence is not None and self._is_observed(this):
             learned = self._learn(this, result.evidence, result.path_nodes, flight.live, observes=True)
@@ -156,7 +164,8 @@ class AdaptiveSpeculation(Speculation):
     def _is_observed(self, this: LaunchedRound) -> bool:
         """Whether the predicted value of this round's trees is observed; to be called once per round with trees.
 
-        Observing costs more than the observation is worth: after the first HOLD^2 rounds, one in HOLD suffices.
+        Observing a round costs time and soon adds little, so after the first HOLD^2 rounds with trees only one round in
+        HOLD is observed.
         """
         self._num_drafted += 1
         count = self._num_drafted
@@ -165,12 +174,12 @@ class AdaptiveSpeculation(Speculation):
     def _learn(
         self, this: LaunchedRound, evidence: np.ndarray, path_nodes: np.ndarray, live: list[bool], *, observes: bool
     ) -> bool:
-        """Records acceptance; returns False if the round holds no evidence about the drafter.
+        """Records which nodes were accepted; returns False if the round holds no evidence about the drafter.
 
         Args:
             path_nodes: as `RoundResult.path_nodes`.
-            live: flags by decode; may have further entries.
-            observes: also observe the predicted value of the trees.
+            live: whether each decode's result is still valid; entries past the decodes are ignored.
+            observes: whether the policy also observes the trees' predicted value.
         """
         trees, kept = unpack_evidence(evidence)
         rows = np.array(live[: this.num_decodes]) & ~np.array(this.certain) & trees.real.any(axis=1)
@@ -188,12 +197,15 @@ class AdaptiveSpeculation(Speculation):
         return True
 
     def stats(self) -> PolicyStats:
-        """Decisions so far."""
+        """Returns the counts of the policy's decisions so far."""
         return self.policy.stats(self.acceptance.expected_accepted, self.acceptance.num_accepted)
 
 
 def _before_pruning(path_nodes: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Marks nodes on the accepted path, bool [num_reqs, num_nodes], from their indices in the pruned tree."""
+    """Returns which nodes of the unpruned trees lie on the accepted path, bool [num_reqs, num_nodes].
+
+    `path_nodes` holds the path's node indices in the pruned trees; `kept` marks the nodes that pruning kept.
+    """
     stays = kept.copy()
     stays[:, 0] = True
     on_path = np.zeros(kept.shape, dtype=bool)
@@ -202,5 +214,5 @@ def _before_pruning(path_nodes: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 
 def mean_context(seqs: list[Sequence]) -> float:
-    """Mean tokens per sequence that the host holds; 0 for no sequences."""
+    """Mean number of tokens per sequence, counting tokens that have arrived on the host; 0 for no sequences."""
     return sum(len(seq.token_ids) for seq in seqs) / len(seqs) if seqs else 0.0

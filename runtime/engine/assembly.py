@@ -1,4 +1,4 @@
-"""Builds the parts of an engine and connects them."""
+"""Builds the parts of an engine, such as scheduler, model runner and drafter client, and connects these parts."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class EngineParts(NamedTuple):
     """The parts of one engine."""
 
     config: EngineConfig
-    """Limits after the model and its device have adjusted them."""
+    """Configuration with its limits adjusted to the model and the device."""
     model: VerifierModel
     cache: KVCache
     block_manager: BlockManager
@@ -57,7 +57,8 @@ def assemble(
     """Builds the parts of an engine; the arguments are those of `Engine`.
 
     Raises:
-        ValueError: the configuration needs something that the model or its device lacks; names the field and its value.
+        ValueError: the configuration needs something that the model or its device lacks; the message names the field
+            and its value.
     """
     loaded.check_length(config.max_model_len)
     config = loaded.limits(config)

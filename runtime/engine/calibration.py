@@ -1,6 +1,6 @@
-"""Measures the two curves of `runtime.speculation.curves` when an engine's first drafter attaches; takes seconds.
+"""Measures the two curves of `runtime.speculation.curves` when an engine's first drafter attaches, which takes seconds.
 
-Nothing is stored on disk: served rounds correct the curves within a few dozen rounds.
+The curves are not stored on disk, because a few dozen served rounds suffice to correct them.
 """
 
 import statistics
@@ -21,9 +21,9 @@ from wingbeat.runtime.verifier.loading.round_trial import LONG_S
 from wingbeat.runtime.verifier.model import VerifierModel
 
 POINTS = 4
-"""Number of passes that make up a curve, and of runs of each; the first run warms up."""
+"""Number of passes of different size that make up a curve. Each pass runs as many times; its first run is a warm-up."""
 HOST_ROWS, HOST_PASS_S = 64, 1.0
-"""Rows of the largest pass on a host, and predicted seconds above which a pass is skipped."""
+"""Rows of the largest pass measured on a CPU, and the predicted seconds above which a pass is not measured."""
 LONG_CONTEXT = 1024
 """Upper bound of the long context, in tokens."""
 
@@ -35,11 +35,11 @@ def pass_curve(
     """Measures the verifier's forward passes.
 
     Args:
-        graphs: captures the passes; None runs them eagerly.
+        graphs: device that captures the passes as graphs; None runs the passes eagerly.
     """
     most_reqs, num_nodes = config.max_num_seqs, config.speculation.num_nodes
     short = -(-num_nodes // config.block_size)
-    # A model may have no positions beyond the longest allowed sequence.
+    # Positions stay below max_model_len: the model may have no further positions.
     more = max(min(config.max_blocks_per_seq - short, LONG_CONTEXT // config.block_size), 0)
 
     def seconds(num_reqs: int, rows: int, width: int = short) -> float:
@@ -54,7 +54,7 @@ def pass_curve(
         num_reqs = min(wanted, most_reqs)
         rows.append(wanted - wanted % num_reqs)
         taken.append(seconds(num_reqs, rows[-1]))
-    # A pass cannot take longer than one of more rows; larger measurements are disturbances.
+    # A pass cannot take longer than a pass of more rows, so a measurement that exceeds a later one is a disturbance.
     short_s = [min(taken[index:]) for index in range(len(taken))]
     if not more:
         return PassCurve(tuple(rows), tuple(short_s))
@@ -67,15 +67,16 @@ def pass_curve(
 
 
 def draft_curve(end: VerifierEnd, config: EngineConfig, patience_s: float) -> DraftCurve | None:
-    """Waits for trees of one level and of all levels through the channel; None if the drafter does not answer.
+    """Measures the drafter's time for trees of one level and of all levels; None if the drafter does not answer.
 
-    No sequence may be running: channel rows are overwritten.
+    No sequence may be running, because the measurement overwrites channel rows of sequences.
 
     Args:
         patience_s: silence after which the drafter counts as stuck.
     """
     deepest, short = end.spec.max_path - 1, end.spec.max_path + 1
-    # With one block per sequence all contexts are short, and a drafter may treat contexts beyond that as lost.
+    # With one block per sequence only the short context is measured: a drafter may treat a context beyond its block as
+    # lost.
     long = max(min(config.max_model_len // 2, LONG_CONTEXT), short) if config.max_blocks_per_seq > 1 else short
     batches = sorted({1, config.max_num_seqs})
     points = [(num_reqs, levels, short) for num_reqs in batches for levels in (1, deepest)] + [(1, deepest, long)]
@@ -112,13 +113,13 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, context: int, timeo
     reply = end.wait_reply(end.publish_outcome(), timeout_s)
     if reply is None:
         return None
-    if reply.token_ids.is_cuda:  # the answer means that the trees are enqueued, not computed
+    if reply.token_ids.is_cuda:  # the drafter answers once the trees are enqueued, not computed
         torch.cuda.synchronize(reply.token_ids.device)
     return time.perf_counter() - started
 
 
 def _least_s(run: Callable[[], object]) -> float:
-    """Least seconds of a few runs after a warm-up run; of a single run if passes are long."""
+    """Runs a pass once to warm up, then a few times (once if the pass is long), and returns the least seconds."""
     seconds = []
     while len(seconds) < POINTS and sum(seconds[1:]) < LONG_S:
         started = time.perf_counter()
@@ -133,7 +134,8 @@ def replay_ms(step: Callable[[], object], graphs: GraphDevice, repeats: int) -> 
     """Returns median milliseconds of a step replayed as a CUDA graph.
 
     Args:
-        graphs: shared by all steps, because each device has a stream, and each stream a workspace that is never freed.
+        graphs: the capturing device, shared by all steps: each `GraphDevice` has a stream, and each stream a workspace
+            that is never freed.
     """
     graphs.warm_up(step)
     graph, _ = graphs.capture(step, graphs.new_pool())

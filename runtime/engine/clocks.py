@@ -1,4 +1,4 @@
-"""Clocks of an engine: host time by phase and by round, and latency and token counts of requests."""
+"""Clocks of an engine: measure host time by phase and by round, and latency and token counts of requests."""
 
 import time
 from collections import deque
@@ -13,9 +13,9 @@ from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 MOST_IDS = 32
-"""Most request ids that a trace event lists."""
+"""Maximum number of request ids in a trace event."""
 MAX_EVENTS = 200_000
-"""Most events of one trace, which is some minutes of rounds; later events are dropped."""
+"""Maximum number of events of one trace, enough for some minutes of rounds; later events are dropped."""
 
 
 class TraceEvent(NamedTuple):
@@ -40,21 +40,21 @@ class RoundTrace:
         self._launched: deque[tuple[RoundInFlight, float]] = deque()
 
     def begin(self, now: float) -> None:
-        """Begins a phase; nested phases must end before it does."""
+        """Begins a phase; phases that begin within this phase must end before this phase ends."""
         self._begun.append(now)
 
     def end(self, name: str, now: float) -> None:
-        """Ends the phase that began last; a phase that began before the trace is left out."""
+        """Ends the phase that began last and adds its event; a phase that began before the trace did gets no event."""
         if self._begun:
             begun = self._begun.pop()
             self._add(TraceEvent(name, self._epoch_s + begun, now - begun))
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Notes the launch of a round."""
+        """Stores a round's launch time."""
         self._launched.append((flight, time.perf_counter()))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Adds the event of the oldest round in flight; a round launched before the trace is left out."""
+        """Adds the event of the settled round; a round launched before the trace began gets no event."""
         if not self._launched or self._launched[0][0] is not flight:
             return
         _, launched = self._launched.popleft()
@@ -69,7 +69,7 @@ class RoundTrace:
         self._add(TraceEvent("round", self._epoch_s + launched, time.perf_counter() - launched, details, "rounds"))
 
     def drafted(self, figures: DrafterFigures, request_ids: list[str]) -> None:
-        """Adds the drafter's stages, timed by the drafter's own clock, and the ids of the requests it drafted for."""
+        """Adds the drafter's stages, timed by the drafter's clock; `request_ids` are the requests that got trees."""
         begun, details = figures.started_ns, {"requests": request_ids[:MOST_IDS]}
         for name in ("commit", "levels", "reply"):
             micros = getattr(figures, f"{name}_us")
@@ -78,7 +78,7 @@ class RoundTrace:
             begun += 1000 * micros
 
     def abandoned(self) -> None:
-        """Drops the rounds in flight, which will never be settled."""
+        """Drops the launch times of the rounds in flight, which will never be settled."""
         self._launched.clear()
 
     def _add(self, event: TraceEvent) -> None:
@@ -88,19 +88,23 @@ class RoundTrace:
 
 @dataclass
 class PhaseTimes:
-    """Host seconds in each phase, summed over all rounds; on an accelerator mostly the time to enqueue kernels."""
+    """Host seconds in each phase, summed over all rounds.
+
+    On an accelerator they are mostly the time to enqueue kernels.
+    """
 
     num_rounds: int = 0
     schedule_s: float = 0.0
     draft_wait_s: float = 0.0
-    """Includes ringing the drafter's doorbell: a drafter on the same core runs at that moment."""
+    """Seconds of waiting for trees and of ringing the drafter's doorbell; a drafter on the same core runs while the
+    bell rings."""
     verify_s: float = 0.0
-    """The verifier's forward passes."""
+    """Seconds of the verifier's forward passes."""
     accept_s: float = 0.0
-    """Flattening the batch, choosing tokens, walking trees, compacting KV."""
+    """Seconds of flattening the batch, choosing tokens, walking trees and compacting KV."""
     publish_s: float = 0.0
     wait_s: float = 0.0
-    """Waiting for the accepted tokens: remaining device time once the host has no more work."""
+    """Seconds of waiting for the accepted tokens: the device time that is left once the host has no more work."""
     update_s: float = 0.0
 
 
@@ -128,7 +132,7 @@ class Phase:
 
 
 class RoundClock(RoundObserver):
-    """Times the phases of an engine's rounds: `with clock.schedule:` and so on."""
+    """Times the phases of an engine's rounds; each phase is a context manager, as in `with clock.schedule:`."""
 
     def __init__(self) -> None:
         self.traces: list[RoundTrace] = []
@@ -139,14 +143,14 @@ class RoundClock(RoundObserver):
         self.reset()
 
     def reset(self) -> None:
-        """Resets all times; to be called between two rounds."""
+        """Resets all times; call it between two rounds."""
         self._num_rounds = 0
         self.draft_s = {"draft_commit": 0.0, "draft_levels": 0.0}
         """Seconds on the drafter's device, by stage."""
         self.since = 0.0
         """`time.perf_counter` of the latest phase change, in seconds."""
         self.open: list[Phase] = []
-        """Stack of nested open phases; time is charged to the last."""
+        """Stack of nested open phases; time is charged to the innermost phase, which is last."""
         self.schedule, self.draft_wait = Phase(self, "schedule"), Phase(self, "draft_wait")
         self.verify, self.accept = Phase(self, "verify"), Phase(self, "accept")
         self.publish, self.wait, self.update = (Phase(self, name) for name in ("publish", "wait", "update"))
@@ -154,24 +158,25 @@ class RoundClock(RoundObserver):
 
     @property
     def times(self) -> PhaseTimes:
-        """Times so far."""
+        """Seconds by phase since the last reset."""
         phases = (self.schedule, self.draft_wait, self.verify, self.accept, self.publish, self.wait, self.update)
         return PhaseTimes(self._num_rounds, *(phase.seconds for phase in phases))
 
     def record(self) -> RoundTrace:
-        """Starts a trace, between two rounds."""
+        """Starts and returns a trace; call it between two rounds."""
         self.traces.append(RoundTrace())
         return self.traces[-1]
 
     def stop(self, trace: RoundTrace) -> None:
-        """Ends a trace."""
+        """Stops adding events to a trace."""
         self.traces.remove(trace)
 
     def drafted(self, figures: DrafterFigures, request_ids: Callable[[], list[str]]) -> None:
-        """Records the figures of an answer of the drafter.
+        """Records the figures that came with one of the drafter's answers.
 
         Args:
-            request_ids: returns the ids of the requests that the answer has trees for.
+            request_ids: function that returns the ids of the requests for which the answer contains trees; called only
+                if a trace is recorded.
         """
         # The drafter's counters restart at 0 when another drafter takes over.
         said = (figures.device_commit_us, figures.device_levels_us)
@@ -185,7 +190,10 @@ class RoundClock(RoundObserver):
             trace.drafted(figures, request_ids())
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Stores the round's draft wait, and moves its forward pass from `accept` to `verify`."""
+        """Stores the round's draft wait in its times.
+
+        The seconds of its forward pass are moved from `accept` to `verify`.
+        """
         flight.times.draft_s = self._take(self.draft_wait)
         self.verify.seconds += flight.times.forward_s
         self.accept.seconds -= flight.times.forward_s
@@ -193,7 +201,7 @@ class RoundClock(RoundObserver):
             trace.launched(flight)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Charges this round with the host time that no earlier round was charged with."""
+        """Charges the settled round with the host time since the previous settled round was charged."""
         self._num_rounds += 1
         self.switch()
         flight.times.publish_s = self._take(self.publish)
@@ -202,7 +210,7 @@ class RoundClock(RoundObserver):
             trace.settled(flight, result)
 
     def abandoned(self) -> None:
-        """Discards the host time of abandoned rounds."""
+        """Discards the host time of abandoned rounds, so that no later round is charged with it."""
         for phase in self._told:
             self._take(phase)
         for trace in self.traces:
@@ -218,7 +226,7 @@ class RoundClock(RoundObserver):
         return seconds
 
     def switch(self) -> None:
-        """Charges the time since the last change to the innermost open phase."""
+        """Charges the time since the last phase change to the innermost open phase."""
         now = time.perf_counter()
         if self.open:
             self.open[-1].seconds += now - self.since
@@ -231,10 +239,10 @@ def _seconds() -> Histogram:
 
 @dataclass
 class RequestTimes:
-    """Sums over an engine's requests. Aborted requests count with the phases that they completed."""
+    """Times and counts over an engine's requests. Aborted requests are counted in the phases that they completed."""
 
     num_prompt_tokens: int = 0
-    """Prompt tokens of requests that produced a token, whether computed or found in the prefix cache."""
+    """Number of prompt tokens of requests that produced a token; tokens found in the prefix cache are included."""
     num_generation_tokens: int = 0
     queue_s: Histogram = field(default_factory=_seconds)
     """Seconds from arrival in the engine to the first slot."""
@@ -247,17 +255,17 @@ class RequestTimes:
     num_preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTIONS))
     """Preemptions of each request that has ended."""
     round_tokens: Histogram = field(default_factory=lambda: Histogram(ROUND_TOKENS))
-    """Prompt tokens computed plus tokens generated, by round."""
+    """Number of tokens of each round: prompt tokens computed plus tokens generated."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A request that has not ended. Times are the clock's, in seconds."""
+    """Times of a request that has not ended, in seconds of the `RequestClock`'s clock."""
 
     num_prompt_tokens: int
     arrived_at: float
     admitted_at: float | None = None
-    """Always set before the first token."""
+    """Time of the first slot; always set before the first token."""
     first_token_at: float | None = None
     last_token_at: float = 0.0
     num_preemptions: int = 0
@@ -265,7 +273,7 @@ class _Running:
 
 
 class RequestClock(RoundObserver):
-    """Times an engine's requests, in the engine's thread; requests that it was not notified of are ignored.
+    """Times an engine's requests, in the engine's thread; requests that `arrived` was not called for are ignored.
 
     Args:
         clock: monotonic time in seconds.
@@ -282,7 +290,7 @@ class RequestClock(RoundObserver):
         self._num_chunk_tokens = 0
 
     def arrived(self, request: Request) -> None:
-        """Notes that a request was queued."""
+        """Stores the time at which a request was queued."""
         self._running[request.request_id] = _Running(len(request.prompt_token_ids), self._clock())
 
     def is_waiting(self, request_id: str) -> bool:
@@ -291,7 +299,10 @@ class RequestClock(RoundObserver):
         return running is not None and running.admitted_at is None
 
     def admitted(self, seqs: Iterable[Sequence]) -> None:
-        """Ends the queue time at a request's first slot; each further slot counts a preemption."""
+        """Ends the queue time of requests that get their first slot.
+
+        Counts a preemption for requests that get a further slot.
+        """
         for seq in seqs:
             running = self._running.get(seq.request.request_id)
             if running is None:
@@ -307,7 +318,7 @@ class RequestClock(RoundObserver):
         self._num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks if not chunk.replay)
 
     def took(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """Counts a settled round's tokens; a request's first output is returned with its queue time."""
+        """Counts a settled round's tokens; returns the outputs, adding the queue time to a request's first output."""
         now, times, num_tokens = self._clock(), self.times, 0
         for index, output in enumerate(outputs):
             running = self._running.get(output.request_id)
@@ -326,7 +337,7 @@ class RequestClock(RoundObserver):
         return outputs
 
     def ended(self, request_id: str) -> None:
-        """Ends a request, however it ended."""
+        """Records the times of a request that finished, failed or was aborted."""
         running = self._running.pop(request_id, None)
         if running is None or running.first_token_at is None:
             return

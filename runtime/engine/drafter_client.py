@@ -45,12 +45,13 @@ logger = logging.getLogger(__name__)
 
 
 class DrafterState(StrEnum):
-    """State of the drafter, and so whether rounds are drafted."""
+    """State of the engine's drafter; trees are requested only from an attached drafter."""
 
     NONE = "none"
     ATTACHED = "attached"
     LATE = "late"
-    """The drafter is alive but missed its deadline: the engine decodes without drafts until it answers or is lost."""
+    """The drafter is alive but missed its deadline: the engine decodes without drafts until the drafter answers or is
+    lost."""
     LOST = "lost"
     """The drafter is dead or silent: the engine decodes without drafts until another drafter is attached."""
 
@@ -62,8 +63,8 @@ class DrafterClient(RoundObserver):
         slots: device state by slot, shared with the model runner.
         speculation: decides how much is drafted, and for which sequences.
         clock: measures the time spent waiting for the drafter.
-        inbox: the `ModelRunner`'s destination of arriving trees.
-        features: the engine's features; each may move the position at which a replay begins.
+        inbox: receives arriving trees for the `ModelRunner`.
+        features: features of the engine; each feature may move the position at which a replay begins.
         contexts: recorded taps (verifier hidden states) of saved prefixes, which need no replay.
         tell_inputs: see `OutcomeWriter`.
         texts: builds trees from earlier text in place of the drafter's trees; None without text drafts.
@@ -89,12 +90,11 @@ class DrafterClient(RoundObserver):
         self._tell_inputs, self._texts = tell_inputs, texts
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)
-        """Reason why a sequence for which the latest plan requests no tree has none."""
+        """Reason to report for sequences without a tree, if the latest plan requested no tree for them."""
         self._speculation, self._clock = speculation, clock
         self._on_cpu = slots.device.type == "cpu"
         self._steps = None if self._on_cpu else torch.arange(1, config.speculation.max_path + 1, device=slots.device)
-        # With one round in flight, the host has all tokens of a sequence when the drafter starts to follow that
-        # sequence.
+        # Without overlap the host has all tokens of a sequence whenever the drafter starts to follow that sequence.
         self._hands_over_late = self._on_cpu and not config.overlap
         self._end: VerifierEnd | None = None
         self._late_end: VerifierEnd | None = None
@@ -102,16 +102,16 @@ class DrafterClient(RoundObserver):
         self._incarnation = 0
         self._round = 0
         self._stateless = False
-        """Whether the drafter keeps nothing per position, so that it has no context to complete."""
+        """Whether the drafter keeps no state per position and so needs no context from earlier rounds."""
         self._asked: list[Sequence] = []
         self._num_unplanned = 0
-        """Rounds since the latest plan; they contained no sequence that the drafter follows."""
+        """Number of rounds since the latest plan, in which no followed sequence ran."""
         self._deferred: DeferredPairs | None = None
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
-        """Drafts through this end from the next round on; contexts that the drafter lacks are replayed.
+        """Requests trees through this channel end from the next round on; contexts that the drafter lacks are replayed.
 
-        No round may be in flight: the token history copied to the channel would lack its tokens.
+        No round may be in flight, because the token history copied to the channel would lack that round's tokens.
         """
         self.waits.attached(is_same=end.incarnation == self._incarnation)
         self._end, self._late_end, self._incarnation = end, None, end.incarnation
@@ -129,7 +129,7 @@ class DrafterClient(RoundObserver):
         self.state = DrafterState.NONE
 
     def returned(self) -> VerifierEnd | None:
-        """Returns the end of a late drafter whose answer has arrived, to be re-attached, else None.
+        """Returns the channel end of a late drafter whose answer has arrived, for the caller to re-attach; else None.
 
         Gives up a late drafter that died or whose patience is over.
         """
@@ -146,7 +146,7 @@ class DrafterClient(RoundObserver):
         return end.incarnation != self._incarnation or not end.peer_alive()
 
     def _missed(self) -> None:
-        """Handles a drafter that has not answered within the wait's bound: it becomes LATE or LOST."""
+        """Makes a drafter that did not answer within the wait's bound LATE or LOST."""
         end = self._end
         if self._is_gone(end) or self.waits.is_over:
             return self.lose()
@@ -179,7 +179,7 @@ class DrafterClient(RoundObserver):
         begin_following(seq, self.block_manager, self._incarnation, self._contexts, self._stateless)
 
     def plan_replay(self, plan: SchedulerOutput) -> SchedulerOutput:
-        """Adds replay chunks of the context that the drafter lacks, within the token budget that prompts left."""
+        """Adds chunks that replay context which the drafter lacks, within the token budget that prompts left over."""
         if self._end is None or self._stateless or not plan.budget_left:
             return plan
         if all(seq.draft.complete or not seq.draft.followed for seq in plan.decodes):
@@ -188,13 +188,13 @@ class DrafterClient(RoundObserver):
 
     @torch.inference_mode()
     def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> Trees:
-        """Waits for the trees requested in the last round, up to the wait's bound.
+        """Waits for the trees that the last round requested, at most for the wait's bound.
 
         Args:
             rows: the plan's decodes on the device.
 
         Returns:
-            The received trees; None if all decodes are known to be bare roots.
+            The received trees; None if none arrived in time, so that every decode verifies its root alone.
         """
         if self._end is None or not any(plan.with_trees()):
             return None
@@ -209,8 +209,8 @@ class DrafterClient(RoundObserver):
         """Sends the round's tokens and taps to the drafter, requests the next trees, and rings the doorbell.
 
         Args:
-            before: the previous round, whose tokens are on the host, if some of its sequences skipped this round; else
-                None.
+            before: the previous round, with its tokens on the host, if sequences of the previous round skipped this
+                round; else None.
         """
         asks = self._texts is None or self._choose_texts(plan, flight)
         if self._hands_over_late and not (plan.chunks or any(seq.draft.followed for seq in plan.decodes)):
@@ -219,7 +219,8 @@ class DrafterClient(RoundObserver):
         seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks), *held)
         if self._end is None or not any(seq.request.params.speculation for seq in seqs):
             return
-        # Prompt chunks are written before planning: they may complete the context of a sequence to be drafted for next.
+        # Prompt chunks are written before planning: a chunk may complete the drafter's context of a sequence, which can
+        # then be drafted for next.
         with_context = any(chunk.seq.draft.followed for chunk in plan.chunks)
         with_context |= any(seq.draft.is_recorded for seq in plan.decodes)
         if not with_context:
@@ -250,7 +251,10 @@ class DrafterClient(RoundObserver):
             self._round = self._end.publish_outcome()
 
     def _choose_texts(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
-        """Lets the text drafts choose their sequences. Returns whether the drafter is asked for trees."""
+        """Lets the text drafts choose the sequences that get trees from text.
+
+        Returns whether the drafter is asked for trees.
+        """
         seqs = [*plan.decodes, *(chunk.seq for chunk in plan.chunks if chunk.samples)]
         for seq in seqs:
             seq.draft.text_tree = None
@@ -267,10 +271,12 @@ class DrafterClient(RoundObserver):
         return self._texts.choose(able, flight)
 
     def _publish_unfollowed(self, plan: SchedulerOutput, flight: RoundInFlight, asks: bool) -> None:
-        """`publish` for a round without followed sequences; notifies the drafter only if it starts to follow some.
+        """Publishes a round without followed sequences.
 
-        Planning happens once every HOLD rounds: a plan costs a few hundredths of a small model's round, and plain
-        decoding has been better for a long time.
+        The drafter is not notified. The token history is written if the drafter starts to follow a sequence.
+
+        Planning happens once every HOLD rounds: a plan takes a few hundredths of a small model's round, and such rounds
+        occur only once plain decoding has been better for a long time.
         """
         if self._end is None or not any(seq.draft.may_be_followed for seq in plan.decodes):
             return
@@ -285,7 +291,9 @@ class DrafterClient(RoundObserver):
     def _plan_draft(
         self, plan: SchedulerOutput, flight: RoundInFlight, held: list[Sequence], asks: bool
     ) -> tuple[list[Sequence], DraftPlan]:
-        """Returns the sequences that could use a tree next, and the policy's plan; may start following sequences.
+        """Returns the sequences that could use a tree in the next round, and the policy's plan.
+
+        The drafter may start to follow further sequences.
 
         Args:
             asks: False if trees from earlier text are worth more than any draft.
@@ -312,7 +320,7 @@ class DrafterClient(RoundObserver):
             if seq.draft.complete
             and seq.draft.text_tree is None
             and self._has_room(seq, 1 if row is None else flight.num_new_tokens(row))
-            # A sequence that skips the next round is drafted for during that round.
+            # A sequence that skips the next round gets its tree later, while that round runs.
             and not (others_run and seq.is_awaited and flight.result is None)
         ]
 
@@ -323,7 +331,7 @@ class DrafterClient(RoundObserver):
         seqs = [*plan.decodes, *(chunk.seq for chunk in plan.chunks)]
         there = [seq for seq, epoch in zip(seqs, before.epochs, strict=True) if seq.slot in new and seq.epoch == epoch]
         waiting = [seq for seq in there if seq.masker is not None and seq.draft.complete and id(seq) not in running]
-        # If `before` is settled, the sequences already contain its tokens.
+        # Once `before` is settled, the sequences already contain its tokens.
         return [seq for seq in waiting if self._has_room(seq, len(new[seq.slot]) if seq.in_flight else 1)]
 
     def _ask(self, proposals: list[Sequence], draft: DraftPlan) -> None:
@@ -343,9 +351,9 @@ class DrafterClient(RoundObserver):
         self._asked = []
 
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
-        """Keeps a round's pairs back if no trees are requested next and the host can count its tokens.
+        """Keeps back a round's pairs (taps, next token) if the host can count the pairs and the buffers have room.
 
-        Returns False if the round has to be published now.
+        Called if no trees are requested next. Returns False if the round has to be published now.
         """
         rows = [row for row, seq in enumerate(plan.decodes) if seq.draft.complete]
         seqs = [plan.decodes[row] for row in rows]
@@ -359,14 +367,17 @@ class DrafterClient(RoundObserver):
         return True
 
     def _index(self, decodes: list[Sequence], seqs: list[Sequence]) -> Tensor | slice:
-        """Returns the device rows of `seqs` among the decodes; a full slice, needing no gather, if `seqs` is all."""
+        """Returns the rows of `seqs` among the decodes, on the device.
+
+        If `seqs` are all decodes, returns a full slice, which needs no gather.
+        """
         if len(seqs) == len(decodes):
             return slice(None)
         wanted = set(map(id, seqs))
         return upload([row for row, seq in enumerate(decodes) if id(seq) in wanted], self.slots.device)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Records how far the drafter's KV reaches after the emitted tokens of each sequence it follows."""
+        """Records how far the drafter's KV reaches after the round, for each sequence with complete context."""
         if self._end is None or self._stateless:
             return
         for seq, live, token_ids in zip(flight.plan.decodes, flight.live, result.token_ids, strict=False):
@@ -374,7 +385,7 @@ class DrafterClient(RoundObserver):
                 advance(seq, seq.num_computed + len(token_ids), self.block_manager, self._incarnation)
 
     def abandoned(self) -> None:
-        """Drops the drafter: it may be what raised, and dropping it costs only speed."""
+        """Drops the drafter: the drafter may have caused the failed round, and dropping it costs only speed."""
         self.lose()
 
     def _write_decodes(self, decodes: list[Sequence], paths: AcceptedPaths, writer: OutcomeWriter) -> None:
@@ -394,14 +405,17 @@ class DrafterClient(RoundObserver):
         advance(seq, draft_len, self.block_manager, self._incarnation)
 
     def _has_room(self, seq: Sequence, num_new_tokens: int) -> bool:
-        """Whether a drafted token could still be emitted after this round and the next bonus token."""
+        """Whether a sequence may emit a drafted token besides this round's tokens and the next round's bonus token."""
         # `min_len` already counts this round with at least one token.
         length = seq.min_len - 1 + num_new_tokens
         left = seq.request.params.max_tokens - (length - seq.num_prompt_tokens)
         return min(left, self.config.max_model_len - length) > 1
 
     def lose(self) -> None:
-        """Drops the drafter, if any, until another one is attached."""
+        """Drops the drafter, if one is attached or late.
+
+        The engine has no drafter until another drafter is attached.
+        """
         end = self._end or self._late_end
         if end is None:
             return

@@ -1,4 +1,4 @@
-"""Context that a drafter lacks: read from recordings of saved prefixes, or replayed within the spare token budget."""
+"""Gives a drafter missing context, from recordings of saved prefixes or by replays within the spare token budget."""
 
 import torch
 from torch import Tensor
@@ -12,10 +12,12 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class RecordedContexts:
-    """Taps of saved prefixes for drafters that have not processed them, so that the verifier need not recompute them.
+    """Taps of saved prefixes, for drafters that have not processed these prefixes.
+
+    The verifier then need not recompute the taps.
 
     Args:
-        taps_size: elements of taps per position; may be 0.
+        taps_size: number of elements of taps per position; may be 0.
         dtype: dtype of the taps.
     """
 
@@ -24,12 +26,13 @@ class RecordedContexts:
         self.dtype = dtype
         self._block_manager = block_manager
         self.recording: dict[str, list[Tensor]] = {}
-        """Taps of the chunks so far, by id of the request being recorded; if empty, rounds are not read."""
+        """Taps of the prompt chunks computed so far, by id of the request being recorded; empty if no request is
+        recorded."""
         self._kept: dict[bytes, Tensor] = {}
-        """By hash of a prefix's last block: taps [num_tokens, taps_size] on the host."""
+        """Taps [num_tokens, taps_size] on the host, by hash of the prefix's last block."""
 
     def record(self, request_id: str) -> None:
-        """Records a request's prompt, which must be computed from its first token on."""
+        """Starts recording the taps of a request's prompt, no token of which may come from the prefix cache."""
         self.recording[request_id] = []
 
     def take(self, request_id: str) -> Tensor:
@@ -55,7 +58,7 @@ class RecordedContexts:
         return None
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Copies the taps of chunks whose requests are recorded."""
+        """Copies to the host the taps of chunks whose requests are being recorded."""
         begin = 0
         for chunk in flight.plan.chunks:
             rows = slice(begin, begin + chunk.length)
@@ -76,10 +79,10 @@ class RecordedContexts:
 def begin_following(
     seq: Sequence, blocks: BlockManager, incarnation: int, contexts: RecordedContexts, stateless: bool
 ) -> None:
-    """Makes the drafter follow a sequence. Missing context is taken from recordings, or replayed.
+    """Makes the drafter follow a sequence. Context that the drafter lacks is taken from recordings, or replayed later.
 
     Args:
-        stateless: the drafter needs no context.
+        stateless: whether the drafter needs no context.
     """
     draft = seq.draft
     draft.followed, draft.may_be_followed = True, False
@@ -88,14 +91,17 @@ def begin_following(
         draft.length = min(index * blocks.block_size + filled, seq.num_computed)
         if filled < blocks.block_size:
             break
-    # The drafter was not sent the rounds in flight.
+    # The drafter has not received the tokens of rounds in flight.
     draft.complete = stateless or (draft.length == seq.num_computed and not seq.in_flight)
     if not draft.complete:
         draft.recorded = contexts.find(seq)
 
 
 def advance(seq: Sequence, draft_len: int, blocks: BlockManager, incarnation: int) -> None:
-    """Records by block that the drafter's KV reaches `draft_len`, for sequences that share the prefix."""
+    """Records that the drafter's KV of a sequence reaches `draft_len`.
+
+    The length is also recorded in the blocks, for other sequences that share the prefix.
+    """
     size = blocks.block_size
     for index in range(seq.draft.length // size, -(-draft_len // size)):
         blocks.set_draft_filled(seq.blocks[index], incarnation, min(size, draft_len - index * size))
@@ -103,13 +109,13 @@ def advance(seq: Sequence, draft_len: int, blocks: BlockManager, incarnation: in
 
 
 def with_replays(plan: SchedulerOutput, features: tuple[Feature, ...]) -> SchedulerOutput:
-    """Adds replay chunks of context that the drafter lacks, oldest sequence first.
+    """Adds chunks that replay context which the drafter lacks, for the oldest sequences first.
 
-    The last chunk of a replay must end at the sequence's current length. With a round in flight the host does not have
-    that length, so the sequence skips this round.
+    The last chunk of a replay must end at the sequence's current length. The host does not have that length while a
+    round is in flight, so a sequence that is due its last chunk skips this round.
 
     Args:
-        features: each may move the position at which a replay begins.
+        features: features of the engine; each feature may move the position at which a replay begins.
     """
     budget = plan.budget_left
     chunks: list[Chunk] = []

@@ -1,7 +1,7 @@
-"""All waits of an engine's rounds for its drafter. Each wait is bounded, whatever happened to the drafter.
+"""Waits of an engine's rounds for the drafter. Each wait is bounded, also if the drafter died or hangs.
 
-A drafter that does not answer in time is late: rounds continue without drafts until its answer arrives, and the drafter
-is lost once its patience is over. The channel detects a dead process sooner.
+A drafter that does not answer in time is late: rounds continue without drafts until its answer arrives. A drafter that
+stays late for `DrafterWaits.patience_s` is lost. The channel detects a dead process sooner.
 """
 
 import time
@@ -15,12 +15,13 @@ from wingbeat.runtime.protocol.messages import Outcome, TreeReply
 LEAST_S = 0.15
 """Shortest bound of a wait, in seconds."""
 TIMES_USUAL, MOST_BOUNDS = 2.0, 4.0
-"""Bound of a wait, as a multiple of the usual time; and the largest time that a late answer counts as, as a multiple of
-the bound."""
+"""Bound of a wait, as a multiple of the usual answer time; and the largest time that a late answer adds to the moving
+average, as a multiple of the bound."""
 WEIGHT = 1 / 8
 """Weight of the latest answer in the moving average of answer times."""
 FIRST_REPLY_S = 60.0
-"""Patience in seconds before the first answer of a drafter that may have to compile kernels."""
+"""Seconds to wait for the first answer of a drafter that may have to compile kernels, before the drafter counts as
+stuck."""
 
 Answer = TypeVar("Answer")
 
@@ -41,7 +42,10 @@ class DrafterWaits:
         self._late_since = 0.0
 
     def attached(self, is_same: bool) -> None:
-        """Starts waiting for an attached drafter; `is_same` if that drafter was attached before."""
+        """Prepares for an attached drafter.
+
+        `is_same`: whether the same drafter was attached before, so that its kernels are compiled.
+        """
         self._heard = self._heard and is_same
 
     @property
@@ -58,7 +62,7 @@ class DrafterWaits:
 
     @contextmanager
     def unbounded(self) -> Iterator[None]:
-        """Raises the bound to the patience within the block, in which no client waits for the rounds."""
+        """Raises the bound of a wait to `patience_s` within the `with` block; for rounds that no client waits for."""
         self._unbounded = True
         try:
             yield
@@ -66,11 +70,11 @@ class DrafterWaits:
             self._unbounded = False
 
     def acquire(self, end: VerifierEnd) -> Outcome | None:
-        """Returns the buffers of the next round; None if the drafter still uses them."""
+        """Returns the buffers of the next round; None if the drafter still uses them when the bound is over."""
         return self._timed(lambda: end.acquire_outcome(self.bound_s))
 
     def reply(self, end: VerifierEnd, round_number: int) -> TreeReply | None:
-        """Returns the answer to a round; None if it does not arrive in time."""
+        """Returns the answer to a round; None if the answer does not arrive in time."""
         reply = self._timed(lambda: end.wait_reply(round_number, self.bound_s))
         self._heard |= reply is not None
         return reply
@@ -85,7 +89,7 @@ class DrafterWaits:
 
     @property
     def is_over(self) -> bool:
-        """Whether a late drafter's patience is over."""
+        """Whether a late drafter has been late for `patience_s`."""
         return self._clock() - self._late_since >= self.patience_s
 
     def _timed(self, wait: Callable[[], Answer | None]) -> Answer | None:

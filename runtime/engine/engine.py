@@ -34,14 +34,15 @@ class Engine:
 
     Args:
         loaded: the loaded verifier.
-        config: limits; max_model_len must not exceed the model's number of positions.
+        config: limits of the engine; max_model_len must not exceed the model's number of positions.
         needs: properties of the drafter that will be attached, such as the verifier layers that it reads.
-        graph_device: captures decode rounds instead of CUDA; for tests.
-        on_host: False runs device rounds on a CPU too, instead of the CPU round kind.
+        graph_device: device that captures decode rounds in place of CUDA, for tests.
+        on_host: whether an engine on a CPU uses the CPU round kind; False makes it use device rounds.
         backend: builds the verifier model and its KV cache.
 
     Raises:
-        ValueError: the configuration needs something that the model or its device lacks; names the field and its value.
+        ValueError: the configuration needs something that the model or its device lacks; the message names the field
+            and its value.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class Engine:
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
         self.remembers = parts.texts is not None
-        """Whether draft trees may be built from the text of other requests, whichever drafter is attached."""
-        # Overlap is off by default with text drafts: extending a text requires its latest tokens on the host.
+        """Whether draft trees may be built from the text of other requests, independent of the attached drafter."""
+        # Overlap is off by default with text drafts, because extending a text requires the latest tokens on the host.
         overlaps = loaded.device.type != "cpu" and not self.remembers
         self.overlap = overlaps if config.overlap is None else config.overlap
         self.shown = ShownRounds(self.drafting)
@@ -79,7 +80,7 @@ class Engine:
         self._plan: SchedulerOutput | None = None  # plan of the round that is being launched
         self._num_attached = 0
         self.tell_round: Callable[[int, list[str]], object] = lambda num_tokens, request_ids: None
-        """Called with each round's number of tokens and request ids before the round is computed."""
+        """Function called before each round is computed, with the round's number of tokens and its request ids."""
 
     @property
     def channel_spec(self) -> ChannelSpec:
@@ -113,7 +114,10 @@ class Engine:
         self.requests.arrived(request)
 
     def abort_request(self, request_id: str) -> SpeculationMetrics | None:
-        """Drops a request and frees its blocks. Returns its metrics, or None if the request has ended already."""
+        """Drops a request and frees its blocks.
+
+        Returns the request's metrics, or None if the request has already ended.
+        """
         seq = self.scheduler.abort(request_id)
         self._ended(request_id)
         self._outputs = [output for output in self._outputs if output.request_id != request_id]
@@ -125,9 +129,9 @@ class Engine:
         return any((scheduler.running, scheduler.waiting, scheduler.failures, self._in_flight, self._outputs))
 
     def attach_drafter(self, end: VerifierEnd) -> None:
-        """Drafts through this channel end from the next round.
+        """Requests trees through this channel end from the next round on.
 
-        Running sequences join once their context is complete.
+        A running sequence gets trees once the drafter has its context.
         """
         self._settle(leave=0)
         self.runner.prepare_trees()
@@ -137,19 +141,22 @@ class Engine:
         self._num_attached += 1
 
     def look_for_late_drafter(self) -> None:
-        """Re-attaches a late drafter whose answer has arrived; gives it up once it died or its patience is over."""
+        """Re-attaches a late drafter whose answer has arrived; drops a drafter that died or is late for too long."""
         if (end := self.drafting.returned()) is not None:
             self._settle(leave=0)
             self.drafting.attach(end, self.scheduler.running)
 
     def observe(self, observer: RoundObserver | None) -> None:
-        """Shows rounds to `observer` from the next round on, replacing the previous observer; None removes it."""
+        """Notifies `observer` of rounds from the next round on, in place of the previous observer.
+
+        None removes the observer.
+        """
         self._settle(leave=0)
         self._observers = self._own_observers if observer is None else (*self._own_observers, observer)
 
     @property
     def drafter_state(self) -> DrafterState:
-        """State of the drafter; LOST once the drafter died or stopped answering, and the engine has dropped it."""
+        """State of the drafter; LOST once the engine has dropped a drafter that died or stopped answering."""
         return self.drafting.state
 
     @property
@@ -161,10 +168,11 @@ class Engine:
         """Runs one round: schedule, collect draft trees, verify, accept, publish to the drafter, return tokens.
 
         With overlap, the returned tokens are those of the previous round: the host processes them while the device runs
-        the round just launched. A request whose processing raises ends with an output that has `failure` set.
+        the round just launched. A request for which the engine's own code raises ends with an output that has `failure`
+        set.
 
         Raises:
-            RoundFailed: the engine is broken; none of its requests can continue here.
+            RoundFailed: the engine is broken; its requests have to be repeated in another engine.
         """
         try:
             self._wingbeat()
@@ -204,8 +212,9 @@ class Engine:
     def _is_held_up(self) -> bool:
         """Whether to settle every round in flight before scheduling.
 
-        True if every sequence waits for its tokens in flight (forced tokens may follow them), or if a drafter is
-        attached and every sequence is masked: root masks for the drafter are worth more than running ahead.
+        True if every sequence waits for its tokens in flight, after which its grammar may force tokens. Also True if a
+        drafter is attached and every sequence is masked: the drafter then gets root masks, which are worth more than
+        overlap.
         """
         running = self.scheduler.running
         if self.drafter_state is DrafterState.ATTACHED and all(seq.masker is not None for seq in running):
@@ -213,9 +222,9 @@ class Engine:
         return all(seq.is_awaited for seq in running)
 
     def _held(self) -> RoundInFlight | None:
-        """Waits for the round before the latest one and returns it, if sequences skip the latest round to wait for it.
+        """Waits for the second-latest round and returns it, if running sequences skipped the latest round.
 
-        These sequences are drafted for while the device computes the latest round. None if no sequence is waiting.
+        The drafter drafts for them while the device computes the latest round. Returns None if no sequence waits.
         """
         awaited = (seq for seq in self.scheduler.running if seq.is_awaited and seq.in_flight)
         if len(self._in_flight) < 2 or next(awaited, None) is None:
@@ -226,14 +235,14 @@ class Engine:
         return before
 
     def _recover(self, error: Exception) -> None:
-        """Recovers from a round that raised: recomputes the sequences that ran, one at a time.
+        """Recovers from a round that raised: recomputes the running sequences, one at a time.
 
-        The exception does not identify the request, so a sequence that raises when it runs alone is the one that
-        failed. The other sequences keep their tokens. The drafter is dropped: doing so costs only speed, and the
-        drafter may have raised.
+        The exception does not identify the request, so the engine retries the sequences one at a time and fails a
+        sequence whose round raises while it runs alone. The other sequences keep their tokens. The drafter is dropped:
+        it may have raised, and dropping it costs only speed.
 
         Raises:
-            RoundFailed: the engine's own probe request raises too, an inner drafter raised, or the backend was lost.
+            RoundFailed: the probe request raises too, an inner drafter raised, or the backend was lost.
         """
         if isinstance(error, BackendLost):
             raise RoundFailed(str(error), queued=self._entangled()[1]) from error  # no request is a suspect
@@ -260,7 +269,7 @@ class Engine:
             raise failure from error
 
     def _entangled(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Returns ids of requests whose first round raised or is not settled, and ids of requests never admitted."""
+        """Returns ids of requests whose first round raised or is unsettled, and ids of requests never admitted."""
         plans = [flight.plan for flight in self._in_flight] + ([self._plan] if self._plan is not None else [])
         seqs = [seq for plan in plans for seq in plan.admitted if seq.slot >= 0 and not seq.num_output_tokens]
         failed = [output.request_id for output in self.scheduler.failures]
@@ -268,7 +277,7 @@ class Engine:
         return (*(seq.request.request_id for seq in seqs), *failed), tuple(queued)
 
     def _probe(self) -> None:
-        """Runs the probe request alone; raises if the engine does not complete it."""
+        """Runs the probe request alone; raises if the engine does not complete the request."""
         self.scheduler.add_first(PROBE)
         for _ in range(PROBE_ROUNDS):
             self._wingbeat()
@@ -294,7 +303,7 @@ class Engine:
     def _take_before(self, advance: Callable[[], object]) -> None:
         """Advances sequences and settles the previous round while the device runs the launched round's forward pass.
 
-        The masks behind the launched round's tree nodes depend on the previous round's tokens.
+        The launched round's grammar masks are computed afterwards, because they depend on the previous round's tokens.
         """
         advance()
         self._settle(leave=0)
@@ -312,7 +321,7 @@ class Engine:
                 flight.wait()
 
     def _settle(self, leave: int) -> None:
-        """Settles rounds in flight, oldest first, until `leave` are left."""
+        """Settles rounds in flight, oldest first, until `leave` rounds are left in flight."""
         while len(self._in_flight) > leave:
             with self.clock.wait:
                 self._in_flight[0].wait()
@@ -325,7 +334,7 @@ class Engine:
     def _update(self, flight: RoundInFlight) -> None:
         """Applies a settled round.
 
-        Rows of sequences that finished, were aborted or preempted since launch are ignored.
+        Rows of sequences that have finished, were aborted or were preempted since the launch are ignored.
         """
         plan, result = flight.plan, flight.settle()
         flight.report(result)
@@ -335,7 +344,7 @@ class Engine:
         decodes = [pair for pair in zip(plan.decodes, result.token_ids, strict=True) if next(live)]
         chunks = [pair for pair in zip(plan.chunks, result.chunk_token_ids, strict=True) if next(live)]
         outputs = self.requests.took(self.scheduler.update(decodes, chunks))
-        # Store the outputs before anything else can raise: the sequences already contain these tokens.
+        # The outputs are stored before any other code can raise, because the sequences already contain these tokens.
         self._outputs += self.shown.with_rounds(outputs)
         for output in outputs:
             if output.finish_reason is not None:
@@ -353,7 +362,7 @@ class Engine:
             observer.ended(request_id)
 
     def forget(self) -> None:
-        """Resets an engine after a trial run: clears the prefix cache and all statistics.
+        """Clears the prefix cache and all statistics after a trial run.
 
         Raises:
             IntegrityError: requests are unfinished.
@@ -370,22 +379,22 @@ class Engine:
         self.block_manager.reset_cache()
 
     def settle(self) -> list[RequestOutput]:
-        """Waits for the rounds in flight and returns their outputs."""
+        """Waits for the rounds in flight and returns the outputs of their requests."""
         self._settle(leave=0)
         return self._hand_out()
 
     def recompute(self) -> list[RequestOutput]:
-        """Discards the KV of all sequences and recomputes it from their tokens; returns outputs as `settle` does."""
+        """Makes the KV of all sequences be recomputed from their tokens; returns outputs as `settle` does."""
         outputs = self.settle()
         self.scheduler.recompute()
         self.reset_prefix_cache()
         return outputs
 
     def renew(self, keep_kv: bool) -> list[RequestOutput]:
-        """Continues after the model's weights were replaced; returns outputs as `settle` does.
+        """Notifies observers that the model's weights were replaced; returns outputs as `settle` does.
 
         Args:
-            keep_kv: False recomputes the KV with the new weights.
+            keep_kv: whether KV computed with the old weights is kept; False recomputes the KV with the new weights.
         """
         outputs = self.settle() if keep_kv else self.recompute()
         for observer in self._observers:

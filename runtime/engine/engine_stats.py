@@ -31,29 +31,29 @@ class EngineStats:
     graphs: GraphStats | None = None
     """Captured rounds and their replays; None if nothing is captured."""
     forced_acceptance: ForcedAcceptance | None = None
-    """Acceptance profile of a benchmark; the generated text is then not the model's."""
+    """Acceptance profile that a benchmark forces, so that the generated text is not the model's; None normally."""
     requests: RequestTimes = field(default_factory=RequestTimes)
     num_deferred: int = 0
-    """Waiting requests that free KV blocks alone would not admit."""
+    """Waiting requests that could not be admitted with the KV blocks that are free now."""
     num_pinned_blocks: int = 0
-    """KV blocks of saved prefixes, which are never freed."""
+    """Number of KV blocks of saved prefixes, which are not freed while the prefixes are pinned."""
     prefix_query_tokens: int = 0
-    """Prompt tokens that were looked up in the prefix cache."""
+    """Number of prompt tokens that were looked up in the prefix cache."""
     prefix_hit_tokens: int = 0
     plain_rounds: dict[str, int] = field(default_factory=dict)
-    """Rounds that decoded without any tree, by reason."""
+    """Number of rounds that decoded without any tree, by reason."""
     by_context: dict[str, SpeculationMetrics] = field(default_factory=dict)
-    """`speculation` by tokens of context, such as 513-2048."""
+    """Metrics as in `speculation`, by range of context tokens, such as 513-2048."""
     tree_nodes: Histogram | None = None
-    """Nodes of each verified tree, without its root."""
+    """Histogram of the number of nodes of verified trees, roots not counted."""
     by_text: tuple[int, ...] = (0, 0, 0)
-    """As `RoundCounter.by_text`."""
+    """Counts of trees built from earlier text, as in `RoundCounter.by_text`."""
     by_head: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """By head version, as `RoundCounter.by_head`."""
+    """Counts by version of the draft head, as in `RoundCounter.by_head`."""
     head_version: int = 0
-    """Version of the head that drafted last; 0 is the head named in the settings."""
+    """Version of the draft head that drafted last; 0 is the head that the settings name."""
     num_spec_tokens: int = 0
-    """Greatest depth of a tree."""
+    """Maximum depth of a draft tree."""
     parts: dict[str, dict[str, float]] = field(default_factory=dict)
     """Figures of the runtime's optional parts, by part name."""
     cache_config: dict[str, str] = field(default_factory=dict)
@@ -61,16 +61,16 @@ class EngineStats:
     tree_config: dict[str, str] = field(default_factory=dict)
     """Tree shape settings; empty without a drafter."""
     request_labels: dict[str, str] | None = None
-    """Request labels for metrics; None if there are none."""
+    """Request labels for metrics; None if the model has no labels."""
     stages: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By process (`verifier`, `drafter`): stages of captured graphs by state, as `GraphStats.counts`; a process that
-    captures nothing is absent."""
+    """Number of captured stages by process (`verifier`, `drafter`) and state, as in `GraphStats.counts`; a process that
+    captures no graphs is absent."""
     device_s: dict[str, float] = field(default_factory=dict)
     """Device seconds by stage: prefill, verify, accept, encoder, draft_commit, draft_levels."""
 
 
 def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int, block_bytes: int) -> dict[str, str]:
-    """KV cache settings under vLLM's names. Sizes in tokens exclude the null block."""
+    """KV cache settings under vLLM's names. Sizes in tokens do not count the null block."""
     num_tokens = (num_blocks - 1) * config.block_size
     return {
         "block_size": str(config.block_size),
@@ -94,7 +94,7 @@ def tree_config(speculation: SpeculationConfig) -> dict[str, str]:
 
 
 def stages_of(verifier: GraphStats | None, drafter: DrafterFigures) -> dict[str, dict[str, int]]:
-    """Builds `EngineStats.stages` from the figures of both processes."""
+    """Builds `EngineStats.stages` from the figures of the verifier's and the drafter's process."""
     said = {name: getattr(drafter, name) for name in ("captured", "failed", "eager")}
     found = {"verifier": {} if verifier is None else verifier.counts(), "drafter": said}
     return {process: counts for process, counts in found.items() if any(counts.values())}

@@ -1,4 +1,4 @@
-"""Adaptive speculation that measures the costs of the first drafter; trees are fixed until then."""
+"""Speculation with fixed trees until the first drafter's costs are measured, and adaptive speculation from then on."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class MeasuredSpeculation(Speculation):
-    """Fixed trees until costs are measured; adaptive from then on.
+    """Speculation with fixed trees until `calibrate` has measured the costs of rounds; adaptive from then on.
 
     Args:
         loaded, runner: the verifier and the runner whose costs are measured.
@@ -42,7 +42,10 @@ class MeasuredSpeculation(Speculation):
         """Speculation that currently decides."""
 
     def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
-        """Measures the costs of rounds once. Trees stay fixed if the drafter does not answer."""
+        """Measures the costs of rounds, if they have not been measured.
+
+        Trees stay fixed if the drafter does not answer.
+        """
         if self.current is self._fixed:
             self.current = self._measured(end, patience_s) or self._fixed
         self.current.calibrate(end, patience_s)

@@ -1,4 +1,7 @@
-"""Settles limits left to memory: a GPU's memory for rounds and graphs is measured first; the rest is for KV."""
+"""Computes the limits that settings leave to memory.
+
+On a GPU the memory of rounds and graphs is measured first; the remaining memory holds KV.
+"""
 
 import gc
 import logging
@@ -22,18 +25,20 @@ from wingbeat.runtime.verifier.model import taps_size
 
 logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
-"""Bytes of a captured graph's nodes and their arguments; the memory that graphs compute on is shared and extra."""
+"""Bytes of a captured graph's nodes and their arguments; the memory that graphs compute on is shared by all graphs and
+not included."""
 RULE_BYTES = 9
-"""Bytes per sequence and vocabulary token of the biases and counts that drafting under sampling rules reads."""
+"""Bytes of biases and token counts, for each sequence and each vocabulary token, that drafting under sampling rules
+reads."""
 MIB = 1 << 20
 NODE_BYTES = 23
-"""Approximate bytes of a round per node and vocabulary token: float32 logits and scores, token choice including its
-graphs, and the logits passed between two graphs."""
+"""Approximate bytes that a round needs for each node and each vocabulary token: float32 logits and scores, token choice
+including its graphs, and the logits passed between two graphs."""
 ROUNDS_OF_PROMPT, LEAST_PROMPT_TOKENS = 16, 512
-"""Memory counts as short if its KV holds fewer tokens than this many rounds of prompt tokens; prompt tokens per round
-are then lowered, down to the minimum."""
+"""Memory counts as short if the KV cache holds fewer tokens than ROUNDS_OF_PROMPT x max_num_batched_tokens.
+max_num_batched_tokens is then halved until memory suffices, but not below LEAST_PROMPT_TOKENS."""
 SHORT = 10
-"""A warning is logged if memory holds less than 1/SHORT of the model's positions."""
+"""A warning is logged if memory holds fewer tokens than 1/SHORT of the model's positions."""
 _SAMPLED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, seed=0, ignore_eos=True, speculation=False)
 _CHOICES = (
     _SAMPLED,
@@ -45,16 +50,16 @@ _CHOICES = (
 
 
 def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
-    """Returns the limits with every value that is left to memory settled; logs the result in one line.
+    """Returns the configuration with a value for every limit that was left to memory; logs the limits in one line.
 
     On a CPU, `PROMISES` reserves the memory for this engine before another engine measures free memory.
 
     Args:
         loaded: the verifier, on its device.
-        needs: the needs of the drafter, which is loaded already.
+        needs: memory and inputs that the drafter needs; the drafter is loaded already.
 
     Raises:
-        ValueError: the memory does not hold one sequence; names the setting.
+        ValueError: the memory does not hold one sequence; the message names the setting.
     """
     if loaded.device.type != "cpu":
         return _settled(loaded, config, needs)
@@ -73,7 +78,7 @@ def _settled(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> 
             settled, held = _fit(loaded, config, needs)
         except ValueError:
             if config.lower_max_num_seqs and config.max_num_seqs > LEAST_SEQS:
-                # The memory of a round with this many sequences was underestimated.
+                # The memory that a round with this many sequences needs was underestimated.
                 config = replace(config, max_num_seqs=max(config.max_num_seqs // 2, LEAST_SEQS))
             elif shorter is not None:
                 config = shorter
@@ -87,9 +92,9 @@ def _settled(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> 
 
 
 def _with_shorter_prompts(loaded: LoadedModel, config: EngineConfig) -> EngineConfig | None:
-    """Halves max_num_batched_tokens; None if memory may not lower that limit or it is at its minimum."""
+    """Returns the configuration with half the max_num_batched_tokens; None if that limit is fixed or at its minimum."""
     tokens = config.max_num_batched_tokens
-    # A span that must stay whole has to fit into one round.
+    # A media span that must not be split has to fit into one round, so the limit is fixed.
     whole = loaded.reader is not None and loaded.reader.whole_spans
     fixed = whole or not config.lower_max_num_batched_tokens or not is_automatic(config)
     if fixed or tokens <= LEAST_PROMPT_TOKENS:
@@ -98,7 +103,10 @@ def _with_shorter_prompts(loaded: LoadedModel, config: EngineConfig) -> EngineCo
 
 
 def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tuple[EngineConfig, int]:
-    """Returns `fit_to_memory` of these limits and the KV tokens that memory holds; raises like `fit_to_memory`."""
+    """Returns the configuration with a value for every limit, and the number of KV tokens that memory holds.
+
+    Raises like `fit_to_memory`.
+    """
     automatic, on_gpu = is_automatic(config), loaded.device.type == "cuda"
     reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
     held_beside = needs.held_bytes if config.drafter_beside else 0
@@ -140,7 +148,7 @@ def _report(loaded: LoadedModel, config: EngineConfig, settled: EngineConfig) ->
 
 
 def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
-    """Sets max_num_seqs to the number that memory has room for, if that is left open."""
+    """Returns the configuration; max_num_seqs, if left to memory, becomes the number of sequences that memory holds."""
     if not config.lower_max_num_seqs:
         return config
     budget = memory_budget(config, loaded.device, 0, needs.held_bytes if config.drafter_beside else 0)
@@ -156,7 +164,7 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
     """Bytes that a GPU needs beside weights and KV: the largest round, the graphs and the drafter's passes.
 
     Raises:
-        ValueError: the largest round does not fit beside the weights; names its limits.
+        ValueError: the largest round does not fit beside the weights; the message names its limits.
     """
     try:
         chunks, trees = activation_bytes(loaded, config, needs)
@@ -166,7 +174,7 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
             "the GPU has no memory for such a round beside the weights; lower them"
         ) from None
     captured = config.may_capture
-    # Mixed rounds are captured as well; each has fewer rows than the largest prompt or tree round.
+    # Rounds that mix prompts and trees are captured as well, but have fewer rows than the largest prompt or tree round.
     graphs = _graph_bytes(loaded, config, needs, max(chunks, trees)) if captured else 0
     chunks += splits_bytes(
         loaded, config, (pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs), PIECE_ROWS)
@@ -178,7 +186,8 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
         drafter = 2 * levels
         if captured:
             batches = draft_batches(config.max_num_seqs, shape.max_path, shape.draft_top_k)
-            # Each depth is captured again for requests with sampling rules, which keep tempered and plain logits.
+            # Each depth is captured a second time for requests with sampling rules, which keep both tempered and plain
+            # logits.
             stages = (2 * shape.max_path - 1) * len(batches)
             drafter += levels + config.max_num_seqs * RULE_BYTES * loaded.vocab_size + stages * GRAPH_BYTES
     logger.info(
@@ -214,10 +223,12 @@ def _graph_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds,
 
 @torch.inference_mode()
 def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tuple[int, int]:
-    """Peak bytes of a round's prompt chunks, with the engine's buffers beside KV, and of a round's trees.
+    """Measures the peak bytes of the largest round of prompt chunks, and of the largest round of trees.
 
-    Both rounds run on a small KV pool. Prompts of every tile height and every way to choose a token run as well, so
-    that no later request waits for a compiler.
+    The first peak includes the engine's buffers beside KV.
+
+    Both rounds run on a small KV pool. Further prompts cover every tile height of attention and every way to choose a
+    token, so that no later request waits for a compiler.
     """
     device, prompt_len = loaded.device, min(config.max_num_batched_tokens, loaded.max_position_embeddings - 2)
     small = replace(
@@ -233,7 +244,8 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     small = replace(small, num_kv_blocks=1 + small.max_blocks_per_seq + config.max_num_seqs * per_seq)
     held = torch.cuda.memory_allocated(device)
     engine = Engine(loaded, small, needs)
-    engine.slots.processors.allocate()  # would otherwise be allocated by the first request with a penalty
+    # allocated now, to be measured; else the first request with a penalty would allocate the tables
+    engine.slots.processors.allocate()
     held += engine.cache.num_blocks * engine.cache.block_bytes
     held += sum(feature.held_bytes for feature in engine.features)
     before = torch.cuda.memory_allocated(device)
@@ -258,7 +270,7 @@ def _run_short_prompts(engine: Engine, longest: int) -> None:
     """Runs prompts of 1, 2, 4, ... tokens in turn, so that attention is compiled for every tile height."""
     lengths = [1 << at for at in range(longest.bit_length())]
     for at in range(max(len(lengths), len(_CHOICES))):
-        # Every prompt begins with another token, so that the prefix cache has no hit.
+        # Prompts begin with different tokens, so that the prefix cache has no hit.
         prompt = (at % engine.loaded.vocab_size,) + (0,) * (lengths[at % len(lengths)] - 1)
         engine.add_request(Request(f"short-{at}", prompt, _CHOICES[at % len(_CHOICES)]))
         while engine.has_unfinished_requests():
@@ -266,9 +278,9 @@ def _run_short_prompts(engine: Engine, longest: int) -> None:
 
 
 def splits_bytes(loaded: LoadedModel, config: EngineConfig, rows: tuple[int, int]) -> int:
-    """Bytes of attention's split-KV partials in one launch, by the largest layer; 0 if torch computes attention.
+    """Bytes of attention's split-KV partial results in one launch; 0 if torch computes attention.
 
-    Contexts have the greatest allowed length.
+    The result is for the layer with the largest partial results, and for contexts of the greatest allowed length.
 
     Args:
         rows: number of requests of the launch, and rows per request.

@@ -1,4 +1,4 @@
-"""Writes what the drafter receives of a round: the only writer of an `Outcome` and of its tables by slot.
+"""Writes the data of a round that the drafter receives: the only writer of an `Outcome` and of its tables by slot.
 
 An `Outcome` holds context (prompt chunks, replays, recorded prefixes, deferred pairs), accepted paths, and the
 sequences for which trees are requested with their grammar masks behind the roots.
@@ -20,17 +20,17 @@ from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 MOST_PAIRS = 32
-"""Most deferred pairs per sequence: enough that a drafter costs a plain round next to nothing."""
+"""Maximum number of deferred pairs per sequence; at this size, an idle drafter adds almost no time to a plain round."""
 
 Advance = Callable[[Sequence, int], None]
-"""Records that the drafter's KV of a sequence reaches a position."""
+"""Function that records that the drafter's KV of a sequence reaches a position."""
 
 
 class OutcomeWriter:
     """Writer of one round: any number of chunks, decodes at most once, then `finish`.
 
     Args:
-        outcome: acquired and not yet published buffers.
+        outcome: buffers that were acquired and are not yet published.
         tell_inputs: writes the inputs of chunks with spans; None if the model takes no media.
     """
 
@@ -48,7 +48,7 @@ class OutcomeWriter:
 
     @property
     def capacity(self) -> int:
-        """Chunk tokens that one outcome holds."""
+        """Maximum number of chunk tokens in an outcome."""
         return self.outcome.chunk_taps.shape[0]
 
     def has_room(self, num_tokens: int) -> bool:
@@ -90,7 +90,7 @@ class OutcomeWriter:
             self.copy([(outcome.decode_taps[:count, : paths.taps.shape[1]], paths.taps)])
 
     def copy(self, copies: list[tuple[Tensor, Tensor]]) -> None:
-        """Adds (target, source) pairs that `finish` copies; neither tensor may change until then."""
+        """Adds (target, source) pairs that `finish` copies. The tensors of a pair may not change before `finish`."""
         self._copies += copies
 
     def finish(
@@ -102,7 +102,10 @@ class OutcomeWriter:
         has_masks: int = 0,
         sampling_rules: int = 0,
     ) -> None:
-        """Makes the copies, requests trees and writes the header; arguments are fields of `RoundHeader`."""
+        """Makes the queued copies, writes the slots for which trees are requested, and writes the header.
+
+        The arguments are fields of `RoundHeader`.
+        """
         outcome = self.outcome
         copy_all(self._copies)
         write_numbers(outcome.chunk_slots, self._chunk_slots)
@@ -132,19 +135,19 @@ def write_numbers(target: Tensor, values: list[int]) -> None:
 
 
 def as_numbers(tensor: Tensor) -> np.ndarray:
-    """View of a host tensor as numpy array, which assigns faster than torch; bfloat16 is viewed as int16."""
+    """Returns a numpy view of a host tensor, because numpy assigns faster than torch; bfloat16 is viewed as int16."""
     return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 class DeferredPairs:
-    """Pairs of rounds kept back: while no trees are requested, the drafter is notified once in many rounds.
+    """Buffers of pairs kept back while no trees are requested, so that the drafter is notified once in many rounds.
 
-    A pair is the taps at a position and the token after that position. A round is deferred if the host can count its
-    tokens: rounds of bare roots, and settled rounds. Each slot has one row of buffers, of which the first
-    `DraftProgress.num_deferred` pairs are valid.
+    A pair is the taps at a position and the token after that position. A round's pairs can be kept back if the host can
+    count the round's tokens: if all its trees are bare roots, or if the round is settled. Each slot has one row of
+    buffers, of which the first `DraftProgress.num_deferred` pairs are valid.
 
     Args:
-        spec: the channel's; deferred pairs of all slots together fit into one round of that channel.
+        spec: shapes of the channel; deferred pairs of all slots together fit into one round of that channel.
     """
 
     def __init__(self, spec: ChannelSpec, slots: SlotState) -> None:
@@ -169,8 +172,7 @@ class DeferredPairs:
         """
         for seq in seqs:
             if not seq.draft.num_deferred:
-                # `min_len` already counts this round; the root stands one position before the token that the round
-                # emits.
+                # `min_len` already counts this round's token; the root is at the position before that token.
                 seq.draft.deferred_from = seq.min_len - 2
         columns = [seq.draft.num_deferred for seq in seqs]
         if max(counts) > 1:
@@ -189,7 +191,7 @@ class DeferredPairs:
             seq.draft.num_deferred += count
 
     def _add_paths(self, seqs: list[Sequence], paths: AcceptedPaths, index: Tensor | slice, counts: list[int]) -> None:
-        """Stores pairs of rounds in which a path has several tokens."""
+        """Stores the pairs of a round in which a sequence emitted several tokens."""
         row = np.repeat(np.arange(len(seqs)), counts)
         step = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
         slots, begins = np.array([[seq.slot, seq.draft.num_deferred] for seq in seqs]).T
@@ -200,7 +202,7 @@ class DeferredPairs:
         self._token_ids[slot, column] = paths.token_ids[index][row, step]
 
     def hand_over(self, seq: Sequence, taps: Tensor, next_token_ids: Tensor) -> None:
-        """Copies a sequence's pairs out, in order, and clears them.
+        """Copies a sequence's pairs into the given tensors, in order, and clears the sequence's pairs.
 
         Args:
             taps: [num_deferred, taps_size]
@@ -214,9 +216,11 @@ class DeferredPairs:
 def write_context(
     plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter, deferred: DeferredPairs, advance: Advance
 ) -> None:
-    """Writes the chunks that continue the drafter's context, then deferred pairs; other chunks are replayed later.
+    """Writes the prompt chunks that directly continue the drafter's context, then deferred pairs.
 
-    Recorded rows of a saved prefix are written before the sequence's chunk, as far as there is room.
+    Other chunks are replayed later.
+
+    Recorded rows of a saved prefix are written before the sequence's chunk, as far as the outcome's buffers have room.
     """
     room = writer.capacity - sum(chunk.length for chunk in plan.chunks)
     begin = num_sampled = 0
@@ -233,7 +237,7 @@ def write_context(
             room -= _write_recorded(seq, writer, room, advance)
         if not draft.num_deferred:
             continue
-        if not writer.has_room(draft.num_deferred):  # prompts took the room, so the pairs are replayed later
+        if not writer.has_room(draft.num_deferred):  # prompts filled the buffers, so the pairs are replayed later
             draft.num_deferred, draft.complete = 0, False
             continue
         end = draft.deferred_from + draft.num_deferred
@@ -251,7 +255,7 @@ def _write_chunk(
     room: int,
     advance: Advance,
 ) -> int:
-    """Writes one chunk after its recorded context; returns the number of recorded rows written."""
+    """Writes a chunk, preceded by the sequence's recorded taps; returns the number of recorded rows written."""
     seq, draft = chunk.seq, chunk.seq.draft
     if draft.is_recorded and draft.num_recorded - draft.length > room:
         return _write_recorded(seq, writer, room, advance)
@@ -276,7 +280,7 @@ def _write_chunk(
 
 
 def _write_recorded(seq: Sequence, writer: OutcomeWriter, room: int, advance: Advance) -> int:
-    """Writes recorded rows up to `room` and returns their number."""
+    """Writes at most `room` recorded rows and returns the number written."""
     draft, start = seq.draft, seq.draft.length
     end = min(draft.num_recorded, start + room)
     if end <= start:
@@ -287,13 +291,15 @@ def _write_recorded(seq: Sequence, writer: OutcomeWriter, room: int, advance: Ad
     advance(seq, end)
     if end == draft.num_recorded:
         draft.recorded = None
-        # With a second round in flight, the host does not have the sequence's length.
+        # While a second round is in flight, the host does not have the sequence's length.
         draft.complete = end == seq.num_computed and len(seq.in_flight) < 2
     return end - start
 
 
 def write_root_masks(outcome: Outcome, asked: list[Sequence], flight: RoundInFlight) -> int:
-    """Fills `Outcome.allowed_tokens`, unless no sequence has a usable mask or the host lacks the roots.
+    """Fills `Outcome.allowed_tokens` with the grammar mask of the first draft token of each sequence in `asked`.
+
+    All tokens are allowed for a sequence without a mask, or whose root is not yet on the host.
 
     Args:
         asked: sequences for which a tree is requested, in the order of the proposals.
@@ -306,7 +312,8 @@ def write_root_masks(outcome: Outcome, asked: list[Sequence], flight: RoundInFli
         return 0
     masks, tokens = rows.numpy(), {} if flight.result is None else flight.tokens_by_slot()
     for mask, seq in zip(masks, asked, strict=False):
-        # With two rounds in flight the root is unknown; with none, the sequence already contains the root.
+        # The root is unknown while the sequence has two rounds in flight; without a round in flight, the sequence
+        # already contains its root.
         known = [] if not seq.in_flight else tokens.get(seq.slot) if len(seq.in_flight) == 1 else None
         if seq.masker is not None and known is not None and seq.masker.ahead(known, mask):
             has_masks = True
@@ -316,14 +323,16 @@ def write_root_masks(outcome: Outcome, asked: list[Sequence], flight: RoundInFli
 
 
 def write_history(history: Tensor, plan: SchedulerOutput, flight: RoundInFlight, steps: Tensor | None) -> None:
-    """Appends the emitted tokens of all sequences, also of those still being replayed, so that history has no gaps.
+    """Appends the tokens that the round emitted to the token history, for all sequences.
+
+    Sequences that are still being replayed are included, so that the history has no gaps.
 
     Args:
         history: int64 [num_slots, max_model_len + 1].
         steps: 1, 2, .. on the device; None on the host, where numpy needs no such tensor.
     """
     if plan.decodes:
-        # Columns past num_tokens are written too: the next round overwrites them before they are read.
+        # Columns past num_tokens are written too, because the next round overwrites these columns before they are read.
         paths, device, last = flight.decodes, history.device, history.shape[1] - 1
         if steps is None:
             token_ids = paths.token_ids.numpy()
@@ -341,6 +350,6 @@ def write_history(history: Tensor, plan: SchedulerOutput, flight: RoundInFlight,
 
 
 def rows_of(paths: AcceptedPaths, index: Tensor | slice) -> AcceptedPaths:
-    """Selects some decodes' rows of the fields that drafters read; other fields need not have a row per decode."""
+    """Selects rows of the fields that drafters read; other fields, whose shapes may differ, stay unchanged."""
     told = {name: getattr(paths, name) for name in ("slots", "positions", "token_ids", "num_tokens", "taps")}
     return paths._replace(**{name: None if part is None else part[index] for name, part in told.items()})

@@ -1,4 +1,4 @@
-"""Counts rounds for metrics and for requests with `trace`, with the reason why a sequence verified no tree."""
+"""Counts rounds for metrics and records rounds for requests with `trace`, with the reason if no tree was verified."""
 
 from bisect import bisect_left
 from collections import deque
@@ -20,7 +20,7 @@ class NoTree(StrEnum):
     """Reason why no tree was verified, beside the policy's reasons (`runtime.speculation.policy.Reason`)."""
 
     PROMPT = "prompt"
-    """The token came with its prompt, before anything could be drafted."""
+    """The token was computed with its prompt, before a tree could be drafted."""
     NO_DRAFTER = "no_drafter"
     DRAFTER_LOST = "drafter_lost"
     DRAFTER_LATE = "drafter_late"
@@ -30,7 +30,7 @@ class NoTree(StrEnum):
     NO_ROOM = "no_room"
     """No KV blocks were free for trees."""
     NOT_USABLE = "not_usable"
-    """Trees were requested, but no received tree belonged to the round and was worth verifying."""
+    """Trees were requested, but every received tree was outdated, malformed, or not worth verifying."""
 
 
 WITHOUT_DRAFTER = {
@@ -41,9 +41,9 @@ WITHOUT_DRAFTER = {
 
 
 def plain_reason(drafting: DrafterClient, plan: SchedulerOutput, seqs: list[Sequence]) -> str:
-    """Returns why `seqs` have no tree in the round being launched, should they verify none.
+    """Returns the reason to report if `seqs` verify no tree in the round that is being launched.
 
-    A plain str rather than the enum: the value is sent to processes that do not import this module.
+    The reason is a plain str, because it is sent to processes that do not import the enum's module.
     """
     if drafting.state is not DrafterState.ATTACHED:
         reason = WITHOUT_DRAFTER[drafting.state]
@@ -63,16 +63,16 @@ def plain_reason(drafting: DrafterClient, plan: SchedulerOutput, seqs: list[Sequ
 CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
 """Upper bounds of context buckets in tokens, inclusive; the last bucket is unbounded."""
 MOST_HEADS = 8
-"""Draft head versions that are counted separately."""
+"""Maximum number of draft head versions that are counted separately."""
 NODE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Histogram bounds of nodes of a verified tree, without its root."""
+"""Histogram bounds for the number of nodes of a verified tree, not counting its root."""
 
 
 class RoundCounter(RoundObserver):
     """Counts an engine's rounds.
 
     Args:
-        drafting: source of the reason why nothing was drafted.
+        drafting: source of the reason why no tree was requested.
         clock: source of the drafter's figures, such as its head version.
         forced: whether acceptance is drawn from a profile.
     """
@@ -89,12 +89,15 @@ class RoundCounter(RoundObserver):
         self.plain_rounds: dict[str, int] = {}
         self.num_replayed_tokens = 0
         self.by_head: dict[int, list[int]] = {}
-        """By head version: sequence rounds with a tree, drafted tokens, accepted tokens, and the sum of squares of the
-        accepted tokens of each round."""
+        """Four counts by head version. A sequence round is a round of one sequence. The counts are: sequence rounds
+        with a tree, drafted tokens, accepted tokens, and the sum over sequence rounds of the squared number of accepted
+        tokens."""
         self.by_text = [0, 0, 0]
-        """Sequence rounds with a tree built from earlier text, their drafted tokens and accepted tokens."""
+        """Number of sequence rounds (rounds of one sequence) with a tree from earlier text, their drafted tokens, and
+        their accepted tokens."""
         self._launched: deque[tuple[str, int]] = deque()
-        """For each round in flight: the reason should it have no trees, and the head version that drafted its trees."""
+        """Two values for each round in flight: the reason to report if the round has no trees, and the version of the
+        head that drafted its trees."""
 
     @property
     def metrics(self) -> SpeculationMetrics:
@@ -105,13 +108,13 @@ class RoundCounter(RoundObserver):
         return whole
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Counts replayed context tokens; stores the reason that applies if the round turns out to have no trees."""
+        """Counts replayed context tokens; stores the reason to report if the round turns out to have no trees."""
         self.num_replayed_tokens += sum(chunk.length for chunk in flight.plan.chunks if chunk.replay)
         reason = plain_reason(self._drafting, flight.plan, flight.plan.decodes)
         self._launched.append((reason, self._clock.drafter.head_version))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Counts trees and accepted tokens, for the engine and for each request."""
+        """Counts the round's trees and accepted tokens, for the engine and for each request."""
         (reason, version), plain = self._launched.popleft(), bool(result.num_valid)
         for row, num_valid in enumerate(result.num_valid):
             if num_valid > 1:
@@ -126,7 +129,7 @@ class RoundCounter(RoundObserver):
         self._launched.clear()
 
     def figures(self) -> dict[str, Any]:
-        """Returns the fields of `EngineStats` that are counted here."""
+        """Returns those fields of `EngineStats` that this class counts."""
         return {
             "speculation": self.metrics,
             "num_spec_tokens": self._drafting.config.speculation.max_path - 1,
@@ -174,25 +177,26 @@ class _Asked(NamedTuple):
     """Rows of one round in flight whose requests have `trace`."""
 
     plain_reasons: dict[int, str]
-    """By decode row with `trace`: the reason that applies if it has no tree."""
+    """Reason to report if a decode has no tree, by decode row of requests with `trace`."""
     trees: Download | None
     """Token ids and parents of all trees; None if all are bare roots."""
 
 
 class ShownRounds(RoundObserver):
-    """Records rounds for the requests that have `trace`; without such requests nothing is read.
+    """Records rounds for the requests that have `trace`; trees are not downloaded while there is no such request.
 
     Args:
-        drafting: source of the reason why nothing was drafted.
+        drafting: source of the reason why no tree was requested.
     """
 
     def __init__(self, drafting: DrafterClient) -> None:
         self._drafting = drafting
         self._request_ids: set[str] = set()
         self._asked: deque[_Asked | None] = deque()
-        """By round in flight, oldest first; None if none of its decodes has `trace`."""
+        """Rows to record of each round in flight, oldest round first; None for a round in which no decode has `trace`.
+        """
         self._settled: dict[str, VerifiedRound] = {}
-        """Rounds settled last by request id, until the outputs take them."""
+        """Latest settled round of each request, by request id, until `with_rounds` attaches the round to an output."""
 
     def launched(self, flight: RoundInFlight) -> None:
         """Starts downloading the trees of traced requests now: the next round may overwrite their buffers."""
@@ -206,7 +210,7 @@ class ShownRounds(RoundObserver):
         self._asked.append(_Asked(reasons, trees) if reasons else None)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Reads the rows of traced requests."""
+        """Stores the settled round of each traced request."""
         self._settled.clear()
         asked = self._asked.popleft()
         if asked is None:

@@ -11,9 +11,9 @@ class RoundFailed(RuntimeError):
     """The engine is broken, or the request that caused a failed round cannot be determined.
 
     Args:
-        suspects: ids of requests in their first round. Any of these may have broken the engine, and retrying them could
-            break another engine.
-        queued: ids of requests that had not been admitted and so cannot have caused the failure.
+        suspects: ids of requests in their first round. Any of these requests may have broken the engine, and a retry
+            could break another engine.
+        queued: ids of requests that had not been admitted and therefore cannot have caused the failure.
     """
 
     def __init__(self, message: str, suspects: tuple[str, ...] = (), queued: tuple[str, ...] = ()) -> None:

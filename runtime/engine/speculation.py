@@ -13,26 +13,26 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason
 
 Trees = Any
-"""Trees of a round's decodes in the representation of that kind of round; None if all are bare roots."""
+"""Draft trees of a round's decodes, in a type that depends on the round kind; None if all trees are bare roots."""
 
 
 class Speculation(RoundObserver):
     """Decides how much is drafted and verified. An engine shares one instance with its drafter client.
 
-    Calls for a round and the draft after it come in this order: `prune` and `num_nodes` before the launch; `launched`;
-    `plan` and `write_rule` when the drafter is notified; `settled`, with the accepted tokens and the times
-    (`RoundInFlight.times`). With overlap, a round is settled after the next one was launched. `plan` and `write_rule`
-    are skipped if no drafter is asked; the other calls come in every round.
+    An engine calls the methods in this order for a round and the draft after that round: `prune` and `num_nodes` before
+    the launch; `launched`; `plan` and `write_rule` when the drafter is notified; `settled`, with the accepted tokens
+    and the times (`RoundInFlight.times`). With overlap, a round is settled after the next round was launched. `plan`
+    and `write_rule` are not called if no drafter is asked for trees; the other methods are called in every round.
 
     Decisions change speed and never tokens. This class uses the same draft shape in every round and verifies all nodes;
     `AdaptiveSpeculation` adapts both.
 
     Args:
-        max_levels: levels of each draft.
+        max_levels: number of levels of each draft.
     """
 
     num_nodes: int | None = None
-    """Nodes of each tree that the device keeps; None keeps all."""
+    """Number of nodes of each tree that the device keeps; None keeps all nodes."""
     takes_texts = True
     """Whether trees may be built from earlier text instead of by the drafter."""
 
@@ -40,7 +40,9 @@ class Speculation(RoundObserver):
         self._plan = DraftPlan(max_levels, "fixed")
 
     def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
-        """Measures missing costs before a drafter is attached; no round is in flight.
+        """Measures costs that are not known yet, before a drafter is attached; this class does nothing.
+
+        No round may be in flight.
 
         Args:
             patience_s: silence after which the drafter counts as stuck.
@@ -65,43 +67,53 @@ class Speculation(RoundObserver):
 
         Args:
             running: sequences that decode in the next round.
-            proposals: sequences that may be drafted for.
-            num_unfollowed: further sequences that could be drafted for if the drafter had their context.
-            num_rounds: rounds since the latest plan; more than one if nothing was drafted meanwhile.
+            proposals: sequences for which a tree may be requested.
+            num_unfollowed: number of further sequences that could get a tree if the drafter had their context.
+            num_rounds: number of rounds since the latest plan; may exceed 1 if no drafts were requested in these
+                rounds.
         """
         return self._plan
 
     def made_of_text(self) -> DraftPlan:
-        """Plan used instead of `plan` if text trees are worth more than any draft."""
+        """Returns the plan for trees from text alone.
+
+        Called instead of `plan` if text trees are worth more than any draft.
+        """
         return DraftPlan(0, Reason.TEXT)
 
     def text_table(self) -> np.ndarray | None:
-        """Rows of `Acceptance.table` for trees built from text; None uses the probabilities that the trees carry."""
+        """Returns the rows of `Acceptance.table` for trees built from text.
+
+        None means that the trees' own probabilities are used.
+        """
         return None
 
     @property
     def text_pays(self) -> bool:
-        """Whether trees from text have been worth their time."""
+        """Whether trees from text have taken less time per token than the best alternative."""
         return True
 
     @property
     def is_probing(self) -> bool:
-        """Whether the next plan continues a probe, whose measurement text trees would disturb."""
+        """Whether the next plan continues a probe.
+
+        Text trees must not be used then, because they would disturb the measurement.
+        """
         return False
 
     def node_price(self, running: list[Sequence]) -> float:
-        """Time of verifying one more node, expressed in tokens generated in that time."""
+        """Returns the time to verify one more node, expressed as the number of tokens generated in that time."""
         return 0.0
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
-        """Time of a round with a draft for `num_drafting` sequences, divided by that of the round without a draft.
+        """Returns the ratio of a round's time with drafts for `num_drafting` sequences to its time without drafts.
 
-        None if a draft does not pay and none is to be tried.
+        Returns None if drafting does not pay and no draft is to be tried.
         """
         return 1.0
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
-        """Returns the unfollowed running sequences that the drafter follows from now on."""
+        """Returns those of the unfollowed running sequences that the drafter is to follow from now on."""
         return unfollowed
 
     def follows_next(self) -> bool:
@@ -109,10 +121,13 @@ class Speculation(RoundObserver):
         return True
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
-        """Writes the growth rule of the latest plan for the drafter; returns 1, or 0 if every level is grown.
+        """Writes the latest plan's growth rule into the outcome for the drafter.
+
+        Returns 1, or 0 if there is no rule and the drafter grows every level.
 
         Args:
-            num_context_tokens: context tokens that the drafter processes first, beside the round's accepted tokens.
+            num_context_tokens: number of context tokens that the drafter processes before it drafts, not counting the
+                round's accepted tokens.
         """
         return 0
 
@@ -120,11 +135,11 @@ class Speculation(RoundObserver):
         """Returns the nodes of a round's trees to verify; None if all are bare roots.
 
         Args:
-            trees: the result of `ModelRunner.check`, including tokens that are certain.
-            drafted: the drafter's trees; None if it sent none.
+            trees: result of `ModelRunner.check`, which includes tokens that a grammar forces.
+            drafted: the drafter's trees; None if the drafter sent no trees.
         """
         return trees
 
     def stats(self) -> PolicyStats | None:
-        """Decisions so far; None if nothing is decided."""
+        """Returns the counts of decisions so far; None if this class makes no decisions."""
         return None

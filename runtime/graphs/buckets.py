@@ -1,17 +1,22 @@
-"""Batch sizes to capture: a batch is padded to the smallest captured size, and the number of graphs is bounded."""
+"""Chooses batch sizes to capture.
+
+A batch is padded to the smallest captured size that holds it, and the number of graphs is bounded.
+"""
 
 from collections.abc import Sequence
 
 MOST_GRAPHS = 60
-"""Most graphs of a verifier, and of a drafter: each costs seconds at start, and memory."""
+"""Maximum number of graphs of a verifier, and of a drafter, because each graph costs seconds at start, and memory."""
 _FREE_ROWS = 128
-"""Rows that are nearly free in a pass, because its products take as long as reading the weights."""
+"""Number of rows that take almost no extra time in a pass, because its products take as long as reading the weights."""
 _FARTHEST = 8
-"""Largest ratio of neighbouring batch sizes: padding has costs beside the products too."""
+"""Largest ratio of neighbouring batch sizes; limited because padding also costs time outside the products."""
 
 
 def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """Batch sizes worth a graph: 1, 2, 4, 8, then steps of 8 to 64, 16 to 256 and 32 beyond; ends with `max_num_seqs`.
+    """Returns candidate batch sizes: 1, 2, 4, 8, then in steps of 8 up to 64, of 16 up to 256, and of 32 beyond.
+
+    The last size is `max_num_seqs`.
 
     Raises:
         ValueError: `max_num_seqs` is below 1.
@@ -40,12 +45,12 @@ def bucket_for(n: int, buckets: Sequence[int]) -> int:
 
 
 def within(most: int, batches: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Thins out each shape's batch sizes to `most` graphs in total, so that padding costs about the same everywhere.
+    """Keeps at most `most` batch sizes in total, so that padding costs about as much between all neighbouring sizes.
 
-    The first and last size of each shape stay, even if these exceed `most`.
+    The first and last batch size of each shape are kept, even if more than `most` sizes then remain.
 
     Args:
-        batches: by rows per sequence: ascending batch sizes.
+        batches: ascending batch sizes of each shape; keys are numbers of rows per sequence.
     """
     ratio, kept = 1.0, batches
     while sum(map(len, kept.values())) > most and any(len(sizes) > 2 for sizes in kept.values()):
@@ -56,7 +61,9 @@ def within(most: int, batches: dict[int, tuple[int, ...]]) -> dict[int, tuple[in
 
 
 def draft_batches(max_num_seqs: int, max_path: int, top_k: int) -> tuple[int, ...]:
-    """Batch sizes of a drafter, which has `max_path` graphs per size: one per depth, and one to commit decided tokens.
+    """Returns the batch sizes of a drafter.
+
+    The drafter has `max_path` graphs per size: one for each depth, and one that commits decided tokens.
 
     Args:
         top_k: rows per sequence in a level.
@@ -66,7 +73,7 @@ def draft_batches(max_num_seqs: int, max_path: int, top_k: int) -> tuple[int, ..
 
 
 def _apart(sizes: tuple[int, ...], rows: int, ratio: float, farthest: float) -> tuple[int, ...]:
-    """Keeps sizes that cost `ratio` times the previous kept size, or are `farthest` times as large."""
+    """Keeps sizes that cost `ratio` times as much as the previous kept size, or that are `farthest` times as large."""
     kept = list(sizes[:1])
     for size, following in zip(sizes[1:], (*sizes[2:], None), strict=True):
         cost, before = _FREE_ROWS + size * rows, _FREE_ROWS + kept[-1] * rows

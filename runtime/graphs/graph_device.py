@@ -8,7 +8,8 @@ import torch
 ResultT = TypeVar("ResultT")
 
 WARM_UP_RUNS = 2
-"""Runs before a capture: kernels compile, tune themselves and allocate workspaces in their first run."""
+"""Number of runs before a capture, because kernels are compiled and tuned and allocate workspaces in their first run.
+"""
 
 
 class GraphDevice(Protocol):
@@ -18,7 +19,10 @@ class GraphDevice(Protocol):
         """Returns a handle of a memory pool that captures share."""
 
     def warm_up(self, function: Callable[[], ResultT]) -> ResultT:
-        """Runs `function` until it does nothing that a capture forbids; returns the last result."""
+        """Runs `function` until all operations that a capture forbids (such as compiling) are done.
+
+        Returns the last result.
+        """
 
     def capture(self, function: Callable[[], ResultT], pool: Any) -> tuple[Any, ResultT]:
         """Captures `function` with its memory in `pool`.
@@ -33,7 +37,7 @@ class GraphDevice(Protocol):
         """Waits for all enqueued work."""
 
     def memory_bytes(self) -> int:
-        """Returns bytes of device memory that this process holds."""
+        """Returns the bytes of device memory that this process holds."""
 
 
 class CudaGraphDevice:
@@ -48,7 +52,10 @@ class CudaGraphDevice:
         return torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Callable[[], ResultT]) -> ResultT:
-        """See `GraphDevice.warm_up`; runs on the capturing stream, which has its own library handles and workspaces."""
+        """See `GraphDevice.warm_up`.
+
+        Runs are on the capturing stream, which has its own library handles and workspaces.
+        """
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -62,14 +69,16 @@ class CudaGraphDevice:
         """See `GraphDevice.capture`.
 
         Raises:
-            RuntimeError: the function did what a capture forbids (waited for the device, allocated outside the pool).
+            RuntimeError: the function did something that a capture forbids, such as waiting for the device or
+                allocating outside the pool.
         """
         graph, error = torch.cuda.CUDAGraph(), None
-        # If a capture cannot be ended, torch.cuda.graph leaves its stream current: this context restores the stream.
+        # If a capture cannot be ended, torch.cuda.graph leaves its own stream current; this context restores the
+        # previous stream.
         with torch.cuda.stream(torch.cuda.current_stream(self.device)):
             try:
-                # Other threads may use the device meanwhile; in this mode only this thread's calls can invalidate the
-                # capture.
+                # Other threads may use the device during a capture; in this mode, only calls of this thread can
+                # invalidate the capture.
                 with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
                     try:
                         result = function()
@@ -86,12 +95,13 @@ class CudaGraphDevice:
         """Ends a capture that torch could not end."""
         # The pinned-memory allocator keeps querying this graph for its stream, so the graph must stay alive.
         self._failed.append(graph)
-        # Otherwise frees across streams would be deferred forever, and low memory could not be met by emptying the
-        # cache.
+        # The pool is released here, because otherwise torch would defer frees across streams forever, and could not
+        # empty its cache when memory is short.
         index = self._stream.device.index
         torch._C._cuda_endAllocateToPool(index, pool)
         torch._C._cuda_releasePool(index, pool)
-        # Up to torch 2.12 the random generator stays in capture mode until a capture ends successfully.
+        # Up to torch 2.12, the random generator stays in capture mode until a capture ends successfully, so an empty
+        # graph is captured.
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode="thread_local"):
             torch.zeros(1, device=self.device)
 
@@ -102,7 +112,7 @@ class CudaGraphDevice:
         torch.cuda.synchronize(self.device)
 
     def memory_bytes(self) -> int:
-        """Returns bytes that the caching allocator holds on this device, after releasing its unused cache."""
+        """Returns the bytes that the caching allocator holds on this device, after its unused cache was released."""
         self.synchronize()
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self.device)

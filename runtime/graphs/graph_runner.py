@@ -1,7 +1,8 @@
-"""CUDA graphs of a replica's stages: captured per bucket, fed through fixed addresses, eager if capturing fails.
+"""CUDA graphs of a replica's stages, which are captured per bucket and read inputs at fixed addresses.
 
-Independent of models and schedulers. A stage is a function from one NamedTuple of tensors to another; its closure holds
-state that outlives a round (weights, KV pool, slot tables).
+A stage runs eagerly if capturing fails. This module does not depend on models and schedulers. A stage is a function
+from one NamedTuple of tensors to another; its closure holds state that outlives a round (weights, KV pool, slot
+tables).
 """
 
 import logging
@@ -26,24 +27,24 @@ OutputsT = TypeVar("OutputsT", bound=tuple)
 
 
 class Stage(StrEnum):
-    """The computation of a graph. `Bucket.size` is the stage's second key."""
+    """Kinds of computation that are captured. The text below each stage states the meaning of `Bucket.size`."""
 
     DRAFT_PROPOSAL = "draft_proposal"
-    """Commit and all levels of a tree; size is the depth."""
+    """Commits decided tokens and grows all levels of trees; the size is the depth."""
     DRAFT_RULED = "draft_ruled"
-    """DRAFT_PROPOSAL for batches in which a request has its own sampling rules."""
+    """As DRAFT_PROPOSAL, for batches in which a request has sampling rules."""
     DRAFT_ACCEPT = "draft_accept"
-    """Draft KV of decided tokens; size is the longest path."""
+    """Computes draft KV of decided tokens; the size is the longest path."""
     BASE_VERIFICATION = "base_verification"
-    """Forward pass over trees; size is the number of nodes."""
+    """Forward pass over trees; the size is the number of nodes."""
     BASE_DECODING = "base_decoding"
-    """Forward pass over bare roots; size is 1."""
+    """Forward pass over bare roots; the size is 1."""
     BASE_MIXED = "base_mixed"
-    """Forward pass over trees or bare roots, with prompt chunks; size is the number of nodes."""
+    """Forward pass over trees or bare roots, and prompt chunks; the size is the number of nodes."""
     BASE_PROMPTS = "base_prompts"
-    """Forward pass over prompt chunks alone; its requests are pieces, and size is the rows of each piece."""
+    """Forward pass over prompt chunks alone; its requests are pieces, and the size is the number of rows of a piece."""
     BASE_CHOICE = "base_choice"
-    """Token choice, walk, compaction and taps after any forward pass; size is the number of nodes."""
+    """Token choice, tree walk, compaction and taps after any forward pass; the size is the number of nodes."""
 
 
 class Bucket(NamedTuple):
@@ -52,7 +53,7 @@ class Bucket(NamedTuple):
     num_reqs: int
     size: int = 1
     beside: int = 0
-    """Further rows that belong to no request of the inputs (prompt pieces)."""
+    """Number of additional rows, which are rows of prompt pieces and belong to no request of the inputs."""
 
     @property
     def num_rows(self) -> int:
@@ -64,7 +65,7 @@ class Bucket(NamedTuple):
 
 
 class GraphFailure(NamedTuple):
-    """A failed capture, whose stage and bucket run eagerly."""
+    """A failed capture; its stage runs eagerly for its bucket."""
 
     stage: Stage
     bucket: Bucket
@@ -77,16 +78,17 @@ class GraphStats:
 
     captured: list[tuple[Stage, Bucket]] = field(default_factory=list)
     failed: list[GraphFailure] = field(default_factory=list)
-    # Plain dicts: dataclasses.asdict would count a Counter's items.
+    # The counts are plain dicts, because dataclasses.asdict rebuilds a Counter by counting its items.
     replays: dict[Stage, int] = field(default_factory=dict)
     eager_runs: dict[Stage, int] = field(default_factory=dict)
     num_untried: int = 0
-    """Buckets that were not tried, because another bucket of their stage had failed or the settings exclude them."""
+    """Number of buckets that were not tried, because another bucket of the stage had failed or the settings exclude the
+    bucket."""
     memory_bytes: int = 0
-    """Device bytes that the captures hold."""
+    """Bytes of device memory that the captured graphs hold."""
 
     def counts(self) -> dict[str, int]:
-        """Counts of stages at one shape, by state; failed stages run eagerly too."""
+        """Returns the number of (stage, bucket) pairs by state. Failed pairs run eagerly."""
         return {"captured": len(self.captured), "failed": len(self.failed), "eager": self.num_untried}
 
     def count_replay(self, stage: Stage) -> None:
@@ -94,11 +96,11 @@ class GraphStats:
         self.replays[stage] = self.replays.get(stage, 0) + 1
 
     def count_eager_run(self, stage: Stage) -> None:
-        """Counts a run of the stage's function instead of a graph."""
+        """Counts a run of the stage's function in place of a graph."""
         self.eager_runs[stage] = self.eager_runs.get(stage, 0) + 1
 
     def forget_runs(self) -> None:
-        """Resets the run counts; captures stay."""
+        """Resets the counts of runs; counts of captures stay."""
         self.replays.clear()
         self.eager_runs.clear()
 
@@ -106,9 +108,9 @@ class GraphStats:
 class GraphPool:
     """Memory and statistics shared by all graphs of a replica.
 
-    Graphs of one pool reuse each other's memory, so they must be replayed one after another on one stream. A graph's
-    outputs may lie in memory that a graph captured earlier uses for intermediate results; callers that need outputs
-    later must copy them.
+    Graphs of one pool reuse each other's memory, so these graphs must be replayed one after another on the same stream.
+    A graph's outputs may be in memory that another graph of the pool uses for intermediate results, so callers that
+    need outputs after another replay must copy the outputs.
     """
 
     def __init__(self, device: GraphDevice) -> None:
@@ -116,17 +118,18 @@ class GraphPool:
         self.stats = GraphStats()
         self.handle = device.new_pool()
         self.paused = False
-        """While True, every stage runs its function on the shapes of its graphs instead of replaying them."""
+        """If True, every stage runs its function, in the shapes of its graphs, instead of replaying the graphs."""
 
     def capture(self, *runners: "GraphRunner") -> None:
-        """Captures every bucket of `runners`, largest first, so that the smaller ones fit into their memory.
+        """Captures every bucket of `runners`, largest first, so that small buckets reuse the memory of large buckets.
 
-        If a stage's first capture fails for another reason than memory, none of its runners is tried: an invalid
-        operation fails in all captures of a model, and each attempt costs seconds and a pool. A runner whose first
-        capture fails is abandoned likewise.
+        If a stage's first capture fails for another reason than memory, no other bucket of the stage is tried: an
+        invalid operation fails in all captures of a model, and each attempt costs seconds and a memory pool. If a
+        runner's first capture fails although another runner of the stage has graphs, no other bucket of that runner is
+        tried.
 
         Raises:
-            Exception: whatever a stage raises when it runs eagerly; a stage that only fails to be captured is recorded.
+            Exception: a stage raised this exception when it ran eagerly. A failed capture is only recorded.
         """
         jobs = [(runner, bucket) for runner in runners for bucket in runner.buckets]
         jobs.sort(key=lambda job: job[1].num_rows, reverse=True)
@@ -153,7 +156,7 @@ class GraphPool:
         )
 
     def note_failure(self, stage: Stage, bucket: Bucket, error: Exception) -> None:
-        """Records and logs a failed capture, and replaces its memory pool, which may still count as capturing."""
+        """Records and logs a failed capture, and replaces the memory pool, which may still be in capture mode."""
         failure = GraphFailure(stage, bucket, first_cause(error))
         self.stats.failed.append(failure)
         self.handle = self.device.new_pool()
@@ -169,13 +172,15 @@ class GraphRunner(Generic[InputsT, OutputsT]):
     """A stage at fixed shapes: replays the graph of a bucket, or runs the stage's function without a graph.
 
     Args:
-        function: NamedTuple of tensors [num_reqs, ...] to NamedTuple of tensors [num_reqs, ...] or None. It must not
-            write to its inputs, wait for the device, or let shapes depend on values.
-        padding_row: size -> the inputs [1, ...] of a row that has no effect on state or on other rows.
+        function: maps a NamedTuple of tensors [num_reqs, ...] to a NamedTuple of tensors [num_reqs, ...] or None. The
+            function must not write to its inputs, wait for the device, or let shapes depend on values.
+        padding_row: function that maps a bucket's size to the inputs [1, ...] of a row that has no effect on state or
+            on other rows.
         buckets: shapes to capture.
 
     Raises:
-        ValueError: there are no buckets, one is smaller than 1x1, or a padding row is not one row of tensors.
+        ValueError: there are no buckets, a bucket is smaller than 1x1, or a padding row does not consist of tensors
+            with a single row.
     """
 
     def __init__(
@@ -201,7 +206,10 @@ class GraphRunner(Generic[InputsT, OutputsT]):
         self._graphs: dict[Bucket, _Captured] = {}
 
     def inputs(self, bucket: Bucket) -> InputsT:
-        """Returns a bucket's static inputs, for callers that write them in place and `replay`; buckets share memory."""
+        """Returns a bucket's static inputs, for callers that write the inputs in place and then call `replay`.
+
+        All buckets' inputs share memory.
+        """
         if bucket not in self._inputs:
             raise ValueError(f"{self.stage} has no bucket {bucket}: it has {', '.join(map(str, self.buckets))}")
         return self._inputs[bucket]
@@ -213,7 +221,9 @@ class GraphRunner(Generic[InputsT, OutputsT]):
 
     @torch.inference_mode()
     def capture(self, bucket: Bucket) -> Exception | None:
-        """Captures one bucket on padding inputs; a failure is returned, and recorded in the pool's statistics.
+        """Captures one bucket on padding inputs.
+
+        If capturing fails, the exception is returned and recorded in the pool's statistics.
 
         Raises:
             BackendLost: the capturing backend is lost.
@@ -241,14 +251,14 @@ class GraphRunner(Generic[InputsT, OutputsT]):
         """Computes the stage for `inputs`, padded to the bucket.
 
         Args:
-            inputs: [num_reqs, ...] with at most `bucket.num_reqs` rows; other dimensions may be shorter than the
-                bucket's too. Pinned host tensors are copied asynchronously: they must not change until then.
+            inputs: [num_reqs, ...] with at most `bucket.num_reqs` rows; other dimensions may also be smaller than the
+                bucket's. Pinned host tensors are copied asynchronously, and must not change before the copy is done.
 
         Returns:
             The first num_reqs rows of the outputs; valid until any graph of the pool is replayed.
 
         Raises:
-            ValueError: there is no such bucket, or the inputs do not fit it; names the field.
+            ValueError: there is no such bucket, or the inputs do not fit into the bucket; the message names the field.
         """
         static = self.inputs(bucket)
         num_reqs = inputs[0].shape[0]
@@ -269,7 +279,7 @@ class GraphRunner(Generic[InputsT, OutputsT]):
 
     @torch.inference_mode()
     def replay(self, bucket: Bucket, num_reqs: int) -> OutputsT:
-        """Computes the stage for the values in `inputs(bucket)`; returns as `run`."""
+        """Computes the stage for the values in `inputs(bucket)`; returns the outputs as `run` does."""
         captured, stats = None if self.pool.paused else self._graphs.get(bucket), self.pool.stats
         if captured is None:
             outputs = self.function(self.inputs(bucket))
@@ -314,7 +324,7 @@ def _check_rows(stage: Stage, what: str, fields: tuple, num_rows: int) -> None:
 
 
 def _root(error: BaseException) -> BaseException:
-    # Ending an invalid capture raises too; the original error is the cause or context of that error.
+    # Ending an invalid capture also raises; the original error is then the cause or context of that second error.
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return error

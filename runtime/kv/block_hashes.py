@@ -1,4 +1,4 @@
-"""Hashes of KV blocks with all tokens before them, and a log of the hashes that a prefix cache gains and loses."""
+"""Hashes of KV blocks and of all tokens before them, and a log of hashes that a prefix cache gains and loses."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -10,15 +10,18 @@ ROOT_HASH = bytes(16)
 
 
 def hash_block(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
-    """128-bit BLAKE2b of a full block and all blocks before it; wide enough to treat equal hashes as equal tokens."""
+    """Returns the 128-bit BLAKE2b hash of a full block and all blocks before it.
+
+    Equal hashes are treated as equal tokens, because at 128 bits collisions do not occur in practice.
+    """
     return blake2b(parent_hash + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
 def salted_root(salt: str, variant: str = "") -> bytes:
-    """Parent hash of the first block for sequences that share prefixes only within the same salt and variant.
+    """Returns the parent hash of the first block of sequences that share prefixes only within a salt and variant.
 
     Args:
-        variant: digest of the variant's files, such as an adapter's; empty for none.
+        variant: digest of the variant's files, such as an adapter's; empty for the base model.
     """
     if not (salt or variant):
         return ROOT_HASH
@@ -27,11 +30,12 @@ def salted_root(salt: str, variant: str = "") -> bytes:
 
 
 HASH_BYTES = 8
-"""Bytes of each block hash sent to routers: a collision costs a detour, never a wrong token."""
+"""Number of bytes of a block hash that are sent to routers. A collision can only send a request to another engine,
+never change a token."""
 
 
 class CacheChanges(NamedTuple):
-    """Changed hashes of `HASH_BYTES` each, concatenated; to be applied in the order of the fields."""
+    """Changed hashes of `HASH_BYTES` bytes each, concatenated. Changes are applied in the order of the fields."""
 
     cleared: bool = False
     """Whether all earlier hashes were dropped."""
@@ -42,7 +46,7 @@ class CacheChanges(NamedTuple):
 class CacheLog:
     """Accumulates changes of a prefix cache.
 
-    Opposite changes cancel, so that the log's size is bounded by the cache's.
+    Opposite changes cancel each other, so that the log has at most as many entries as the cache.
     """
 
     def __init__(self) -> None:
@@ -51,11 +55,11 @@ class CacheLog:
         self._cached: dict[bytes, None] = {}
 
     def cached(self, block_hash: bytes) -> None:
-        """Logs that a prefix can be found from now on."""
+        """Logs that a prefix is in the cache from now on."""
         self._cached[block_hash[:HASH_BYTES]] = None
 
     def dropped(self, block_hash: bytes) -> None:
-        """Logs that a prefix can no longer be found."""
+        """Logs that a prefix is no longer in the cache."""
         short = block_hash[:HASH_BYTES]
         if short in self._cached:
             del self._cached[short]
@@ -63,7 +67,7 @@ class CacheLog:
             self._dropped[short] = None
 
     def cleared(self) -> None:
-        """Logs that no prefix can be found any more."""
+        """Logs that the cache is empty."""
         self._cleared = True
         self._dropped.clear()
         self._cached.clear()
@@ -78,7 +82,7 @@ class CacheLog:
             self.cached(block_hash)
 
     def take(self) -> CacheChanges | None:
-        """Returns and clears the changes since the last call; None if there are none."""
+        """Returns and clears the changes since the last call; None if nothing has changed."""
         if not (self._cleared or self._dropped or self._cached):
             return None
         changes = CacheChanges(self._cleared, b"".join(self._dropped), b"".join(self._cached))

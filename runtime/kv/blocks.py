@@ -1,7 +1,8 @@
 """Ownership and prefix cache of paged KV blocks; bookkeeping only, no tensors.
 
-Block ids index the verifier's and the drafter's KV alike, so one allocator serves both, and a prefix cached here is
-cached on both sides as far as the drafter has filled it. Requests are not handled here: callers keep the block tables.
+The same block ids index the verifier's and the drafter's KV, so one allocator serves both, and a prefix that is cached
+here is also cached in the drafter as far as the drafter has filled its blocks. Requests are not handled here: callers
+keep the block tables.
 """
 
 from collections import Counter, OrderedDict
@@ -11,14 +12,17 @@ from typing import Protocol
 from wingbeat.runtime.kv.block_hashes import ROOT_HASH, CacheLog, hash_block
 
 RESERVED_BLOCK = 0
-"""Id of the null block, which is never handed out: padding rows write into it."""
+"""Id of the null block, which is never allocated, because padding rows write into it."""
 
 
 class KeptBeside(Protocol):
-    """Tensors kept for some prefixes beside keys and values (recurrent states), by hash of the last block."""
+    """Tensors such as recurrent states, kept for some prefixes beside keys and values.
+
+    The key is the last block's hash.
+    """
 
     num_rows: int
-    """Most prefixes kept at once."""
+    """Maximum number of prefixes whose tensors are kept at once."""
     num_pinned: int
     most_pinned: int
 
@@ -27,19 +31,22 @@ class KeptBeside(Protocol):
         ...
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
-        """Makes the tensor pending for a block findable under its hash, once the block is full and computed."""
+        """Stores the tensor that is pending for a block under the block's hash.
+
+        Called once the block is full and computed.
+        """
         ...
 
     def discard(self, block_id: int) -> None:
-        """Drops the tensor pending for a block that was released before it was full."""
+        """Drops the tensor that is pending for a block, because the block was released before it was full."""
         ...
 
     def dropped(self, block_hash: bytes) -> None:
-        """Drops a prefix that is no longer cached."""
+        """Drops the tensor of a prefix that is no longer cached."""
         ...
 
     def pin(self, block_hash: bytes) -> None:
-        """Protects a prefix's tensor from eviction; raises KeyError if it is not kept."""
+        """Protects a prefix's tensor from eviction; raises KeyError if no tensor is kept for the prefix."""
         ...
 
     def unpin(self, block_hash: bytes) -> None:
@@ -51,16 +58,16 @@ class KeptBeside(Protocol):
         ...
 
     def mismatch(self, cached: dict[bytes, int]) -> str | None:
-        """Returns the first inconsistency with the cached blocks by hash; None if there is none."""
+        """Returns the first inconsistency with `cached`, the cached blocks by hash; None if there is none."""
         ...
 
 
 class NoFreeBlocks(RuntimeError):
-    """More blocks were requested than are free; nothing was allocated."""
+    """More blocks were requested than are free; no block was allocated."""
 
 
 class IntegrityError(AssertionError):
-    """The bookkeeping contradicts itself or the tables against which it was checked."""
+    """The bookkeeping of blocks contradicts itself, or the block tables against which it was checked."""
 
 
 class BlockManager:
@@ -71,10 +78,11 @@ class BlockManager:
     pinned block is a cached block that is live while it is pinned.
 
     Args:
-        beside: tensors kept for prefixes of models with further layer state; only prefixes with such a tensor match.
+        beside: tensors kept for prefixes, for models with layer state beside keys and values; only prefixes with such a
+            tensor then match.
 
     Raises:
-        ValueError: fewer than two blocks, or an empty block.
+        ValueError: num_blocks is below 2, or block_size is below 1.
     """
 
     def __init__(
@@ -96,32 +104,32 @@ class BlockManager:
     def _start(self) -> None:
         num_blocks = self.num_blocks
         self.query_tokens = 0
-        """Tokens of all prompts given to `match_prefix`."""
+        """Number of tokens of all prompts passed to `match_prefix`."""
         self.hit_tokens = 0
-        """Prompt tokens found in the cache."""
+        """Number of prompt tokens found in the cache."""
         self._ref_counts = [0] * num_blocks
-        # Blocks are popped from the end, so that a fresh pool is handed out in ascending order.
+        # The list descends because blocks are popped from its end; a new pool is then allocated in ascending order.
         self._free = list(range(num_blocks - 1, RESERVED_BLOCK, -1))
         self._free_cached: OrderedDict[int, None] = OrderedDict()
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
         self._pins: Counter[int] = Counter()
-        """By block, number of pinned prefixes that contain it."""
+        """Number of pinned prefixes that contain a block, by block."""
         self._draft_incarnations = [0] * num_blocks
         self._draft_filled = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
-        """Number of blocks that `allocate` can hand out, including cached ones."""
+        """Number of blocks that `allocate` can return, including free cached blocks."""
         return len(self._free) + len(self._free_cached)
 
     @property
     def num_pinned(self) -> int:
-        """Number of blocks of pinned prefixes, each counted once."""
+        """Number of blocks of pinned prefixes; a block of several prefixes is counted once."""
         return len(self._pins)
 
     def figures(self) -> dict[str, int]:
-        """Returns the fields of an engine's statistics that are counted here."""
+        """Returns those fields of `EngineStats` that this class counts."""
         return {
             "num_blocks": self.num_blocks,
             "num_free_blocks": self.num_free,
@@ -133,12 +141,13 @@ class BlockManager:
     def match_prefix(self, token_ids: Sequence[int], root_hash: bytes = ROOT_HASH) -> list[int]:
         """Returns the cached blocks of a prompt's beginning, in order, and counts the query.
 
-        Never matches the whole prompt: at least its last token is left to compute. The next `allocate` may evict the
-        blocks, so acquire them first.
+        Never matches the whole prompt: at least its last token is left to compute. The caller must `acquire` the blocks
+        before the next `allocate`, which could evict them.
 
         Args:
             token_ids: the prompt.
-            root_hash: parent hash of the first block, for sequences whose KV differs for equal tokens (salt, adapter).
+            root_hash: parent hash of the first block, for sequences whose KV differs from that of other sequences with
+                equal tokens (salt, adapter).
         """
         self.query_tokens += len(token_ids)
         matched = self.find(token_ids[: len(token_ids) - 1], root_hash)
@@ -149,7 +158,7 @@ class BlockManager:
         return matched
 
     def find(self, token_ids: Sequence[int], root_hash: bytes = ROOT_HASH) -> list[int]:
-        """Returns the cached blocks of the beginning of some tokens, up to all of them; does not count a query."""
+        """Returns the cached blocks of the beginning of `token_ids`, or of all tokens; does not count a query."""
         found: list[int] = []
         block_hash, size = root_hash, self.block_size
         for begin in range(0, len(token_ids) - size + 1, size) if self.enable_prefix_caching else ():
@@ -165,7 +174,7 @@ class BlockManager:
         return block_id in self._pins
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """Protects a cached prefix: its blocks, and the state kept for its last block, are not evicted.
+        """Protects a cached prefix: the prefix's blocks, and the state kept for its last block, are not evicted.
 
         Raises:
             IntegrityError: a block is not cached; nothing is pinned.
@@ -182,7 +191,7 @@ class BlockManager:
         """Makes a prefix evictable again, except for blocks that other pinned prefixes contain.
 
         Raises:
-            IntegrityError: a block is not pinned; nothing is unpinned.
+            IntegrityError: a block is not pinned; no block is unpinned.
         """
         loose = [block_id for block_id in blocks if block_id not in self._pins]
         _require(not loose, f"blocks {loose} are to be unpinned, but not pinned")
@@ -192,10 +201,10 @@ class BlockManager:
         self.release(blocks)
 
     def allocate(self, num: int) -> list[int]:
-        """Hands out `num` blocks with one reference each; their former content is dropped.
+        """Returns `num` blocks with one reference each; the blocks' former content is dropped.
 
         Raises:
-            NoFreeBlocks: fewer are free.
+            NoFreeBlocks: fewer than `num` blocks are free.
         """
         if num > self.num_free:
             raise NoFreeBlocks(f"{num} blocks wanted, {self.num_free} of {self.num_blocks - 1} are free")
@@ -210,7 +219,7 @@ class BlockManager:
         """Adds one reference to blocks that are live or cached.
 
         Raises:
-            IntegrityError: a block is neither, so its content may be gone.
+            IntegrityError: a block is neither live nor cached, so its content may be lost.
         """
         for block_id in blocks:
             if self._ref_counts[block_id] == 0:
@@ -222,8 +231,8 @@ class BlockManager:
     def release(self, blocks: Sequence[int]) -> None:
         """Drops one reference to each block of a table; blocks without references become free.
 
-        The last block is freed first: a prefix is useful without its continuation, so the first blocks should be
-        evicted last.
+        The last block is freed first, because the first blocks should be evicted last: a prefix is useful without its
+        continuation.
 
         Raises:
             IntegrityError: a block is not live.
@@ -244,8 +253,8 @@ class BlockManager:
     def register(self, block_id: int, parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
         """Adds a full, computed, live block to the prefix cache and returns its hash.
 
-        If another block already holds the same prefix, that block stays the cached one. Without prefix caching, nothing
-        is cached and the parent's hash is returned.
+        If another block already holds the same prefix, that other block stays in the cache. Without prefix caching, no
+        block is cached and the parent's hash is returned.
 
         Args:
             block_id: a live block.
@@ -276,16 +285,18 @@ class BlockManager:
     def block_hash(self, block_id: int) -> bytes | None:
         """Returns the hash under which a block was registered, which is the next block's parent hash.
 
-        None before that.
+        Returns None before the block is registered.
         """
         return self._hashes[block_id]
 
     def draft_filled(self, block_id: int, incarnation: int) -> int:
-        """Number of positions, from a block's start, whose draft KV this drafter incarnation holds."""
+        """Returns the number of positions, from a block's start, whose draft KV this drafter incarnation holds."""
         return self._draft_filled[block_id] if self._draft_incarnations[block_id] == incarnation else 0
 
     def set_draft_filled(self, block_id: int, incarnation: int, num_positions: int) -> None:
-        """Records draft KV of a block's first positions; never lowers the number, except for another incarnation.
+        """Records that the drafter holds the KV of a block's first positions.
+
+        The number is lowered only for another incarnation.
 
         Raises:
             ValueError: num_positions is not within the block.
@@ -298,7 +309,7 @@ class BlockManager:
     def reset_cache(self) -> None:
         """Drops every cached prefix that is not pinned.
 
-        Live blocks stay with their owners, whose next blocks are cached again.
+        Live blocks stay with their owners; blocks that fill up later are cached again.
         """
         self._free.extend(self._free_cached)
         self._free_cached.clear()
@@ -310,7 +321,7 @@ class BlockManager:
             self.log.cached(block_hash)
 
     def forget(self) -> None:
-        """Resets to the initial state: nothing cached, nothing counted.
+        """Resets to the initial state: no cached blocks, and all counts zero.
 
         Raises:
             IntegrityError: a block is live.
@@ -322,10 +333,10 @@ class BlockManager:
         self.log.cleared()
 
     def check_integrity(self, live_tables: Iterable[Sequence[int]]) -> None:
-        """Checks the bookkeeping against itself, its pins and every block table in use.
+        """Checks that the bookkeeping is consistent with itself, with the pins, and with every block table in use.
 
         Raises:
-            IntegrityError: names the first inconsistent block.
+            IntegrityError: the bookkeeping is inconsistent; the message names the first inconsistent block.
         """
         held = Counter(self._pins)
         for table in live_tables:

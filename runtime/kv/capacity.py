@@ -1,12 +1,12 @@
-"""Computes how many blocks, sequences and tokens a memory budget holds; imports no torch."""
+"""Computes how many blocks, sequences and tokens a memory budget holds, without importing torch."""
 
 from dataclasses import replace
 
 from wingbeat.runtime.config import LEAST_MODEL_LEN, EngineConfig
 
 USUAL_LEN, LEAST_SEQS, SHARE_OF_SEQS = 1024, 16, 0.75
-"""If memory decides the number of sequences: tokens assumed per sequence, the minimum number of sequences, and the
-share of free memory that they may take."""
+"""Three numbers for the case that memory decides the number of sequences: the tokens assumed per sequence, the minimum
+number of sequences, and the fraction of free memory that sequences may use."""
 
 
 def is_automatic(config: EngineConfig) -> bool:
@@ -15,23 +15,23 @@ def is_automatic(config: EngineConfig) -> bool:
 
 
 def check_budget(name: str, num_bytes: int, total: int | None, device: str) -> None:
-    """Raises ValueError, with the setting's name, if a device has fewer bytes; `total` is None if unknown."""
+    """Raises ValueError, with the setting's name, if `num_bytes` exceeds the device's `total` (None if unknown)."""
     if total is not None and num_bytes > total:
         owner = "the GPU" if device == "cuda" else "this machine"
         raise ValueError(f"{name} is {num_bytes}: {owner} has {total} bytes of memory; lower it")
 
 
 def fit(config: EngineConfig, budget: int, block_bytes: int, num_positions: int | None = None) -> EngineConfig:
-    """Returns the limits with `num_kv_blocks` and `max_model_len` settled.
+    """Returns the configuration with values for `num_kv_blocks` and `max_model_len`.
 
     Args:
-        budget: bytes for blocks; used if `num_kv_blocks` is not given.
+        budget: bytes for KV blocks; used if `num_kv_blocks` is not set.
         block_bytes: bytes of one block, over all layers.
         num_positions: the model's number of positions; None if unknown.
 
     Raises:
-        ValueError: the memory does not hold one sequence of max_model_len, or, if that may be lowered, of a useful
-            length; names the setting.
+        ValueError: the memory does not hold a sequence of max_model_len or, if max_model_len may be lowered, of a
+            useful length. The message names the setting.
     """
     num_blocks = budget // block_bytes if config.num_kv_blocks is None else config.num_kv_blocks
     longest = config.max_model_len
@@ -43,17 +43,20 @@ def fit(config: EngineConfig, budget: int, block_bytes: int, num_positions: int 
     if num_blocks < needed:
         raise ValueError(_too_small(config, budget, num_blocks, longest, needed, needed * block_bytes))
     if config.num_kv_blocks is None:
-        # A larger pool would only cost memory: four times what all slots can hold leaves room for the prefix cache.
+        # A larger pool would only cost memory: with four times as many blocks as all slots can use, there is room for
+        # the prefix cache.
         num_blocks = min(num_blocks, 1 + 4 * config.max_num_seqs * settled.max_blocks_per_seq)
     return replace(settled, num_kv_blocks=num_blocks)
 
 
 def num_seqs_held(config: EngineConfig, free: int, token_bytes: int, seq_bytes: int) -> int:
-    """Returns the number of slots worth having: sequences of usual length that memory holds, by halving the limit.
+    """Returns the number of sequences of usual length that memory holds, found by halving max_num_seqs.
 
     Args:
-        free: bytes beside the weights, of which sequences may take `SHARE_OF_SEQS`; the rest is for longer contexts.
-        token_bytes: bytes of a token's keys and values, including the drafter's if it shares the memory.
+        free: bytes that the weights leave free. Sequences may use the fraction `SHARE_OF_SEQS`; the rest is for longer
+            contexts.
+        token_bytes: bytes of a token's keys and values, including the drafter's keys and values if the drafter uses the
+            same memory.
         seq_bytes: bytes of a sequence, independent of its length.
     """
     blocks = config.max_num_seqs if config.num_kv_blocks is None else max(config.num_kv_blocks - 1, 1)

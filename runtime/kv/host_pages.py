@@ -1,4 +1,7 @@
-"""Large zeroed host tensors whose pages take memory when first used, and are reserved for other processes' view."""
+"""Large zeroed host tensors whose pages use memory only once written.
+
+The whole tensor is reserved, so that other processes count all its bytes as taken.
+"""
 
 import ctypes
 import mmap
@@ -12,7 +15,7 @@ from wingbeat.runtime.memory_promises import PROMISES
 
 
 def give_back(tensors: Iterable[Tensor]) -> int:
-    """Returns the pages within host tensors to the system, and returns their number of bytes.
+    """Gives the memory of host tensors' pages back to the system; returns the number of bytes.
 
     The tensors keep their addresses and read as zeros afterwards.
     """
@@ -29,7 +32,7 @@ def give_back(tensors: Iterable[Tensor]) -> int:
 
 
 def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Returns zeros on the CPU; other processes count all their bytes as taken (`MemoryPromises`)."""
+    """Returns a zero tensor on the CPU, all bytes of which other processes count as taken (`MemoryPromises`)."""
     num_bytes = prod(shape) * dtype.itemsize
     memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

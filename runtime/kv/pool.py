@@ -15,12 +15,12 @@ from wingbeat.runtime.kv.host_pages import mapped_zeros
 UNKNOWN_RAM = 1 << 30
 """Bytes assumed to be free if the system does not report free memory."""
 CONTEXT_BYTES = 600 << 20
-"""Bytes that a process holds on a GPU before it allocates anything: CUDA's context and library kernels."""
+"""Bytes that a process holds on a GPU before its first allocation: CUDA's context and library kernels."""
 
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """Attention of one layer, as probed by `wingbeat.runtime.verifier.layers.probe.probe_attention`.
+    """Attention parameters of one layer, as probed by `wingbeat.runtime.verifier.layers.probe.probe_attention`.
 
     A layer without attention has 0 heads and takes no space in the pool.
     """
@@ -33,18 +33,19 @@ class LayerAttention:
 
     @property
     def kv_size(self) -> int:
-        """Elements of a position's key and value over all heads."""
+        """Number of elements of a position's key and value, over all heads."""
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
 class KVCache:
-    """Paged keys and values of all layers. Block 0 is the null block, which takes the writes of padding rows.
+    """Paged keys and values of all layers. Block 0 is the null block, into which padding rows write.
 
     Args:
         dtype: dtype of the weights.
 
     Raises:
-        ValueError: the memory budget does not hold one sequence of max_model_len, or the GPU has no float8_e4m3fn.
+        ValueError: the memory budget does not hold a sequence of max_model_len, or the GPU does not support
+            float8_e4m3fn.
     """
 
     def __init__(
@@ -67,17 +68,18 @@ class KVCache:
         ]
         self._stored = [pair for pair, layer in zip(self.layers, layers, strict=True) if layer.kv_size]
         self.table = pool_table(self._stored)
-        """Address table for moves over all layers; captured graphs contain its address."""
+        """Table of addresses that moves over all layers read; captured graphs contain the table's address."""
 
     def own_pools(self) -> list[Tensor] | None:
-        """Returns keys and values by layer, [num_blocks, block_size, heads, dim], for code that compacts them itself.
+        """Returns keys and values by layer, [num_blocks, block_size, heads, dim], for code that compacts KV itself.
 
-        None if moves have to go through `move`: other processes must be notified, or positions have another layout.
+        A subclass returns None if `move` has to be used, because other processes must be notified or positions have
+        another layout.
         """
         return [part for pair in self._stored for part in pair]
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """Compacts accepted paths over all layers; arguments as for `kernels.kv.reference.move_kv`."""
+        """Moves the KV of accepted paths in all layers; arguments are those of `kernels.kv.reference.move_kv`."""
         if self.table is None:
             copy_kv(self._stored, from_slots, to_slots)
         else:
@@ -85,19 +87,19 @@ class KVCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns zeros on a device; on the host, their pages take memory when first used."""
+    """Returns a zero tensor on a device; on the host, its pages use memory only once written."""
     return mapped_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
 
 
 def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0, held_beside: int = 0) -> int:
-    """Returns the bytes of a pool whose blocks are not configured; the weights must be on the device already.
+    """Returns the bytes of a pool whose number of blocks is not configured. The weights must be on the device already.
 
     Args:
         reserved: bytes needed beside the pool, on a GPU.
         held_beside: bytes that the drafter's process holds on the same GPU.
 
     Raises:
-        ValueError: more is requested than the device has.
+        ValueError: settings request more memory than the device has.
     """
     if config.kv_cache_memory_bytes is not None:
         has = total_memory() if device.type != "cuda" else torch.cuda.mem_get_info(device)[1]
@@ -109,7 +111,7 @@ def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0,
     free, total = torch.cuda.mem_get_info(device)
     held = total - free
     if config.gpu_share < 1:
-        # On a shared GPU, memory of other processes does not count against this engine's share.
+        # On a shared GPU, memory that other processes use is not subtracted from this engine's fraction.
         beside = held_beside + CONTEXT_BYTES if held_beside else 0
         held = min(held, torch.cuda.memory_reserved(device) + CONTEXT_BYTES + beside)
     allowed = int(config.gpu_memory_utilization * config.gpu_share * total)
@@ -117,11 +119,11 @@ def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0,
 
 
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
-    """Dtype of keys and values in the pool, for a model with weights of dtype `dtype`."""
+    """Returns the dtype of keys and values in the pool, for a model with weights of dtype `dtype`."""
     return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
 
 
 def block_bytes(layers: list[LayerAttention], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, for keys and values of dtype `dtype`."""
+    """Returns the bytes of a block over all layers, for keys and values of dtype `dtype`."""
     per_token = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
     return per_token * block_size * dtype.itemsize

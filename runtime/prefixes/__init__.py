@@ -1,1 +1,1 @@
-"""Saved prefixes: beginnings of prompts that an engine computes once, pins in its KV cache and keeps on disk."""
+"""Saved prefixes: beginnings of prompts that an engine computes once, pins in its KV cache and stores on disk."""

@@ -1,8 +1,8 @@
-"""Contents of a prefix in an engine, as tensors by name: KV of whole blocks, recurrent state behind them, and taps.
+"""Contents of a prefix in an engine, as tensors by name: KV of whole blocks, recurrent state after them, and taps.
 
 `layers.N.keys` and `layers.N.values` are [num_tokens, num_kv_heads, dim], stored as uint8 if the pool is float8_e4m3fn.
-`states.L.KIND.I` is a part of layer L's recurrent state of one sequence. `taps.LAYERS` [num_tokens, taps_size] are the
-taps for a drafter that needs these layers.
+`states.L.KIND.I` is a part of layer L's recurrent state. `taps.LAYERS` [num_tokens, taps_size] are the taps for a
+drafter that needs the layers `LAYERS`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,9 @@ class PrefixContents:
     """Reads and writes contents of prefixes in an engine's memory.
 
     Args:
-        states: recurrent states of the model; None if it has none.
+        states: feature that stores the model's recurrent states; None if the model has no recurrent states.
         contexts: taps recorded for drafters.
-        needs: needs of the engine's drafter.
+        needs: layers that the engine's drafter needs, which select its taps.
     """
 
     def __init__(
@@ -52,15 +52,17 @@ class PrefixContents:
         return found if taps is None else found | {self._taps_name: taps}
 
     def taps_in(self, contents: Contents) -> Tensor | None:
-        """Taps for the engine's own drafter.
+        """Returns the taps for the engine's own drafter.
 
-        None if none were recorded, or only those of a drafter with other needs.
+        Returns None if no taps were recorded, or only taps for a drafter with other needs.
         """
         return contents.get(self._taps_name)
 
     @torch.no_grad()
     def write(self, blocks: Sequence[int], contents: Contents) -> bool:
-        """Writes contents into live blocks that are not cached yet; returns False if there is no room for the state.
+        """Writes contents into live blocks that are not cached yet.
+
+        Returns False if no row is free for the recurrent state.
 
         Args:
             contents: tensors that passed `mismatch`.
@@ -75,7 +77,7 @@ class PrefixContents:
         return self._states.put(blocks[-1], state)
 
     def mismatch(self, num_blocks: int, contents: Contents) -> str | None:
-        """Reason for which tensors cannot be the contents of `num_blocks` blocks of this engine; None if they can."""
+        """Returns why `contents` cannot be the contents of `num_blocks` blocks of this engine; None if they can."""
         expected = self._expected(num_blocks)
         contents = {name: part for name, part in contents.items() if not name.startswith(TAPS) or name in expected}
         expected = {name: what for name, what in expected.items() if not name.startswith(TAPS) or name in contents}
@@ -88,7 +90,7 @@ class PrefixContents:
         return None
 
     def num_bytes(self, num_blocks: int) -> int:
-        """Bytes of `num_blocks` blocks and the state behind them."""
+        """Returns the bytes of `num_blocks` blocks and of the recurrent state after the last block."""
         state = 0 if self._states is None else self._states.kept_bytes
         return num_blocks * self._cache.block_bytes + state
 
@@ -96,7 +98,7 @@ class PrefixContents:
         for index, pair in enumerate(self._cache.layers):
             for kind, part in zip(("keys", "values"), pair, strict=True):
                 if part.numel():
-                    # Viewed as bytes, because torch does not index float8 on CPUs.
+                    # float8 is viewed as bytes, because torch does not index float8 on CPUs.
                     is_fp8 = part.dtype == torch.float8_e4m3fn
                     yield f"layers.{index}.{kind}", part.view(torch.uint8) if is_fp8 else part
 

@@ -13,10 +13,10 @@ _PACKAGES = ("wingbeat", "torch", "transformers")
 
 
 def identity_of(folder: Path, loaded: "LoadedModel", block_size: int, kv_cache_dtype: str = "auto") -> dict[str, str]:
-    """Identity of an engine, by name of each entry.
+    """Returns the identity of an engine: entries by name.
 
     Args:
-        kv_cache_dtype: as in the engine's limits.
+        kv_cache_dtype: value of the engine's setting with this name.
 
     Raises:
         OSError: the checkpoint cannot be read.

@@ -25,11 +25,11 @@ FORMAT = "1"
 """Format version of both files."""
 MOST_RECORD_BYTES = 1 << 26
 MOST_SPAN_BYTES = 1 << 25
-"""Most bytes of the contents of a prefix's spans, which a record holds in base64."""
+"""Maximum number of bytes of the contents of a prefix's spans, which the definition holds in base64."""
 
 
 class PrefixFileError(ValueError):
-    """A file cannot be used; one line that names the file and the reason."""
+    """A file cannot be used. The message is one line that names the file and the reason."""
 
 
 def write_record(path: Path, prefix: SavedPrefix, tokenizer: str) -> None:
@@ -89,7 +89,7 @@ def write_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str],
     """Writes the contents of a prefix.
 
     Args:
-        identity: identity of the engine that computed them, by name of each entry.
+        identity: identity of the engine that computed the contents: entries by name.
 
     Raises:
         OSError: the file cannot be written.
@@ -108,7 +108,7 @@ def read_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str]) 
     """Reads the contents of a prefix, as tensors on the host.
 
     Raises:
-        PrefixFileError: the file cannot be read, is damaged, or has another identity or prefix.
+        PrefixFileError: the file cannot be read, is damaged, or belongs to another identity or prefix.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -130,14 +130,14 @@ def read_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str]) 
 
 
 def prefix_digest(prefix: SavedPrefix) -> str:
-    """Digest of what determines a prefix's KV beside the model: tokens, spans and adapter."""
+    """Returns a digest of the data that, beside the model, determine a prefix's KV: tokens, spans and adapter."""
     return hashlib.sha256(json.dumps([prefix.variant_digest, prefix.hashed_ids]).encode()).hexdigest()[:32]
 
 
 def _read_span(fields: Mapping[str, Any]) -> PromptSpan:
     """Restores a span from its fields.
 
-    Raises ValueError, KeyError or TypeError if they are not `PromptSpan.as_fields`.
+    Raises ValueError, KeyError or TypeError if the fields are not those of `PromptSpan.as_fields`.
     """
     span = first("read_span", fields)
     if span is None:
@@ -159,7 +159,10 @@ def _checksum(identity: Mapping[str, str], contents: Contents) -> str:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Temporary file, readable by this user alone, that replaces `path` when the `with` block ends."""
+    """Context manager that yields a temporary file, which replaces `path` when the block ends.
+
+    Only this user can read the file.
+    """
     with replacing(path) as temporary:
         temporary.touch(0o600, exist_ok=False)
         yield temporary

@@ -1,4 +1,4 @@
-"""Pinned prefixes of an engine, computed by requests of the engine's own or read from disk.
+"""Pinned prefixes of an engine, which are computed by requests that the engine creates, or read from disk.
 
 All calls come from the engine's thread, between two rounds; a separate thread writes files.
 """
@@ -29,40 +29,40 @@ ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 INVALID, NO_ROOM = "invalid_value", "pinned_memory_exceeded"
 
 Key = tuple[str, int]
-"""Name and version: while one version replaces another, both are present."""
+"""Name and version of a prefix; while a version replaces another, both versions may be present."""
 
 
 class Refusal(NamedTuple):
-    """Reason for which a prefix is not pinned."""
+    """Reason why a prefix is not pinned."""
 
     code: str
     """INVALID or NO_ROOM."""
     reason: str
-    """Sentence about the prefix, to be read behind its name."""
+    """Text that completes a sentence after the prefix's name."""
 
 
 @dataclass
 class _Pinned:
-    """Prefix that is pinned."""
+    """A pinned prefix."""
 
     prefix: SavedPrefix
     blocks: list[int]
     taps: Tensor | None
-    """Taps for a drafter; None if drafters need none, or the taps are not on disk."""
+    """Taps for a drafter; None if drafters need no taps, or if the file of the prefix has no taps."""
     path: Path | None = None
-    """File of the prefix, once it is written."""
+    """File of the prefix; None before the file is written."""
     is_kept: bool = False
-    """Whether the prefix is on disk, or about to be written."""
+    """Whether the prefix is on disk or is being written."""
 
 
 @dataclass
 class _Computing:
-    """Prefix whose request runs or waits."""
+    """A prefix that is being computed: its request runs or waits."""
 
     prefix: SavedPrefix
     num_blocks: int
     num_new: int
-    """Blocks of the prefix that are not pinned yet."""
+    """Number of blocks of the prefix that are not pinned yet."""
     done: "Future[Refusal | None]"
 
 
@@ -70,11 +70,12 @@ class PrefixKeeper:
     """Owner of an engine's pinned prefixes.
 
     Args:
-        store: folder on disk for prefixes; None keeps them in memory alone.
-        max_pinned_tokens: most pinned tokens of all prefixes; None allows a quarter of the blocks.
+        store: folder on disk for prefixes; None keeps prefixes only in memory.
+        max_pinned_tokens: maximum number of pinned tokens of all prefixes; None allows a quarter of the blocks.
 
     Raises:
-        ValueError: the settings leave no room for a sequence beside pinned prefixes; names the setting to change.
+        ValueError: the settings leave no blocks for a sequence of max_model_len beside pinned prefixes. The message
+            names the setting to change.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class PrefixKeeper:
         self.max_blocks = most_pinned_blocks(engine, max_pinned_tokens)
         self._pinned: dict[Key, _Pinned] = {}
         self._latest: dict[str, int] = {}
-        """Latest version by name, either kept or deleted."""
+        """Latest version that was kept or deleted, by name."""
         self._computing: dict[str, _Computing] = {}
         """Prefixes being computed, by request id."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-prefixes")
@@ -97,7 +98,8 @@ class PrefixKeeper:
         """Pins the prefixes on disk, or starts computing them; returns all prefixes on disk.
 
         Args:
-            variants: served variants; a prefix of a variant is assigned to the one that has this name now.
+            variants: variants that are served; a prefix of a variant is assigned to the served variant with the same
+                name.
         """
         by_name = {variant.name: variant for variant in variants}
         found = []
@@ -109,9 +111,11 @@ class PrefixKeeper:
         return found
 
     def save(self, prefix: SavedPrefix) -> "Future[Refusal | None]":
-        """Pins a prefix, from its file if the file matches; does not write it to disk, which `keep` does.
+        """Pins a prefix: loads its contents from its file if the file matches, else computes them.
 
-        The future's result is the refusal, or None once the prefix is pinned.
+        The prefix is not written to disk; `keep` does that.
+
+        The result of the future is a refusal, or None once the prefix is pinned.
         """
         done: Future[Refusal | None] = Future()
         if self._key(prefix) in self._pinned:
@@ -131,9 +135,10 @@ class PrefixKeeper:
         return done
 
     def keep(self, entries: Iterable[tuple[str, int, SavedPrefix | None]]) -> "Future[None]":
-        """Assigns names to prefixes, None to delete: pins missing prefixes and unpins those without a name.
+        """Sets which prefixes are kept under which names; None deletes a name.
 
-        The future ends once prefixes that are pinned already have been written.
+        Prefixes that are not pinned yet are pinned; replaced and deleted prefixes are unpinned. The future is done once
+        prefixes that were already pinned have been written.
         """
         for name, version, prefix in entries:
             if version < self._latest.get(name, 0):
@@ -151,7 +156,7 @@ class PrefixKeeper:
         return self._writer.submit(lambda: None)
 
     def drop(self, name: str, version: int) -> None:
-        """Unpins a prefix that is not to be kept; does nothing if it is not pinned."""
+        """Unpins a prefix that is not to be kept, or stops computing it; does nothing if there is no such prefix."""
         if (name, version) in self._pinned:
             self._unpin((name, version))
         for request_id, computing in list(self._computing.items()):
@@ -159,11 +164,11 @@ class PrefixKeeper:
                 self._give_up(request_id, "is not to be kept")
 
     def stored(self, name: str) -> SavedPrefix | None:
-        """The prefix on disk with this name; None if there is none."""
+        """Returns the prefix with this name that is on disk; None if there is none."""
         return None if self._store is None else self._store.record(name)
 
     def take(self, output: RequestOutput) -> None:
-        """Handles an output of any request; pins a prefix whose request has finished."""
+        """Receives the outputs of all requests; pins a prefix once its request has finished."""
         if output.finish_reason is None or output.request_id not in self._computing:
             return
         if output.failure is not None:
@@ -173,12 +178,12 @@ class PrefixKeeper:
         refusal = None
         try:
             self._pin(computed.prefix, computed.num_blocks, taps)
-        except (RuntimeError, KeyError) as error:  # such as a state that found no free row
+        except (RuntimeError, KeyError) as error:  # raised, for example, if no row was free for the recurrent state
             refusal = Refusal(INVALID, f"could not be pinned: {error}")
         computed.done.set_result(refusal)
 
     def describe(self) -> dict[str, Any]:
-        """Status of pinned prefixes for people: `prefixes`, and the pinned and allowed tokens."""
+        """Returns a report for people: the pinned prefixes, and the numbers of pinned and allowed tokens."""
         size = self._blocks.block_size
         return {
             "pinned_tokens": self._blocks.num_pinned * size,
@@ -200,10 +205,12 @@ class PrefixKeeper:
         self._writer.shutdown()
 
     def _start(self, prefix: SavedPrefix, is_new: bool) -> None:
-        """Pins a prefix that is to be kept, now or once it is computed, and writes what is not on disk.
+        """Pins a prefix that is to be kept, at once or when it is computed.
+
+        Files of the prefix that are not on disk are written.
 
         Args:
-            is_new: whether it may differ from the prefix on disk.
+            is_new: whether the prefix may differ from the prefix of this name on disk.
         """
         self.save(prefix).add_done_callback(lambda done: self._started(prefix, is_new, done))
 
@@ -249,7 +256,10 @@ class PrefixKeeper:
         return None
 
     def _restore(self, prefix: SavedPrefix, num_blocks: int) -> bool:
-        """Pins a prefix from its file; returns False if that is not possible."""
+        """Loads a prefix's contents from its file into KV blocks and pins these blocks.
+
+        Returns False if that is not possible.
+        """
         if self._store is None:
             return False
         contents = self._store.contents(prefix, lambda found: self._contents.mismatch(num_blocks, found))
@@ -274,7 +284,7 @@ class PrefixKeeper:
     def _compute(self, computing: _Computing) -> None:
         prefix, num_tokens = computing.prefix, computing.num_blocks * self._blocks.block_size
         request_id = f"prefix {prefix.name} {prefix.version}"
-        # Taps for the drafter are in no cache, so the whole prefix is computed.
+        # The whole prefix is computed for a drafter that needs taps, because taps are not in the prefix cache.
         fresh = self._engine.needs.keeps_context
         tokens = prefix.token_ids[:num_tokens]
         spans = tuple(one for one in prefix.spans if one.end < num_tokens)
@@ -312,7 +322,7 @@ class PrefixKeeper:
         computing.done.set_result(Refusal(INVALID, reason))
 
     def _end(self, request_id: str) -> tuple[_Computing, Tensor | None]:
-        """Ends the computation of a prefix; returns it with the taps recorded."""
+        """Ends the computation of a prefix; returns its entry and the recorded taps."""
         if self._states is not None:
             self._states.marks.pop(request_id, None)
         taps = self._engine.contexts.take(request_id) if self._engine.needs.keeps_context else None
@@ -331,12 +341,12 @@ class PrefixKeeper:
 
 
 def most_pinned_blocks(engine: "Engine", max_pinned_tokens: int | None) -> int:
-    """Most blocks that may be pinned.
+    """Returns the maximum number of blocks that may be pinned.
 
-    The rest always holds a sequence of max_model_len, so that every request can finish.
+    The other blocks always suffice for a sequence of max_model_len, so that every request can finish.
 
     Raises:
-        ValueError: max_pinned_tokens exceeds this.
+        ValueError: max_pinned_tokens exceeds this maximum.
     """
     config, num_blocks = engine.config, engine.block_manager.num_blocks
     beside = max(0, num_blocks - 1 - config.max_blocks_per_seq)

@@ -1,4 +1,4 @@
-"""Folder with the prefixes of one model; files that cannot be used are logged and ignored."""
+"""Folder with the prefixes of a model; files that cannot be used are logged and ignored."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -22,9 +22,9 @@ class PrefixStore:
     """Reads and writes the files of prefixes.
 
     Args:
-        identity: identity of this engine; contents of another identity are not read.
+        identity: identity of this engine; contents that an engine with another identity wrote are not read.
         tokenizer: digest of the tokenizer; prefixes of another tokenizer are not read at all.
-        has_contents: False keeps definitions of prefixes without computed contents.
+        has_contents: whether the folder holds computed contents; False stores only definitions of prefixes.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, str], tokenizer: str, has_contents: bool = True) -> None:
@@ -34,12 +34,12 @@ class PrefixStore:
         self._tokenizer = tokenizer
 
     def records(self) -> list[SavedPrefix]:
-        """Prefixes on disk, sorted by name."""
+        """Returns the prefixes on disk, sorted by name."""
         found = (self.record(path.stem) for path in sorted(self.folder.glob(f"*{RECORD}")))
         return [prefix for prefix in found if prefix is not None]
 
     def record(self, name: str) -> SavedPrefix | None:
-        """The prefix with this name; None if there is none that can be used."""
+        """Returns the prefix with this name; None if no usable file has this name."""
         path = self.folder / f"{name}{RECORD}"
         if not path.exists():
             return None
@@ -50,10 +50,10 @@ class PrefixStore:
             return None
 
     def contents(self, prefix: SavedPrefix, mismatch: Callable[[Contents], str | None]) -> Contents | None:
-        """Contents computed of a prefix; None if there are none that can be used.
+        """Returns the computed contents of a prefix; None if there is no usable file.
 
         Args:
-            mismatch: returns the reason for which tensors are not those of this prefix, or None.
+            mismatch: function that returns why tensors cannot be the contents of this prefix, or None.
         """
         path = self.path(prefix)
         if not (self.has_contents and path.exists()):
@@ -68,10 +68,10 @@ class PrefixStore:
             return None
 
     def write(self, prefix: SavedPrefix, contents: Contents | None) -> Path | None:
-        """Writes a prefix and returns its file; None if the disk refuses, which is logged.
+        """Writes a prefix and returns its file; returns None, and logs the error, if writing fails.
 
         Args:
-            contents: None if they are on disk already.
+            contents: contents to write; None if the contents are on disk already.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -95,5 +95,5 @@ class PrefixStore:
                 logger.warning("Prefix %s cannot be deleted from %s: %s", name, self.folder, error)
 
     def path(self, prefix: SavedPrefix) -> Path:
-        """File of the contents of a prefix."""
+        """Returns the path of the file with the contents of a prefix."""
         return self.folder / f"{prefix.name}{CONTENTS}"

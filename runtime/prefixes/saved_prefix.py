@@ -1,4 +1,4 @@
-"""Named prefix, as exchanged by engines, replicas and routers."""
+"""Named prefix, as engines, replicas and routers exchange it."""
 
 import re
 from typing import NamedTuple
@@ -14,23 +14,26 @@ class SavedPrefix(NamedTuple):
 
     name: str
     version: int
-    """Nanoseconds since 1970: among prefixes of one name the latest counts."""
+    """Version in nanoseconds since 1970; of several prefixes with the same name, the latest is valid."""
     token_ids: tuple[int, ...]
     variant: Variant | None = None
     """Variant whose requests use the prefix; None for the base model."""
     conversation: str = ""
-    """JSON of the messages that the prefix was made of, and other inputs of their template; empty for a plain
+    """JSON of the messages from which the prefix was made, with other inputs of the chat template; empty for a plain
     prompt."""
     spans: tuple[PromptSpan, ...] = ()
     """Spans of the prompt with content other than text."""
 
     @property
     def hashed_ids(self) -> list[int]:
-        """Numbers by which the prefix's blocks are hashed: token ids, replaced by content hashes inside spans."""
+        """Numbers from which block hashes are computed: token ids, and content hashes inside spans."""
         return prefix_ids(list(self.token_ids), self.spans)
 
     def num_blocks(self, block_size: int) -> int:
-        """Whole blocks that can be computed from the prefix alone: none ends within a span, or right behind it."""
+        """Returns the number of whole blocks that can be computed from the prefix alone.
+
+        The last of these blocks does not end within a span or directly after a span.
+        """
         count = len(self.token_ids) // block_size
         while any(one.start < count * block_size <= one.end for one in self.spans):
             count -= 1

@@ -20,21 +20,23 @@ class PlacedChunk(NamedTuple):
 
 
 TellInputs = Callable[[Any, list[PlacedChunk]], int]
-"""(outcome, its chunks) -> `RoundHeader.has_inputs`; writes the inputs that the outcome has fields for."""
+"""Function (outcome, its chunks) -> `RoundHeader.has_inputs`, which writes those inputs for which the outcome has
+fields."""
 
 
 class ChunkInputs(NamedTuple):
-    """Drafter inputs of pairs (taps at position i, token i + 1), chunks in order.
+    """Drafter inputs of pairs (taps at position i, token i + 1), in the order of the chunks.
 
-    A pair is rotated by its token's rotary position minus one. For text that is i. Trainers of heads on prompts with
-    spans number positions in the same way, because they number a sequence's tokens without the first.
+    A pair's rotary position is its token's rotary position minus one; for text, this is i. Trainers of heads on prompts
+    with spans number positions in the same way, because they leave out a sequence's first token.
     """
 
     axes: Tensor
-    """int64 [num_tokens, 3 or 0]: rotary position of each pair on each axis; 0 columns if it equals the pair's
-    position."""
+    """int64 [num_tokens, 3 or 0]: rotary position of each pair on each axis; 0 columns if rotary positions equal the
+    pairs' positions."""
     shown: Tensor
-    """int64 [num_tokens or 0]: 1 where the token belongs to a span; 0 rows if the drafter reads no embeddings."""
+    """int64 [num_tokens or 0]: 1 if the token belongs to a span, else 0. The tensor has 0 rows if the drafter reads no
+    embeddings."""
     embeddings: Tensor
     """[num_tokens, embedding_width]: embeddings that the verifier read in place of the token embeddings; valid where
     `shown` is 1."""
@@ -44,22 +46,22 @@ class ChunkInputs(NamedTuple):
         return ChunkInputs(*(part.to(device, non_blocking=non_blocking) for part in self))
 
     def of(self, rows: slice) -> "ChunkInputs":
-        """Inputs of a slice of the pairs."""
+        """Returns the inputs of a slice of the pairs."""
         return ChunkInputs(*(part[rows] for part in self))
 
     def positions(self, plain: Tensor) -> Tensor:
-        """Rotary positions of pairs at positions int64 [num_tokens]: int64 [num_tokens] or [3, num_tokens]."""
+        """Maps positions of pairs, int64 [num_tokens], to rotary positions, int64 [num_tokens] or [3, num_tokens]."""
         return self.axes.T if self.axes.shape[1] else plain
 
     def embedded(self, own: Tensor) -> Tensor:
-        """Token embeddings [num_tokens, size] with those of spans replaced by the span's embeddings."""
+        """Returns the token embeddings `own` [num_tokens, size], with the spans' embeddings in the rows of spans."""
         if not len(self.shown) or own.shape[1] != self.embeddings.shape[1]:
             return own
         return torch.where(self.shown[:, None] > 0, self.embeddings.to(own.dtype), own)
 
 
 def joined(parts: list[tuple[ChunkInputs | None, Tensor]]) -> ChunkInputs | None:
-    """Concatenates the inputs of several verifiers' chunks; None if none has any.
+    """Concatenates the inputs of several verifiers' chunks; returns None if no verifier sent inputs.
 
     Args:
         parts: inputs of each verifier's chunks, and the positions int64 [num_tokens] of their pairs, which are the
@@ -75,7 +77,7 @@ def joined(parts: list[tuple[ChunkInputs | None, Tensor]]) -> ChunkInputs | None
 
 
 def _filled(told: ChunkInputs | None, positions: Tensor, num_axes: int, like: Tensor) -> ChunkInputs:
-    """Inputs extended to the number of columns of the widest part."""
+    """Returns the inputs of a part, extended to the columns of the widest part."""
     count = len(positions)
     axes = positions[:, None].expand(count, num_axes)
     shown, embeddings = positions.new_zeros(count), like.new_zeros(count, like.shape[1])

@@ -1,9 +1,9 @@
 """Interfaces of the two ends of the channel between a verifier and its drafter.
 
-`wingbeat.cluster` implements the interfaces (within one process, over shared memory); the runtime uses them alone. In
-each round the verifier fills an `Outcome` and publishes it, and the drafter answers with a `TreeReply`. Two sets of
-buffers alternate by the round's parity, so addresses never change. Every round is answered, even if it requests no
-tree, because the answer frees its buffers.
+`wingbeat.cluster` implements the interfaces (within a process, and over shared memory). The runtime uses only the
+interfaces. In each round the verifier fills an `Outcome` and publishes it, and the drafter answers with a `TreeReply`.
+Two sets of buffers alternate by the round's parity, so addresses never change. The drafter answers every round, even if
+the round requests no tree, because the answer frees the round's buffers.
 """
 
 from typing import Protocol
@@ -14,7 +14,7 @@ from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply
 
 
 class VerifierEnd(Protocol):
-    """The engine's end; no method blocks longer than its time-out."""
+    """The engine's end of the channel; no method blocks longer than its time-out."""
 
     spec: ChannelSpec
     token_ids: Tensor
@@ -26,11 +26,11 @@ class VerifierEnd(Protocol):
         ...
 
     def peer_alive(self) -> bool:
-        """Whether a drafter is attached and its process is alive. Costs microseconds."""
+        """Whether a drafter is attached and its process is alive. The check takes microseconds."""
         ...
 
     def acquire_outcome(self, timeout_s: float) -> Outcome | None:
-        """Buffers of the next round; None if the drafter still uses them after `timeout_s`."""
+        """Returns the buffers of the next round; None if the drafter still uses these buffers after `timeout_s`."""
         ...
 
     def publish_outcome(self) -> int:
@@ -38,7 +38,7 @@ class VerifierEnd(Protocol):
         ...
 
     def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
-        """The answer to a round; None if it does not arrive in time or the drafter dies or is replaced meanwhile."""
+        """Returns the answer to a round; None if no answer arrives in time, or if the drafter dies or is replaced."""
         ...
 
     def close(self) -> None:
@@ -47,19 +47,21 @@ class VerifierEnd(Protocol):
 
 
 class DrafterEnd(Protocol):
-    """The drafter worker's end."""
+    """The drafter worker's end of the channel."""
 
     spec: ChannelSpec
     token_ids: Tensor
     incarnation: int
 
     def poll_outcome(self) -> Outcome | None:
-        """The oldest unanswered round, or None; never blocks. Also serves as heartbeat."""
+        """Returns the oldest unanswered round, or None; never blocks.
+
+        A call also counts as a heartbeat of the drafter.
+        """
         ...
 
     def has_outcome(self) -> bool:
-        """Whether a round is waiting and complete, so that work enqueued now need not wait for the verifier's
-        device."""
+        """Whether a round with complete data is pending, so that a pass does not wait for the verifier's device."""
         ...
 
     @property
@@ -68,14 +70,17 @@ class DrafterEnd(Protocol):
         ...
 
     def publish_reply(self) -> None:
-        """Answers the round polled last and releases its buffers; writes round and incarnation into the header."""
+        """Answers the round polled last and releases the round's buffers.
+
+        Writes round and incarnation into the header.
+        """
         ...
 
     @property
     def closed(self) -> bool:
-        """True once the verifier closed the channel, its process is gone, or another drafter incarnation took over."""
+        """Whether the verifier closed the channel, its process ended, or another drafter incarnation is attached."""
         ...
 
     def close(self) -> None:
-        """Detaches; the buffers remain with the verifier."""
+        """Detaches this end; the verifier keeps the buffers."""
         ...

@@ -1,7 +1,8 @@
 """Tensors that cross a boundary: between engine and model, and between verifier and drafter.
 
-Dimensions: num_slots rows of persistent state, num_nodes tree nodes per sequence (root included), max_path tokens that
-one round can emit at most, taps_size = taps x verifier hidden size.
+Dimensions: num_slots is the number of rows of persistent state; num_nodes is the number of tree nodes per sequence,
+including the root; max_path is the maximum number of tokens that a round can emit; taps_size is the number of tapped
+elements per token.
 """
 
 from dataclasses import dataclass
@@ -18,33 +19,35 @@ from wingbeat.runtime.protocol.sampling_rules import MOST_BIASED, NUM_RULES, Sam
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """Shapes of all buffers between a verifier and its drafter; constant during the channel's life."""
+    """Shapes of all buffers between a verifier and its drafter, which are constant while the channel exists."""
 
     num_slots: int
     num_nodes: int
     max_path: int
     max_prefill_tokens: int
     taps_size: int
-    """0 if the drafter needs no hidden states."""
+    """Number of tapped elements per token; 0 if the drafter needs no hidden states."""
     max_model_len: int
     max_blocks_per_seq: int
     block_size: int
     num_blocks: int
-    """Blocks of the verifier's KV pool; the drafter stores its KV under the same block ids."""
+    """Number of blocks of the verifier's KV pool; the drafter stores its KV under the same block ids."""
     taps_dtype: torch.dtype = torch.float32
     keeps_context: bool = True
-    """Whether the drafter keeps state per committed position and must receive every position; see `DrafterNeeds`."""
+    """Whether the drafter keeps state for each committed position and must therefore receive every position; see
+    `DrafterNeeds`."""
     vocab_size: int = 0
     """Vocabulary size of the verifier; 0 if masks of allowed tokens are never sent, because with rounds in flight the
-    host knows the roots too late."""
+    host gets the roots too late."""
     embedding_width: int = 0
-    """Width of the embeddings of prompt spans; 0 if these are not sent."""
+    """Width of the embeddings of prompt spans; 0 if embeddings are not sent."""
     num_axes: int = 0
-    """3 if rotary positions of spans by time, row and column are sent; else 0."""
+    """Number of rotary positions sent per token: 3 (time, row and column) for prompts with spans that have these; else
+    0."""
 
     @classmethod
     def of(cls, config: EngineConfig, **others: Any) -> "ChannelSpec":
-        """Spec from an engine's settings and the fields that do not follow from these."""
+        """Returns a spec from an engine's settings, and from the fields that do not follow from the settings."""
         return cls(
             num_slots=config.max_num_seqs,
             num_nodes=config.speculation.num_nodes,
@@ -80,32 +83,33 @@ class AcceptedPaths(NamedTuple):
     positions: Tensor
     """int64 [num_decodes]: position of each root."""
     token_ids: Tensor
-    """int64 [num_decodes, max_path]: accepted tokens, then the bonus token; the rest is zero."""
+    """int64 [num_decodes, max_path]: accepted tokens, then the bonus token, then zeros."""
     num_tokens: Tensor
-    """int64 [num_decodes]: tokens emitted, 1..max_path."""
+    """int64 [num_decodes]: number of tokens emitted, 1..max_path."""
     num_valid: Tensor
-    """int64 [num_decodes]: nodes that were verified, root included."""
+    """int64 [num_decodes]: number of nodes that were verified, including the root."""
     nodes: Tensor
-    """int64 [num_decodes, 1..max_path]: root and accepted nodes, padded with the last node."""
+    """int64 [num_decodes, 1..max_path]: indices of the root and the accepted nodes, padded with the last accepted node.
+    """
     taps: Tensor | None
     """[num_decodes, 1..max_path, taps_size]: taps along the path, with as many columns as `nodes`."""
     evidence: Tensor | None = None
-    """int64 [num_decodes, num_nodes]: see `runtime.speculation.acceptance`; None where trees were not pruned on the
-    device."""
+    """int64 [num_decodes, num_nodes]: see `runtime.speculation.acceptance`; None if the device did not prune trees."""
     logprobs: Tensor | None = None
-    """int64 [num_asking, 1..max_path, n]: see `runtime.round.choice`; None if no request wants log-probabilities.
-    Captured rounds have a row for every decode, other rounds for the requesting decodes alone."""
+    """int64 [num_asking, 1..max_path, n]: log-probabilities as packed by `runtime.round.choice`; None if no request
+    wants log-probabilities. Captured rounds have a row for every decode, other rounds for the requesting decodes alone.
+    """
     tree_token_ids: Tensor | None = None
     """int64 [num_decodes, num_nodes]: token ids of the walked trees; None if all were bare roots."""
     tree_parents: Tensor | None = None
     columns: Tensor | None = None
-    """int64 [num_decodes, max_path]: columns of the token history for the emitted tokens; None if not computed on the
-    device."""
+    """int64 [num_decodes, max_path]: columns of the token history into which the emitted tokens are written; None if
+    the device did not compute them."""
     packed: Tensor | None = None
-    """int64 [num_decodes, n]: the tensors of `told` side by side; None if not packed on the device."""
+    """int64 [num_decodes, n]: the tensors of `told` side by side; None if the device did not pack them."""
 
     def told(self) -> dict[str, Tensor]:
-        """Tensors that are downloaded to the host, by name."""
+        """Returns the tensors that are downloaded to the host, by name."""
         names = ("num_tokens", "num_valid", "token_ids", "nodes", "evidence", "logprobs")
         return {name: part for name in names if (part := getattr(self, name)) is not None}
 
@@ -114,22 +118,23 @@ class RoundHeader(NamedTuple):
     """Data of a round that the drafter's host needs: the fields of `Outcome.header`."""
 
     round_number: int = 0
-    """Set by the channel when the round is published."""
+    """Number of the round; the channel sets it when the round is published."""
     num_decodes: int = 0
     num_chunks: int = 0
     num_proposals: int = 0
     max_levels: int = 0
-    """Most levels to grow."""
+    """Maximum number of levels to grow."""
     max_len: int = 0
-    """Upper bound of the longest sequence's length; 0 if the verifier's host has none."""
+    """Upper bound of the longest sequence's length; 0 if the verifier's host does not have a bound."""
     has_rule: int = 0
     """1 if the outcome holds a rule by which growth stops."""
     has_masks: int = 0
-    """1 if the outcome holds masks of the tokens allowed behind the roots."""
+    """1 if the outcome holds masks of the tokens allowed after the roots."""
     sampling_rules: int = 0
-    """`RuleKinds` of the sequences for which trees are requested; 0 if none of them has sampling rules."""
+    """`RuleKinds` of the sequences for which trees are requested; 0 if no such sequence has sampling rules."""
     has_inputs: int = 0
-    """1 if a chunk has tokens of spans or precedes some; `Outcome.inputs` then holds inputs of all chunks."""
+    """1 if a chunk has tokens of spans, or if a token of a span follows a chunk; `Outcome.inputs` then holds inputs of
+    all chunks."""
 
     @classmethod
     def read(cls, header: Tensor) -> "RoundHeader":
@@ -137,17 +142,17 @@ class RoundHeader(NamedTuple):
         return cls(*header.tolist()[: len(cls._fields)])
 
     def write(self, header: Tensor) -> None:
-        """Writes the header into a tensor int64 [16] on the host; the rest stays zero."""
+        """Writes the header into a tensor int64 [16] on the host; elements after the fields stay zero."""
         header.numpy()[: len(self)] = self
 
     @staticmethod
     def stamp(header: np.ndarray, round_number: int) -> None:
-        """Writes the round's number into a header that is otherwise complete."""
+        """Writes the round's number into a header whose other fields are already written."""
         header[0] = round_number
 
 
 class ReplyHeader(NamedTuple):
-    """Round and drafter of an answer: the first fields of `TreeReply.header`."""
+    """Round number and drafter incarnation of an answer: the first fields of `TreeReply.header`."""
 
     round_number: int = 0
     incarnation: int = 0
@@ -159,29 +164,31 @@ class ReplyHeader(NamedTuple):
         return cls(*header.tolist()[: len(cls._fields)])
 
     def write(self, header: np.ndarray | Tensor) -> None:
-        """Writes the header into int64 [8] on the host; the rest is `DrafterFigures`."""
+        """Writes the header into int64 [8] on the host; the other elements hold `DrafterFigures`."""
         header[0], header[1] = self
 
 
 class DrafterFigures(NamedTuple):
-    """Timings and counters that a drafter sends with every answer, in `TreeReply.header` behind `ReplyHeader`.
+    """Timings and counters that a drafter sends with every answer, in `TreeReply.header` after `ReplyHeader`.
 
-    `_us`: microseconds.
+    Names that end in `_us` are in microseconds.
     """
 
     started_ns: int = 0
-    """Time at which the drafter began the round, nanoseconds since 1970."""
+    """Time at which the drafter began the round, in nanoseconds since 1970."""
     commit_us: int = 0
-    """Host time to take in decided tokens."""
+    """Host time of committing decided tokens."""
     levels_us: int = 0
-    """Host time to grow trees; includes `commit_us` where one call or one graph does both."""
+    """Host time of growing trees; includes the time of committing if a single call or graph commits and grows."""
     reply_us: int = 0
-    """Host time to write the answer."""
+    """Host time of writing the answer."""
     device_commit_us: int = 0
-    """Device time to take in decided tokens, over all rounds so far; `device_levels_us` is that of growing trees."""
+    """Device time of committing decided tokens, summed over all rounds so far; `device_levels_us` is the device time of
+    growing trees."""
     device_levels_us: int = 0
     captured: int = 0
-    """Stages that were captured, as counted by `GraphStats.counts`."""
+    """Number of captured stages, as counted by `GraphStats.counts`; the next two fields count failed and untried
+    stages."""
     failed: int = 0
     eager: int = 0
     head_version: int = 0
@@ -209,68 +216,72 @@ _WORD, _COUNT = (1 << 32) - 1, (1 << 20) - 1
 class Outcome(NamedTuple):
     """Message from verifier to drafter, once per round: decided tokens, and the hidden states to draft from.
 
-    Decode row r is a running sequence whose root and accepted path were computed this round; chunk c is a piece of a
-    prompt, or of context replayed for a drafter that lacks it. EAGLE heads read pairs (taps at position i, token i +
-    1).
+    Decode row r is a running sequence whose root and accepted path were computed in this round. Chunk c is a piece of a
+    prompt, or a piece of context that is replayed because the drafter lacks it. EAGLE heads read pairs (taps at
+    position i, token i + 1).
     """
 
     header: Tensor
     """int64 [16]: `RoundHeader`."""
     decode_slots: Tensor
-    """int64 [num_slots]: valid in the first num_decodes rows, as all decode_ fields."""
+    """int64 [num_slots]: slot of each decode. The first num_decodes rows are valid, as in all decode_ fields."""
     decode_positions: Tensor
-    """int64 [num_slots]: position of row r's root, the first computed position."""
+    """int64 [num_slots]: position of each row's root, which is the first computed position."""
     decode_num_tokens: Tensor
-    """int64 [num_slots]: tokens emitted, which equal positions computed, 1..max_path."""
+    """int64 [num_slots]: number of tokens emitted, 1..max_path, which equals the number of positions computed."""
     decode_token_ids: Tensor
-    """int64 [num_slots, max_path]: emitted tokens; [r, j] follows position decode_positions[r] + j."""
+    """int64 [num_slots, max_path]: emitted tokens; token [r, j] follows position decode_positions[r] + j."""
     decode_taps: Tensor
-    """[num_slots, max_path, taps_size]: taps at these positions."""
+    """[num_slots, max_path, taps_size]: taps; row [r, j] is at position decode_positions[r] + j."""
     chunk_slots: Tensor
-    """int64 [num_slots]: valid in the first num_chunks rows, as chunk_positions and chunk_lens."""
+    """int64 [num_slots]: slot of each chunk. The first num_chunks rows are valid, as in chunk_positions and chunk_lens.
+    """
     chunk_positions: Tensor
     """int64 [num_slots]: first position of the chunk."""
     chunk_lens: Tensor
-    """int64 [num_slots]: tokens of each chunk; chunks are concatenated in `chunk_next_token_ids` and `chunk_taps`."""
+    """int64 [num_slots]: number of tokens of each chunk; chunks are concatenated in `chunk_next_token_ids` and
+    `chunk_taps`."""
     chunk_next_token_ids: Tensor
-    """int64 [max_prefill_tokens]: the token after each position."""
+    """int64 [max_prefill_tokens]: the token after each position of the chunks."""
     chunk_taps: Tensor
     """[max_prefill_tokens, taps_size]"""
     proposal_slots: Tensor
-    """int64 [num_slots]: slots for which a tree is requested, valid in the first num_proposals rows."""
+    """int64 [num_slots]: slots for which a tree is requested. The first num_proposals rows are valid."""
     epochs: Tensor
     """int64 [num_slots] by slot: incremented whenever a slot gets another sequence or loses its state."""
     committed_lens: Tensor
-    """int64 [num_slots] by slot: number of decided tokens; the last of them is the next root and is not computed
+    """int64 [num_slots] by slot: number of decided tokens; the last decided token is the next root and is not computed
     yet."""
     block_tables: Tensor
     """int64 [num_slots, max_blocks_per_seq] by slot; only rows of decodes, chunks and proposals are up to date."""
     temperatures: Tensor
     """float32 [num_slots] by slot; 0 is greedy."""
     seeds: Tensor
-    """int64 [num_slots] by slot: noise seed, for drafters that rank candidates with the target's own noise."""
+    """int64 [num_slots] by slot: seed of the sampling noise, for drafters that rank candidates with the target's noise.
+    """
     last_token_ids: Tensor
     """int64 [num_slots] by slot: last decided token, the root of the next tree."""
     position_deltas: Tensor
-    """int64 [num_slots] by slot: offset added to the rotary positions of text behind a prompt's spans."""
+    """int64 [num_slots] by slot: offset added to the rotary positions of text after a prompt's spans."""
     chunk_axes: Tensor
-    """int64 [max_prefill_tokens, num_axes]: see `ChunkInputs`; valid if `RoundHeader.has_inputs`, as the next two
-    fields."""
+    """int64 [max_prefill_tokens, num_axes]: see `ChunkInputs`. This field and the next two are valid if
+    `RoundHeader.has_inputs` is 1."""
     chunk_shown: Tensor
     """int64 [max_prefill_tokens]"""
     chunk_embeddings: Tensor
     """[max_prefill_tokens, embedding_width]"""
     growth_limits: Tensor
-    """float32 [2]: `speculation.policy.GrowthLimits`; valid if `RoundHeader.has_rule`, as `acceptance_table`."""
+    """float32 [2]: `speculation.policy.GrowthLimits`. This field and `acceptance_table` are valid if
+    `RoundHeader.has_rule` is 1."""
     acceptance_table: Tensor
-    """float32 [2, NUM_BINS]: rows of `speculation.acceptance.Acceptance.table` for the drafter's trees: greedy,
-    sampled."""
+    """float32 [2, NUM_BINS]: rows of `speculation.acceptance.Acceptance.table` for the drafter's trees: for greedy,
+    then for sampled requests."""
     allowed_tokens: Tensor
-    """int32 [num_slots, ceil(vocab_size / 32)], one row per proposal, valid if `RoundHeader.has_masks`: bit b of word w
-    allows token 32 * w + b behind the root."""
+    """int32 [num_slots, ceil(vocab_size / 32)], valid if `RoundHeader.has_masks` is 1. Each proposal has a row, in
+    which bit b of word w is set if token 32 * w + b is allowed after the root."""
     sampling_rules: Tensor
-    """float32 [num_slots, NUM_RULES] by slot: `sampling_rules.RuleColumns`; valid if `RoundHeader.sampling_rules`, as
-    the next two fields."""
+    """float32 [num_slots, NUM_RULES] by slot: `sampling_rules.RuleColumns`. This field and the next two are valid if
+    `RoundHeader.sampling_rules` is not 0."""
     biased_token_ids: Tensor
     """int64 [num_slots, MOST_BIASED] by slot: see `sampling_rules.SamplingRules`."""
     biases: Tensor
@@ -278,23 +289,24 @@ class Outcome(NamedTuple):
 
     @property
     def rules(self) -> SamplingRules:
-        """Sampling rules of all slots."""
+        """Returns the sampling rules of all slots."""
         return SamplingRules(self.sampling_rules, self.biased_token_ids, self.biases)
 
     def inputs(self, num_tokens: int) -> ChunkInputs:
-        """Drafter inputs of the chunks, which have `num_tokens` tokens in total."""
+        """Returns the drafter inputs of the chunks, which have `num_tokens` tokens in total."""
         return ChunkInputs(*(part[:num_tokens] for part in (self.chunk_axes, self.chunk_shown, self.chunk_embeddings)))
 
 
 class TreeReply(NamedTuple):
-    """Message from drafter to verifier, once per round: one token tree per proposal, in its sequence's slot row."""
+    """Message from drafter to verifier, once per round: a token tree for each proposal, in the row of its slot."""
 
     header: Tensor
     """int64 [8]: `ReplyHeader`, then `DrafterFigures`."""
     epochs: Tensor
     """int64 [num_slots]: epoch for which each tree was grown."""
     committed_lens: Tensor
-    """int64 [num_slots]: committed length from which each tree was grown; a tree that does not match is dropped."""
+    """int64 [num_slots]: committed length from which each tree was grown; the verifier drops a tree whose length or
+    epoch differs from the sequence's."""
     token_ids: Tensor
     """int64 [num_slots, num_nodes]; node 0 is the root, the last committed token."""
     parents: Tensor
@@ -308,7 +320,7 @@ class TreeReply(NamedTuple):
 
 
 def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of each `Outcome` field, in field order."""
+    """Returns the shape and dtype of each `Outcome` field, in field order."""
     slots, long = (spec.num_slots,), torch.int64
     return {
         "header": ((16,), long),
@@ -343,7 +355,7 @@ def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.
 
 
 def reply_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of each `TreeReply` field, in field order."""
+    """Returns the shape and dtype of each `TreeReply` field, in field order."""
     slots, nodes, long = (spec.num_slots,), (spec.num_slots, spec.num_nodes), torch.int64
     return {
         "header": ((8,), long),

@@ -1,4 +1,4 @@
-"""Sampling rules of requests as sent to a drafter: one row of numbers per slot, and tokens whose logits are changed."""
+"""Sampling rules of requests as sent to a drafter: a row of numbers per slot, and tokens whose logits are changed."""
 
 from enum import IntFlag
 from typing import NamedTuple
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 MOST_BIASED = 64
-"""Most biased or banned tokens sent per request, largest changes first. Tokens left out only cost speed."""
+"""Maximum number of biased or banned tokens that are sent for a request, largest changes first. Leaving tokens out
+costs only speed."""
 
 
 class RuleKinds(IntFlag):
@@ -21,12 +22,12 @@ class RuleKinds(IntFlag):
 
     @classmethod
     def every(cls) -> "RuleKinds":
-        """All kinds."""
+        """Returns the flags of all kinds."""
         return cls.NUMBERS | cls.LISTED | cls.PENALTIES
 
 
 class RuleColumns(NamedTuple):
-    """Columns of `SamplingRules.numbers`, by name; the defaults are those of a request without rules."""
+    """Columns of `SamplingRules.numbers`, by name; the defaults are the values of a request without rules."""
 
     top_k: float = 0.0
     top_p: float = 1.0
@@ -50,19 +51,19 @@ class SamplingRules(NamedTuple):
     token_ids: Tensor
     """int64 [num_slots, MOST_BIASED]: listed tokens, padded with -1."""
     biases: Tensor
-    """float32 [num_slots, MOST_BIASED]: values added to the listed tokens' logits; -inf bans."""
+    """float32 [num_slots, MOST_BIASED]: values added to the listed tokens' logits; -inf bans a token."""
 
 
 def prompt_lens(rules: SamplingRules) -> Tensor:
-    """View of the column num_prompt_tokens: float32 [num_slots]."""
+    """Returns a view of the column num_prompt_tokens: float32 [num_slots]."""
     return rules.numbers[:, RuleColumns._fields.index("num_prompt_tokens")]
 
 
 def no_rules(num_slots: int, device: torch.device | str = "cpu") -> SamplingRules:
-    """Rows of slots without rules."""
+    """Returns rules of `num_slots` slots that have no effect."""
     numbers = torch.empty(num_slots, NUM_RULES, device=device)
     for column, value in enumerate(RuleColumns()):
-        # Filled, not uploaded: a copy from pageable memory would wait for the device.
+        # Columns are filled on the device, because uploading them from pageable memory would wait for the device.
         numbers[:, column].fill_(value)
     token_ids = torch.full((num_slots, MOST_BIASED), -1, dtype=torch.int64, device=device)
     return SamplingRules(numbers, token_ids, torch.zeros(num_slots, MOST_BIASED, device=device))

@@ -8,29 +8,36 @@ from torch import Tensor
 
 
 def upload(values: Sequence, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Copies host numbers to a tensor on `device`; enqueued behind the device's work, not waited for."""
+    """Copies host numbers to a tensor on `device`.
+
+    The copy is enqueued after the device's work, and the host does not wait.
+    """
     made = torch.tensor(values, dtype=dtype)
     if device.type == "cpu":
         return made
-    # A copy from pageable memory would wait for everything enqueued before it. `torch.tensor` itself pins no arrays.
+    # The tensor is pinned, because a copy from pageable memory would wait for all work enqueued before; `torch.tensor`
+    # itself does not pin memory.
     return made.pin_memory().to(device, non_blocking=True)
 
 
 def upload_into(target: Tensor, values: Sequence) -> None:
-    """Copies host numbers into a tensor in one transfer that is not waited for."""
+    """Copies host numbers into a tensor, in one transfer for which the host does not wait."""
     made, on_host = torch.tensor(values, dtype=target.dtype), target.device.type == "cpu"
     target.copy_(made if on_host else made.pin_memory(), non_blocking=not on_host)
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
-    """Copies a tensor; waits only if the target is on the host, where the next reader must find it complete."""
+    """Copies a tensor.
+
+    The host waits only if the target is on the host, because the next reader there must find the copy complete.
+    """
     target.copy_(source, non_blocking=target.device.type != "cpu")
 
 
 def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copies (target, source) pairs without waiting.
 
-    Contiguous pairs of equal shape and type on one GPU take a single launch.
+    Contiguous pairs of equal shape and dtype on the same GPU are copied in a single launch.
     """
     if any(target.device.type != "cpu" for target, _ in pairs):
         Copies(pairs).run()
@@ -40,7 +47,7 @@ def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
 
 
 class Copies:
-    """Copies of fixed (target, source) pairs that are run repeatedly; see `copy_all`."""
+    """Copies between fixed (target, source) pairs that are run repeatedly; see `copy_all`."""
 
     def __init__(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
         together: list[tuple[Tensor, Tensor]] = []
@@ -49,7 +56,7 @@ class Copies:
             (together if _alike(*pair) else self._apart).append(pair)
         if len(together) < 2:
             together, self._apart = [], pairs
-        # Viewed as bytes, because one launch handles one dtype.
+        # Tensors are viewed as bytes, because a launch handles a single dtype.
         self._targets = [target.view(-1).view(torch.uint8) for target, _ in together]
         self._sources = [source.view(-1).view(torch.uint8) for _, source in together]
 
@@ -67,12 +74,12 @@ def _alike(target: Tensor, source: Tensor) -> bool:
 
 
 class Download:
-    """Download of int64 tensors: enqueued as one copy when created, completed by `wait`.
+    """Download of int64 tensors: creating the object enqueues a single copy, and `wait` completes it.
 
     Args:
-        parts: tensors to download; [num_rows, ...] each if they are packed.
+        parts: tensors to download; each [num_rows, ...] if `packed` is given.
         packed: [num_rows, n]: the parts side by side, if the device has packed them.
-        stays: whether nothing overwrites the parts before they are used, so that CPU tensors need no copy.
+        stays: whether the parts are not overwritten before they are used, so that CPU tensors need no copy.
     """
 
     def __init__(self, parts: list[Tensor], packed: Tensor | None = None, *, stays: bool = False) -> None:
@@ -84,7 +91,8 @@ class Download:
         self._is_packed = packed is not None
         self._host = torch.cat([part.flatten() for part in parts]) if packed is None else packed
         if self._host.device.type == "cpu":
-            self._host = self._host if packed is None else packed.clone()  # the next replay overwrites the original
+            # cloned because the next replay overwrites `packed`
+            self._host = self._host if packed is None else packed.clone()
         else:
             pinned = torch.empty(self._host.shape, dtype=torch.int64, pin_memory=True)
             self._host = pinned.copy_(self._host, non_blocking=True)

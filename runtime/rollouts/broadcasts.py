@@ -1,4 +1,4 @@
-"""Tensors that a trainer broadcasts to all engines; it is rank 0 of a process group of `torch.distributed`."""
+"""Tensors that a trainer broadcasts to all engines. The trainer is rank 0 of a process group of `torch.distributed`."""
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -16,17 +16,17 @@ _PREFIX = "wingbeat-weights"
 
 
 class Broadcasts:
-    """End of the process group, at the trainer or at an engine.
+    """A member of the process group: the trainer or an engine.
 
     Args:
         backend: backend of `torch.distributed`, gloo or nccl.
-        address: host of the trainer's store, by which the ends find each other.
-        port: port of this store.
-        rank: 0 for the trainer.
+        address: host of the trainer's store, through which the members find each other.
+        port: port of the trainer's store.
+        rank: rank of this member; 0 for the trainer.
         device: device on which tensors are received.
 
     Raises:
-        WeightsRefused: the other end does not join.
+        WeightsRefused: another member does not join.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Broadcasts:
             ) from None
 
     def send(self, tensor: Tensor) -> None:
-        """Broadcasts a tensor from rank 0; raises ConnectionError if an engine is gone."""
+        """Broadcasts a tensor from rank 0; raises ConnectionError if an engine does not answer."""
         self._broadcast(tensor.contiguous())
 
     def receive(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-        """Receives a tensor of this shape from rank 0; raises ConnectionError if rank 0 is gone."""
+        """Receives a tensor of this shape from rank 0; raises ConnectionError if rank 0 does not answer."""
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self._device)
         self._broadcast(tensor)
         return tensor
@@ -64,11 +64,13 @@ class Broadcasts:
     def receive_all(
         self, announced: Iterable[tuple[str, list[int], torch.dtype]], packed_bytes: int | None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Receives tensors of these names, shapes and dtypes from rank 0; raises ConnectionError if rank 0 is gone.
+        """Receives tensors of these names, shapes and dtypes from rank 0.
+
+        Raises ConnectionError if rank 0 does not answer.
 
         Args:
-            packed_bytes: rank 0 packs tensors as vLLM does: it concatenates them until they exceed this many bytes.
-                None if rank 0 sends each tensor by itself.
+            packed_bytes: size above which rank 0 sends a pack of tensors; as in vLLM, rank 0 concatenates tensors until
+                they exceed this number of bytes. None if rank 0 sends each tensor by itself.
         """
         if packed_bytes is None:
             yield from ((name, self.receive(shape, dtype)) for name, shape, dtype in announced)
@@ -88,7 +90,7 @@ class Broadcasts:
         packed, begin = self.receive((size,), torch.uint8), 0
         for name, shape, dtype in piece:
             end = begin + prod(shape) * dtype.itemsize
-            # Cloned, because the slice may not be aligned for its dtype.
+            # The slice is cloned, because it may not be aligned for its dtype.
             yield name, packed[begin:end].clone().view(dtype).view(shape)
             begin = end
 

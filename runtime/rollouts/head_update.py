@@ -1,7 +1,9 @@
-"""Updates of the draft head that come with weights of the verifier: written to a folder, and followed by drafters.
+"""Updates of the draft head that come with weights of the verifier.
 
-A head is passed on as a folder, since the drafter is a process of its own and may be replaced meanwhile. A file names
-the folder that is served; drafters poll the file.
+An updated head is written to a folder, which drafters poll.
+
+A folder is used because the drafter is a process of its own and may be replaced at any time. A file names the folder
+that is served; drafters poll this file.
 """
 
 import contextlib
@@ -29,20 +31,22 @@ from wingbeat.runtime.tensor_files import SAFETENSORS, read_json
 logger = logging.getLogger(__name__)
 SERVED = "served.json"
 KEPT = 2
-"""Written folders that are kept; a drafter may be reading the previous one."""
+"""Number of written folders that are kept, because a drafter may be reading the previous folder."""
 CONFIG = "config.json"
 _DIGITS = 7
-"""Hex digits of a folder's name that are used as its version; they fit 32 bits."""
+"""Number of hex digits of a folder's name that are used as the head's version; the version fits into 32 bits."""
 LOOK_S = 0.25
-"""Seconds between two looks at the served folder."""
+"""Seconds between two polls of the file that names the served folder."""
 
 
 class HeadUpdate:
-    """Successive updates of a draft head, with the steps of a `WeightUpdate`; an update is served whole or not at all.
+    """Successive updates of a draft head, in the steps of a `WeightUpdate`.
+
+    An update is served completely or not at all.
 
     Args:
         head: folder of the head named in the settings.
-        directory: folder of updated heads, on this machine.
+        directory: folder on this machine for updated heads.
 
     Raises:
         WeightsRefused: `head` is not the folder of a head.
@@ -56,7 +60,7 @@ class HeadUpdate:
 
     @property
     def num_written(self) -> int:
-        """Number of tensors received in the update."""
+        """Number of tensors received in the current update."""
         return len(self._tensors)
 
     def check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -85,7 +89,7 @@ class HeadUpdate:
         self._tensors |= found
 
     def finish(self) -> int:
-        """Writes the updated head and has drafters use it; returns the number of tensors received."""
+        """Writes the updated head and makes drafters use it; returns the number of tensors received."""
         tensors = {name: tensor.contiguous() for name, tensor in (self._stored | self._tensors).items()}
         digest = hashlib.sha256()
         for name in sorted(tensors):
@@ -97,7 +101,7 @@ class HeadUpdate:
             partial.mkdir(parents=True)
             shutil.copyfile(self._head / CONFIG, partial / CONFIG)
             save_file(tensors, partial / SAFETENSORS, {"format": "pt"})
-            # another engine on this machine wrote the same folder first
+            # the rename fails if another engine on this machine wrote the same folder first
             with contextlib.suppress(FileExistsError, OSError):
                 partial.rename(folder)
             shutil.rmtree(partial, ignore_errors=True)
@@ -109,7 +113,7 @@ class HeadUpdate:
         return count
 
     def abandon(self) -> None:
-        """Discards the tensors received; the served head stays."""
+        """Discards the received tensors; the served head stays unchanged."""
         self._tensors = {}
 
     @cached_property
@@ -125,7 +129,7 @@ class HeadUpdate:
 
 
 def served_folder(directory: Path) -> Path | None:
-    """Folder of the head written last; None if none was written."""
+    """Returns the folder of the head written last; None if no head was written."""
     if not (directory / SERVED).is_file():
         return None
     folder = directory / str(read_json(directory / SERVED).get("folder"))
@@ -133,34 +137,41 @@ def served_folder(directory: Path) -> Path | None:
 
 
 def follow(directory: Path, worker: DraftWorker) -> None:
-    """Starts a thread that keeps a drafter at the served head; the thread ends with its process."""
+    """Starts a thread that makes a drafter use the served head whenever it changes.
+
+    The thread ends with its process.
+    """
     follower = HeadFollower(directory, worker)
     follower.look()
     threading.Thread(target=follower.run, name="wingbeat-heads", daemon=True).start()
 
 
 class HeadFollower:
-    """Keeps one drafter at the served head."""
+    """Makes one drafter use the served head whenever the head changes."""
 
     def __init__(self, directory: Path, worker: DraftWorker) -> None:
         self._directory, self._worker = directory, worker
         self._seen: Path | None = None
 
     def run(self) -> None:
-        """Polls forever."""
+        """Polls for a new head until the process ends."""
         while True:
             time.sleep(LOOK_S)
             self.look()
 
     def look(self) -> bool:
-        """Reads and offers the served head if it is another one; returns whether it was offered."""
+        """Reads the served head and offers it to the drafter, if the head has changed.
+
+        Returns whether the head was offered.
+        """
         try:
             folder = served_folder(self._directory)
             if folder is None or folder == self._seen:
                 return False
             self._seen = folder
             head = self._worker.drafter.prepare_head(str(folder))
-        except Exception as error:  # any exception: the content of a file must not end a healthy drafter
+        # any exception is caught, because the content of a file must not end a healthy drafter
+        except Exception as error:
             logger.error("the draft head in %s is not taken: %s: %s", self._directory, type(error).__name__, error)
             return False
         self._worker.offer_head(int(folder.name[:_DIGITS], 16), head)

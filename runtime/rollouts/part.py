@@ -1,3 +1,3 @@
-"""Hook for parts of the runtime that hold weights which can be updated."""
+"""Hook of the runtime part that updates the weights of served verifiers."""
 
 served_weights = "wingbeat.runtime.rollouts.served_weights:ServedWeights"

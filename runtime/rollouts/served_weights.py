@@ -1,7 +1,7 @@
-"""Weights of a served verifier, by their names in the checkpoint and in transformers' `named_parameters`.
+"""Weights of a served verifier, under their names in the checkpoint and in transformers' `named_parameters`.
 
-A weight is written in place, in the layout that the layers read: no layer is recreated, no round is captured again, and
-at most one matrix is in memory twice.
+A weight is written in place, in the layout that the layers read. Therefore no layer is recreated, no round is captured
+again, and at most one matrix is in memory twice.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _NOISE = 0.02
 
 
 class WeightsRefused(ValueError):
-    """Weights that do not fit; one line that names the tensor. Nothing was written."""
+    """Weights do not fit, and nothing was written. The message is one line that names the tensor."""
 
 
 class ServedWeights:
@@ -51,7 +51,7 @@ class ServedWeights:
     def _tie(self) -> None:
         """Gives names that share a tensor the same list of places.
 
-        Packed tied weights count too: the output matrix is a copy of the embedding.
+        This includes tied weights that are packed, of which the output matrix is a separate copy of the embedding.
         """
         ends = (self._model.get_input_embeddings(), self._model.get_output_embeddings())
         tied = self._model.config.get_text_config().tie_word_embeddings and None not in ends
@@ -80,21 +80,21 @@ class ServedWeights:
 
     @property
     def are_whole(self) -> bool:
-        """Whether this process holds whole weights, and can read them."""
+        """Whether this process holds whole weights, so that `read` can return them."""
         return self._shards is None
 
     def names(self) -> list[str]:
-        """Names of all weights; the first name only, if several share a tensor."""
+        """Returns the names of all weights; only the first name, if several names share a tensor."""
         seen: set[int] = set()
         return [name for name, places in self._places.items() if id(places) not in seen and not seen.add(id(places))]
 
     def same(self, name: str) -> str:
-        """Name in `names` of the tensor that has this name."""
+        """Returns the name that `names` contains for the tensor with this name."""
         places = self._places[name]
         return next(one for one, held in self._places.items() if held is places)
 
     def check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Raises WeightsRefused if a tensor of this name, shape and dtype cannot be written."""
+        """Raises WeightsRefused if a tensor with this name, shape and dtype cannot be written."""
         if name not in self._places:
             raise WeightsRefused(f"{name} is no tensor of {type(self._model).__name__}")
         expected = tuple(self._parameter(name).shape)
@@ -108,7 +108,7 @@ class ServedWeights:
             )
 
     def converted(self, name: str, value: Tensor) -> Tensor:
-        """The value of a checked tensor in the dtype and on the device of the weight.
+        """Converts the value of a checked tensor to the dtype and device of the weight.
 
         Raises:
             WeightsRefused: the value is not finite in this dtype.
@@ -147,23 +147,23 @@ class ServedWeights:
             torch.cuda.synchronize(self._model.device)
 
     def read(self, name: str) -> Tensor:
-        """Value of a weight, in its shape; may share memory with the layers."""
+        """Returns the value of a weight, in its shape; the result may share memory with the layers."""
         module, attribute = self._places[name][0]
         weight = dense_weight(module) if attribute == "weight" else None
         return self._parameter(name).data if weight is None else weight
 
     def checksums(self) -> dict[str, str]:
-        """SHA-256 of each weight's bytes in row-major order, by name."""
+        """Returns the SHA-256 of each weight's bytes in row-major order, by name."""
         return {name: hashlib.sha256(_bytes_of(self.read(name))).hexdigest() for name in self.names()}
 
     @torch.inference_mode()
     def scramble(self) -> None:
-        """Overwrites every weight with noise, so that a weight which is not written afterwards is noticed."""
+        """Overwrites every weight with noise, so that users notice a weight that is not written afterwards."""
         for held in self.storages():
             held.normal_(std=_NOISE)
 
     def storages(self) -> Iterator[Tensor]:
-        """Tensors that hold the weights, one for each storage."""
+        """Yields the tensors that hold the weights, one for each storage."""
         seen: set[int] = set()
         for name in self.names():
             for module, attribute in self._places[name]:
@@ -179,10 +179,10 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def shown(dtype: torch.dtype) -> str:
-    """Name of a dtype without its module."""
+    """Returns the name of a dtype without `torch.`."""
     return str(dtype).removeprefix("torch.")
 
 
 def named(names: list[str]) -> str:
-    """The first names of a list in one line."""
+    """Returns the first names of a list as one line."""
     return ", ".join(names[:_NUM_NAMED]) + (", .." if len(names) > _NUM_NAMED else "")

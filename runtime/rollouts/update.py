@@ -1,8 +1,8 @@
-"""Update of a served verifier's weights, of which no half is ever served.
+"""Updates a served verifier's weights, so that a partial update is never served.
 
-Tensors that do not fit are refused before anything is written. If an update does not finish, the tensors it has written
-are torn: they hold weights of an unknown version. An engine with torn tensors serves nothing until an update has
-written all of them. With a journal of the previous values, these are restored instead.
+Tensors that do not fit are refused before anything is written. If an update does not finish, the tensors that it has
+written are torn: they hold weights of an unknown version. An engine with torn tensors serves nothing until an update
+has written all of them. With a journal of the previous values, the previous values are restored instead.
 """
 
 import logging
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 class WrongOrder(RuntimeError):
-    """A step of an update was called out of order; one line."""
+    """A step of an update was called out of order. The message is one line."""
 
 
 class WeightUpdate:
     """Successive updates of a verifier's weights.
 
     Args:
-        keeps_journal: hold overwritten values in host memory until the update ends.
+        keeps_journal: whether overwritten values are kept in host memory until the update ends.
     """
 
     def __init__(self, weights: ServedWeights, keeps_journal: bool = False) -> None:
@@ -34,7 +34,7 @@ class WeightUpdate:
         self._journal: dict[str, Tensor] = {}
         self._written: set[str] | None = None
         self.torn: set[str] = set()
-        """Tensors that hold weights of an unknown version."""
+        """Names of tensors that hold weights of an unknown version."""
 
     @property
     def is_open(self) -> bool:
@@ -43,7 +43,7 @@ class WeightUpdate:
 
     @property
     def num_written(self) -> int:
-        """Number of tensors written in the open update; raises WrongOrder if there is none."""
+        """Number of tensors written in the open update; raises WrongOrder if no update is open."""
         return len(self._opened())
 
     def start(self) -> None:
@@ -57,14 +57,14 @@ class WeightUpdate:
         self._written = set()
 
     def write(self, read: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """Writes tensors, all of which are checked before the first one is written.
+        """Writes tensors. All tensors are checked before the first tensor is written.
 
         Args:
-            read: yields the tensors; called twice, so that they need not be kept in memory.
+            read: function that yields the tensors; called twice, so that the tensors need not be kept in memory.
 
         Raises:
             WrongOrder: no update has begun.
-            WeightsRefused: a tensor does not fit; none of these tensors was written.
+            WeightsRefused: a tensor does not fit; this call wrote no tensor.
         """
         written = self._opened()
         named_once = set(written)
@@ -79,7 +79,7 @@ class WeightUpdate:
         for name, given in read():
             one, value = self.weights.same(name), self.weights.converted(name, given)
             if self._keeps_journal and one not in self.torn:
-                # Copied to host memory, because the weight is overwritten next.
+                # The old value is copied to host memory, because the weight is overwritten next.
                 self._journal.setdefault(one, self.weights.read(one).detach().to("cpu", copy=True))
             written.add(one)
             self.weights.write(one, value)
@@ -105,7 +105,10 @@ class WeightUpdate:
         return len(written)
 
     def abandon(self) -> None:
-        """Ends an update that will not be finished: its tensors are restored from the journal, or else torn."""
+        """Ends an update that will not be finished.
+
+        Tensors that the update has written are restored from the journal; tensors without a journal entry become torn.
+        """
         torn, self._written = self._written or set(), None
         for name, value in self._journal.items():
             self.weights.write(name, self.weights.converted(name, value))
@@ -126,7 +129,7 @@ class WeightUpdate:
 
 
 def read_files(paths: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of safetensors files by name, one after another, memory-mapped.
+    """Yields the tensors of safetensors files with their names; a tensor is memory-mapped when it is yielded.
 
     Raises:
         WeightsRefused: a file cannot be read.
@@ -143,7 +146,7 @@ def read_files(paths: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_checkpoint(folder: Path, weights: ServedWeights) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of the checkpoint that a verifier was loaded from, each weight once.
+    """Yields the tensors of the checkpoint from which a verifier was loaded, each weight once.
 
     Raises:
         WeightsRefused: a weight has no tensor of its name in the safetensors files, or a file cannot be read.

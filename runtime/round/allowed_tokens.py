@@ -18,7 +18,7 @@ _ROOT = np.zeros(1, np.int64), np.full(1, -1, np.int64)
 
 
 class TokenMasks:
-    """Fills `ProcessorTables.masks` for the sequences of a round that have a masker, on a worker thread."""
+    """Fills `ProcessorTables.masks` for those sequences of a round that have a masker (a grammar or bad words)."""
 
     def __init__(self, tables: ProcessorTables) -> None:
         self._tables = tables
@@ -28,8 +28,8 @@ class TokenMasks:
     def started(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Iterator[Future[list[int]]]":
         """Computes the masks of a round whose plan `is_masked` on the worker thread while the `with` block runs.
 
-        The worker has finished when the block ends, also on an exception: a late write would reach the slot's next
-        sequence.
+        The `with` block ends only once the worker has finished, also on an exception: a later write could change the
+        mask of the slot's next sequence.
 
         Yields:
             Future of the decode rows for which only the root's mask was ready in time; only the roots of these trees
@@ -44,7 +44,7 @@ class TokenMasks:
     def send(self, plan: SchedulerOutput, trees: TokenTree | None) -> "SentTrees":
         """Starts the download of the trees of a round's masked decodes.
 
-        Used where the forward pass is enqueued before the masks are known.
+        For rounds whose forward pass is enqueued before the masks can be computed.
         """
         decodes = _masked(plan)
         if trees is None or not decodes:
@@ -56,7 +56,7 @@ class TokenMasks:
     def fill(self, plan: SchedulerOutput, sent: "SentTrees") -> list[int]:
         """Computes the masks of a round passed to `send`.
 
-        Called after the sequences have taken the previous round's tokens.
+        Call `fill` after the sequences have taken the previous round's tokens.
 
         The copies to the device are enqueued behind the round's forward pass.
 
@@ -72,7 +72,7 @@ class TokenMasks:
         drafted = None
         if trees is not None:
             rows = upload([row for row, _ in decodes], trees.parents.device)
-            # The round changes its tensors meanwhile, so the thread gets copies.
+            # The worker gets copies, because the round changes its tensors while the worker runs.
             drafted = [field[rows].cpu().numpy() for field in (trees.token_ids, trees.parents, trees.num_valid)]
         return self._thread.submit(self._fill, decodes, roots, drafted)
 
@@ -82,7 +82,7 @@ class TokenMasks:
     ) -> list[int]:
         late = []
         for index, (row, seq) in enumerate(decodes):
-            if seq.masker is None:  # the request has ended meanwhile
+            if seq.masker is None:  # the request ended after the download was started
                 continue
             token_ids, parents = _ROOT
             if drafted is not None:
@@ -105,13 +105,13 @@ class TokenMasks:
 
 
 class SentTrees(NamedTuple):
-    """Trees of a round's masked decodes on their way to the host."""
+    """Trees of a round's masked decodes, whose download to the host has started."""
 
     decodes: list[tuple[int, Sequence]]
     """(row of the round, sequence) of each masked decode."""
     trees: Download | None
-    """Token ids, parents and num_valid of these decodes' trees, in the order of `decodes`; None where all trees are
-    bare roots."""
+    """Token ids, parents and num_valid of these decodes' trees, in the order of `decodes`; None if all trees are bare
+    roots."""
 
 
 def _masked(plan: SchedulerOutput) -> list[tuple[int, Sequence]]:

@@ -17,23 +17,24 @@ class ForwardResult(NamedTuple):
     """Result of one forward pass over decodes and prompt chunks."""
 
     decodes: Decodes | None
-    """None in a round without decodes."""
+    """Decodes of the pass; None in a round without decodes."""
     output: ModelOutput
     """Logits and taps of the decodes' rows."""
     evidence: Tensor | None
     """Evidence of pruned trees, see `AcceptedPaths.evidence`."""
     chunks: ModelOutput | None = None
-    """Logits of the chunks that sample, then of the prompt tokens that are reported; taps of all chunk tokens. In a
-    captured pass: of all pieces. None without chunks."""
+    """Output for prompt chunks; None without chunks. The logits are of the chunks that sample, then of the prompt
+    tokens that are reported; the taps are of all chunk tokens. In a captured pass, logits and taps are of all pieces,
+    padding included."""
     forward_s: float = 0.0
     """Host seconds spent in the model."""
 
 
 class ForwardBuffers:
-    """Result of the latest forward pass at fixed addresses, by nodes per sequence. One result is kept at a time.
+    """Result of the latest forward pass, at fixed addresses that depend on the number of nodes per sequence.
 
-    Rows that the latest pass did not fill hold values of an earlier pass of the same width, so every index in them is
-    within range.
+    Only the latest result is kept. Rows that the latest pass did not fill hold values of an earlier pass with as many
+    nodes per sequence, so indices in these rows are within range.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class ForwardBuffers:
 
     @torch.inference_mode()
     def reserve(self, samples: list[ForwardResult], batches: list[int]) -> None:
-        """Allocates buffers for results of the given shapes; results kept so far in these shapes are lost.
+        """Allocates buffers for results of the given shapes; earlier results in these shapes are lost.
 
         Args:
             samples: one result of a single sequence for each shape.
@@ -70,7 +71,7 @@ class ForwardBuffers:
                 into[: len(part)].copy_(part)
 
     def room(self, num_reqs: int, num_nodes: int) -> ModelOutput:
-        """Views of the large buffers in which a pass may place its output directly, before `put`."""
+        """Returns views of the logits and taps buffers, in which a pass may place its output directly before `put`."""
         return ModelOutput(*(None if part is None else part[: num_reqs * num_nodes] for part in self._large[num_nodes]))
 
     def keep_roots(self, num_nodes: int, rows: Tensor) -> None:
@@ -78,9 +79,9 @@ class ForwardBuffers:
         self._small[num_nodes][_NUM_VALID][rows] = 1
 
     def take(self, slots: Tensor, num_nodes: int) -> ForwardResult:
-        """Views of the latest result for the sequences in `slots` int64 [num_reqs], in the order of its pass.
+        """Returns views of the latest result. `slots`, int64 [num_reqs], must have the order of the pass.
 
-        Rows of padding slots hold leftovers.
+        Rows of padding slots hold values of earlier passes.
         """
         num_reqs, num_rows = len(slots), len(slots) * num_nodes
         roots, positions, mapping, *rest = (part[:num_reqs] for part in self._small[num_nodes])
@@ -103,7 +104,7 @@ def _num_nodes(result: ForwardResult) -> int:
 
 
 def _small_parts(result: ForwardResult) -> list[Tensor]:
-    """Roots, positions, slot mapping; then the root tokens, or the trees and their evidence if there is any."""
+    """Returns roots, positions and slot mapping; then the root tokens, or the trees and, if present, their evidence."""
     decodes = result.decodes
     parts = [decodes.roots, decodes.positions, decodes.slot_mapping]
     parts += [decodes.token_ids] if decodes.tree is None else decodes.tree
@@ -134,7 +135,7 @@ class ChunkBuffers:
     def reserve(self, sample: ModelOutput) -> None:
         """Allocates result buffers with the row shapes of `sample`, and turns all input pieces into padding.
 
-        Padding keeps later passes from storing the latest round's KV again.
+        Without padding, the passes that are captured next would store the latest round's KV again.
         """
         self._inputs.zero_()
         if self._results is None:
@@ -147,7 +148,7 @@ class ChunkBuffers:
 
         Args:
             rows: chunks in pieces, on the host.
-            num_pieces: number of pieces, padding included.
+            num_pieces: number of pieces, including padding.
         """
         per_row, per_piece = self._places(np.zeros(self._size(num_pieces), np.int64), num_pieces)
         per_row[1] = np.tile(np.arange(PIECE_ROWS), num_pieces)
@@ -159,9 +160,9 @@ class ChunkBuffers:
         upload_into(self._inputs[: self._size(num_pieces)], per_row.base)
 
     def rows(self, num_pieces: int) -> ChunkRows:
-        """The uploaded pieces, padding included.
+        """Returns the uploaded pieces, padding included.
 
-        `wanted` has one entry for each piece, those of the chunks that sample first.
+        `wanted` has as many entries as there are pieces: first the rows of chunks that sample, then padding.
         """
         per_row, per_piece = self._places(self._inputs[: self._size(num_pieces)], num_pieces)
         (token_ids, positions, stores, real), (slots, contexts, wanted) = per_row, per_piece
@@ -174,9 +175,9 @@ class ChunkBuffers:
                 into[: len(part)].copy_(part)
 
     def take(self, num_pieces: int, num_samples: int, num_tokens: int) -> ModelOutput:
-        """Logits [num_samples, vocab_size] of the chunks that sample, and taps [num_tokens, taps_size].
+        """Returns logits [num_samples, vocab_size] of the chunks that sample, and taps [num_tokens, taps_size].
 
-        Valid until the next round.
+        The output is valid until the next round.
 
         Args:
             num_pieces: as passed to `put`.
@@ -192,6 +193,6 @@ class ChunkBuffers:
 
     @staticmethod
     def _places(flat, num_pieces: int):
-        """Views [_PER_ROW, num_rows] and [_PER_PIECE, num_pieces] of a flat host or device buffer."""
+        """Returns views [_PER_ROW, num_rows] and [_PER_PIECE, num_pieces] of a flat host or device buffer."""
         end = _PER_ROW * PIECE_ROWS * num_pieces
         return flat[:end].reshape(_PER_ROW, -1), flat[end:].reshape(_PER_PIECE, num_pieces)

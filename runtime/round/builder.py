@@ -1,4 +1,4 @@
-"""Flattened batches of a round: decodes with their trees first, prompt chunks behind them.
+"""Builds a round's flattened batch: first the rows of decodes with their trees, then the rows of prompt chunks.
 
 Lengths, roots and block tables are read from the slot state on the device; lengths known to the host are upper bounds.
 """
@@ -57,7 +57,7 @@ class BatchBuilder:
         self._max_depth = config.speculation.max_path - 1
 
     def decodes(self, slots: Tensor, tree: TokenTree | None) -> Decodes:
-        """Decode inputs of a round; fills the root tokens into the trees.
+        """Returns a round's decode inputs; writes the root tokens into the trees.
 
         Args:
             slots: int64 [num_reqs].
@@ -69,14 +69,17 @@ class BatchBuilder:
         return Decodes(slots, placed.roots, placed.token_ids, tree, positions, mapping, tables=tables)
 
     def slot_mapping(self, slots: Tensor | slice, stored: Tensor) -> Tensor:
-        """KV pool address of each position in `stored` [num_reqs, n], for the sequences in `slots` [num_reqs]."""
+        """Returns the KV pool address of each position in `stored` [num_reqs, n].
+
+        Row i belongs to the sequence in slots[i].
+        """
         return slot_mapping(self.slots.block_tables[slots], stored, self.config.block_size)
 
     def flatten(self, plan: SchedulerOutput, decodes: Decodes | None) -> Rows:
         """Joins decodes and prompt chunks into one batch.
 
-        Logits are computed for the rows of decodes, the last rows of chunks that sample, and prompt tokens whose
-        successor's log-probability is reported.
+        Logits are computed for three kinds of rows: all rows of decodes, the last row of each chunk that samples, and
+        each prompt token for whose successor a log-probability is reported.
         """
         begin = 0 if decodes is None else decodes.num_rows
         parts = [] if decodes is None else [self._decode_rows(decodes, self._decode_segment(plan.decodes, decodes))]
@@ -98,13 +101,13 @@ class BatchBuilder:
         return self._with_features(flat, Placed(plan, decodes, chunk_slots, starts, self.on_host))
 
     def fixed(self, decodes: Decodes | None, chunks: ChunkRows | None = None) -> Rows:
-        """Batch of decodes, with prompt chunks in pieces behind them, in the shapes that CUDA graphs capture.
+        """Returns a batch of decodes, then prompt chunks in pieces, in the shapes that CUDA graphs capture.
 
         The batch's shapes depend on the arguments' shapes alone.
 
         Args:
-            decodes: None for a batch of chunks alone.
-            chunks: pieces of sequences without spans.
+            decodes: decode inputs; None for a batch of chunks alone.
+            chunks: prompt chunks in pieces, of sequences without media spans; None for a batch of decodes alone.
         """
         parts, begin, logits_rows, slots = [], 0, None, None
         if decodes is not None:
@@ -143,7 +146,7 @@ class BatchBuilder:
         return Rows(token_ids[None], positions[None], mapping, segments, self.cache.layers)
 
     def _apart(self, chunks: list[Chunk], rows: ChunkRows, begin: int) -> Rows:
-        """Rows of the chunks, one segment for each chunk."""
+        """Returns the rows of the chunks, with one segment for each chunk."""
         positions = rows.positions.split([chunk.length for chunk in chunks])
         starts, segments, mapping = row_starts(chunks), [], []
         for index, (chunk, start) in enumerate(zip(chunks, starts, strict=True)):
@@ -156,11 +159,11 @@ class BatchBuilder:
         return self._rows(rows.token_ids, rows.positions, mapping, segments)
 
     def _piece_rows(self, rows: ChunkRows, begin: int, num_blocks: int | None = None) -> Rows:
-        """Rows of chunks in pieces, as one segment.
+        """Returns the rows of chunks that are cut into pieces, as one segment.
 
         Args:
             begin: first row of the chunks in the batch.
-            num_blocks: width of the block tables that attention reads; None for all blocks a sequence may have.
+            num_blocks: width of the block tables that attention reads; None for as many blocks as a sequence may have.
         """
         shape = (len(rows.slots), PIECE_ROWS)
         tables, positions = self.slots.block_tables[rows.slots], rows.positions.view(shape)
@@ -169,7 +172,7 @@ class BatchBuilder:
         return self._rows(rows.token_ids, rows.positions, mapping.flatten(), [segment])
 
     def _num_blocks(self, chunks: list[Chunk]) -> int:
-        """Blocks of the longest context that these chunks attend to."""
+        """Number of blocks of the longest context to which these chunks attend."""
         return -(-max(chunk.start + chunk.length for chunk in chunks) // self.config.block_size)
 
     def _visible(self, chunk: Chunk) -> Tensor | None:
@@ -182,7 +185,7 @@ class BatchBuilder:
         )
 
     def _tree_segment(self, decodes: Decodes, tables: Tensor) -> Segment:
-        """Segment in which each node attends to its ancestors; chains are causal and need no mask words."""
+        """Returns a segment in which each node attends to its ancestors. Chains are causal and need no mask words."""
         num_reqs, num_nodes = decodes.token_ids.shape
         words = None
         if decodes.tree is not None and self.config.speculation.draft_top_k > 1:
@@ -203,10 +206,12 @@ def dummy_decode_batch(
     num_nodes: int,
     width: int,
 ) -> Rows:
-    """Batch of chains of `num_nodes` rows for `num_reqs` sequences; reads and writes block 0, which no sequence owns.
+    """Returns a batch of `num_reqs` chains of `num_nodes` rows, which reads and writes block 0 of the KV cache.
+
+    No sequence owns that block.
 
     Args:
-        width: blocks of context per sequence.
+        width: number of blocks of context per sequence.
     """
     device = cache.layers[0][0].device
     tables = torch.zeros(num_reqs, width, dtype=torch.int64, device=device)

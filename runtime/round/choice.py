@@ -23,11 +23,11 @@ from wingbeat.runtime.scheduling.request import MAX_LOGPROBS, SamplingParams
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 _ROWS_AT_ONCE = 64
-"""Prompt rows converted to log-probabilities at once; each row takes vocab_size float32."""
+"""Number of rows whose log-probabilities are computed at once; each row needs vocab_size float32 of memory."""
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
-    """Packs log-probabilities into int64, to be downloaded together with a round's tokens.
+    """Packs log-probabilities into int64, so that they can be downloaded together with a round's tokens.
 
     Args:
         logits: [num_rows, vocab_size], any float type.
@@ -35,9 +35,9 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
         num_top: number of most likely tokens per row, 0 or more.
 
     Returns:
-        int64 [num_rows, 1 + 2 * num_top]: log-probability of the chosen token, ids of the most likely tokens, their
-        log-probabilities; log-probabilities are the bits of float64. On a CPU, tokens of equal logits are ordered by
-        id.
+        int64 [num_rows, 1 + 2 * num_top]. The columns are: log-probability of the chosen token, ids of the most likely
+        tokens, log-probabilities of the most likely tokens. Log-probabilities are stored as the bits of float64. On a
+        CPU, tokens of equal logits are ordered by id.
     """
     parts = [
         _pack(rows.to(torch.float32), ids, num_top)
@@ -58,17 +58,17 @@ def _bits(numbers: Tensor) -> Tensor:
 
 
 class Choosing(StrEnum):
-    """Capabilities of a captured choice of tokens; each includes those listed before it."""
+    """Kinds of captured token choice; each kind can do everything that the preceding kinds can do."""
 
     GREEDY = "greedy"
-    """Takes the token with the largest logit: every temperature is 0."""
+    """Takes the token with the largest logit; for rounds in which every temperature is 0."""
     SAMPLED = "sampled"
     ALTERED = "altered"
     """Processes logits first, and reports log-probabilities."""
 
     @classmethod
     def of(cls, params: list[SamplingParams]) -> "Choosing":
-        """The cheapest choice that serves all these requests."""
+        """Returns the cheapest kind of choice that serves all these requests."""
         if any(param.alters_logits or param.logprobs is not None for param in params):
             return cls.ALTERED
         return cls.SAMPLED if any(param.temperature > 0 for param in params) else cls.GREEDY
@@ -79,7 +79,7 @@ class TokenChooser:
 
     Args:
         slots: device state by slot.
-        workspace_rows: most rows for which a captured round chooses tokens; 0 where nothing is captured.
+        workspace_rows: maximum number of rows for which a captured round chooses tokens; 0 if rounds are not captured.
         max_depth: depth of the deepest node of a tree.
     """
 
@@ -92,7 +92,7 @@ class TokenChooser:
         self._workspace = sampling_workspace(workspace_rows, slots.vocab_size, self.device) if workspace_rows else None
 
     def choose(self, seqs: list[Sequence], decodes: Decodes | None, logits: Tensor) -> Tensor:
-        """Chooses a token for each row of the decodes of `seqs`: int64 [num_rows].
+        """Chooses a token for each row of the decodes of `seqs`; returns int64 [num_rows].
 
         Args:
             logits: [num_rows, vocab_size].
@@ -108,7 +108,7 @@ class TokenChooser:
         return self._sample(logits, rows, positions, params, processors)
 
     def choose_first(self, seqs: list[Sequence], logits: Tensor) -> Tensor:
-        """Chooses the first token of each sequence whose prompt ends in this round: int64 [num_seqs].
+        """Chooses the first token of each sequence whose prompt ends in this round; returns int64 [num_seqs].
 
         Args:
             logits: [num_seqs, vocab_size].
@@ -124,15 +124,16 @@ class TokenChooser:
         return self._sample(logits, rows, positions, params, processors)
 
     def _selected(self, params: list[SamplingParams]) -> list[SamplingParams] | None:
-        # On a GPU each combination of processors would be another kernel, compiled while requests wait.
+        # On a GPU every processor is applied: each combination of processors would need its own kernel, compiled while
+        # requests wait.
         return None if self.device.type == "cuda" else params
 
     def choose_fixed(self, decodes: Decodes, logits: Tensor, choosing: Choosing, nodes: Tensor | None) -> Tensor:
-        """Chooses tokens for decodes, int64 [num_rows], at shapes that depend on the arguments' shapes alone.
+        """Chooses tokens for decodes, int64 [num_rows]; all tensor shapes depend on the arguments' shapes alone.
 
         Args:
-            nodes: int64 [num_reqs, num_nodes]: index of each row's node in the tree before pruning, where trees were
-                pruned on the device; else None.
+            nodes: int64 [num_reqs, num_nodes]: index of each row's node in the tree before pruning; None if the device
+                did not prune trees.
         """
         if choosing is Choosing.GREEDY:
             return best_tokens(logits, self._room(len(logits)))
@@ -147,7 +148,7 @@ class TokenChooser:
     def path_logprobs(
         self, decodes: Decodes, accepted: AcceptedPaths, logits: Tensor, rows: list[int] | None
     ) -> Tensor:
-        """Log-probabilities of the emitted tokens, packed as by `token_logprobs`.
+        """Returns the log-probabilities of the emitted tokens, packed as by `token_logprobs`.
 
         Args:
             logits: [num_rows, vocab_size], the model's unprocessed logits.
@@ -164,8 +165,7 @@ class TokenChooser:
         return packed.view(*token_ids.shape, -1)
 
     def chunk_logprobs(self, logits: Tensor, token_ids: Tensor) -> Tensor:
-        """Log-probabilities of tokens sampled behind chunks, or of a prompt's tokens: int64 [num_rows, 1 + 2 *
-        MAX_LOGPROBS]."""
+        """Log-probabilities of tokens sampled after chunks, then of prompt tokens, packed as by `token_logprobs`."""
         return token_logprobs(logits, token_ids, self._num_top)
 
     @property
@@ -173,7 +173,7 @@ class TokenChooser:
         return min(MAX_LOGPROBS, self.slots.vocab_size)
 
     def _nodes_and_paths(self, decodes: Decodes) -> tuple[Tensor, Tensor | None]:
-        """Node index of each row, and token ids of its path below the root."""
+        """Returns each row's node index, and the token ids on the path from the root (excluded) to that node."""
         tree = decodes.tree
         if tree is None:
             return torch.zeros_like(decodes.slots), None
@@ -191,7 +191,10 @@ class TokenChooser:
         params: list[SamplingParams] | None,
         processors: LogitProcessors | None,
     ) -> Tensor:
-        """Samples the tokens at `positions` [num_rows], for rows whose sequences are in slots `rows` [num_rows]."""
+        """Samples a token for each row.
+
+        `positions` [num_rows] are the tokens' positions, `rows` [num_rows] the sequences' slots.
+        """
         state, any_sampled, any_filtered = self.slots, True, True
         if params is not None:
             sampled = [param for param in params if param.temperature > 0]
@@ -221,8 +224,8 @@ class PathAcceptance:
     """Walks the trees of one engine's rounds and applies the accepted paths to KV cache and slot state.
 
     Args:
-        slots: device state by slot; its lengths and last tokens advance to the end of each path.
-        builder: computes the KV pool addresses of positions.
+        slots: device state by slot; accepting a path advances the slot's length and last token to the path's end.
+        builder: computes the KV pool address of each position.
     """
 
     def __init__(self, slots: SlotState, cache: KVCache, builder: BatchBuilder, config: EngineConfig) -> None:
@@ -245,7 +248,7 @@ class PathAcceptance:
 
         Args:
             chosen: int64 [num_rows]: token chosen at each row of the decodes.
-            taps: [num_rows or more, taps_size].
+            taps: [num_rows or more, taps_size]: taps of the decodes' rows, which come first.
             evidence: see `AcceptedPaths.evidence`.
         """
         if decodes is None:
@@ -279,7 +282,7 @@ class PathAcceptance:
         )
 
     def _compact(self, decodes: Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
-        """Moves the accepted nodes' KV from their scratch slots to the positions they now occupy."""
+        """Moves the accepted nodes' KV to the positions that these nodes now have in their sequences."""
         if self._shape.moves:
             moves = path_moves(decodes.slots, decodes.roots, nodes, num_tokens, self.slots.columns, self._shape)
             self.cache.move(*moves)

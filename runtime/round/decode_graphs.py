@@ -1,13 +1,13 @@
 """CUDA graphs of a verifier's rounds with decodes, with or without prompt chunks beside them.
 
-A round is two graphs: the forward pass, captured once per bucket, and the choice of tokens, which is cheap and captured
-in a few batch sizes for each `Choosing`. `round_shapes` lists the buckets. A round is padded to the smallest bucket
-that holds it. A round with more rows than the largest bucket runs eagerly through the same functions; its computation
-takes longer than launching its kernels.
+A round replays two graphs: the forward pass, captured once per bucket, and the choice of tokens, which is cheap and
+therefore captured in only a few batch sizes for each `Choosing`. `round_shapes` lists the buckets. A round is padded to
+the smallest bucket that holds it. A round with more rows than the largest bucket runs eagerly through the same
+functions, which costs little because its computation takes longer than its kernel launches.
 
-A mixed round, with decodes and prompt chunks, is one forward pass too, so that the weights are read once. Its graphs
-are captured for a few numbers of chunk pieces. A mixed round that fits no graph runs its forward pass eagerly, and
-still replays a graph for its choice of tokens. Rounds of prompts alone are in `prompt_graphs`.
+A mixed round, with decodes and prompt chunks, is also a single forward pass, so that the weights are read once. Its
+graphs are captured for a few numbers of chunk pieces. A mixed round that fits no graph runs its forward pass eagerly,
+and still replays a graph for its choice of tokens. Rounds of prompts alone are in `prompt_graphs`.
 """
 
 import time
@@ -48,12 +48,12 @@ class GraphPass(NamedTuple):
     """Forward pass whose tokens `DecodeGraphs.decide` chooses next."""
 
     rows: DecodeRows
-    """Decodes of the pass; their trees are in the inbox."""
+    """Decodes of the pass, whose trees are in the inbox."""
     num_nodes: int
     result: ForwardResult | None
-    """None where a graph left the result in `ForwardBuffers`."""
+    """Result of an eager pass; None if a graph left the result in `ForwardBuffers`."""
     chunks: ModelOutput | None
-    """See `ForwardResult.chunks`; without padding."""
+    """Output for prompt chunks as in `ForwardResult.chunks`, but without padding."""
     forward_s: float
 
 
@@ -75,7 +75,7 @@ class DecodeGraphs:
     """CUDA graphs of one model runner.
 
     Args:
-        fixed: functions that are captured; called directly where capture fails.
+        fixed: functions that are captured; they are called directly if no graph holds the round.
         eager: runs prompt chunks that no graph holds.
         slots: state by slot; all inputs are on its device.
         inbox: holds the trees of captured rounds and checks them.
@@ -123,7 +123,7 @@ class DecodeGraphs:
         self._capture([1], [*self.prompts.runners.values()])
 
     def capture_trees(self) -> None:
-        """Captures rounds of trees that are not captured yet."""
+        """Captures rounds of trees for each width that is not captured yet."""
         self._capture([n for n in self.shapes if n > 1 and n not in self._forwards])
 
     def forward(
@@ -134,12 +134,12 @@ class DecodeGraphs:
         num_nodes: int,
         masks: "Future[list[int]] | None" = None,
     ) -> GraphPass:
-        """Forward pass as in `EagerRounds.forward`, with at least one decode.
+        """Runs a forward pass with at least one decode, as `EagerRounds.forward` does.
 
-        Valid until the next replay of a graph of the pool.
+        The result is valid until any graph of the pool is replayed.
 
         Args:
-            trees: checked trees, or the inbox itself for unchecked trees, which the graphs check.
+            trees: trees that are already checked, or the inbox itself, whose unchecked trees the graphs check.
             num_nodes: nodes of each tree, one of `node_buckets`.
         """
         started = time.perf_counter()
@@ -159,7 +159,7 @@ class DecodeGraphs:
         return done
 
     def decide(self, plan: SchedulerOutput, done: GraphPass) -> AcceptedPaths:
-        """See `EagerRounds.decide`; if any decode asks for log-probabilities, all decodes get a row of them."""
+        """See `EagerRounds.decide`. If any request asks for log-probabilities, they are computed for all decodes."""
         choosing = Choosing.of([seq.request.params for seq in plan.decodes])
         if done.result is not None:
             accepted = self.fixed.decide(done.result, choosing)
@@ -167,13 +167,13 @@ class DecodeGraphs:
             sizes = self.shapes[done.num_nodes].choices
             bucket = Bucket(bucket_for(len(done.rows.slots), sizes), done.num_nodes)
             accepted = self._replay(self._choices[done.num_nodes, choosing], done.rows, bucket)
-            # All buckets share the inputs' memory, so the result must not point into it.
+            # All buckets share the inputs' memory, so the result must not refer to that memory.
             accepted = accepted._replace(slots=done.rows.slots)
-        # `packed` has no room for what is downloaded of chunks.
+        # `packed` holds the results of decodes alone, so a round with chunks downloads its tensors one by one.
         return accepted._replace(packed=None) if plan.chunks else accepted
 
     def _forward(self, rows: DecodeRows, num_nodes: int) -> GraphPass:
-        """Forward pass over decodes alone."""
+        """Runs a forward pass over decodes alone."""
         result = None
         if self._holds(rows, num_nodes):
             sizes = self.shapes[num_nodes].forwards
@@ -184,7 +184,7 @@ class DecodeGraphs:
         return GraphPass(rows, num_nodes, result, None, 0.0)
 
     def _forward_mixed(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> GraphPass:
-        """Forward pass over decodes and prompt chunks."""
+        """Runs a forward pass over decodes and prompt chunks."""
         captured = self._holds(rows, num_nodes)
         if captured and all(chunk.is_plain for chunk in plan.chunks):
             chunks = self._replay_mixed(plan.chunks, rows, num_nodes)
@@ -197,13 +197,13 @@ class DecodeGraphs:
         return GraphPass(rows, num_nodes, None if captured else result, result.chunks, 0.0)
 
     def _holds(self, rows: DecodeRows, num_nodes: int) -> bool:
-        """Whether a graph holds this many decodes of this width."""
+        """Whether a graph was captured for trees of `num_nodes` nodes and for at least as many decodes."""
         return num_nodes in self._forwards and len(rows.slots) <= self.shapes[num_nodes].forwards[-1]
 
     def _replay_mixed(self, chunks: list[Chunk], rows: DecodeRows, num_nodes: int) -> ModelOutput | None:
-        """Replays a mixed forward pass and returns the chunks' output, leaving the decodes' in the buffers.
+        """Replays a mixed forward pass and returns the chunks' output; the decodes' output stays in `ForwardBuffers`.
 
-        None if no graph holds it.
+        Returns None if no graph holds the round.
         """
         own = in_pieces(chunks, self._last_position)
         bucket = self.shapes[num_nodes].mixed_bucket(num_nodes, len(rows.slots), len(own.slots))
@@ -217,7 +217,8 @@ class DecodeGraphs:
         return self._chunks.take(num_pieces, num_samples, num_tokens)
 
     def _replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
-        before = self._loaded.pop(runner, None)  # removed first: if the replay raises, the inputs' content is undefined
+        # removed before the replay: if that raises, the inputs' content is undefined
+        before = self._loaded.pop(runner, None)
         if before is not None and before[0] is rows and before[1] == bucket:  # the batch seldom changes between rounds
             output = runner.replay(bucket, len(rows.slots))
         else:
@@ -296,7 +297,7 @@ class DecodeGraphs:
         return SlotInputs(torch.full((1,), self.slots.spare, device=self.slots.device))
 
     def _tree_padding(self, num_nodes: int) -> DecodeRows:
-        """Padding row of the spare slot, with its tree marked as unwanted."""
+        """Returns a padding row: the spare slot, marked as not wanting a tree."""
         slots = self._slot_padding(num_nodes).slots
         return DecodeRows(slots, torch.zeros_like(slots, dtype=torch.bool))
 

@@ -1,4 +1,4 @@
-"""Rounds without CUDA graphs, in unpadded shapes: on CPUs, for prompts alone, and where no graph holds the round."""
+"""Rounds without CUDA graphs, in unpadded shapes: on CPUs, for prompts alone, and for rounds that no graph holds."""
 
 import time
 from concurrent.futures import Future
@@ -17,8 +17,10 @@ from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 @dataclass
 class EagerRounds:
-    """Runs the operations of a round one by one; `DecodeGraphs` has the same methods `forward`, `with_roots` and
-    `decide`."""
+    """Runs the operations of a round one by one.
+
+    `DecodeGraphs` has the same methods `forward`, `with_roots` and `decide`.
+    """
 
     model: Model
     builder: BatchBuilder
@@ -26,7 +28,7 @@ class EagerRounds:
     chooser: TokenChooser
     acceptance: PathAcceptance
     pruner: DevicePruner | None
-    """Prunes trees on the device; None where the host prunes."""
+    """Prunes trees on the device; None if the device does not prune trees."""
 
     def forward(
         self,
@@ -40,12 +42,12 @@ class EagerRounds:
 
         Args:
             trees: one tree per decode; None for bare roots.
-            num_nodes: nodes of each tree to verify, where trees are pruned on the device.
-            masks: future from `TokenMasks.started`; it is done when this method returns.
+            num_nodes: number of nodes of each tree to verify, if trees are pruned on the device.
+            masks: future from `TokenMasks.started`; this method returns only once the future is done.
         """
         evidence = None
         if self.pruner is not None:
-            # Masks are indexed by the nodes before pruning.
+            # Masks have a row for each node before pruning.
             trees, masks = rooted(trees, masks), None
             if trees is not None:
                 trees, evidence = self.pruner.prune(trees, rows.slots, num_nodes)
@@ -63,7 +65,7 @@ class EagerRounds:
         return ForwardResult(decodes, own, evidence, chunks if plan.chunks else None, forward_s)
 
     def with_roots(self, result: ForwardResult, late: list[int]) -> ForwardResult:
-        """The result with the trees of the decodes in `late` reduced to their roots."""
+        """Returns the result, in which the trees of the decodes in `late` are reduced to their roots."""
         if late:
             result.decodes.tree = only_roots(result.decodes.tree, late)
         return result
@@ -83,13 +85,13 @@ class EagerRounds:
 
 
 def rooted(trees: TokenTree | None, masks: "Future[list[int]] | None") -> TokenTree | None:
-    """Waits for the masks and reduces trees whose masks came too late to their roots."""
+    """Waits for the masks; returns the trees. Trees whose masks came too late are reduced to their roots."""
     late = [] if masks is None else masks.result()
     return trees if trees is None or not late else only_roots(trees, late)
 
 
 def only_roots(trees: TokenTree, rows: list[int]) -> TokenTree:
-    """The trees, with those in `rows` reduced to their roots."""
+    """Returns the trees; the trees in `rows` are reduced to their roots."""
     num_valid = trees.num_valid.clone()
     num_valid[upload(rows, num_valid.device)] = 1
     return trees._replace(num_valid=num_valid)

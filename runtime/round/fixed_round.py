@@ -16,10 +16,10 @@ from wingbeat.runtime.round.slots import SlotState
 class FixedRound:
     """Forward pass and choice of tokens at fixed shapes.
 
-    Rows of the spare slot read and write block 0 and change no sequence.
+    Rows of the spare slot are padding: they read and write block 0 and change no sequence.
 
     Args:
-        pruner: prunes trees on the device; None where trees are not pruned there.
+        pruner: prunes trees on the device; None if the device does not prune trees.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class FixedRound:
         chunks: ChunkRows | None = None,
         into: ModelOutput | None = None,
     ) -> ForwardResult:
-        """Runs the model over decodes, and over prompt chunks in pieces behind them.
+        """Runs the model over decodes, followed by prompt chunks in pieces.
 
         Args:
             slots: int64 [num_reqs].
-            trees: trees that this function may overwrite; None for bare roots.
-            num_nodes: nodes of each tree to verify.
+            trees: draft trees, which this method may overwrite; None for bare roots.
+            num_nodes: number of nodes of each tree to verify.
             chunks: as for `BatchBuilder.fixed`.
             into: memory in which the model may place its output.
         """
@@ -59,14 +59,14 @@ class FixedRound:
         return ForwardResult(decodes, own, evidence, None if chunks is None else behind)
 
     def prompts(self, chunks: ChunkRows) -> ModelOutput:
-        """Runs the model over prompt chunks in pieces alone."""
+        """Runs the model over prompt chunks in pieces, without decodes."""
         return self.model(self.builder.fixed(None, chunks))
 
     def decide(self, result: ForwardResult, choosing: Choosing) -> AcceptedPaths:
         """Chooses the tokens of a forward pass and applies the accepted paths.
 
         Args:
-            choosing: a choice that covers the parameters of all sequences in the pass.
+            choosing: a kind of choice that serves the parameters of all sequences in the pass.
         """
         decodes, logits, evidence = result.decodes, result.output.logits, result.evidence
         slots = decodes.slots

@@ -16,37 +16,37 @@ class RoundResult(NamedTuple):
     """Result of a round, on the host."""
 
     token_ids: list[list[int]]
-    """Emitted tokens, by decode."""
+    """Emitted tokens of each decode."""
     num_valid: list[int]
-    """Nodes of the tree that was verified, by decode; 1 for a bare root."""
+    """Number of nodes of each decode's verified tree; 1 for a bare root."""
     chunk_token_ids: list[list[int]]
-    """Token sampled behind each chunk's last row, by chunk; empty for chunks that do not sample."""
+    """List of the token sampled after each chunk's last row; an empty list for chunks that do not sample."""
     path_nodes: np.ndarray
-    """int64 [num_decodes, 1..max_path]: root and accepted nodes, padded with the last node."""
+    """int64 [num_decodes, 1..max_path]: node indices of the root and the accepted nodes, padded with the last accepted
+    node."""
     evidence: np.ndarray | None = None
     """int64 [num_decodes, num_nodes]: see `AcceptedPaths.evidence`."""
     logprobs: np.ndarray | None = None
-    """int64 [1..num_decodes, 1..max_path, n]: rows as in `RoundInFlight.asking`, packed as by
-    `runtime.round.choice`."""
+    """int64 [1..num_decodes, 1..max_path, n]: log-probabilities, packed as by `runtime.round.choice`;
+    `RoundInFlight.asking` maps a decode to its row."""
     chunk_logprobs: np.ndarray | None = None
-    """int64 [num_sampling_chunks + num_prompt_tokens, n], packed as `logprobs`."""
+    """int64 [num_sampling_chunks + num_prompt_tokens, n], packed like `logprobs`."""
     reported: np.ndarray | None = None
-    """float64 [num_reported_chunks, n]: one row for each chunk with a `report`."""
+    """float64 [num_reported_chunks, n]: one row of values for each chunk with a `report`."""
 
 
 @dataclass
 class RoundTimes:
-    """Host seconds of a round; fields are filled in until the round is settled."""
+    """Host seconds of a round. All fields are filled in by the time at which the round is settled."""
 
     forward_s: float
-    """The verifier's forward pass; on an accelerator, enqueueing it."""
+    """Seconds of the verifier's forward pass; on an accelerator, seconds to enqueue the pass."""
     draft_s: float = 0.0
-    """Wait for the drafter's trees, from their request to their arrival, less the time in which the host did other
-    work."""
+    """Seconds for which the host waited for the drafter's trees and did no other work."""
     publish_s: float = 0.0
-    """Publishing outcomes to the drafter, since the previous round was settled."""
+    """Seconds of publishing outcomes to the drafter since the previous round was settled."""
     host_s: float = 0.0
-    """All other host work since the previous round was settled."""
+    """Seconds of all other host work since the previous round was settled."""
 
 
 @dataclass
@@ -55,36 +55,37 @@ class RoundInFlight:
 
     plan: SchedulerOutput
     epochs: list[int]
-    """Epoch of each decode's sequence at launch, then of each chunk's. A row whose sequence has another epoch by now is
-    void: the sequence has left its slot."""
+    """Epoch of each decode's sequence at launch, then of each chunk's. A row's result is dropped if the epoch of its
+    sequence has changed since, because the sequence has then left its slot."""
     decodes: AcceptedPaths
     sampled: Tensor
-    """int64 [num_sampling_chunks]: token sampled behind each chunk with `samples`."""
+    """int64 [num_sampling_chunks]: token sampled after each chunk that samples."""
     chunk_taps: Tensor | None
-    """[num_chunk_tokens, taps_size], chunks in order."""
+    """Taps [num_chunk_tokens, taps_size] of the chunks, in the order of the plan."""
     times: RoundTimes
     download: Download
     told: tuple[str, ...] = ()
     """Names of the tensors in `download`, in order."""
     asking: dict[int, int] = field(default_factory=dict)
-    """Row in `RoundResult.logprobs`, by decode whose request wants token reports."""
+    """Row in `RoundResult.logprobs` of each decode whose request wants token reports; keys are decodes."""
     num_targets: list[int] = field(default_factory=list)
-    """Prompt tokens whose log-probabilities are in the result, by chunk."""
+    """Number of each chunk's prompt tokens whose log-probabilities are in the result."""
     by_text: list[bool] = field(default_factory=list)
-    """Whether the tree was built from earlier text, by decode."""
+    """Whether each decode's tree was built from earlier text."""
     result: RoundResult | None = None
-    """None until the host has received it."""
+    """Result of the round; None until the host has received the result."""
     live: list[bool] = field(default_factory=list)
-    """Whether the row's sequence takes the row's result, by decode, then by chunk; filled in by `settle`."""
+    """Whether a row's sequence is still in its slot and takes the row's result: for each decode, then for each chunk.
+    `settle` fills the list."""
 
     def wait(self) -> RoundResult:
-        """Waits for the device and returns the result; the only wait of a round."""
+        """Waits for the device and returns the result. The host waits for a round nowhere else."""
         if self.result is None:
             self.result = self._result()
         return self.result
 
     def settle(self) -> RoundResult:
-        """Returns the result and fills in `live`; called when the sequences take their tokens."""
+        """Returns the result and fills in `live`; called when the sequences take the result's tokens."""
         result, plan = self.wait(), self.plan
         self.live = [epoch == then for epoch, then in zip(epochs_of(plan), self.epochs, strict=True)]
         return result
@@ -119,11 +120,11 @@ class RoundInFlight:
             begin = end
 
     def num_new_tokens(self, row: int) -> int:
-        """Tokens that a decode emitted; 1, the minimum, while the result is not known."""
+        """Number of tokens that a decode emitted; 1, the minimum, while the result has not arrived."""
         return 1 if self.result is None else len(self.result.token_ids[row])
 
     def tokens_by_slot(self) -> dict[int, list[int]]:
-        """Emitted tokens of decodes and sampling chunks, by slot; the result must be known."""
+        """Returns the emitted tokens of decodes and of chunks that sample, by slot. The result must have arrived."""
         decoded = zip(self.plan.decodes, self.result.token_ids, strict=True)
         sampled = (
             (chunk.seq, ids) for chunk, ids in zip(self.plan.chunks, self.result.chunk_token_ids, strict=True) if ids
@@ -148,17 +149,17 @@ class RoundInFlight:
 class RoundObserver:
     """Observer of an engine's rounds, called on the engine's thread.
 
-    Each round is launched, then settled, in the same order.
+    Rounds are settled in the order in which they were launched.
     """
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Called when a round was enqueued, before the next one is."""
+        """Called once a round is enqueued, before the next round is enqueued."""
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Called when the oldest round in flight is decided, before its sequences take their tokens."""
+        """Called when the result of the oldest round in flight has arrived, before the sequences take the tokens."""
 
     def abandoned(self) -> None:
-        """Called when the rounds in flight will never be settled; their sequences are computed again."""
+        """Called when the rounds in flight will never be settled, because their sequences are recomputed."""
 
     def ended(self, request_id: str) -> None:
         """Called when a request has finished, failed or was aborted."""
@@ -174,17 +175,17 @@ class FirstTokens(NamedTuple):
     """Results of a round's prompt chunks, on the device."""
 
     sampled: Tensor
-    """int64 [num_sampling_chunks]: token sampled behind each chunk with `samples`."""
+    """int64 [num_sampling_chunks]: token sampled after each chunk that samples."""
     taps: Tensor | None = None
-    """[num_chunk_tokens, taps_size], chunks in order."""
+    """Taps [num_chunk_tokens, taps_size] of the chunks, in the order of the plan."""
     logprobs: Tensor | None = None
     """See `RoundResult.chunk_logprobs`."""
     told: Mapping[str, Tensor] = NOTHING_TOLD
-    """Results of `Feature.told`, of all features."""
+    """Tensors that `Feature.told` of all features returned."""
 
 
 def epochs_of(plan: SchedulerOutput) -> list[int]:
-    """Current epochs of the plan's sequences, in the order of `RoundInFlight.epochs`."""
+    """Returns the current epochs of the plan's sequences, in the order of `RoundInFlight.epochs`."""
     return [seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks]
 
 
@@ -200,7 +201,7 @@ def launched_round(
 
     Args:
         forward_s: host seconds in the forward pass.
-        asking: decodes that have a row in `accepted.logprobs`; None where all have one.
+        asking: decodes that have a row in `accepted.logprobs`; None if all decodes have a row.
     """
     told = accepted.told()
     if accepted.packed is None:

@@ -1,7 +1,7 @@
-"""Per-slot tables of everything that alters a sequence's logits: bias, penalties and masks of allowed tokens.
+"""Tables, by slot, of all settings that alter a sequence's logits: biases, penalties and masks of allowed tokens.
 
-All inputs are tables on the device, so that rounds can be captured. The token history of a tree node is its slot's row
-in the tables plus the node's path below the root.
+All inputs are tables on the device, so that rounds can be captured. The tokens before a tree node are counted in the
+tables' row of its slot, except for tokens on the node's path, which are passed separately.
 """
 
 from collections.abc import Iterable
@@ -23,12 +23,12 @@ _BIAS_ROWS = 3
 class ProcessorTables:
     """Logit processor state, one row per slot and one row for padding slots.
 
-    The tables take (15 x vocab_size + num_nodes x vocab_size / 8) bytes per slot. They are allocated at the first
-    request that needs them, or at start where rounds are captured.
+    The tables take (15 x vocab_size + num_nodes x vocab_size / 8) bytes per slot. The tables are allocated at the first
+    request that needs them; at start if rounds are captured.
 
     Args:
         stop_token_ids: end-of-sequence tokens of the model, which `min_tokens` forbids.
-        num_nodes: most nodes of a tree.
+        num_nodes: maximum number of nodes of a tree.
     """
 
     def __init__(
@@ -39,11 +39,12 @@ class ProcessorTables:
         self._shape = num_slots + 1, num_nodes
         self._stop_token_ids = tuple(sorted(stop_token_ids))
         self._altered: set[int] = set()
-        """Slots whose rows hold something; the rows must be cleared for a sequence that uses unprocessed logits."""
+        """Slots whose rows may alter logits; the rows are cleared when the slot gets a sequence that uses unprocessed
+        logits."""
         self.allocated = False
 
     def allocate(self) -> None:
-        """Allocates the tables, unless they exist."""
+        """Allocates the tables if they do not exist yet."""
         if self.allocated:
             return
         self.allocated = True
@@ -59,21 +60,22 @@ class ProcessorTables:
         self._prompt_mask = column(False, torch.bool, self.vocab_size)
         self._output_counts = column(0, torch.int32, self.vocab_size)
         self._bias_rows = column(-1, torch.int64)
-        # Three rows of bias per slot, chosen by position. Row 0 applies from `_stops_from` on. Row 1, for positions
-        # before that, also forbids stop tokens. Row 2, for positions before `_begun_from` (at most `_stops_from`), also
-        # forbids tokens that may not begin an answer.
+        # A slot has three rows of bias; the position selects the row. Row 0 applies from position `_stops_from` on. Row
+        # 1 applies before `_stops_from` and also forbids stop tokens. Row 2 applies before `_begun_from` (at most
+        # `_stops_from`) and also forbids tokens that may not begin an answer.
         self._bias = column(0, torch.float32, _BIAS_ROWS, self.vocab_size)
         self._stops_from = column(0, torch.int64)
         self._begun_from = column(0, torch.int64)
         self.masks = column(_ALL_ALLOWED, torch.int32, num_nodes, -(-self.vocab_size // 32))
-        """int32 [num_slots + 1, num_nodes, ceil(vocab_size / 32)]: tokens allowed behind each node of a slot's tree."""
+        """int32 [num_slots + 1, num_nodes, ceil(vocab_size / 32)]: bit mask of the tokens allowed after each node of a
+        slot's tree."""
 
     def admit(self, seqs: list[Sequence]) -> None:
         """Writes the rows of newly admitted sequences; called before their first round is enqueued."""
         for seq in seqs:
             if seq.request.params.alters_logits:
                 self.allocate()
-                self._altered.add(seq.slot)  # first: writing may raise halfway
+                self._altered.add(seq.slot)  # added before the write, which may raise halfway
                 self._write(seq)
             elif seq.slot in self._altered:
                 self._penalty_rows[seq.slot].fill_(-1)
@@ -87,7 +89,7 @@ class ProcessorTables:
         Args:
             slots: int64 [n].
             token_ids: int64 [n, most].
-            num_tokens: int64 [n]: leading tokens of each row that count.
+            num_tokens: int64 [n]: number of leading tokens of each row that are counted.
         """
         steps = torch.arange(token_ids.shape[1], device=self.device)
         emitted = steps < num_tokens[:, None]
@@ -97,14 +99,16 @@ class ProcessorTables:
     def of_rows(
         self, slots: Tensor, positions: Tensor, nodes: Tensor, paths: Tensor | None, params: list[SamplingParams] | None
     ) -> LogitProcessors:
-        """Logit processors for the rows of a batch.
+        """Returns the logit processors for the rows of a batch.
 
         Args:
             slots: int64 [num_rows].
             positions: int64 [num_rows]: position at which the row's token will be placed.
             nodes: int64 [num_rows]: node of the row in its slot's tree.
-            paths: int64 [num_rows, depth]: tokens below the root, padded with -1; None for bare roots.
-            params: parameters of the sequences, to skip processors that none of them uses; None skips nothing.
+            paths: int64 [num_rows, depth]: tokens on the path from the root (excluded) to the row's node, padded with
+                -1; None for bare roots.
+            params: parameters of the sequences; processors that none of the sequences uses are skipped. None skips no
+                processor.
         """
         penalties = bias = masks = None
         if params is None or any(param.has_penalties for param in params):
@@ -169,5 +173,8 @@ class ProcessorTables:
 
 
 def tree_paths(tree: TokenTree, max_depth: int) -> Tensor:
-    """Tokens of each node's path below the root: int64 [num_reqs, num_nodes, depth], padded with -1."""
+    """Returns the tokens on the path from the root (excluded) to each node.
+
+    The result is int64 [num_reqs, num_nodes, depth], padded with -1.
+    """
     return path_token_ids(tree.token_ids, tree.parents, max(1, min(max_depth, tree.token_ids.shape[1] - 1)))

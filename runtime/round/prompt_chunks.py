@@ -11,15 +11,15 @@ from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import Chunk
 
 PIECE_ROWS = 32
-"""Rows of a piece: one tile of the attention kernel, so that pieces are computed from the same tiles as whole
-chunks."""
+"""Number of rows of a piece. A piece is one tile of the attention kernel, so that pieces and whole chunks are computed
+in the same tiles."""
 
 
 class ChunkRows(NamedTuple):
-    """Rows of a round's prompt chunks, behind its decodes: numpy arrays on the host, or tensors on a device. All int64.
+    """Rows of a round's prompt chunks: int64 numpy arrays on the host, or int64 tensors on a device.
 
-    A piece is either a whole chunk (`side_by_side`) or `PIECE_ROWS` rows of one (`in_pieces`); in the latter case the
-    last piece of a chunk is padded.
+    A piece is either a whole chunk (`side_by_side`) or `PIECE_ROWS` rows of a chunk (`in_pieces`). With `in_pieces`,
+    the last piece of each chunk is padded.
     """
 
     token_ids: Tensor
@@ -27,13 +27,13 @@ class ChunkRows(NamedTuple):
     positions: Tensor
     """[num_rows]"""
     stores: Tensor
-    """[num_rows]: 1 where keys and values are written to the KV cache, else 0."""
+    """[num_rows]: 1 if the row's keys and values are written to the KV cache, else 0."""
     slots: Tensor
     """[num_pieces]"""
     contexts: Tensor
-    """[num_pieces]: tokens of the sequence before the piece's first row."""
+    """[num_pieces]: number of the sequence's tokens before the piece's first row."""
     real: Tensor
-    """[num_chunk_tokens]: row of each token; other rows are padding."""
+    """[num_chunk_tokens]: row number of each token of the chunks; rows that are not listed are padding."""
     wanted: Tensor
     """[n]: rows whose logits are needed: last rows of chunks that sample, then prompt tokens that are reported."""
 
@@ -43,7 +43,7 @@ class ChunkRows(NamedTuple):
 
 
 def side_by_side(chunks: Sequence[Chunk]) -> ChunkRows:
-    """The chunks' rows without padding, each chunk as one piece."""
+    """Returns the chunks' rows without padding; each chunk is one piece."""
     lengths = np.array([chunk.length for chunk in chunks])
     starts = row_starts(chunks)
     contexts = np.array([chunk.start for chunk in chunks])
@@ -51,7 +51,7 @@ def side_by_side(chunks: Sequence[Chunk]) -> ChunkRows:
     return ChunkRows(
         token_ids=np.concatenate([_tokens(chunk) for chunk in chunks]),
         positions=real + np.repeat(contexts - starts, lengths),
-        # A replay must not write KV: recomputing could change the last bits of a shared block.
+        # A replay must not write KV: recomputed values may differ in their last bits, and the block may be shared.
         stores=np.repeat([not chunk.replay for chunk in chunks], lengths).astype(np.int64),
         slots=np.array([chunk.seq.slot for chunk in chunks]),
         contexts=contexts,
@@ -61,7 +61,7 @@ def side_by_side(chunks: Sequence[Chunk]) -> ChunkRows:
 
 
 def in_pieces(chunks: Sequence[Chunk], last_position: int) -> ChunkRows:
-    """The chunks' rows in pieces of `PIECE_ROWS`; padding rows store nothing.
+    """Returns the chunks' rows in pieces of `PIECE_ROWS`; no KV is stored for padding rows.
 
     Args:
         last_position: last position that the model supports.
@@ -87,7 +87,7 @@ def in_pieces(chunks: Sequence[Chunk], last_position: int) -> ChunkRows:
 
 
 def row_starts(chunks: Sequence[Chunk], multiple: int = 1) -> list[int]:
-    """Row of each chunk's first token, where each chunk's length is rounded up to a multiple of `multiple` rows."""
+    """Returns the row of each chunk's first token; each chunk's length is rounded up to a multiple of `multiple`."""
     sizes = [-(-chunk.length // multiple) * multiple for chunk in chunks]
     return [0, *np.cumsum(sizes)[:-1].tolist()]
 

@@ -1,8 +1,8 @@
 """CUDA graphs of a verifier's rounds of prompts alone: one whole forward pass for each number of pieces.
 
 Attention reads lengths and block tables on the device, and the pieces form one segment however the chunks are cut, so a
-pass need not be split at attention. Inputs and outputs are in `ChunkBuffers`, as in mixed rounds. First tokens are
-chosen eagerly after the graph.
+whole pass, attention included, is one graph. Inputs and outputs are in `ChunkBuffers`, as in mixed rounds. First tokens
+are chosen eagerly after the graph.
 """
 
 import time
@@ -28,7 +28,7 @@ class Pieces(NamedTuple):
 
 
 class PromptGraphs:
-    """Runs rounds of prompts alone, with the same methods as `EagerRounds`, which runs the rounds that no graph holds.
+    """Runs rounds of prompts alone. Rounds that no graph holds are passed to `EagerRounds`, which has the same methods.
 
     Args:
         pieces: numbers of pieces that are captured, ascending.
@@ -67,10 +67,10 @@ class PromptGraphs:
         num_nodes: int,
         masks: "Future[list[int]] | None" = None,
     ) -> ForwardResult:
-        """See `EagerRounds.forward`, for rounds without decodes. Output of a graph is valid until the next round.
+        """Runs a round without decodes, as `EagerRounds.forward` does. A graph's output is valid until the next round.
 
-        Runs eagerly if there are more pieces than the largest graph holds, if a chunk has spans or is reported on, or
-        if the graph was not captured.
+        The round runs eagerly if there are more pieces than the largest graph holds, if a chunk has spans or is
+        reported on, or if the graph was not captured.
         """
         chunks = plan.chunks
         runner = self._runner(chunks)
@@ -92,7 +92,7 @@ class PromptGraphs:
         return result
 
     def decide(self, plan: SchedulerOutput, result: ForwardResult) -> AcceptedPaths:
-        """See `EagerRounds.decide`; the paths are empty, as the round has no decodes."""
+        """See `EagerRounds.decide`. The paths are empty, because the round has no decodes."""
         return self.eager.decide(plan, result)
 
     def _runner(self, chunks: Sequence[Chunk]) -> GraphRunner | None:

@@ -1,8 +1,9 @@
 """Prunes trees on the device to the nodes most likely to be accepted, as many as a captured graph verifies.
 
-The host chooses the width of the trees; this module chooses the nodes at shapes that depend on no value, with the
-ranking of `runtime.speculation`. A captured shape gives every tree the same number of rows, so nodes are ranked within
-each tree. Evidence for the host's calibration is downloaded with the round's tokens.
+The host chooses how many nodes of each tree are verified; this module chooses the nodes, with the ranking of
+`runtime.speculation`. Tensor shapes here depend on no tensor's values, so that pruning can be captured. A captured
+shape gives every tree the same number of rows, so nodes are ranked within each tree. Evidence for the host's
+calibration is downloaded with the round's tokens.
 """
 
 from typing import NamedTuple
@@ -28,17 +29,17 @@ class PrunedTrees(NamedTuple):
     """Trees that a round verifies, and the evidence for calibration."""
 
     trees: TokenTree
-    """Trees of `num_nodes` nodes."""
+    """Trees with `num_nodes` columns."""
     evidence: Tensor
-    """int64 [num_reqs, num_nodes]: nodes before pruning, packed; decoded by
-    `speculation.acceptance.unpack_evidence`."""
+    """int64 [num_reqs, num_nodes]: nodes of the trees before pruning, packed; `speculation.acceptance.unpack_evidence`
+    decodes them."""
 
 
 class DevicePruner:
     """Table of calibrated acceptance probabilities on a device, and the pruning based on it.
 
     Args:
-        slots: slot state, of which the kinds of trees are read, the spare slot included.
+        slots: slot state, whose `kinds` (kinds of trees) are read, including that of the spare slot.
         max_depth: depth of the deepest node.
     """
 
@@ -51,7 +52,7 @@ class DevicePruner:
     def upload(self, table: np.ndarray) -> None:
         """Replaces the table by `Acceptance.table`.
 
-        The copy is enqueued behind the rounds in flight and not waited for.
+        The copy is enqueued after the rounds in flight, and the host does not wait for it.
         """
         values = torch.from_numpy(table.astype(np.float32))
         self._table.copy_(values.pin_memory() if self._table.is_cuda else values, non_blocking=True)
@@ -60,13 +61,13 @@ class DevicePruner:
         """Keeps the root and the best num_nodes - 1 drafted nodes of each tree, in their order.
 
         Args:
-            trees: [num_reqs, num_drafted]; a tree that must not be verified has one valid node.
+            trees: [num_reqs, num_drafted]; a tree that must not be verified has only its root as a valid node.
             slots: int64 [num_reqs].
-            num_nodes: width of the result.
+            num_nodes: number of columns of the result.
         """
         index = torch.arange(trees.token_ids.shape[1], device=slots.device)
         valid = index < trees.num_valid[:, None]
-        # Nodes deeper than the longest path cannot be emitted, and no probability is known for them.
+        # Nodes deeper than the longest path cannot be emitted, and the table has no probabilities for such depths.
         real = valid & (index > 0) & (trees.depths <= self.max_depth)
         up = trees.parents.clamp(min=0)
         log_probs = _conditional_log_probs(trees.scores, up, real)
@@ -78,7 +79,10 @@ class DevicePruner:
         return PrunedTrees(pruned, _pack(up, trees.depths.clamp(max=self.max_depth), log_probs, real, kept))
 
     def _path_probabilities(self, one_step: Tensor, up: Tensor) -> Tensor:
-        """P(node and all its ancestors are accepted); 1 for the root. See `acceptance.path_probabilities`."""
+        """Returns the probability that a node and all its ancestors are accepted; 1 for the root.
+
+        See `acceptance.path_probabilities`.
+        """
         path = one_step
         for _ in range(min(self.max_depth, up.shape[1] - 1) - 1):
             path = one_step * path.gather(1, up)
@@ -86,11 +90,12 @@ class DevicePruner:
 
 
 def keep_nodes(trees: TokenTree, kept: Tensor, num_nodes: int) -> TokenTree:
-    """The trees with only their kept nodes, renumbered in their order.
+    """Returns the trees with only the kept nodes, in unchanged order and renumbered.
 
     Args:
-        kept: bool [num_reqs, num_drafted]: closed under parents; roots are kept in any case.
-        num_nodes: width of the result.
+        kept: bool [num_reqs, num_drafted]: nodes to keep; the parent of a kept node must be kept. Roots are kept even
+            if not marked.
+        num_nodes: number of columns of the result.
     """
     index = torch.arange(kept.shape[1], device=kept.device)
     stays = kept | (index == 0)
@@ -112,7 +117,10 @@ def keep_nodes(trees: TokenTree, kept: Tensor, num_nodes: int) -> TokenTree:
 
 
 def verified_nodes(evidence: Tensor, num_nodes: int) -> Tensor:
-    """Index before pruning of each verified node: int64 [num_reqs, num_nodes]; padded with the last drafted node."""
+    """Returns each verified node's index before pruning.
+
+    The result is int64 [num_reqs, num_nodes], padded with the last drafted node.
+    """
     index = torch.arange(evidence.shape[1], device=evidence.device)
     stays = ((evidence >> KEPT_BIT) & 1).bool() | (index == 0)
     last = evidence.shape[1] - 1
@@ -120,14 +128,17 @@ def verified_nodes(evidence: Tensor, num_nodes: int) -> Tensor:
 
 
 def _conditional_log_probs(scores: Tensor, up: Tensor, real: Tensor) -> Tensor:
-    # A drafter's scores are as untrusted as its tokens: NaN counts as hopeless.
+    # The drafter's scores are not trusted, so a NaN score counts as the least probability.
     scores = torch.nan_to_num(scores, nan=NO_CONFIDENCE, posinf=0.0, neginf=NO_CONFIDENCE)
     given = scores - scores.gather(1, up)
     return torch.where(real, given, NO_CONFIDENCE).clamp(NO_CONFIDENCE, 0.0)
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Rank of each value in its row, largest first, ties by index: int64 [num_reqs, num_nodes]."""
+    """Returns each value's rank in its row, int64 [num_reqs, num_nodes].
+
+    The largest value has rank 0; equal values are ranked by index.
+    """
     index = torch.arange(values.shape[1], device=values.device)
     theirs, own = values[:, None, :], values[:, :, None]
     before = (theirs > own) | ((theirs == own) & (index < index[:, None]))

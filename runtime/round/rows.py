@@ -1,8 +1,8 @@
 """Rows of a forward pass: decodes, the flattened batch of decodes and prompt chunks, and the interface of features.
 
-A feature (adapters, spans, recurrent state, ...) adds columns beside the rows and context managers around the model
-call. Code that builds and runs batches handles features by this interface only; a feature that an engine lacks costs
-nothing.
+A feature (adapters, spans, recurrent state, ...) adds columns to the rows, and context managers that enclose the model
+call. Code that builds and runs batches handles features by this interface only; features that an engine lacks cost no
+time.
 """
 
 from abc import ABC, abstractmethod
@@ -29,26 +29,27 @@ class Decodes:
     roots: Tensor
     token_ids: Tensor
     tree: TokenTree | None
-    """None for bare roots."""
+    """Draft trees; None for bare roots."""
     positions: Tensor
     slot_mapping: Tensor
     tables: Tensor | None = field(default=None, kw_only=True)
-    """int64 [num_reqs, max_blocks_per_seq]: block tables of the decodes, where the kernel gathered them already."""
+    """int64 [num_reqs, max_blocks_per_seq]: block tables of the decodes, if the kernel has already gathered them; else
+    None."""
 
     def packed(self, padded: Tensor) -> Tensor:
         """Reshapes [num_reqs, num_nodes, ...] to rows of the flattened batch."""
         return padded.flatten(0, 1)
 
     def padded(self, rows: Tensor) -> Tensor:
-        """Reshapes the batch's leading rows [num_rows or more, n], which are the decodes', to [num_reqs, num_nodes, n].
+        """Reshapes the decodes' rows, which are the first in `rows` [num_rows or more, n], to [num_reqs, num_nodes, n].
 
-        Padding rows hold arbitrary values.
+        Entries for padding nodes hold arbitrary values.
         """
         shape = self.token_ids.shape
         return rows[: shape.numel()].unflatten(0, shape)
 
     def rows_of(self, nodes: Tensor) -> Tensor:
-        """Row in the flattened batch of each node [num_reqs, n]."""
+        """Returns the row in the flattened batch for each node index in `nodes` [num_reqs, n]."""
         return nodes + torch.arange(len(nodes), device=nodes.device)[:, None] * self.token_ids.shape[1]
 
     @property
@@ -58,7 +59,7 @@ class Decodes:
 
 
 ROWS_KEYWORD = "wingbeat_batch"
-"""Keyword argument by which a model's layers receive the batch."""
+"""Name of the keyword argument by which a model's layers receive the batch."""
 NO_COLUMNS: Mapping[type, Any] = {}
 
 
@@ -69,33 +70,34 @@ class Segment(NamedTuple):
     """First row in the flattened batch."""
     num_reqs: int
     num_query: int
-    """Rows of each request; the maximum where `row_starts` lists the rows of each."""
+    """Number of rows of each request; the maximum, if `row_starts` is set and requests differ in their number of rows.
+    """
     block_tables: Tensor
     """int64 [num_reqs, num_table_blocks]"""
     num_context: Tensor
-    """int64 [num_reqs]: tokens before the first new row; row j is stored at num_context + j. Negative values mean what
-    they mean in `tree_attention`."""
+    """int64 [num_reqs]: number of tokens before the first new row; row j is stored at num_context + j. For negative
+    values, see `tree_attention`."""
     positions: Tensor
-    """int64 [num_reqs, num_new]: logical positions of the new rows; the queries are the last num_query of these."""
+    """int64 [num_reqs, num_new]: logical positions of the new rows; the queries are the last num_query rows."""
     mask_words: Tensor | None = None
     """int64 [num_reqs, num_query, ceil(num_new / 64)], packed by `kernels.tree.reference.pack_mask`; None for causal
     attention."""
     row_starts: Tensor | None = None
-    """int64 [num_reqs + 1]: first row of each request, relative to `start`, where requests differ in length; on CPUs
-    only."""
+    """int64 [num_reqs + 1]: first row of each request, relative to `start`, if requests differ in their number of rows,
+    which occurs on CPUs only."""
 
     @classmethod
     def of(
         cls, start: int, positions: Tensor, num_context: Tensor, visible: Tensor | None, block_tables: Tensor
     ) -> "Segment":
-        """Segment whose rows attend to the context and to the new rows that a mask shows.
+        """Returns a segment whose rows attend to the context and to the new rows for which `visible` is True.
 
         Args:
             positions: int64 [num_reqs, num_query], logical positions.
             visible: bool [num_reqs, num_query, num_query]; None for causal attention, with row j at position
                 num_context + j.
         """
-        # A single row attends to the context and itself, which is causal attention.
+        # A single row attends to the context and to itself, so its attention is causal.
         words = None if visible is None or positions.shape[1] == 1 else pack_mask(visible)
         return cls(start, *positions.shape, block_tables, num_context, positions, words)
 
@@ -106,7 +108,7 @@ class PackedSegments(Protocol):
     def attend(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scaling: float, /, **options: Any
     ) -> Tensor:
-        """Attention of rows whose keys and values are stored already.
+        """Computes the attention of rows whose keys and values are already stored.
 
         See `verifier.layers.attention.attend_segments`.
         """
@@ -114,7 +116,10 @@ class PackedSegments(Protocol):
 
 
 class Rows(NamedTuple):
-    """Rows of one forward pass: decodes first, prompt chunks behind them. A model's layers receive it as well."""
+    """Rows of one forward pass: first the rows of decodes, then the rows of prompt chunks.
+
+    The model's layers also receive this object.
+    """
 
     token_ids: Tensor
     """int64 [1, num_tokens]"""
@@ -127,27 +132,29 @@ class Rows(NamedTuple):
     caches: list[tuple[Tensor, Tensor]]
     """(key_cache, value_cache) by layer."""
     logits_rows: Tensor | None = None
-    """int64 [num_rows]: rows whose logits are needed; None for all."""
+    """int64 [num_rows]: rows whose logits are needed; None for all rows."""
     columns: Mapping[type, Any] = NO_COLUMNS
-    """Columns that features add, by the feature's kind."""
+    """Columns that features add, by `Feature.kind`."""
     around: tuple[Callable[[dict[str, Any]], AbstractContextManager], ...] = ()
-    """Makers of context managers that are entered around the model call; each gets the model's keyword arguments."""
+    """Functions that return a context manager to enclose the model call; each function gets the model's keyword
+    arguments."""
     chunk_rows: Tensor | None = None
-    """int64 [num_chunk_tokens]: rows of prompt tokens, behind the decodes'; None where the chunk rows have no
-    padding."""
+    """int64 [num_chunk_tokens]: rows of prompt tokens, counted from the first row after the decodes; None if the chunk
+    rows have no padding."""
     captured: dict[int, Tensor] | None = None
-    """Output tensors by layer, filled with the rows' keys and values [num_tokens, heads * (key_dim + value_dim)] of
-    these layers."""
+    """Tensors by layer; a pass fills each with its layer's keys and values of all rows, [num_tokens, heads * (key_dim +
+    value_dim)]."""
     packed: PackedSegments | None = None
-    """Segments in the layout of a part's own kernels; None where `verifier.layers.attention` computes attention."""
+    """Segments in the layout that a part's own attention kernels read; None if `verifier.layers.attention` computes
+    attention."""
     into: "ModelOutput | None" = None
     """Memory in which the model may place its output."""
 
 
 def joined(parts: list[Rows]) -> Rows:
-    """Concatenates parts of a batch, in which segments already start at their final rows.
+    """Concatenates parts of a batch; the `start` of each segment must already count the rows of earlier parts.
 
-    Other fields are the first part's.
+    Fields that are not concatenated are taken from the first part.
     """
     if len(parts) == 1:
         return parts[0]
@@ -165,27 +172,29 @@ class ModelOutput(NamedTuple):
     logits: Tensor
     """float [num_rows, vocab_size]"""
     taps: Tensor | None
-    """[num_tokens, taps_size]: residual stream entering the tapped layers, lowest layer first, then keys and values."""
+    """[num_tokens, taps_size]: inputs of the tapped layers (residual stream), lowest layer first, then keys and values
+    of layers that are read."""
 
     def split(self, num_rows: int) -> "tuple[ModelOutput, ModelOutput]":
-        """Splits off the output of the first `num_rows` rows, all of which have logits."""
+        """Splits the output after the first `num_rows` rows, all of which must have logits."""
         logits, taps = self
         before, behind = (None, None) if taps is None else (taps[:num_rows], taps[num_rows:])
         return ModelOutput(logits[:num_rows], before), ModelOutput(logits[num_rows:], behind)
 
 
 Model = Callable[[Rows], ModelOutput]
-"""Runs a batch and writes its keys and values into the batch's caches."""
+"""Function that runs a batch and writes the rows' keys and values into the batch's caches."""
 
 
 class Placed:
-    """Origin of a batch's rows: decodes first, then prompt chunks.
+    """Sequences and chunks to which a batch's rows belong: first decodes, then prompt chunks.
 
     Args:
-        plan: None for a captured batch, which must not depend on values on the host.
-        decodes: None in a batch without decodes.
-        chunk_slots: returns int64 [num_chunk_rows], the slots of the chunk rows; None in a batch without chunks.
-        starts: row in the batch of each chunk's first token, by chunk of the plan.
+        plan: plan of the round; None for a captured batch, which must not depend on values on the host.
+        decodes: decode inputs; None in a batch without decodes.
+        chunk_slots: function that returns the slots of the chunk rows, int64 [num_chunk_rows]; None in a batch without
+            chunks.
+        starts: row in the batch of the first token of each chunk of the plan.
         on_host: whether tensors are on the CPU and can be read without waiting.
     """
 
@@ -214,67 +223,67 @@ class Placed:
 class Feature:
     """Base class of features of an engine's batches; this class does nothing.
 
-    A sequence is admitted, takes part in rounds and leaves. A round is prepared on the host, computed by the model
-    within `entered`, and passed to `took` once its tokens are decided: on the device, while the host may be one round
-    behind. A feature owns its per-slot columns; these have fixed addresses and a row for `SlotState.spare`.
+    A sequence is admitted, takes part in rounds and leaves. A round is prepared on the host and computed by the model
+    within `entered`. Once the round's tokens are chosen on the device, `took` is called, while the host may not yet
+    have these tokens. A feature owns its columns by slot, which have fixed addresses and a row for `SlotState.spare`.
     """
 
     kind: type = type(None)
     """Type of the feature's column, and its key in `Rows.columns`."""
     of_chunks = False
-    """Whether the feature concerns prompt chunks alone: batches without chunks skip it, and it is entered only with a
-    column."""
+    """Whether the feature concerns prompt chunks alone. Such a feature is skipped in batches without chunks, and
+    `entered` is called only if the batch has its column."""
     captures = True
     """Whether prompt chunks can be captured with this feature; decodes are captured with every feature."""
     held_bytes = 0
-    """Bytes of the per-slot columns."""
+    """Bytes of the columns by slot."""
 
     def admit(self, seq: Sequence) -> None:
         """Fills the columns of a newly admitted sequence's slot; called before its first round is prepared."""
 
     def leave(self, slot: int) -> None:
-        """Frees what is held for a slot whose sequence has left."""
+        """Frees the state held for a slot whose sequence has left."""
 
     def replay_start(self, seq: Sequence, wanted: int) -> int | None:
-        """Latest position at or before `wanted` from which a prompt can be recomputed.
+        """Returns the latest position, at most `wanted`, from which a prompt can be recomputed.
 
-        None if recomputing is impossible.
+        Returns None if the prompt cannot be recomputed.
         """
         return wanted
 
     def reserve(self, num_rows: int) -> None:
-        """Allocates what a pass keeps for `took`; captured rounds have at most `num_rows` decode rows."""
+        """Allocates the memory in which a captured pass of at most `num_rows` decode rows keeps data for `took`."""
 
     def prepare(self, plan: SchedulerOutput) -> None:
-        """Updates columns for a round that is about to be launched."""
+        """Updates the feature's columns for a round that is about to be launched."""
 
     def visible(self, chunk: Chunk) -> Tensor | None:
-        """Mask over a chunk's rows: bool [1, length, length]; None for causal attention."""
+        """Returns the attention mask over a chunk's rows, bool [1, length, length]; None for causal attention."""
         return None
 
     def positions(self, positions: Tensor, placed: Placed) -> Tensor:
-        """Rotary positions of rows, from their logical positions [1, num_rows]."""
+        """Returns the rotary positions of rows, given their logical positions [1, num_rows]."""
         return positions
 
     def column(self, placed: Placed) -> Any | None:
-        """Column of type `kind` for the rows of a batch; None where no row needs it."""
+        """Returns the feature's column, of type `kind`, for the rows of a batch; None if no row needs a column."""
         return None
 
     def entered(self, column: Any | None, inputs: dict[str, Any]) -> AbstractContextManager:
-        """Context manager around the model call; may change the call's keyword arguments before it."""
+        """Returns a context manager that encloses the model call; may change `inputs`, the call's keyword arguments."""
         return nullcontext()
 
     def took(self, accepted: AcceptedPaths) -> None:
-        """Follows the accepted paths of the latest pass's decodes.
+        """Updates the feature's columns by the accepted paths of the latest pass's decodes.
 
-        Shapes must depend on the arguments' shapes alone.
+        Tensor shapes must depend on the arguments' shapes alone, so that the method can be captured.
         """
 
     def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
-        """Values of a pass with prompt chunks that are downloaded with the round's tokens: int64 tensors by name.
+        """Returns int64 tensors by name, which are downloaded with the tokens of a round that has prompt chunks.
 
-        `reported`: [num_reported_chunks, n], bits of float64: the values from which a `PromptReport` is made, for each
-        chunk with a `report`.
+        The tensor named `reported`, [num_reported_chunks, n], holds a row for each chunk with a `report`: the values
+        from which a `PromptReport` is made, as bits of float64.
         """
         return {}
 
@@ -283,29 +292,29 @@ class KeepingFeature(Feature, ABC):
     """Feature that stores tensors of fixed size for cached prefixes, beside their keys and values."""
 
     marks: dict[str, int]
-    """Further prompt length at which the tensors are stored, where a saved prefix ends; by request id."""
+    """Additional prompt length at which the tensors are stored, because a saved prefix ends there; by request id."""
     kept_bytes: int
     """Bytes stored for one prefix."""
 
     @abstractmethod
     def kept(self, block_id: int) -> dict[str, Tensor]:
-        """Tensors stored behind a cached block, by name; raises KeyError if there are none."""
+        """Returns the tensors stored for the end of a cached block, by name; raises KeyError if none are stored."""
 
     @abstractmethod
     def kept_like(self) -> dict[str, Tensor]:
-        """Tensors with the shapes and types of those that `kept` returns."""
+        """Returns tensors with the names, shapes and dtypes of those that `kept` returns, but with arbitrary values."""
 
     @abstractmethod
     def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:
-        """Stores tensors behind a live block that is not cached yet; returns False if there is no room."""
+        """Stores tensors for the end of a block in use that is not cached yet; returns False if there is no room."""
 
 
 def keeping(features: tuple[Feature, ...]) -> KeepingFeature | None:
-    """The engine's `KeepingFeature`; None if it has none."""
+    """Returns the engine's `KeepingFeature`; None if the engine has none."""
     return next((feature for feature in features if isinstance(feature, KeepingFeature)), None)
 
 
 def columns_of(features: tuple[Feature, ...], placed: Placed) -> Mapping[type, Any]:
-    """Columns that the features add to a batch, by kind."""
+    """Returns the columns that the features add to a batch, by `Feature.kind`."""
     found = ((feature.kind, feature.column(placed)) for feature in features)
     return {kind: column for kind, column in found if column is not None}

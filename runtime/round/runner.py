@@ -1,8 +1,9 @@
 """Runs one round on the device: verifier forward pass, choice of tokens, walk of the trees, compaction of the KV cache.
 
-A launch does not wait: on an accelerator it returns once everything is enqueued, except for a masked round whose masks
-depend on the previous round's tokens. Lengths, roots and block tables are read from the slot state, which the previous
-round advances on the device; the host's lengths are upper bounds.
+On an accelerator a launch returns once all work is enqueued and does not wait for the device. The exception is a masked
+round whose masks depend on the previous round's tokens: its launch waits for these tokens. Lengths, roots and block
+tables are read from the slot state, which the previous round advances on the device; the host's lengths are upper
+bounds.
 """
 
 from collections.abc import Callable
@@ -42,16 +43,16 @@ class RoundParts(NamedTuple):
     chooser: TokenChooser
     acceptance: PathAcceptance
     inbox: Any
-    """Receives trees as they arrive: a `TreeInbox`, or its replacement in another kind of round."""
+    """Receives arriving trees: a `TreeInbox`, or the class that another round kind uses instead."""
     pruner: DevicePruner | None
-    """None where trees are not pruned on the device."""
+    """Prunes trees on the device; None if the device does not prune trees."""
 
 
 class ModelRunner:
     """Runs rounds on one device in fixed shapes, without reading drafted trees on the host.
 
     Args:
-        model: the verifier with its taps.
+        model: runs the verifier and returns its logits and taps.
         slots: per-sequence device state, shared with the drafter client.
         last_position: last position that the model supports.
         graph_device: captures rounds; None runs all rounds eagerly.
@@ -76,7 +77,7 @@ class ModelRunner:
         self.device_clock = DeviceClock(self.device)
         """Times of the stages `prefill` (forward passes over prompt pieces alone), `verify` (forward passes over
         decodes, with or without prompt pieces) and `accept`."""
-        # Prompt chunks are cut into pieces for capture, which requires that every feature can be captured with chunks.
+        # Prompt chunks are cut into pieces if their rounds can be captured, which every feature must allow.
         pieces = graph_device is not None and all(feature.captures for feature in features)
         self.max_depth = config.speculation.max_path - 1
         most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
@@ -100,7 +101,7 @@ class ModelRunner:
 
         Args:
             pieces: as for `BatchBuilder`.
-            most_rows: most rows for which a captured round chooses tokens.
+            most_rows: maximum number of rows for which a captured round chooses tokens.
         """
         slots, config = self.slots, self.config
         builder = BatchBuilder(self.cache, slots, config, last_position, pieces=pieces, features=features)
@@ -114,23 +115,24 @@ class ModelRunner:
 
     @property
     def rows_can_be_alike(self) -> bool:
-        """Whether a row's numbers can be independent of the other rows of its round, provided that the model's are."""
+        """Whether this runner keeps a row's result independent of the round's other rows, as far as the model does."""
         return self.device.type != "cpu"
 
     def prepare_trees(self) -> None:
-        """Captures the graphs for rounds with trees, once; no round may be in flight."""
+        """Captures the graphs for rounds with trees, unless they are captured already. No round may be in flight."""
         if self.graphs is not None:
             self.graphs.capture_trees()
 
     @torch.inference_mode()
     def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: TreeInbox | None) -> TokenTree | TreeInbox | None:
-        """Checks the trees that arrived for a round's decodes and adds the host's nodes.
+        """Checks the trees that arrived for a round's decodes, and adds nodes that the host computes.
 
-        Captured rounds check trees themselves.
+        Nodes of the host are, for example, forced tokens. If the round is captured and the host adds no nodes, the
+        trees are returned unchecked, because the graphs check them.
 
         Args:
             rows: result of `SlotState.load` for this plan.
-            drafted: None where no tree arrived.
+            drafted: the inbox with the trees that arrived; None if no tree arrived.
         """
         self.slots.rank_as_text(plan.decodes)
         if not plan.adds_nodes:
@@ -155,9 +157,9 @@ class ModelRunner:
         Args:
             rows: as for `check`.
             trees: result of `check`, one tree per decode; None for bare roots. Root tokens are filled in here.
-            num_nodes: nodes of each tree to verify, where trees are pruned on the device; None for all.
-            before_choice: called between a masked round's forward pass and the choice of its tokens; masks are computed
-                after the call. None computes masks while the pass runs.
+            num_nodes: number of nodes of each tree to verify, if trees are pruned on the device; None for all nodes.
+            before_choice: called between a masked round's forward pass and the choice of its tokens. Masks are computed
+                after this call; if None, they are computed while the pass runs.
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
         captured = self.graphs is not None and bool(plan.decodes)
@@ -187,8 +189,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def widest_round(self) -> None:
-        """Runs a whole round of the largest batch with the widest trees, in the spare slot, to measure its
-        allocations."""
+        """Runs a round of the largest batch with the widest trees, in the spare slot, to measure its memory."""
         num_reqs, num_nodes = self.config.max_num_seqs, self.config.speculation.num_nodes
         slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
         zeros = [slots.new_zeros(num_reqs, num_nodes) for _ in range(3)]
@@ -218,9 +219,9 @@ class ModelRunner:
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor
     ) -> Tensor | None:
-        """Log-probabilities of the tokens sampled behind chunks, then of the prompts' own tokens.
+        """Returns log-probabilities of the tokens sampled after chunks, then of prompt tokens.
 
-        None if no request asks for any.
+        Returns None if no request asks for log-probabilities.
         """
         targets = [token_id for chunk in plan.chunks for token_id in chunk.prompt_targets()]
         if not targets and not any(seq.request.params.logprobs is not None for seq in sampling):

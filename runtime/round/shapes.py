@@ -1,4 +1,4 @@
-"""Shapes in which a verifier's rounds are captured: batch sizes by width of the trees, and numbers of prompt pieces."""
+"""Shapes in which a verifier's rounds are captured: batch sizes by nodes per tree, and numbers of prompt pieces."""
 
 from typing import NamedTuple
 
@@ -9,18 +9,19 @@ from wingbeat.runtime.round.choice import Choosing
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
 
 MOST_ROWS = 2048
-"""Rows (sequences x nodes) of the largest graph."""
+"""Number of rows (sequences x nodes per tree) of the largest graph."""
 _NODE_BUCKETS = (4, 8, 16, 32)
 _CHAIN_BUCKETS = (4, 6, 8, 16, 32)
-"""Widths for chains: where matrix products are compute-bound, the last nodes of a chain cost most and are accepted
-least."""
+"""Widths below `num_nodes` at which chains are verified. The steps are finer than for trees: if matrix products are
+compute-bound, the last nodes of a chain cost as much as the first but are rarely accepted."""
 _FEW_SEQS, _FEW_NODES = 16, 16
-"""Most sequences, or most nodes of a whole tree, for which all widths are captured; engines above both limits capture
-every second width of `_NODE_BUCKETS`."""
+"""All widths are captured for engines of at most this many sequences, or with trees of at most this many nodes. Engines
+with more sequences and larger trees capture every second width of `_NODE_BUCKETS`."""
 OF_ANOTHER_WIDTH = 12
-"""Graphs beyond `MOST_GRAPHS` for engines with many sequences and narrow trees, which get an additional width."""
+"""Number of graphs allowed beyond `MOST_GRAPHS` for engines with many sequences and narrow trees, which get more
+widths."""
 _CHOICES_APART = 16
-"""Ratio between the batch sizes in which the choice of tokens is captured."""
+"""Minimum ratio of the second to the first batch size in which the choice of tokens is captured."""
 _MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((128, 512), (2, 8, 32)),
     ((128, 512), (2, 8)),
@@ -28,18 +29,19 @@ _MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((128,), (8, 32)),
     ((128,), (8,)),
 )
-"""Candidates for the graphs of mixed rounds: (most decode rows of each batch size, numbers of pieces); the first
-candidate within the limit of graphs is taken. The first 128 rows of a pass cost almost nothing; with more rows the
-matrix products take as long as their launches."""
+"""Candidates for the graphs of mixed rounds: (maximum number of decode rows for each batch size, numbers of pieces).
+The first candidate that stays within the limit of graphs is used. The first 128 rows of a pass cost almost nothing;
+with more rows the matrix products take as long as their launches."""
 _PROMPTS = (4, 8, 12, 16, 24, 32)
-"""Numbers of pieces in rounds of prompts alone. Up to 12 pieces are computed in the time of their launches, padded or
-not; with more pieces less than a third is padding. Rounds larger than 32 pieces compute longer than their kernels take
-to launch."""
+"""Numbers of pieces in rounds of prompts alone. Up to 12 pieces, padding costs no time, because launching the kernels
+takes longer than computing the pieces. Beyond 12 pieces, less than a third of the pieces is padding. Rounds of more
+than 32 pieces are not captured, because computing them takes longer than launching their kernels."""
 _SIZES_KEPT = 5
-"""Batch sizes of each width that are reserved for rounds of decodes alone before mixed rounds get any graphs."""
+"""Number of batch sizes of each width that are reserved for rounds of decodes alone before graphs go to mixed rounds.
+"""
 _MOST_PADDED = 384
-"""Rows up to which a mixed graph's computation takes no longer than the launches it saves, however much of it is
-padding."""
+"""Number of rows up to which a mixed graph is used even if most rows are padding, because computing so few rows takes
+no longer than the kernel launches that a graph saves."""
 
 
 class RoundShapes(NamedTuple):
@@ -48,7 +50,7 @@ class RoundShapes(NamedTuple):
     forwards: tuple[int, ...]
     """Batch sizes of forward passes over decodes alone."""
     choices: tuple[int, ...]
-    """Batch sizes in which the choice of tokens is captured; the largest equals that of `forwards`."""
+    """Batch sizes in which the choice of tokens is captured; the largest size equals the largest size of `forwards`."""
     mixed: tuple[int, ...]
     """Batch sizes of forward passes with prompt chunks beside the decodes."""
     pieces: tuple[int, ...]
@@ -56,13 +58,13 @@ class RoundShapes(NamedTuple):
 
     @property
     def most_pieces(self) -> int:
-        """Pieces in the largest mixed graph; 0 without mixed graphs."""
+        """Number of pieces in the largest mixed graph; 0 without mixed graphs."""
         return max(self.pieces, default=0)
 
     def mixed_bucket(self, num_nodes: int, num_reqs: int, num_pieces: int) -> Bucket | None:
-        """Bucket of the graph for a mixed round.
+        """Returns the bucket of the graph for a mixed round.
 
-        None if the round is too large for any graph, or would be mostly padding.
+        Returns None if the round is too large for every graph, or if the graph would be mostly padding.
         """
         if not self.mixed or num_reqs > self.mixed[-1] or num_pieces > self.pieces[-1]:
             return None
@@ -73,7 +75,10 @@ class RoundShapes(NamedTuple):
 
 
 def node_buckets(config: EngineConfig) -> tuple[int, ...]:
-    """Widths in which trees are verified, ascending; only adaptive speculation has widths below `num_nodes`."""
+    """Returns the widths (nodes per tree) in which trees are verified, ascending.
+
+    Only adaptive speculation has widths below `num_nodes`.
+    """
     most = config.speculation.num_nodes
     smaller = _CHAIN_BUCKETS if config.speculation.draft_top_k == 1 else _NODE_BUCKETS
     if config.max_num_seqs > _FEW_SEQS and not _is_narrow(config):
@@ -87,7 +92,7 @@ def _is_narrow(config: EngineConfig) -> bool:
 
 
 def num_graphs(config: EngineConfig) -> int:
-    """Most graphs that `wingbeat.runtime.round.decode_graphs.DecodeGraphs` captures."""
+    """Maximum number of graphs that `wingbeat.runtime.round.decode_graphs.DecodeGraphs` captures."""
     return len(prompt_pieces(config)) + sum(
         len(shape.forwards) + len(Choosing) * len(shape.choices) + len(shape.mixed) * len(shape.pieces)
         for shape in round_shapes(config).values()
@@ -95,7 +100,10 @@ def num_graphs(config: EngineConfig) -> int:
 
 
 def prompt_pieces(config: EngineConfig) -> tuple[int, ...]:
-    """Numbers of pieces in which rounds of prompts alone are captured, ascending; not counted in `MOST_GRAPHS`."""
+    """Returns the numbers of pieces in which rounds of prompts alone are captured, ascending.
+
+    These graphs do not count towards `MOST_GRAPHS`.
+    """
     if config.cuda_graphs == "decode_only":
         return ()
     possible = pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs)
@@ -103,15 +111,15 @@ def prompt_pieces(config: EngineConfig) -> tuple[int, ...]:
 
 
 def pieces_at_most(num_tokens: int, num_chunks: int) -> int:
-    """Most pieces into which `num_tokens` tokens in at most `num_chunks` prompt chunks can be cut."""
+    """Maximum number of pieces into which `num_tokens` tokens in at most `num_chunks` prompt chunks can be cut."""
     num_chunks = min(num_chunks, num_tokens)
     return (num_tokens - num_chunks) // PIECE_ROWS + num_chunks if num_chunks else 0
 
 
 def round_shapes(config: EngineConfig) -> dict[int, RoundShapes]:
-    """Captured shapes by nodes per sequence (1 for bare roots).
+    """Returns the captured shapes by number of nodes per sequence (1 for bare roots).
 
-    Leaves out widths at which a single sequence exceeds `MOST_ROWS`.
+    Widths at which a single sequence has more rows than `MOST_ROWS` are left out.
     """
     sizes = batch_buckets(config.max_num_seqs)
     batches = {n: tuple(size for size in sizes if size * n <= MOST_ROWS) for n in (1, *node_buckets(config))}
@@ -137,7 +145,7 @@ def _choices(batches: tuple[int, ...]) -> tuple[int, ...]:
 def _mixed(
     config: EngineConfig, batches: dict[int, tuple[int, ...]], most: int
 ) -> tuple[dict[int, tuple[int, ...]], tuple[int, ...]]:
-    """Batch sizes by width, and numbers of pieces, of mixed rounds within a limit of `most` graphs."""
+    """Returns batch sizes by width, and numbers of pieces, of mixed rounds that need at most `most` graphs."""
     possible = pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs - 1)
     for rows, numbers in _MIXED if possible else ():
         pieces = tuple(dict.fromkeys(min(number, possible) for number in numbers))
@@ -148,5 +156,5 @@ def _mixed(
 
 
 def _largest(sizes: tuple[int, ...], limit: int) -> int:
-    """The largest size within a limit, or the smallest of all."""
+    """Returns the largest size within a limit; the smallest size if all sizes exceed the limit."""
     return max((size for size in sizes if size <= limit), default=sizes[0])

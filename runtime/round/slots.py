@@ -19,7 +19,7 @@ _ENDS = ("committed_lens", "last_token_ids")
 
 
 class DecodeRows(NamedTuple):
-    """Device copy of the host's data on a round's decodes, in the order of `SchedulerOutput.decodes`.
+    """Data about a round's decodes, copied from the host to the device, in the order of `SchedulerOutput.decodes`.
 
     Instances are never modified, because the next round may reuse them.
     """
@@ -27,11 +27,11 @@ class DecodeRows(NamedTuple):
     slots: Tensor
     """int64 [num_decodes]"""
     wanted: Tensor
-    """bool [num_decodes]: a tree was requested and there are blocks for it."""
+    """bool [num_decodes]: whether a tree was requested for the decode and KV blocks are free for the tree."""
 
 
 class SlotState:
-    """State of every running sequence that persists between rounds. All tensors are [max_num_seqs + 1, ...].
+    """State of every running sequence that persists between rounds. All tensors have the shape [max_num_seqs + 1, ...].
 
     The last row belongs to no sequence: padding rows of a batch point to it, and its block table holds block 0 alone.
     """
@@ -56,7 +56,7 @@ class SlotState:
         self.last_token_ids = column(torch.int64)
         self.epochs = column(torch.int64)
         self.position_deltas = column(torch.int64)
-        """Offset added to the rotary positions of tokens behind a sequence's spans; written by `move`."""
+        """Offset added to the rotary positions of tokens after a sequence's media spans; `move` writes it."""
         self.block_tables = column(torch.int64, config.max_blocks_per_seq)
         self.seeds = column(torch.int64)
         self.temperatures = column(torch.float32)
@@ -64,7 +64,7 @@ class SlotState:
         """Row of `speculation.acceptance.Acceptance.table` for each slot, used to prune trees on the device."""
         self._prunes = config.speculation.adaptive
         self._of_text: dict[int, Sequence] = {}
-        """Sequences whose entry in `kinds` marks their trees as built from earlier text, by slot."""
+        """Sequences, by slot, whose entry in `kinds` marks their trees as built from earlier text."""
         self.top_ks = column(torch.int64)
         self.top_ps = column(torch.float32)
         self.min_ps = column(torch.float32)
@@ -79,9 +79,9 @@ class SlotState:
         self.committed_lens[self.spare :].fill_(1)  # the spare slot is a sequence of one token, which no round extends
 
     def publish(self, outcome: Outcome) -> list[tuple[Tensor, Tensor]]:
-        """Copies, (target, source), that bring a drafter's buffer up to date with the slot state.
+        """Returns the copies, (target, source), that bring a drafter's buffer up to date with the slot state.
 
-        Most columns seldom change; columns that the buffer holds already are left out.
+        Most columns seldom change; columns that have not changed since they were written to this buffer are left out.
         """
         copies = [(getattr(outcome, name), by_slot) for name, by_slot in self._ends.items()]
         rules, whole = self.told_rules, (outcome.epochs.data_ptr(), "all")
@@ -101,11 +101,14 @@ class SlotState:
         return copies
 
     def forget_published(self) -> None:
-        """Forgets what was published: new buffers follow, perhaps at the same addresses."""
+        """Makes the next `publish` copy all columns: the drafter has new buffers, perhaps at the same addresses."""
         self._written.clear()
 
     def load(self, plan: SchedulerOutput) -> DecodeRows:
-        """Updates the rows of a round's sequences; called before anything else of the round is enqueued."""
+        """Updates the slot rows of a round's sequences and returns the decodes' rows.
+
+        Called before other work of the round is enqueued.
+        """
         if plan.admitted:
             self._admit(plan.admitted)
             self.processors.admit(plan.admitted)
@@ -150,7 +153,7 @@ class SlotState:
         self.min_ps[slots] = min_ps
 
     def rank_as_text(self, decodes: list[Sequence]) -> None:
-        """Updates `kinds`, so that nodes of trees built from earlier text are ranked as text."""
+        """Updates `kinds`, so that trees built from earlier text are pruned by the acceptance of such trees."""
         now = {seq.slot: seq for seq in decodes if self._prunes and seq.draft.text_tree is not None}
         if now.keys() != self._of_text.keys():
             changed = self._of_text | now
@@ -159,12 +162,12 @@ class SlotState:
             self._of_text = now
 
     def move(self, slot: int, delta: int) -> None:
-        """Sets the offset of rotary positions behind a sequence's spans."""
+        """Sets the offset of rotary positions after a sequence's media spans."""
         self.position_deltas[slot] = delta
         self._num_changes["position_deltas"] += 1
 
     def _append_blocks(self, seqs: list[Sequence]) -> None:
-        """Writes the blocks that sequences got since the last call into their rows of the block table."""
+        """Writes blocks that sequences got since the last call into the rows of `block_tables`."""
         slots: list[int] = []
         columns: list[int] = []
         blocks: list[int] = []

@@ -1,6 +1,6 @@
-"""Sampling rules of requests as published to a drafter, by slot.
+"""Sampling rules of requests, by slot, as published to a drafter.
 
-Allocated and written only once a request has rules.
+The tables are allocated once a request has rules.
 """
 
 from functools import reduce
@@ -27,7 +27,7 @@ class ToldRules:
         self._kinds: dict[int, RuleKinds] = {}
         self.num_changes = 0
         self.rows: SamplingRules | None = None
-        """Allocated at the first request with a rule."""
+        """Tables of rules; None until the first request with a rule."""
 
     def admit(self, seqs: list[Sequence]) -> None:
         """Writes the rows of newly admitted sequences."""
@@ -43,11 +43,11 @@ class ToldRules:
                 self.ruled.discard(seq.slot)
 
     def kinds(self, seqs: list[Sequence]) -> int:
-        """Kinds of rules that a drafter must apply for these sequences, for `RoundHeader.sampling_rules`."""
+        """Returns the kinds of rules that these sequences need, as bits of `RoundHeader.sampling_rules`."""
         return reduce(or_, (self._kinds[seq.slot] for seq in seqs if seq.slot in self.ruled), 0)
 
     def copies(self, into: SamplingRules) -> list[tuple[Tensor, Tensor]]:
-        """Copies (target, source) that bring a drafter's rows up to date."""
+        """Returns the copies (target, source) that bring a drafter's rows up to date."""
         return [] if self.rows is None else list(zip(into, self.rows, strict=True))
 
     def _write(self, slot: int, columns: RuleColumns, entries: list[tuple[int, float]]) -> None:
@@ -62,13 +62,13 @@ class ToldRules:
 
 
 def has_rules(params: SamplingParams) -> bool:
-    """Whether a request has sampling rules beyond its temperature that are published to a drafter."""
+    """Whether a request has sampling rules, other than its temperature, that are published to a drafter."""
     filtered = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
     return filtered or params.has_penalties or bool(listed(params))
 
 
 def kinds_of(params: SamplingParams, entries: list[tuple[int, float]]) -> RuleKinds:
-    """Kinds of rules that a request has; `entries` is the result of `listed`."""
+    """Returns the kinds of rules that a request has; `entries` is the result of `listed`."""
     kinds = RuleKinds.NUMBERS
     if entries:
         kinds |= RuleKinds.LISTED
@@ -76,7 +76,7 @@ def kinds_of(params: SamplingParams, entries: list[tuple[int, float]]) -> RuleKi
 
 
 def columns_of(params: SamplingParams, num_prompt_tokens: int) -> RuleColumns:
-    """Numeric rules of a request."""
+    """Returns the numeric rules of a request."""
     return RuleColumns(
         params.top_k,
         params.top_p,
@@ -90,9 +90,9 @@ def columns_of(params: SamplingParams, num_prompt_tokens: int) -> RuleColumns:
 
 
 def listed(params: SamplingParams) -> list[tuple[int, float]]:
-    """Tokens whose logits are changed, and by how much: largest changes first, `MOST_BIASED` at most.
+    """Returns token ids and the change of their logits: at most `MOST_BIASED` tokens, largest changes first.
 
-    If a request allows more tokens than can be listed, its allowed tokens are left out.
+    If a request allows more than `MOST_BIASED` tokens, its allowed tokens are not listed.
     """
     changes = dict.fromkeys(params.allowed_token_ids, 0.0) if _tells_allowed(params) else {}
     single = [(word[0], _BAN) for word in params.bad_words if len(word) == 1]

@@ -1,7 +1,7 @@
 """Checks the trees that arrive from a drafter.
 
-A drafter is another process and may be a user's own code. Whatever it sends, a round verifies either a well-formed tree
-grown from the sequence's current end, or a bare root.
+A drafter is another process and may be a user's own code. Whatever the drafter sends, a round verifies either a
+well-formed tree that grows from the sequence's current end, or a bare root.
 """
 
 import torch
@@ -15,10 +15,10 @@ from wingbeat.runtime.round.slots import DecodeRows, SlotState
 
 
 class TreeInbox:
-    """Latest reply of the drafter by slot, unchecked, at fixed addresses.
+    """Holds the drafter's latest reply, unchecked, by slot and at fixed addresses.
 
     Args:
-        num_nodes: columns of the trees, the root's included.
+        num_nodes: number of columns of the trees, including the root.
         chains: see `TreeRules`.
     """
 
@@ -30,12 +30,13 @@ class TreeInbox:
             ids, parents, depths = (num_valid.new_zeros(len(num_valid), num_nodes) for _ in range(3))
             self._trees = TokenTree(ids, parents, depths, ids.to(torch.float32), num_valid)
         self._copies: dict[int, tuple[TreeReply, Copies]] = {}
-        """Reply and its copies, by the id of the reply; a channel alternates between two replies."""
+        """Each reply and its copies into the inbox, by the reply's `id`; a channel alternates between two replies."""
 
     def take(self, reply: TreeReply) -> None:
-        """Copies a drafter's reply into the inbox; one kernel launch where the reply lies on the same GPU."""
+        """Copies a drafter's reply into the inbox, with one kernel launch if the reply is on the same GPU."""
         if id(reply) not in self._copies:
-            if len(self._copies) == 2:  # a new channel, or a channel that creates its replies anew
+            # both replies are new: of a new channel, or of a channel that creates new replies each time
+            if len(self._copies) == 2:
                 self._copies.clear()
             num_slots = len(reply.epochs)
             mine = {"epochs": self._epochs, "committed_lens": self._committed_lens, **self._trees._asdict()}
@@ -49,13 +50,19 @@ class TreeInbox:
         return self
 
     def checked(self, rows: DecodeRows) -> TokenTree:
-        """Checked trees, one per row: a bare root where the reply is malformed or outdated, and for the spare slot."""
+        """Returns one checked tree per row.
+
+        The result is a bare root if the drafter's tree is malformed or outdated, and for a padding row.
+        """
         grown = DraftedFor(self._epochs, self._committed_lens)
         told = GrownTree(*self._trees)
         return TokenTree(*check_trees(told, grown, rows.slots, rows.wanted, self.state.columns, self._rules))
 
     def put(self, slots: Tensor, trees: TokenTree) -> DecodeRows:
-        """Stores trees that are checked already in place of those that arrived; returns the rows that refer to them."""
+        """Replaces the trees that arrived for `slots` by checked trees.
+
+        Returns rows that refer to the checked trees.
+        """
         for into, field in zip(self._trees, trees, strict=True):
             into[slots] = field
         self._trees.token_ids[slots, 0] = self.state.last_token_ids[slots]

@@ -1,1 +1,1 @@
-"""Requests, sequences, and the scheduler that selects which sequences run."""
+"""Requests, sequences, and the scheduler that selects the sequences that run."""

@@ -1,8 +1,9 @@
 """Selects the waiting request that gets the next free slot.
 
-Requests of the highest priority are admitted in order of arrival, except that one slot in four goes to the shortest of
-them. A short request therefore waits for a few free slots however many long ones are before it, and a long request
-waits for a third more of them than in order of arrival. No slot is kept free and no sequence is preempted for this.
+Requests of the highest priority are admitted in order of arrival, except that one slot in four goes to the shortest
+request of that priority. A short request therefore waits for only a few free slots, however many long requests arrived
+earlier. A long request waits for a third more free slots than in order of arrival. The rule keeps no slot free and
+preempts no sequence.
 """
 
 from collections import deque
@@ -11,21 +12,22 @@ from operator import attrgetter
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 SHORT_TURN = 4
-"""Number of admissions of which one goes to the shortest request."""
+"""Out of this many admissions, one goes to the shortest request."""
 SHORT = 0.5
-"""Largest share of the oldest request's tokens, prompt plus max_tokens, at which another request counts as short."""
+"""A request counts as short if its tokens (prompt plus max_tokens) are at most this fraction of the oldest request's.
+"""
 
 
 class AdmissionOrder:
-    """Chooses waiting sequences and counts admissions; a preempted sequence keeps its place before all others."""
+    """Chooses the waiting sequence to admit, and counts admissions. Preempted sequences are chosen first."""
 
     def __init__(self) -> None:
         self._num_in_order = 0
-        """Admissions in order of arrival since the last one out of order."""
+        """Number of admissions in order of arrival since the last admission out of order."""
         self._oldest: Sequence | None = None
 
     def choose(self, waiting: deque[Sequence]) -> Sequence:
-        """The sequence to admit next, from a non-empty queue in order of arrival."""
+        """Returns the sequence to admit next; `waiting` is a non-empty queue in order of arrival."""
         priority = max(map(_priority, waiting))
         candidates = [seq for seq in waiting if seq.request.params.priority == priority]
         oldest = self._oldest = candidates[0]

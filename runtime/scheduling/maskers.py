@@ -1,6 +1,6 @@
-"""Token maskers: the tokens that may follow each node of a sequence's draft tree; see `TokenMasker`.
+"""Token maskers, which compute the tokens that may follow each node of a sequence's draft tree; see `TokenMasker`.
 
-Grammars are compiled by a part (hook `grammars` of `wingbeat.runtime.parts`); bad words are handled in this file.
+A runtime part compiles grammars (hook `grammars` of `wingbeat.runtime.parts`); this file handles bad words.
 """
 
 from collections import defaultdict
@@ -15,43 +15,43 @@ from wingbeat.runtime.scheduling.sequence import TokenMasker
 
 
 class CompiledGrammar(Protocol):
-    """Compiled grammar that an answer must match."""
+    """Grammar, in compiled form, that an answer must match."""
 
     def masker(self, token_ids: Sequence[int]) -> TokenMasker:
-        """Returns a masker for a text that begins with these tokens; raises as `masker_of`."""
+        """Returns a masker for a text that begins with these tokens; raises like `masker_of`."""
         ...
 
 
 class GrammarCompiler(Protocol):
-    """Compiles what answers must match, for one model; safe to share between threads."""
+    """Compiles the grammars that answers must match, for one model. Threads may share a compiler."""
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compiles a grammar.
 
         Raises:
-            ValueError: the grammar cannot be compiled; one line that begins with the field's name.
+            ValueError: the grammar cannot be compiled; the message is one line that begins with the field's name.
         """
         ...
 
 
 def grammar_compiler(*model: Any) -> GrammarCompiler | None:
-    """Grammar compiler for a model, given as the arguments of the hook; None if no part provides one."""
+    """Returns a grammar compiler; None if no part provides a compiler. `model` holds the arguments of the hook."""
     return first("grammars", *model)
 
 
 def no_compiler(spec: GrammarSpec) -> ValueError:
-    """Error for a request with a grammar where no compiler is available."""
+    """Returns the error for a request with a grammar if no compiler is available."""
     if hooks("grammars"):
         return ValueError("structured_outputs is not served here: the model has no tokenizer")
     return ValueError(f"{spec.field} is not served here: no grammar compiler is installed")
 
 
 def masker_of(request: Request, grammar: CompiledGrammar | None) -> TokenMasker | None:
-    """Masker for the tokens of a request; None where all tokens are allowed.
+    """Returns a masker for the tokens of a request; None if all tokens are allowed.
 
     Raises:
-        ValueError: the grammar was not compiled, or the tokens generated before do not match it.
-        TooDear: following the tokens generated before takes too long.
+        ValueError: the grammar was not compiled, or `output_token_ids` of the request do not match it.
+        TooDear: matching `output_token_ids` against the grammar takes too long.
     """
     params, maskers = request.params, []
     if params.grammar is not None:
@@ -65,11 +65,11 @@ def masker_of(request: Request, grammar: CompiledGrammar | None) -> TokenMasker 
 
 
 class BadWords:
-    """Masks the last token of each bad word wherever the word's other tokens precede.
+    """Forbids the last token of each bad word after the word's other tokens.
 
     Args:
         words: token sequences of two or more tokens.
-        history: tokens so far.
+        history: tokens of the prompt and of the output so far.
     """
 
     def __init__(self, words: Sequence[tuple[int, ...]], history: Sequence[int]) -> None:
@@ -82,7 +82,7 @@ class BadWords:
         self._tail = list(history[-self._length :])
 
     def accept(self, token_id: int) -> bool:
-        """See `TokenMasker`; never ends the sequence."""
+        """See `TokenMasker`. Bad words never end the sequence."""
         self._tail = [*self._tail, token_id][-self._length :]
         return False
 
@@ -95,11 +95,11 @@ class BadWords:
         return False
 
     def allows(self, token_id: int) -> bool:
-        """See `TokenMasker`; only called for grammars, which add nodes to trees."""
+        """See `TokenMasker`. This method is not used: only grammars add nodes to trees."""
         return True
 
     def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
-        """See `TokenMasker`; too few tokens are forbidden for the drafter to need a mask."""
+        """See `TokenMasker`. No mask is written, because bad words forbid too few tokens to matter to a drafter."""
         return False
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
@@ -142,13 +142,17 @@ class _Both:
         more = np.empty_like(masks)
         self._bad_words.fill(token_ids, parents, more)
         in_time = self._grammar.fill(token_ids, parents, masks)
-        # In place: the grammar keeps a reference to `masks` and raises NothingAllowed where the combined mask is empty.
+        # `masks` is changed in place, because the grammar keeps a reference to `masks` and later raises NothingAllowed
+        # where the combined mask is empty.
         masks &= more
         return in_time
 
 
 def _histories(tail: list[int], token_ids: np.ndarray, parents: np.ndarray, length: int) -> np.ndarray:
-    """The last `length` tokens up to each node: int64 [num_nodes, length], padded with -1 before the beginning."""
+    """Returns the last `length` tokens up to and including each node.
+
+    The result is int64 [num_nodes, length], padded with -1 before the beginning of the text.
+    """
     known = np.array([-1] * (length - len(tail)) + tail)
     node = np.arange(len(parents))
     above = np.maximum(parents, 0)
@@ -156,7 +160,7 @@ def _histories(tail: list[int], token_ids: np.ndarray, parents: np.ndarray, leng
     for _ in range(length):
         below = node > 0
         columns.append(np.where(below, token_ids[node], known[length - 1 - np.minimum(depth, length - 1)]))
-        # Above the root, each step goes one token further back in the committed tokens.
+        # Once the root is reached, each further step goes back one token in the committed tokens.
         depth = np.where(below, depth, depth + 1)
         node = above[node]
     return np.stack(columns[::-1], axis=1)

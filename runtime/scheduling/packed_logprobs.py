@@ -1,4 +1,4 @@
-"""Log-probabilities of many tokens as one array, which takes a tenth of the memory of one object per token."""
+"""Log-probabilities of many tokens as one array, which needs a tenth of the memory that an object per token would."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,8 +11,8 @@ class PackedLogprobs(Sequence[TokenLogprob]):
     """Sequence of `TokenLogprob`, one per row, created on access.
 
     Args:
-        rows: int64 [num_tokens, 1 + 2 * num_top]: bits of the token's own float64 log-probability, ids of the most
-            likely tokens, bits of their log-probabilities.
+        rows: int64 [num_tokens, 1 + 2 * num_top]: log-probability of the token, ids of the most likely tokens,
+            log-probabilities of the most likely tokens. Log-probabilities are stored as the bits of float64.
     """
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -24,23 +24,23 @@ class PackedLogprobs(Sequence[TokenLogprob]):
 
         Args:
             packed: int64 [num_tokens, 1 + 2 * most].
-            num_top: most likely tokens to keep of each row, at most `most`.
+            num_top: number of most likely tokens to keep in each row, at most `most`.
         """
         most = packed.shape[1] // 2
         return cls(np.concatenate([packed[:, : 1 + num_top], packed[:, 1 + most : 1 + most + num_top]], axis=1))
 
     @classmethod
     def joined(cls, parts: Sequence["PackedLogprobs"]) -> "PackedLogprobs":
-        """Concatenates at least one part."""
+        """Concatenates parts, of which there must be at least one."""
         return cls(np.concatenate([part._rows for part in parts]))
 
     @classmethod
     def of_bytes(cls, width: int, content: bytes) -> "PackedLogprobs":
-        """The inverse of `as_bytes`."""
+        """Restores log-probabilities from the result of `as_bytes`."""
         return cls(np.frombuffer(content, np.int64).reshape(-1, width))
 
     def as_bytes(self) -> tuple[int, bytes]:
-        """Row width and the bytes of all rows, for sending between processes."""
+        """Returns the row width and the bytes of all rows, for sending between processes."""
         return self._rows.shape[1], self._rows.tobytes()
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Work of one round as the scheduler decides it: the sequences that decode, and the prompt chunks that are computed."""
+"""Work of one round, as the scheduler plans it: the sequences that decode and the prompt chunks to compute."""
 
 from typing import NamedTuple
 
@@ -13,13 +13,13 @@ class Chunk(NamedTuple):
     start: int
     length: int
     samples: bool = False
-    """Whether the chunk reaches the end of the sequence, so that a token is sampled behind its last row."""
+    """Whether the chunk reaches the end of the sequence, so that the next token is sampled from its last row."""
     replay: bool = False
-    """Whether the chunk only recomputes hidden states for the drafter; KV cache and tokens stay unchanged."""
+    """Whether the chunk only recomputes hidden states for the drafter, without changing the KV cache or the tokens."""
 
     @classmethod
     def next_of(cls, seq: Sequence, budget: int) -> "Chunk":
-        """The next positions of a sequence, at most `budget` of them."""
+        """Returns a chunk of the next positions of a sequence, at most `budget` positions."""
         length = length_of(seq, seq.num_computed, min(seq.num_uncomputed, budget))
         return cls(seq, seq.num_computed, length, samples=length == seq.num_uncomputed)
 
@@ -30,12 +30,12 @@ class Chunk(NamedTuple):
 
     @property
     def report(self) -> PromptReport | None:
-        """Report made from the chunk's rows, beside log-probabilities; None if there is none."""
+        """Report for which the chunk's rows supply values; None if the chunk supplies none."""
         report = None if self.replay else self.seq.request.params.report
         return report if report is None or report.is_of_all or self.samples else None
 
     def prompt_targets(self) -> list[int]:
-        """Prompt tokens that follow the chunk's rows and whose log-probabilities are requested."""
+        """Returns the prompt tokens that follow the chunk's rows, if their log-probabilities are requested."""
         if self.replay or not self.seq.wants_prompt_logprobs:
             return []
         end = min(self.start + self.length + 1, self.seq.num_prompt_tokens)
@@ -48,31 +48,31 @@ class SchedulerOutput(NamedTuple):
     decodes: list[Sequence]
     chunks: list[Chunk]
     admitted: list[Sequence]
-    """Sequences that got a slot this round; each is in `decodes` or `chunks` too."""
+    """Sequences that got a slot in this round; each sequence is also in `decodes` or `chunks`."""
     budget_left: int
-    """Prompt tokens that could still be computed this round."""
+    """Number of prompt tokens that could still be computed in this round."""
     without_room: tuple[Sequence, ...] = ()
-    """Decodes for whose trees there are no free blocks."""
+    """Decodes whose trees got no blocks, so that only their roots are verified."""
 
     def with_trees(self) -> list[bool]:
-        """Whether a tree was requested from the drafter and there are blocks for it, by decode."""
+        """Returns, for each decode, whether a tree was requested from the drafter and has blocks."""
         return [seq.draft.tree_requested and seq not in self.without_room for seq in self.decodes]
 
     def with_texts(self) -> list[bool]:
-        """Whether the tree was built from earlier text and there are blocks for it, by decode."""
+        """Returns, for each decode, whether its tree was built from earlier text and has blocks."""
         return [seq.draft.text_tree is not None and seq not in self.without_room for seq in self.decodes]
 
     def with_nodes(self) -> list[bool]:
-        """Whether the tree may have drafted nodes (from the drafter, earlier text or a grammar), by decode."""
+        """Returns, for each decode, whether its tree may have nodes from the drafter, earlier text or a grammar."""
         return [seq.may_draft and seq not in self.without_room for seq in self.decodes]
 
     @property
     def num_tokens(self) -> int:
-        """Positions computed in the round, without the drafted nodes of trees."""
+        """Number of positions computed in the round, not counting the drafted nodes of trees."""
         return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
 
     def request_ids(self) -> list[str]:
-        """Request ids of the decodes, then of the chunks."""
+        """Returns the request ids of the decodes, then those of the chunks."""
         return [seq.request.request_id for seq in (*self.decodes, *(chunk.seq for chunk in self.chunks))]
 
     @property
@@ -98,7 +98,7 @@ class SchedulerOutput(NamedTuple):
         return any(seq.seat for seq in (*self.decodes, *(chunk.seq for chunk in self.chunks)))
 
     def without_dropped(self) -> "SchedulerOutput":
-        """The plan without sequences that have lost their slot since it was made."""
+        """Returns the plan without sequences that have lost their slot since the plan was made."""
         return self._replace(
             decodes=[seq for seq in self.decodes if seq.slot >= 0],
             chunks=[chunk for chunk in self.chunks if chunk.seq.slot >= 0],
@@ -107,7 +107,10 @@ class SchedulerOutput(NamedTuple):
 
 
 def length_of(seq: Sequence, start: int, length: int) -> int:
-    """Length of a chunk of at most `length` positions; 0 if even the first span that must not be cut does not fit."""
+    """Returns the length of a chunk of at most `length` positions that cuts no span that must stay whole.
+
+    Returns 0 if a span that must stay whole begins at `start` and does not fit.
+    """
     end = start + length
     cut = next((span.start for span in seq.request.spans if span.whole and span.start < end < span.end), end)
     return max(cut - start, 0)

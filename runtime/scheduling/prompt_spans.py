@@ -1,11 +1,14 @@
-"""Interface of prompt spans (images, ...), as far as scheduling and caching read it."""
+"""Interface of prompt spans (images, ...): the properties that scheduling and caching read."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 
 class PromptSpan(Protocol):
-    """Consecutive prompt tokens in whose place a model reads other content; parts of the runtime define the kinds."""
+    """Consecutive prompt tokens in whose place a model reads other content.
+
+    Parts of the runtime define the kinds of spans.
+    """
 
     @property
     def kind(self) -> str:
@@ -24,7 +27,7 @@ class PromptSpan(Protocol):
 
     @property
     def end(self) -> int:
-        """Position behind the span's last token."""
+        """Position after the span's last token."""
         ...
 
     @property
@@ -42,12 +45,15 @@ class PromptSpan(Protocol):
         ...
 
     def ids(self) -> list[int]:
-        """Negative numbers, one per token, derived from the span's content; they cannot collide with token ids."""
+        """Returns one number per token, derived from the span's content.
+
+        The numbers are negative, so they differ from all token ids.
+        """
         ...
 
 
 def prefix_ids(token_ids: list[int], spans: Iterable[PromptSpan]) -> list[int]:
-    """Numbers by which a prompt's blocks are hashed: token ids, replaced by `PromptSpan.ids` inside spans."""
+    """Returns the numbers from which block hashes are computed: token ids, and `PromptSpan.ids` inside spans."""
     ids = list(token_ids)
     for span in spans:
         ids[span.start : span.end] = span.ids()

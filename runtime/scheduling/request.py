@@ -1,4 +1,4 @@
-"""Requests to the engine and its outputs, without tensors and text."""
+"""Requests to an engine, and outputs of an engine. Both hold token ids, but no tensors and no text."""
 
 import math
 from array import array
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 INT32_MAX = 2**31 - 1
 GREEDY_BELOW = 1e-5
-"""Temperatures below this become 0: dividing logits by them overflows, and the best token's probability is 1 well
-before."""
+"""Temperatures below this value become 0, because dividing logits by them overflows. At this value, the best token's
+probability is already 1."""
 
 _RANGES = (
     ("max_tokens", int, 1, INT32_MAX, "an integer from 1 to 2^31 - 1"),
@@ -36,14 +36,14 @@ _RANGES = (
 
 
 MAX_LOGPROBS = 20
-"""Most of the likeliest tokens that are reported per position; OpenAI's limit, and vLLM's default."""
+"""Maximum number of most likely tokens reported per position; equal to OpenAI's limit and vLLM's default."""
 ALONE_TOKENS = 16
-"""Tokens that a request under suspicion writes alone: its prompt's end and a few rounds. A request that writes more did
-not cause the earlier failures."""
+"""Number of tokens that a suspected request generates alone, enough for the end of its prompt and a few rounds. A
+request that generates more tokens did not cause the earlier failures."""
 
 
 class FinishReason(StrEnum):
-    """Reason for which a request ended; values are OpenAI's where OpenAI has one."""
+    """Reason why a request ended; the values are OpenAI's if OpenAI has the reason."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -51,7 +51,7 @@ class FinishReason(StrEnum):
 
 
 class TooDear(Exception):
-    """Raised when a request would take more computing or memory than it may.
+    """Raised if a request would need more computing or memory than allowed.
 
     The message begins with the field's name.
     """
@@ -65,7 +65,8 @@ class Variant(NamedTuple):
     path: str
     """Folder of the variant, on the machine of each engine."""
     digest: str
-    """Digest of the variant's files; different content under the same name has another digest."""
+    """Digest of the variant's files. If other content is loaded under the same name, that content has another digest.
+    """
 
 
 class GrammarSpec(NamedTuple):
@@ -74,20 +75,23 @@ class GrammarSpec(NamedTuple):
     kind: str
     """`json`, `json_object`, `regex`, `choice`, `grammar` or `structural_tag`."""
     text: str
-    """Schema, expression or grammar; choices and structural tags as JSON."""
+    """Text of the schema, expression or grammar; choices and structural tags are written as JSON."""
     field: str = "structured_outputs"
     """Request field that holds the grammar, for error messages."""
 
 
 class PromptReport:
-    """Report on a prompt whose request has no answer (a score, an embedding).
+    """Report on a prompt whose request gets no answer, such as a score or an embedding.
 
-    A `Feature` computes its values chunk by chunk.
+    A `Feature` computes the report's values chunk by chunk.
     """
 
     @property
     def is_of_all(self) -> bool:
-        """Whether the report needs every token of the prompt, cached or not, instead of the last token alone."""
+        """Whether the report needs every prompt token, also cached tokens.
+
+        The value is False if the report needs only the last token.
+        """
         raise NotImplementedError
 
     def made_of(self, rows: "Sequence[np.ndarray]", num_prompt_tokens: int) -> bytes:
@@ -101,7 +105,7 @@ class PromptReport:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters: the token is argmax(processed logits / temperature + Gumbel(seed, position, token)).
+    """Sampling parameters. The chosen token is argmax(processed logits / temperature + Gumbel(seed, position, token)).
 
     Logits are processed in this order: bias, penalties, masks of allowed tokens. Log-probabilities are computed from
     the model's unprocessed logits.
@@ -112,50 +116,53 @@ class SamplingParams:
 
     max_tokens: int = 16
     temperature: float = 1.0
-    """0 is greedy; values below `GREEDY_BELOW` become 0."""
+    """Sampling temperature; 0 means greedy. Values below `GREEDY_BELOW` become 0."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 and values from the vocabulary size on keep the whole vocabulary."""
+    """Number of most likely tokens that may be sampled; 0, or at least the vocabulary size, allows all tokens."""
     min_p: float = 0.0
     seed: int = 0
-    """Drawn by the caller where the user gave no seed."""
+    """Seed of the sampling noise; the caller draws a seed if the user gave none."""
     ignore_eos: bool = False
     speculation: bool = True
-    """False decodes this request without drafts, in the same batch as others; the tokens are the same."""
+    """Whether the request may use drafts. A request without drafts runs in the same batches as other requests and gets
+    the same tokens."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    """Applies to tokens of the prompt and the output; presence and frequency penalties apply to output tokens alone."""
+    """Penalty on tokens of the prompt and the output; presence and frequency penalties apply to output tokens alone."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, value added to its logit)."""
+    """Pairs of a token id and the value added to that token's logit."""
     allowed_token_ids: tuple[int, ...] = ()
     """Tokens that may be generated; empty allows all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that are not generated: each sequence's last token is forbidden behind the other tokens."""
+    """Token sequences that are not generated: each sequence's last token is forbidden after the sequence's other
+    tokens."""
     banned_first: tuple[int, ...] = ()
     """Tokens that may not be the first generated token."""
     min_tokens: int = 0
-    """Number of tokens before which no end-of-sequence token and no token of `stop_token_ids` is generated."""
+    """Number of tokens to generate before an end-of-sequence token or a token of `stop_token_ids` is allowed."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the request, also with `ignore_eos`."""
     logprobs: int | None = None
-    """Number of most likely tokens whose log-probabilities are reported beside the chosen token's; None reports
-    nothing."""
+    """Number of most likely tokens whose log-probabilities are reported, in addition to the chosen token's; None
+    reports none."""
     prompt_logprobs: int | None = None
-    """The corresponding number for the prompt's tokens, from the second token on."""
+    """As `logprobs`, but for the prompt's tokens from the second token on."""
     priority: int = 0
     """Requests of higher priority are admitted first and preempted last."""
     cache_salt: str = ""
-    """Cached prefixes are shared only between requests of equal salt."""
+    """Salt of the block hashes: cached prefixes are shared only between requests with equal salt."""
     grammar: GrammarSpec | None = None
     trace: bool = False
     """Whether outputs carry `rounds`, the trees that were verified."""
     report: PromptReport | None = None
-    """Report to make of the prompt; the request ends after its first token."""
+    """Report to make of the prompt; the request then ends after its first token."""
     learn: bool = True
-    """False excludes this request from drafter training."""
+    """Whether the request may be used to train drafters."""
     force_drafts: bool = False
-    """Drafts and verifies whole trees even where the measured costs predict no gain; the tokens are the same."""
+    """Whether whole trees are drafted and verified even if the measured costs predict no gain; the generated tokens do
+    not change."""
 
     def __post_init__(self) -> None:
         self.check()
@@ -165,7 +172,8 @@ class SamplingParams:
     def check(self) -> None:
         """Raises ValueError, beginning with the field's name, for a field that is out of range.
 
-        Values that pass fit the tensors into which they are copied, so no request can fail a batch by its numbers.
+        Values within range can be stored in the tensors into which they are copied, so no request's numbers can make a
+        batch fail.
         """
         for name, kind, low, high, allowed in _RANGES:
             value = getattr(self, name)
@@ -204,12 +212,12 @@ class SamplingParams:
 
     @cached_property
     def has_masks(self) -> bool:
-        """Whether the host computes the allowed next tokens from the previous tokens."""
+        """Whether the host computes a mask of allowed tokens from the previous tokens (for a grammar or bad words)."""
         return self.grammar is not None or any(len(word) > 1 for word in self.bad_words)
 
     @property
     def may_leave_nothing(self) -> bool:
-        """Whether the fields together may forbid every token at some point; the answer then ends there."""
+        """Whether the fields together may forbid every token at some position; the answer ends at such a position."""
         return self.grammar is not None and bool(
             self.allowed_token_ids or self.bad_words or self.min_tokens or self.banned_first
         )
@@ -247,22 +255,26 @@ def _check_ids(name: str, token_ids: object) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """A sequence to generate. `n` choices of one prompt are n requests that share it through the prefix cache."""
+    """A sequence to generate.
+
+    `n` choices of a prompt are n requests, which share the prompt's KV through the prefix cache.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     output_token_ids: tuple[int, ...] = ()
-    """Tokens that another engine has generated already; `max_tokens` and `min_tokens` include them."""
+    """Tokens that another engine has already generated for the request; `max_tokens` and `min_tokens` count these
+    tokens too."""
     alone: bool = False
-    """Whether engines have died while running this request: it runs alone until it has written more than
-    `ALONE_TOKENS`."""
+    """Whether engines have died while running this request: such a request runs alone until it has generated more than
+    `ALONE_TOKENS` tokens."""
     variant: Variant | None = None
     """Variant of the model to run with; None for the base model."""
     spans: tuple[PromptSpan, ...] = field(default=(), compare=False)
-    """Spans of the prompt with content other than text, in order."""
+    """Spans of the prompt with content other than text, in order of position."""
     fresh: bool = False
-    """Whether the whole prompt is computed, ignoring cached prefixes."""
+    """Whether the whole prompt is computed, without using cached prefixes."""
 
     @property
     def variant_digest(self) -> str:
@@ -271,7 +283,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and output when the request arrives."""
+        """Number of tokens of prompt and output when the request arrives."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     def check_token_ids(self, vocab_size: int) -> None:
@@ -298,13 +310,14 @@ class VerifiedRound(NamedTuple):
     """Trace of one round for one request that has `trace`."""
 
     token_ids: tuple[int, ...]
-    """Emitted tokens: those of the accepted nodes, then the verifier's own; cut where the request ended."""
+    """Emitted tokens: first the tokens of the accepted nodes, then the token that the verifier chose. Tokens after the
+    end of the request are cut off."""
     tree_token_ids: tuple[int, ...] = ()
-    """Token ids by node, the root first; empty where no draft was verified."""
+    """Token id of each node, the root first; empty if no draft was verified."""
     tree_parents: tuple[int, ...] = ()
-    """Parent by node, smaller than the node's own index; -1 for the root."""
+    """Index of each node's parent, which is smaller than the node's own index; -1 for the root."""
     accepted_nodes: tuple[int, ...] = ()
-    """Accepted nodes by depth, from depth 1 on."""
+    """Indices of the accepted nodes, by depth from depth 1 on."""
     plain_reason: str = ""
     """Reason for decoding without a tree; empty if there is a tree. See `runtime.engine.round_counts`."""
 
@@ -317,13 +330,14 @@ class RequestOutput(NamedTuple):
     """New tokens only, in order, including an end-of-sequence token that ended the request."""
     finish_reason: FinishReason | None = None
     metrics: SpeculationMetrics | None = None
-    """Set on the last output."""
+    """Metrics of the request; set on its last output."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache; set on the last output."""
     failure: str | None = None
-    """Error raised while the request was processed: it ended by ABORT, and its tokens are not a complete answer."""
+    """Error raised while the request was processed, which ended the request with `ABORT`: its tokens are not a complete
+    answer."""
     is_refusal: bool = False
-    """Whether `failure` is caused by the request's content and begins with the name of its field."""
+    """Whether the request's content caused `failure`, whose text then begins with the name of the field."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """Log-probabilities of the new tokens, if requested."""
     prompt_logprobs: Sequence[TokenLogprob] = ()
@@ -337,4 +351,4 @@ class RequestOutput(NamedTuple):
     engine_id: str = ""
     """Engine that wrote the output; set by routers."""
     weights: str = ""
-    """Digest of the weights that this engine was loaded with, where they were pushed; set by routers."""
+    """Digest of the engine's weights, if they were pushed; set by routers."""

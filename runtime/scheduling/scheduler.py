@@ -1,12 +1,12 @@
 """Continuous batching, chunked prefill and preemption: selects the sequences of a round and gives them blocks.
 
-Running sequences decode first; the rest of the token budget goes to prompt chunks. When blocks run out, trees are given
-up before sequences, and the youngest sequence of the lowest priority is preempted first.
+Running sequences decode first; the remaining token budget goes to prompt chunks. When blocks run out, the scheduler
+first plans decodes without trees, then preempts sequences: the youngest sequence of the lowest priority first.
 `runtime.scheduling.admission_order` selects the sequence that gets a free slot.
 
-A round may be scheduled while the previous one is in flight; lengths are then bounds. Blocks and slots are reassigned
-at once all the same: rounds run in launch order, so a round in flight is done with a block before its next owner
-writes, and it writes only past all cached positions.
+A round may be scheduled while the previous round is in flight, so that sequence lengths are only bounds. Blocks and
+slots may nevertheless be reassigned at once. Rounds run in launch order, so a round in flight no longer uses a block
+when the block's next owner writes to it. A round in flight writes only after the last cached position of a sequence.
 """
 
 import logging
@@ -27,17 +27,18 @@ logger = logging.getLogger(__name__)
 
 
 class Seats(Protocol):
-    """Limited resource that some requests need beside a slot; one seat may be shared by several requests."""
+    """Limited resource that some requests need in addition to a slot. Several requests may share a seat."""
 
     def take(self, request: Request) -> int | None:
         """Takes a seat and returns its number.
 
-        0 for a request that needs none, None if all are taken. Raises if the request can never get one.
+        Returns 0 for a request that needs no seat, None if all seats are taken. Raises if the request can never get a
+        seat.
         """
         ...
 
     def give_back(self, request: Request) -> None:
-        """Returns a seat above 0."""
+        """Gives back the request's seat; called only if its number is above 0."""
         ...
 
     def has_seat(self, request: Request) -> bool:
@@ -51,7 +52,7 @@ class Scheduler:
     Args:
         eos_token_ids: tokens that end a request unless it ignores them.
         seats: seats that requests need beside a slot; None if no request needs any.
-        left: called with each slot that a sequence has left.
+        left: function called with each slot that a sequence has left.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.failures: list[RequestOutput] = []
-        """Last outputs of failed requests, until the caller collects them."""
+        """Last outputs of failed requests; the caller collects and clears them."""
         self.suspects = Suspects()
         self._free_slots = list(reversed(range(config.max_num_seqs)))
         self._num_epochs = 0
@@ -99,7 +100,7 @@ class Scheduler:
         self.waiting.append(seq)
 
     def abort(self, request_id: str) -> Sequence | None:
-        """Drops a request and frees its resources; returns None if the request has left already."""
+        """Drops a request, frees its resources and returns its sequence; None if the request has already left."""
         for seq in (*self.running, *self.waiting):
             if seq.request.request_id == request_id:
                 self._drop(seq)
@@ -120,7 +121,10 @@ class Scheduler:
         self.failures.append(RequestOutput(request_id, (), FinishReason.ABORT, failure=failure, is_refusal=is_refusal))
 
     def isolated(self, seq: Sequence, work: Callable, *args: object) -> object:
-        """Runs `work(*args)` on behalf of one sequence; an exception ends this sequence alone, and None is returned."""
+        """Runs `work(*args)` for a sequence and returns the result.
+
+        If the call raises, only this sequence is ended, and None is returned.
+        """
         try:
             return work(*args)
         except Exception as error:
@@ -128,12 +132,12 @@ class Scheduler:
             return None
 
     def restart(self, drafted: bool) -> None:
-        """Recomputes all running sequences after a round that raised.
+        """Makes all running sequences be recomputed after a round that raised.
 
-        Each runs alone until it is past that round.
+        Each sequence runs alone until it has more tokens than the failed round could have given it.
 
         Args:
-            drafted: whether a drafter took part; it may have caused the exception and is detached.
+            drafted: whether a drafter was attached. The drafter may have caused the exception; the caller detaches it.
 
         Raises:
             RuntimeError: no sequence can have caused the exception.
@@ -146,14 +150,14 @@ class Scheduler:
         self.recompute()
 
     def recompute(self) -> None:
-        """Releases all blocks; running sequences are recomputed from their tokens."""
+        """Releases all blocks; all running sequences go back to the queue and are recomputed from their tokens."""
         for seq in reversed(self.running):
             self._preempt(seq)
         for seq in self.waiting:
             self._free(seq)
 
     def add_first(self, request: Request) -> None:
-        """Queues a request that runs before all others, and alone; no sequence may be running."""
+        """Queues a request that runs before all other requests, and alone. No sequence may be running."""
         seq = Sequence(request)
         self.suspects.add(seq)
         self.waiting.appendleft(seq)
@@ -177,7 +181,7 @@ class Scheduler:
             if seq is None or not self.isolated(seq, self._admit, seq):
                 break
             chunk = Chunk.next_of(seq, budget)
-            if not chunk.length:  # a span that must not be cut waits for a round with more budget
+            if not chunk.length:  # a span that must stay whole waits for a round with more budget
                 self._free(seq)
                 break
             self._order.take(seq, self.waiting)
@@ -189,14 +193,14 @@ class Scheduler:
             else:
                 decodes.append(seq)
         if self._seats is not None:
-            decodes.sort(key=attrgetter("seat"))  # rows of one seat are computed together
+            decodes.sort(key=attrgetter("seat"))  # rows with the same seat are computed together
         return SchedulerOutput(decodes, chunks, admitted, budget, without_room)
 
     def advance(self, plan: SchedulerOutput, with_trees: bool) -> None:
-        """Records the launch of a round: how far it computes prompts, and how many tokens it may emit.
+        """Records, at the launch of a round, how far prompts are computed and how many tokens may be emitted.
 
         Args:
-            with_trees: False if all decodes were bare roots, whatever was requested.
+            with_trees: False if all decodes verify bare roots, even if trees were requested.
         """
         max_path = self.config.speculation.max_path
         drafted = plan.with_nodes() if with_trees else [False] * len(plan.decodes)
@@ -214,7 +218,8 @@ class Scheduler:
     ) -> list[RequestOutput]:
         """Appends the tokens of the oldest round in flight, caches full blocks and ends finished requests.
 
-        The caller leaves out rows of sequences that have left their slot since the launch, even if they have come back.
+        The caller leaves out rows of sequences that have left their slot since the launch, even if they have a slot
+        again.
         """
         if self.suspects.num_unexplained:
             self.suspects.round_went_well()
@@ -231,7 +236,10 @@ class Scheduler:
 
     @property
     def num_deferred(self) -> int:
-        """Waiting sequences that are held back although there is room: a suspect runs alone, or no seat is free."""
+        """Number of waiting sequences that are held back for a reason other than blocks and slots.
+
+        The reason is that a suspect runs alone, or that no seat is free.
+        """
         if self.suspects:
             return sum(seq not in self.suspects for seq in self.waiting)
         return 0 if self._seats is None else sum(not self._seats.has_seat(seq.request) for seq in self.waiting)
@@ -246,7 +254,7 @@ class Scheduler:
     def _emit(self, seq: Sequence, token_ids: list[int]) -> RequestOutput:
         del seq.in_flight[0]
         kept, reason = seq.append(token_ids, self.eos_token_ids, self.config.max_model_len)
-        # Positions of tokens cut off behind the end of the sequence were computed but are not part of it.
+        # Positions of tokens that were cut off after the end of the sequence were computed, but are not counted.
         seq.num_computed = min(seq.num_computed, len(seq.token_ids) - 1)
         self._cache_full_blocks(seq, seq.num_computed)
         logprobs, prompt_logprobs = ((), ()) if seq.reports is None else seq.reports.take(len(kept))
@@ -265,7 +273,7 @@ class Scheduler:
         return output
 
     def _schedule_decodes(self) -> tuple[list[Sequence], tuple[Sequence, ...]]:
-        """The sequences that decode, and those among them for whose trees there are no blocks."""
+        """Returns the sequences that decode, and those of them for whose trees no blocks are free."""
         decodes: list[Sequence] = []
         without_room: list[Sequence] = []
         num_nodes = self.config.speculation.num_nodes
@@ -284,16 +292,16 @@ class Scheduler:
     def _must_settle(self, seq: Sequence) -> bool:
         """Whether the sequence must wait for its rounds in flight.
 
-        A sequence waits if these rounds certainly end it, may fill its last position, or may be followed by forced
-        tokens.
+        A sequence waits in three cases: the rounds in flight certainly end the sequence, these rounds may fill its last
+        position, or its grammar may force tokens after these rounds.
         """
         certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
         return certain or seq.is_awaited or seq.max_len >= self.config.max_model_len
 
     def _grow(self, seq: Sequence) -> bool:
-        """Allocates blocks up to the root.
+        """Allocates blocks for the sequence up to its root; returns False if the sequence itself had to be preempted.
 
-        Preempts sequences if blocks run out, the youngest of the lowest priority first.
+        If blocks run out, sequences are preempted, the youngest sequence of the lowest priority first.
         """
         while not self._extend(seq, seq.max_len):
             victim = min(reversed(self.running), key=lambda other: other.request.params.priority)
@@ -312,13 +320,16 @@ class Scheduler:
         return True
 
     def _next(self) -> Sequence | None:
-        """The sequence to admit next; None while a suspect has to run alone."""
+        """Returns the sequence to admit next; None while a suspect has to run alone."""
         if self.suspects:
             return None if self.running else next(seq for seq in self.waiting if seq in self.suspects)
         return self._order.choose(self.waiting)
 
     def _admit(self, seq: Sequence) -> bool:
-        """Gives a waiting sequence its slot and the blocks of all its tokens, reusing cached blocks."""
+        """Gives a waiting sequence a slot and blocks for all its tokens, reusing cached blocks.
+
+        Returns False, having changed nothing, if no seat or too few blocks are free.
+        """
         if self._seats is not None:
             seat = self._seats.take(seq.request)
             if seat is None:
@@ -341,7 +352,7 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Takes slot and blocks from a running sequence; all its tokens are recomputed when there is room again."""
+        """Takes slot and blocks from a running sequence; its tokens are recomputed once there is room again."""
         self.running.remove(seq)
         self._free(seq)
         seq.preempted = True
@@ -349,13 +360,14 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _drop(self, seq: Sequence) -> None:
-        """Removes a sequence for good, from whichever queue holds it."""
+        """Removes a sequence permanently from the queue that holds it, and frees its slot, seat and blocks."""
         for queue in (self.running, self.waiting):
             if seq in queue:
                 queue.remove(seq)
         self._free(seq)
         self.suspects.discard(seq)
-        # A masker may hold much memory, and other objects may keep a reference to the sequence for a while.
+        # The masker is released now because it may hold much memory, while other objects may still refer to the
+        # sequence.
         seq.masker = None
 
     def _free(self, seq: Sequence) -> None:

@@ -20,39 +20,39 @@ class DraftProgress:
     """Drafting state of a sequence; written by the drafter client alone."""
 
     followed: bool = False
-    """Whether the drafter receives this sequence; if not, the fields below are meaningless."""
+    """Whether the drafter receives this sequence's tokens; if not, the fields below have no meaning."""
     may_be_followed: bool = False
-    """Whether the sequence is not followed for now although its request allows drafts."""
+    """Whether the request allows drafts but the drafter does not follow the sequence yet."""
     length: int = 0
-    """Positions 0..length-1 are in the attached drafter's KV cache."""
+    """Number of positions in the attached drafter's KV cache: 0..length-1."""
     complete: bool = False
-    """Whether the drafter has, or will get, all computed positions, those in flight included."""
+    """Whether the drafter has received, or will receive, all computed positions, including positions in flight."""
     num_deferred: int = 0
-    """Number of latest pairs that the drafter has not received yet; see
+    """Number of (taps, next token) pairs that the drafter has not received yet, because they are kept back in
     `runtime.engine.outcome_writer.DeferredPairs`."""
     deferred_from: int = 0
     """Position of the first deferred pair."""
     tree_requested: bool = False
     text_tree: Any = None
-    """Nodes of the next tree where it is built from earlier text instead of requested from the drafter; written and
-    read by the part that builds such trees."""
+    """Nodes of the next tree, if that tree is built from earlier text instead of requested from the drafter; else None.
+    The part that builds such trees writes and reads the nodes."""
     recorded: "Tensor | None" = None
-    """[num_tokens, taps_size]: taps of a saved prefix with which the sequence begins, until the drafter has received
+    """Taps [num_tokens, taps_size] of a saved prefix with which the sequence begins; None once the drafter has received
     them."""
 
     @property
     def num_recorded(self) -> int:
-        """Positions 0..num_recorded-1 need not be computed for the drafter."""
+        """Number of leading positions whose taps are recorded and need not be recomputed for the drafter."""
         return 0 if self.recorded is None else len(self.recorded)
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the next taps that the drafter lacks are recorded."""
+        """Whether the taps at the first position that the drafter lacks are recorded."""
         return self.recorded is not None and self.length < len(self.recorded)
 
 
 class NothingAllowed(ValueError):
-    """Every token is forbidden where one was to be accepted."""
+    """Raised if every token is forbidden at a position where a token was to be accepted."""
 
 
 class TokenMasker(Protocol):
@@ -62,32 +62,33 @@ class TokenMasker(Protocol):
     """
 
     def accept(self, token_id: int) -> bool:
-        """Takes the next token; returns whether the sequence must end behind it.
+        """Advances by the next token; returns whether the sequence must end after that token.
 
         Raises:
             NothingAllowed: every token is forbidden.
             ValueError: the token is forbidden.
-            TooDear: following the sequence takes too much computing or memory.
+            TooDear: matching the sequence against the grammar needs too much computing or memory.
         """
         ...
 
     def forced(self, most: int) -> list[int]:
-        """At most `most` tokens that probably come next whatever the model computes; wrong ones only cost speed."""
+        """Returns at most `most` tokens that the grammar probably forces next. A wrong token costs only speed."""
         ...
 
     def may_force(self) -> bool:
-        """Whether tokens may be `forced` behind one of the nodes of the latest `fill`."""
+        """Whether `forced` may return tokens after one of the nodes of the latest `fill`."""
         ...
 
     def allows(self, token_id: int) -> bool:
-        """Whether a token may come next, as far as that is known."""
+        """Whether a token is known to be allowed next; False if the mask is not computed yet."""
         ...
 
     def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
-        """Writes the tokens allowed behind upcoming tokens (none or more) that are not accepted yet.
+        """Writes the mask of tokens allowed after `token_ids`, which are next tokens not yet passed to `accept`.
 
         Args:
-            mask: int32 [ceil(vocab_size / 32)], written: as a row of `fill`.
+            token_ids: zero or more tokens that follow the last accepted token.
+            mask: int32 [ceil(vocab_size / 32)], written like a row of `fill`.
 
         Returns:
             False if the mask is not known or nothing is forbidden; `mask` must not be read then.
@@ -95,11 +96,12 @@ class TokenMasker(Protocol):
         ...
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
-        """Writes the tokens allowed behind each node of a tree whose root is the last accepted token.
+        """Writes the mask of tokens allowed after each node of a tree whose root is the last accepted token.
 
         Args:
             token_ids, parents: int64 [num_nodes], valid nodes only; node 0 is the root, with parent -1.
-            masks: int32 [num_nodes, ceil(vocab_size / 32)], written: bit b of word w allows token 32 * w + b.
+            masks: int32 [num_nodes, ceil(vocab_size / 32)], written: bit b of word w is set if token 32 * w + b is
+                allowed.
 
         Returns:
             False if only the root's row was computed in time.
@@ -108,11 +110,11 @@ class TokenMasker(Protocol):
 
 
 class Sequence:
-    """Host-side state of a request as far as the host knows it; rounds in flight may have advanced it further.
+    """State of a request on the host; rounds in flight may already have advanced the request further on the device.
 
-    Positions 0..num_computed-1 have the verifier's KV; chunks count from their launch on, decoded tokens once the host
-    knows them. A running sequence with one token left to compute, known or still in flight, is decoding: that token is
-    the root of its next tree.
+    The verifier's KV is computed for positions 0..num_computed-1. Positions of chunks are counted from the launch on,
+    positions of decoded tokens once the host has the tokens. A running sequence with one token left to compute, on the
+    host or still in flight, is decoding: that token is the root of the sequence's next tree.
     """
 
     __slots__ = (
@@ -149,85 +151,90 @@ class Sequence:
         """Whether the sequence ran before and waits to be recomputed."""
         self.root_hash = salted_root(request.params.cache_salt, request.variant_digest)
         self.masker = masker
-        """Restricts the next tokens; None allows all."""
+        """Computes the allowed next tokens; None allows all tokens."""
         params = request.params
         asks = not (params.logprobs is params.prompt_logprobs is params.report is None)
         self.reports = TokenReports(params) if asks else None
         self.reset()
 
     def reset(self) -> None:
-        """Clears all state that can be recomputed: before the first run, and after a preemption."""
+        """Clears all state that can be recomputed; called before the first run and after a preemption."""
         self.blocks: list[int] = []
         self.num_computed = 0
         self.num_hashed_blocks = 0
         self.last_hash: bytes | None = None
         self.num_synced_blocks = 0
-        """Blocks already written to the device's block table."""
+        """Number of blocks already written to the device's block table."""
         self.slot = -1
         self.seat = 0
-        """Seat held beside the slot, see `Seats`; 0 for none."""
+        """Number of the seat that the sequence holds beside its slot, see `Seats`; 0 for no seat."""
         self.epoch = 0
         self.in_flight: list[int] = []
-        """Most tokens that each round in flight may emit, oldest round first; each emits at least 1."""
+        """Maximum number of tokens that each round in flight may emit, oldest round first; each round emits at least 1.
+        """
         self.draft = DraftProgress()
         if self.reports is not None:
             self.reports.restart()
 
     def prefix_ids(self) -> list[int]:
-        """Numbers by which the sequence's blocks are hashed: see `prompt_spans.prefix_ids`."""
+        """Returns the numbers from which the sequence's block hashes are computed; see `prompt_spans.prefix_ids`."""
         spans = self.request.spans
         return prefix_ids(self.token_ids, spans) if spans else self.token_ids
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether the prompt must still be computed for its log-probabilities, cached or not."""
+        """Whether prompt log-probabilities are requested and no output has carried them yet."""
         asked = self.request.params.prompt_logprobs is not None
         return asked and not self.reports.prompt_is_out
 
     @property
     def computes_prompt(self) -> bool:
-        """Whether every token of the prompt must be computed, cached or not."""
+        """Whether every token of the prompt must be computed, even if it is in the prefix cache."""
         request, report = self.request, self.request.params.report
         return self.wants_prompt_logprobs or request.fresh or (report is not None and report.is_of_all)
 
     @property
     def wants_chunk(self) -> bool:
-        """Whether the uncomputed tokens form a prompt chunk; a single token does only if the request has a report."""
+        """Whether the uncomputed tokens form a prompt chunk.
+
+        A single token forms a chunk only if the request has a report; otherwise that token is decoded.
+        """
         return self.num_uncomputed > (1 if self.request.params.report is None else 0)
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens that have no KV yet."""
+        """Number of tokens on the host that have no KV yet."""
         return len(self.token_ids) - self.num_computed
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the next round starts from one token, the last one."""
+        """Whether the next round computes only the sequence's last token (and its draft tree)."""
         return bool(self.in_flight) or (self.num_uncomputed == 1 and not self.wants_chunk)
 
     @property
     def min_len(self) -> int:
-        """Fewest tokens of the sequence once the rounds in flight are settled."""
+        """Minimum number of tokens of the sequence once the rounds in flight are settled."""
         return len(self.token_ids) + len(self.in_flight)
 
     @property
     def max_len(self) -> int:
-        """Most tokens of the sequence once the rounds in flight are settled."""
+        """Maximum number of tokens of the sequence once the rounds in flight are settled."""
         return len(self.token_ids) + sum(self.in_flight)
 
     def certain(self, most: int) -> list[int]:
-        """At most `most` tokens that are drafted in addition to the drafter's tree: see `TokenMasker.forced`."""
+        """Returns at most `most` forced tokens, which are added to the drafter's tree; see `TokenMasker.forced`."""
         params = self.request.params
         if self.masker is None or self.in_flight or not params.speculation:
             return []
-        # The last token that may be emitted needs no draft: it is the bonus token behind the accepted path.
+        # The last token that may be emitted needs no draft, because it is the bonus token after the accepted path.
         return self.masker.forced(max(min(most, params.max_tokens - self.num_output_tokens - 1), 0))
 
     @property
     def is_awaited(self) -> bool:
         """Whether the sequence skips a round while its tokens are in flight.
 
-        Drafting the tokens that its grammar may force behind them gains more than another round.
+        The grammar may force tokens after those in flight; drafting the forced tokens gains more than running another
+        round now.
         """
         return self.masker is not None and self.request.params.speculation and self.masker.may_force()
 
@@ -240,12 +247,12 @@ class Sequence:
 
     @property
     def draft_kind(self) -> int:
-        """Row of `speculation.acceptance.Acceptance.table` for the nodes of the next tree."""
+        """Row of `speculation.acceptance.Acceptance.table` that applies to the next tree."""
         return int(self.request.params.temperature > 0) + 2 * (self.draft.text_tree is not None)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     def append(
@@ -254,7 +261,7 @@ class Sequence:
         """Appends the tokens that a round emitted, up to the first token that ends the request.
 
         Returns:
-            The tokens kept, and the reason if the request ended.
+            The appended tokens, and the reason if the request ended; else None.
         """
         params, length = self.request.params, len(self.token_ids)
         num_output_tokens = length - self.num_prompt_tokens
@@ -275,7 +282,7 @@ class Sequence:
                     raise
                 nothing_left = True
             if nothing_left:
-                # Every token was forbidden; the token chosen all the same is dropped.
+                # Every token was forbidden at this position, so the chosen token is dropped.
                 kept, reason = kept[:index], FinishReason.LENGTH
                 break
             if ended:

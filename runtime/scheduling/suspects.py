@@ -1,41 +1,43 @@
-"""Sequences suspected of making a round raise or an engine die: each runs alone until it is past the failed round."""
+"""Sequences suspected of making a round raise or an engine die; each of them runs alone until it is past that round."""
 
 import math
 
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 MAX_UNEXPLAINED = 3
-"""Rounds that may raise although each of their sequences passes alone, before the engine itself counts as failed."""
+"""Number of rounds that may raise, although each of their sequences later runs alone without raising, before the engine
+counts as broken."""
 FORGOTTEN_AFTER = 1000
-"""Successful rounds in a row after which one unexplained round is forgotten."""
+"""Number of successful rounds in a row after which one unexplained round is no longer counted."""
 
 
 class Suspects(dict[Sequence, float]):
-    """Suspected sequences, with the number of tokens beyond which each is past the failed round.
+    """Suspected sequences; each value is the number of tokens beyond which the sequence is past the failed round.
 
-    Suspects are the sequences of a round that raised, until the cause is found, and sequences under which engines died.
+    Suspects are the sequences of a round that raised, and sequences that ran when earlier engines died.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.num_unexplained = 0
-        """Rounds that raised, are not forgotten, and whose sequences all passed alone."""
+        """Number of rounds that raised although all their sequences later ran alone without raising; reduced by
+        successful rounds."""
         self._unexplained = False
-        """Whether a round has raised and none of its suspects has raised alone so far."""
+        """Whether a round has raised and none of its sequences has raised while running alone so far."""
         self._num_good_rounds = 0
 
     def add(self, seq: Sequence, passed_at: float = math.inf) -> None:
-        """Marks a sequence to run alone until it has more than `passed_at` tokens."""
+        """Marks a sequence as suspect: it runs alone until it has more than `passed_at` tokens."""
         self[seq] = passed_at
 
     def round_raised(self, drafted: bool) -> None:
         """Records a round that raised.
 
         Args:
-            drafted: see `Scheduler.restart`; a drafter explains the exception if no sequence does.
+            drafted: whether a drafter was attached, which then counts as the cause if no sequence raises alone.
 
         Raises:
-            RuntimeError: too many rounds raised that no sequence explains.
+            RuntimeError: too many rounds raised although none of their sequences raised alone.
         """
         if self.num_unexplained == MAX_UNEXPLAINED and not drafted:
             raise RuntimeError(
@@ -45,7 +47,10 @@ class Suspects(dict[Sequence, float]):
         self._num_good_rounds = 0
 
     def round_went_well(self) -> None:
-        """Records a successful round; enough of them offset one that raised. Rounds of suspects alone do not count."""
+        """Records a successful round, unless there are suspects.
+
+        After `FORGOTTEN_AFTER` successful rounds, one unexplained round is no longer counted.
+        """
         if self:
             return
         self._num_good_rounds += 1
@@ -54,15 +59,21 @@ class Suspects(dict[Sequence, float]):
             self.num_unexplained -= 1
 
     def failed(self, seq: Sequence) -> None:
-        """Records that a sequence raised alone; if it is a suspect, it explains the failed round."""
+        """Records that a sequence raised while running alone.
+
+        If the sequence is a suspect, the failed round is explained.
+        """
         self._unexplained &= seq not in self
 
     def is_past(self, seq: Sequence) -> bool:
-        """Whether a suspect is past the round that raised."""
+        """Whether a suspect has more tokens than the failed round could have reached."""
         return len(seq.token_ids) > self.get(seq, math.inf)
 
     def discard(self, seq: Sequence) -> None:
-        """Clears a sequence of suspicion."""
+        """Removes a sequence from the suspects.
+
+        When no suspect is left and none has raised alone, the failed round is counted as unexplained.
+        """
         if self.pop(seq, None) is not None and not self:
             self.num_unexplained += self._unexplained
             self._unexplained = False

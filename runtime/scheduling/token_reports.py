@@ -1,4 +1,4 @@
-"""Log-probabilities and prompt reports of one sequence, from the round that computed them to their output."""
+"""Keeps log-probabilities and prompt reports of one sequence from their round until their output."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,11 @@ from wingbeat.runtime.scheduling.request import SamplingParams, TokenLogprob
 
 
 class TokenReports:
-    """Buffer, filled when a round is settled, before the sequence takes its tokens, and emptied by their output."""
+    """Buffer of one sequence's log-probabilities and report values.
+
+    A settled round fills the buffer before the sequence takes the round's tokens; the output of these tokens empties
+    it.
+    """
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
@@ -20,7 +24,7 @@ class TokenReports:
         self._rows: list[np.ndarray] = []
 
     def restart(self) -> None:
-        """Clears values that no output has carried; the sequence is recomputed."""
+        """Clears values that no output has carried, because the sequence is recomputed."""
         self._tokens, self._rows = [], []
         if not self.prompt_is_out:
             self._prompt = []
@@ -35,17 +39,17 @@ class TokenReports:
         self._rows.append(row.copy())
 
     def of_prompt(self, num_prompt_tokens: int) -> bytes:
-        """Report on the prompt; empty if the request has none."""
+        """Returns the report on the prompt; empty if the request asks for none."""
         report = self._params.report
         return b"" if report is None else report.made_of(self._rows, num_prompt_tokens)
 
     def add_tokens(self, packed: np.ndarray) -> None:
-        """Adds log-probabilities of the tokens that a round emitted, including those that the request does not keep."""
+        """Adds log-probabilities of the tokens that a round emitted, including tokens after the request's end."""
         if self._params.logprobs is not None and len(packed):
             self._tokens += PackedLogprobs.of_round(packed, self._params.logprobs)
 
     def take(self, num_tokens: int) -> tuple[tuple[TokenLogprob, ...], Sequence[TokenLogprob]]:
-        """Log-probabilities for an output of `num_tokens` tokens, and the prompt's if it is the first output."""
+        """Returns log-probabilities of an output's `num_tokens` tokens; for the first output, also of the prompt's."""
         tokens, self._tokens = tuple(self._tokens[:num_tokens]), []
         prompt, self._prompt = self._prompt, []
         self.prompt_is_out = True

@@ -1,1 +1,1 @@
-"""Speculation policy: levels to draft and nodes to verify, from measured costs and acceptance; pure functions."""
+"""Speculation policy: chooses levels to draft and nodes to verify, by measured costs and acceptance."""

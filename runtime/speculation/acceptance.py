@@ -1,7 +1,7 @@
 """Probability that a drafted node is accepted, learned online from the drafter's confidence.
 
 A drafter's confidence is badly calibrated: an EAGLE head trained on sampled text reports 0.3 where a greedy target
-agrees nine times out of ten. Confidences are therefore sorted into bins, and acceptance is counted per bin:
+agrees nine times out of ten. Confidences are therefore sorted into bins, and acceptance is counted for each bin:
 
     P(node | parent accepted) = table[kind of tree and request; bin of the confidence]
     P(node) = product of P(node | parent accepted) along the node's path
@@ -15,22 +15,26 @@ from wingbeat.runtime.config import NUM_BINS
 
 _LOGIT_RANGE = 6.0
 NUM_KINDS = 4
-"""Rows of the acceptance table, see `Acceptance`; rows from `OF_TEXT` on are for trees built from earlier text."""
+"""Number of rows of the acceptance table, see `Acceptance`; rows from `OF_TEXT` on are for trees built from earlier
+text."""
 OF_TEXT = 2
 PRIOR_TRIALS = 4.0
 FORGET_ROUNDS = 2048
-"""Recorded rounds after which evidence has decayed to 1/e."""
+"""Number of recorded rounds after which the weight of evidence has decayed to 1/e."""
 NO_CONFIDENCE = -50.0
 """Log-probability that replaces impossible scores of a drafter."""
 
 PARENT_BIT, DEPTH_BIT, REAL_BIT, KEPT_BIT = 32, 47, 61, 62
-"""Layout of evidence, one int64 per node: float32 log-probability in the low word, then parent, depth, and the flags
-real and kept."""
+"""Bit positions in the evidence of a node, an int64. The float32 log-probability is in the low word, followed by the
+index of the parent, the depth, and the flags real and kept."""
 _PARENT_MASK, _DEPTH_MASK = (1 << (DEPTH_BIT - PARENT_BIT)) - 1, (1 << (REAL_BIT - DEPTH_BIT)) - 1
 
 
 def bin_edges() -> np.ndarray:
-    """Log-probabilities at the bin boundaries, at equal steps of log-odds: float64 [NUM_BINS - 1], ascending."""
+    """Returns the log-probabilities at the bin boundaries, float64 [NUM_BINS - 1], ascending.
+
+    Steps of log-odds are equal.
+    """
     log_odds = np.arange(1, NUM_BINS) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
     return -np.log1p(np.exp(-log_odds))
 
@@ -39,24 +43,24 @@ EDGES = bin_edges()
 
 
 class DraftedTrees(NamedTuple):
-    """Trees on the host before pruning: arrays [num_reqs, num_nodes]; column 0 holds the roots."""
+    """Trees before pruning, on the host: arrays [num_reqs, num_nodes], in which column 0 holds the roots."""
 
     parents: np.ndarray
-    """int64; 0 for the root."""
+    """int64: index of each node's parent; 0 for the root."""
     depths: np.ndarray
     """int64"""
     log_probs: np.ndarray
-    """Float, conditional on the parent."""
+    """float: log-probability of each node if its parent is accepted."""
     real: np.ndarray
-    """bool: drafted nodes that are valid; False for roots."""
+    """bool: whether a node is a valid drafted node; False for roots and padding."""
 
     def rows(self, rows: np.ndarray) -> "DraftedTrees":
-        """The trees of the given rows."""
+        """Returns the trees of the given rows."""
         return DraftedTrees(*(field[rows] for field in self))
 
 
 def unpack_evidence(words: np.ndarray) -> tuple[DraftedTrees, np.ndarray]:
-    """Decodes evidence words into trees and the nodes kept by pruning: bool [num_reqs, num_nodes]."""
+    """Decodes evidence words; returns the trees, and which nodes pruning kept, bool [num_reqs, num_nodes]."""
     trees = DraftedTrees(
         parents=(words >> PARENT_BIT) & _PARENT_MASK,
         depths=(words >> DEPTH_BIT) & _DEPTH_MASK,
@@ -67,12 +71,12 @@ def unpack_evidence(words: np.ndarray) -> tuple[DraftedTrees, np.ndarray]:
 
 
 def along_rows(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """`values[row, index[row]]` for each row; faster than numpy.take_along_axis for small arrays."""
+    """Returns `values[row, index[row]]` for each row; for small arrays, faster than numpy.take_along_axis."""
     return values[np.arange(len(index))[:, None], index]
 
 
 def given_parent(table: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
-    """P(node accepted | parent accepted), shaped like `log_probs` [num_reqs, ...].
+    """Returns P(node accepted | parent accepted), in the shape of `log_probs` [num_reqs, ...].
 
     Args:
         table: [num_reqs, NUM_BINS]: row of `Acceptance.table` for each request.
@@ -82,26 +86,26 @@ def given_parent(table: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
 
 
 def path_probabilities(table: np.ndarray, trees: DraftedTrees) -> np.ndarray:
-    """P(node and all its ancestors are accepted) [num_reqs, num_nodes]; 1 for roots and 0 for nodes that are not real.
+    """Returns P(node and all its ancestors are accepted), [num_reqs, num_nodes]; 1 for roots, 0 for nodes not `real`.
 
     Args:
-        table: as in `given_parent`.
+        table: see `given_parent`.
     """
     one_step = np.where(trees.real, given_parent(table, trees.log_probs), 0.0)
     one_step[:, 0] = 1.0
     path, deepest = one_step, int(np.where(trees.real, trees.depths, 0).max(initial=0))
-    if deepest == path.shape[1] - 1:  # a tree as deep as its number of nodes is a chain
+    if deepest == path.shape[1] - 1:  # a tree whose depth is its number of drafted nodes is a chain
         return np.cumprod(path, axis=1)
-    for _ in range(deepest - 1):  # each iteration completes one more level; the root's column stays 1
+    for _ in range(deepest - 1):  # each iteration completes the next level; the root's column stays 1
         path = one_step * along_rows(path, trees.parents)
     return path
 
 
 def prior_table() -> np.ndarray:
-    """Acceptance before any evidence, in the layout of `Acceptance.table`.
+    """Returns the assumed acceptance before there is evidence, in the layout of `Acceptance.table`.
 
-    A greedy target agrees with EAGLE heads far more often than the heads' confidence. Confidences of trees built from
-    earlier text are estimated from counts and are taken as they are.
+    A greedy target agrees with EAGLE heads far more often than the heads' confidence suggests. Confidences of trees
+    built from earlier text are estimated from counts, so they are used unchanged.
     """
     centres = (np.arange(NUM_BINS) + 0.5) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
     log_odds = np.stack([1.2 * centres + 2.4, 0.7 * centres + 0.7, centres, centres])
@@ -115,11 +119,11 @@ class Acceptance:
         self.trials = np.full((NUM_KINDS, NUM_BINS), PRIOR_TRIALS)
         self.successes = PRIOR_TRIALS * prior_table()
         self.table = self.successes / self.trials
-        """float64 [NUM_KINDS, NUM_BINS]: acceptance by bin. Rows: greedy and sampled requests with the drafter's trees,
-        then both with trees built from earlier text."""
+        """float64 [NUM_KINDS, NUM_BINS]: acceptance by bin. Rows 0 and 1 are greedy and sampled requests with the
+        drafter's trees; rows 2 and 3 are greedy and sampled requests with trees built from earlier text."""
         self.expected_accepted = 0.0
-        """Sum of the predicted probabilities of verified nodes whose parent was accepted; equals `num_accepted` if
-        calibrated."""
+        """Sum of the predicted probabilities of verified nodes whose parent was accepted; about equal to `num_accepted`
+        if predictions are right."""
         self.num_accepted = 0
 
     def record(self, trees: DraftedTrees, kinds: np.ndarray, tried: np.ndarray, accepted: np.ndarray) -> None:
@@ -128,12 +132,12 @@ class Acceptance:
         Args:
             kinds: int64 [num_reqs]: row of `table` for each request.
             tried: bool [num_reqs, num_nodes]: verified nodes whose parent was accepted.
-            accepted: bool [num_reqs, num_nodes]: accepted nodes among these.
+            accepted: bool [num_reqs, num_nodes]: accepted nodes; a subset of `tried`.
         """
         cells = (EDGES.searchsorted(trees.log_probs) + NUM_BINS * kinds[:, None]).ravel()
         self.expected_accepted += float(given_parent(self.table[kinds], trees.log_probs)[tried].sum())
         self.num_accepted += int(accepted.sum())
-        # Priors decay with the evidence but not below PRIOR_TRIALS, so a bin without evidence keeps its prior.
+        # Counts decay, including the prior, but not below PRIOR_TRIALS, so a bin without evidence keeps its prior.
         old = self.trials > PRIOR_TRIALS
         self.trials[old] *= 1.0 - 1.0 / FORGET_ROUNDS
         self.successes[old] *= 1.0 - 1.0 / FORGET_ROUNDS

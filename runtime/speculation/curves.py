@@ -1,9 +1,9 @@
 """Cost model of rounds: one curve for verifier passes and one for drafts, each corrected by the times of real rounds.
 
 Curves are measured at a few points when an engine starts and interpolated linearly. A curve predicts well how cost
-grows with size, but its level may be off, so each kind of round (plain, behind a draft, over text, the draft itself)
-multiplies its curve by a factor: the decaying average of measured over predicted seconds, by batch size. All times in
-seconds.
+grows with size, but its level may be off. Each of four kinds of work (plain rounds, rounds after a draft, rounds with
+trees from text, drafts) therefore multiplies its curve by a factor: the decaying average of the ratio of measured to
+predicted seconds, by batch size. All times are in seconds.
 """
 
 import math
@@ -12,21 +12,21 @@ from typing import NamedTuple
 import numpy as np
 
 FADE = 1.0 / 24
-"""Share of their weight that earlier observations lose per round."""
+"""Fraction of their weight that earlier observations lose in each round."""
 
 
 class PassCurve(NamedTuple):
     """Predicted seconds of the verifier's forward passes."""
 
     rows: tuple[int, ...]
-    """Rows of the measured passes, ascending."""
+    """Number of rows of each measured pass, ascending."""
     short_s: tuple[float, ...]
     """Seconds of each measured pass at a short context."""
     context_s: tuple[float, float] = (0.0, 0.0)
-    """Seconds added per token of a sequence's context: for the sequence's first row, and for each further row."""
+    """Seconds added for each token of a sequence's context: by the sequence's first row, and by each further row."""
 
     def seconds(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
-        """Seconds of passes over `num_reqs` roots and `num_extra` [n] drafted nodes in total: float64 [n].
+        """Returns seconds, float64 [n], of passes over `num_reqs` roots and, in total, `num_extra` [n] drafted nodes.
 
         Args:
             context: tokens per sequence.
@@ -34,14 +34,14 @@ class PassCurve(NamedTuple):
         extra = np.asarray(num_extra, dtype=np.float64)
         rows, last = num_reqs + extra, len(self.rows) - 1
         short_s = np.interp(rows, self.rows, self.short_s)
-        if last:  # beyond the curve, extrapolate its last segment
+        if last:  # beyond the curve, its last segment is extrapolated
             slope = (self.short_s[last] - self.short_s[last - 1]) / (self.rows[last] - self.rows[last - 1])
             short_s += max(slope, 0.0) * np.maximum(rows - self.rows[last], 0.0)
         return short_s + context * (self.context_s[0] * num_reqs + self.context_s[1] * extra)
 
     @property
     def row_s(self) -> float:
-        """Seconds added per row of a large pass, also per prompt token."""
+        """Seconds that each row adds to a large pass; a prompt token is also a row."""
         return max(self.short_s[-1] - self.short_s[0], 0.0) / max(self.rows[-1] - self.rows[0], 1)
 
 
@@ -51,25 +51,25 @@ class DraftCurve(NamedTuple):
     num_reqs: tuple[int, ...]
     """Measured batch sizes, ascending: the smallest and the largest."""
     base_s: tuple[float, ...]
-    """Seconds independent of the number of levels, by batch size."""
+    """Seconds that do not depend on the number of levels, by batch size."""
     level_s: tuple[float, ...]
     """Seconds per level, by batch size."""
     context_s: float = 0.0
-    """Seconds added to a level per token of context of one sequence."""
+    """Seconds that each token of each sequence's context adds to a level."""
 
     def seconds(self, num_reqs: int, levels: np.ndarray | int, context: float) -> np.ndarray:
-        """Seconds of drafts of `levels` [n] levels: float64 [n]."""
+        """Returns seconds, float64 [n], of drafts with `levels` [n] levels."""
         base_s, level_s = (np.interp(num_reqs, self.num_reqs, part) for part in (self.base_s, self.level_s))
         return base_s + np.asarray(levels) * (level_s + self.context_s * num_reqs * context)
 
     @property
     def row_s(self) -> float:
-        """Seconds added per token of context that the drafter must process before drafting."""
+        """Seconds that each context token adds which the drafter must process before drafting."""
         return max(self.level_s[-1] - self.level_s[0], 0.0) / max(self.num_reqs[-1] - self.num_reqs[0], 1)
 
 
 class Factor:
-    """Decaying average of measured over predicted seconds."""
+    """Decaying average of the ratio of measured to predicted seconds."""
 
     def __init__(self) -> None:
         self.value = 1.0
@@ -82,8 +82,8 @@ class Factor:
         Args:
             now: number of the round.
         """
-        # A round of many times the usual duration is an interruption, not a cost; trees that arrived before they were
-        # waited for still had a cost. Both are clamped.
+        # The ratio is clamped on both sides. A round of many times the usual duration shows an interruption, not a
+        # cost. Trees that arrived before the host waited show almost no seconds, but had a cost.
         most = 2.0 if self._weight else 10.0
         ratio = min(max(ratio, self.value / most), self.value * most)
         self._weight *= (1.0 - FADE) ** (now - self._seen_at)
@@ -99,13 +99,13 @@ class Factor:
 
 
 class Factors:
-    """Factors by batch size, one for each power of two."""
+    """Factors by batch size: a factor for each power of two."""
 
     def __init__(self) -> None:
         self._by_power: dict[int, Factor] = {}
 
     def at(self, num_reqs: int) -> Factor | None:
-        """Factor of the nearest observed batch size; None before any observation."""
+        """Returns the factor of the nearest observed batch size; None before the first observation."""
         power = num_reqs.bit_length()
         nearest = min(self._by_power, key=lambda seen: abs(seen - power), default=None)
         return None if nearest is None else self._by_power[nearest]
@@ -119,89 +119,94 @@ class Factors:
 
 
 class DraftTook(NamedTuple):
-    """Measured draft that a round waited for before its pass."""
+    """Measurement of a draft for which a round waited before its pass."""
 
     seconds: float
     num_reqs: int
-    """Sequences that got trees; 0 if none came in time or the host has not seen the trees."""
+    """Number of sequences that got trees; 0 if no tree arrived in time, or if the host did not read the trees."""
     levels: int
     num_chunk_tokens: int = 0
-    """Tokens of context that the drafter processed before drafting."""
+    """Number of context tokens that the drafter processed before drafting."""
 
 
 class RoundTook(NamedTuple):
-    """Measured round."""
+    """Measurement of a round."""
 
     seconds: float
-    """Duration without the wait for trees."""
+    """Duration of the round in seconds, without the wait for trees."""
     num_reqs: int
     num_extra: int
-    """Drafted nodes verified."""
+    """Number of drafted nodes verified."""
     mean_context: float
     num_chunk_tokens: int = 0
-    """Prompt rows in the pass."""
+    """Number of prompt rows in the pass."""
     draft: DraftTook | None = None
-    """None in a plain round."""
+    """Draft for which the round waited; None in a round without a draft."""
     asks: bool = False
     """Whether a draft was requested during the round."""
 
 
 class RoundCosts:
-    """Predicts the duration of rounds without prompts; a prompt's cost is the same however the decodes are drafted.
+    """Predicts the duration of rounds without prompts.
 
-    A round behind a draft shares cores with the drafter, publishes what was accepted and plans anew, so that even
-    without drafted nodes it takes longer than a plain round among plain rounds.
+    Prompts are left out because they cost the same with and without drafts.
+
+    A round after a draft shares cores with the drafter, publishes accepted tokens and makes a new plan. Even without
+    drafted nodes, such a round takes longer than a plain round among plain rounds.
     """
 
     def __init__(self, passes: PassCurve, drafts: DraftCurve) -> None:
         self.passes, self.drafts = passes, drafts
         self._plain, self._verify, self._draft, self._text = (Factors() for _ in range(4))
         self._passes_s: dict[int, float] = {}
-        """Cache of predicted seconds of passes at a short context, by rows; looked up every round."""
+        """Cache of predicted seconds of passes at a short context, by number of rows; used in every round."""
         self._drafts_s: dict[tuple[int, int], tuple[float, float]] = {}
-        """Cache of predicted seconds of drafts, by requests and levels: at a short context, and per token of
-        context."""
+        """Cache of predicted seconds of drafts, by numbers of requests and levels. A value holds the seconds at a short
+        context, and the seconds added per token of context."""
         self._round = 0
         self._before = self._verify
-        """Kind of the latest round."""
+        """Factors of the latest round's kind."""
 
     def plain_s(self, num_reqs: int, context: float) -> float:
-        """Predicted seconds of a plain round behind plain rounds.
+        """Predicts the seconds of a plain round after plain rounds.
 
-        Uses the factor of drafted rounds until a plain round was observed.
+        Until a plain round was observed, the factor of drafted rounds is used.
         """
         factor = self._plain.at(num_reqs) or self._verify.at(num_reqs)
         return float(self.passes.seconds(num_reqs, np.zeros(1), context)[0]) * (factor.value if factor else 1.0)
 
     def verify_s(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
-        """Predicted seconds of rounds behind a draft, without the draft.
+        """Predicts the seconds of rounds after a draft, not counting the draft.
 
-        Arguments and result as for `PassCurve.seconds`.
+        Arguments and result are those of `PassCurve.seconds`.
         """
         factor = self._verify.at(num_reqs)
         return self.passes.seconds(num_reqs, num_extra, context) * (factor.value if factor else 1.0)
 
     def text_s(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
-        """Predicted seconds of rounds over trees built from earlier text, without the drafter; as `verify_s`."""
+        """Predicts the seconds of rounds with trees built from earlier text and without a draft.
+
+        Arguments and result are those of `verify_s`.
+        """
         factor = self._text.at(num_reqs) or self._plain.at(num_reqs) or self._verify.at(num_reqs)
         return self.passes.seconds(num_reqs, num_extra, context) * (factor.value if factor else 1.0)
 
     def draft_s(self, num_reqs: int, levels: np.ndarray, context: float) -> np.ndarray:
-        """Predicted wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
+        """Predicts the seconds, float64 [n], of waiting for trees of `levels` [n] levels for `num_reqs` sequences."""
         factor = self._draft.at(num_reqs)
         return self.drafts.seconds(num_reqs, levels, context) * (factor.value if factor else 1.0)
 
     def doubt(self, num_reqs: int) -> float:
-        """Standard error of the ratio between drafted and plain rounds, relative to the ratio."""
+        """Returns the standard error of the ratio of drafted to plain rounds' seconds, relative to this ratio."""
         seen = (factors.at(num_reqs) for factors in (self._plain, self._verify))
         return math.hypot(*(0.0 if factor is None else factor.doubt for factor in seen))
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
-        """Predicted seconds at a short context of a plain round, a draft and its verification, by number of requests.
+        """Predicts seconds at a short context, by number of requests: of a plain round, a draft, and its verification.
 
         Args:
-            levels: levels of the draft.
-            num_nodes: nodes of each verified tree, its root included.
+            levels: number of levels of the draft.
+            num_nodes: number of nodes of each verified tree, including its root.
         """
         sizes = [2**power for power in range(self.drafts.num_reqs[-1].bit_length())]
         return {
@@ -213,9 +218,9 @@ class RoundCosts:
     def observe(self, took: RoundTook) -> None:
         """Corrects the predictions with a measured round.
 
-        A plain round counts only behind a plain round and if no draft was requested during it, because otherwise the
-        drafter uses caches and cores. A draft behind a round of another kind must first process context, and does not
-        count either.
+        A plain round is used only if the round before was plain and no draft was requested during the round, because
+        otherwise the drafter uses caches and cores. A draft after a round of another kind is not used, because the
+        drafter must first process context.
         """
         draft = took.draft
         kind = self._verify if draft is not None else self._text if took.num_extra else self._plain

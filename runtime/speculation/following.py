@@ -1,16 +1,17 @@
-"""Selects the requests that a drafter follows: all of them, or a few while plain decoding is faster.
+"""Selects the requests that a drafter follows: all requests, or a few while plain decoding is faster.
 
-A drafter that processes prompts and tokens without drafting costs time, on CPUs time of the verifier's cores. A few
-requests are followed all the same, because otherwise no probe could show that drafts pay again.
+Following a request costs time even without drafting, because the drafter processes the request's prompt and tokens; on
+CPUs, this work uses the verifier's cores. A few requests are nevertheless always followed, because otherwise no probe
+could show that drafts pay again.
 """
 
 from wingbeat.runtime.speculation.policy import HOLD
 
 SURE = 12 * HOLD
-"""Rounds by which plain decoding must be ahead before requests go unfollowed; each round in which drafts would pay
-subtracts four."""
+"""Number of rounds by which plain decoding must be ahead before requests are no longer followed. A round in which
+drafts would not pay counts 1, a round in which drafts would pay counts -4."""
 ONE_OF = 2 * HOLD
-"""While plain decoding is faster, one request out of this many is followed."""
+"""While plain decoding is faster, out of this many requests one is followed."""
 
 
 class Following:
@@ -20,12 +21,12 @@ class Following:
         self.follows_all = True
         """Whether every request that allows drafts is followed."""
         self._ahead = 0
-        """Rounds by which plain decoding is ahead, 0..`SURE`."""
+        """Number of rounds by which plain decoding is ahead, 0..`SURE`."""
         self._left = 0
-        """Requests until the next followed one, while not all are followed."""
+        """Number of requests until the next request that is followed, while not all requests are followed."""
 
     def decided(self, pays: bool, num_rounds: int = 1) -> None:
-        """Records rounds, and whether drafting for all requests would have paid in them."""
+        """Records `num_rounds` rounds, and whether drafting for all requests would have paid in these rounds."""
         self._ahead = min(max(self._ahead + (-4 if pays else 1) * num_rounds, 0), SURE)
         if self._ahead == SURE:
             self.follows_all = False
@@ -33,7 +34,7 @@ class Following:
             self.follows_all, self._left = True, 0
 
     def takes_next(self) -> bool:
-        """Whether the request being admitted is followed."""
+        """Returns whether to follow the request that is being admitted; called once per request."""
         if self.follows_all:
             return True
         self._left = (self._left or ONE_OF) - 1

@@ -7,7 +7,7 @@ from wingbeat.runtime.speculation.policy import GrowthLimits
 
 
 class GrowthRule:
-    """Decides whether another level of one draft's trees is worth its cost.
+    """Decides whether growing another level of a draft's trees is worth its cost.
 
     Args:
         growth: limits from the policy.
@@ -18,10 +18,10 @@ class GrowthRule:
         self.growth = growth
         self.table = table
         self._paths = np.ones((len(table), 1))
-        """P(node and its ancestors are accepted), for the nodes that are expanded next."""
+        """Probability that a node and its ancestors are accepted, for the nodes that are expanded next."""
 
     def pays(self, log_probs: np.ndarray, chosen: np.ndarray) -> bool:
-        """Whether another level is worth its cost; called at every depth, from 1 on.
+        """Returns whether another level is worth its cost; called once for every depth, from 1 on.
 
         Args:
             log_probs: [num_reqs, frontier, top_k]: candidates' log-probabilities, conditional on their parents.

@@ -16,14 +16,14 @@ from wingbeat.runtime.speculation.acceptance import FORGET_ROUNDS, DraftedTrees,
 from wingbeat.runtime.speculation.curves import FADE, RoundCosts
 
 HOLD = 8
-"""Rounds for which a decision holds at unchanged load, and rounds until the first probe."""
+"""Number of rounds for which a decision holds at unchanged load, and number of rounds until the first probe."""
 PROBE_ROUNDS = 3
-"""Consecutive rounds that try plain decoding, as the first of them shows little; probes of drafts take one round
-less."""
+"""Number of consecutive rounds in a probe of plain decoding, more than one because the first round after a draft shows
+little. A probe of drafts takes a round less."""
 RAREST_PROBE = FORGET_ROUNDS // 4
-"""Most rounds between probes, so that several probes happen before evidence has decayed."""
+"""Maximum number of rounds between probes, so that several probes happen before evidence has decayed."""
 PROBE_LOSS = 0.01
-"""Largest share of time that probes may cost."""
+"""Maximum fraction of time that probes may cost."""
 DOUBTS = 2.0
 """Minimum gain over plain decoding, in standard errors, at which drafts are chosen: the best of many noisy estimates is
 biased upwards, and a drafter slows the plain rounds that follow its drafts. The standard error is taken to be at least
@@ -31,42 +31,45 @@ biased upwards, and a drafter slows the plain rounds that follow its drafts. The
 
 
 class Reason(StrEnum):
-    """Reason for which a round is or is not drafted."""
+    """Reason why a draft is or is not requested for a round."""
 
     IDLE = "idle"
-    """No sequence can be drafted for."""
+    """No sequence can use a draft."""
     PLAIN = "plain"
     """Plain decoding is faster."""
     TEXT = "text"
     """Trees built from earlier text gain more than a draft, so no draft is requested."""
     SPECULATE = "speculate"
     PROBE_PLAIN = "probe_plain"
-    """Plain for some rounds to measure their cost, which every decision depends on."""
+    """Rounds are plain for a while to measure their cost, on which every decision depends."""
     PROBE_DRAFT = "probe_draft"
-    """Drafted for some rounds, because otherwise nothing could show that drafts pay."""
+    """Rounds are drafted for a while, because otherwise no measurement could show that drafts pay."""
     FORCED = "forced"
-    """Plain decoding would be chosen, but some requests demand drafts; only these are drafted for."""
+    """Plain decoding would be chosen, but some requests demand drafts; only these requests get drafts."""
 
 
 class GrowthLimits(NamedTuple):
-    """Limits for a drafter that can stop after any level: it continues while sum(max(path - price, 0)) > min_reach."""
+    """Limits for a drafter that can stop after any level.
+
+    The drafter continues while sum(max(path - price, 0)) > min_reach, where `path` is a node's path probability.
+    """
 
     min_reach: float
-    """Cost of one more level, in probability mass of its parents."""
+    """Cost of growing one more level, expressed as probability mass of the level's parents."""
     price: float
-    """Cost of verifying one more node, in the same unit."""
+    """Cost of verifying one more node, also expressed as probability mass."""
 
 
 class DraftPlan(NamedTuple):
     """Limits of the next draft."""
 
     levels: int
-    """Most levels to grow; 0 requests no trees."""
+    """Maximum number of levels to grow; 0 requests no trees."""
     reason: str
     num_nodes: int | None = None
-    """Nodes of each tree to verify, its root included, where the number is decided before drafting; else None."""
+    """Number of nodes of each tree to verify, including its root; None if the number is not decided before drafting."""
     growth: GrowthLimits | None = None
-    """None grows every level."""
+    """Limits that stop growth early; None grows every level."""
 
 
 @dataclass
@@ -74,34 +77,35 @@ class PolicyStats:
     """Statistics of the policy's decisions."""
 
     decisions: dict[str, int] = field(default_factory=dict)
-    """Rounds by reason."""
+    """Number of rounds by reason."""
     levels: int = 0
-    """Levels of the latest decision."""
+    """Number of levels of the latest decision."""
     expected_speedup: float = 1.0
-    """Predicted token rate of the latest decision relative to plain decoding."""
+    """Predicted ratio of the latest decision's token rate to that of plain decoding."""
     expected_accepted: float = 0.0
-    """Accepted nodes predicted by the calibrated probabilities; equals `num_accepted` if the calibration is right."""
+    """Number of accepted nodes that the calibrated probabilities predict; about equal to `num_accepted` if the
+    calibration is right."""
     num_accepted: int = 0
     break_even: float | None = None
-    """Tokens per draft, bonus token included, at which the best draft at the latest load would be as fast as plain
-    decoding; None before the first decision."""
+    """Number of tokens per draft, including the bonus token, at which the best draft would be as fast as plain decoding
+    at the latest load; None before the first decision."""
     costs_s: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Predicted seconds by phase and number of requests, from `RoundCosts.by_batch` for whole trees."""
+    """Predicted seconds, for whole trees, by phase and number of requests, as `RoundCosts.by_batch` returns them."""
 
 
 class TextWorth:
-    """Measured seconds per token in rounds over trees built from earlier text alone."""
+    """Measured seconds per token in rounds whose trees are all built from earlier text."""
 
     def __init__(self) -> None:
         self._seconds = self._tokens = 0.0
         self._num_bare = 0
-        """Consecutive rounds that verified no drafted node."""
+        """Number of latest consecutive rounds that verified no drafted node."""
 
     def token_s(self, plain_s: float) -> float | None:
-        """Seconds per token in such rounds, or in plain decoding if that is less.
+        """Returns seconds per token in rounds with trees from text, or in plain decoding if that takes less.
 
-        None requests a trial: nothing is known, or the last `HOLD` rounds verified no node, so that the cost may be
-        outdated.
+        Returns None to request a trial: nothing was measured, or the last `HOLD` rounds verified no node, so the
+        measured cost may be outdated.
 
         Args:
             plain_s: seconds per token in plain decoding; 0 if unknown.
@@ -117,21 +121,21 @@ class TextWorth:
         return self._seconds / self._tokens if self._tokens else 0.0
 
     def observe(self, seconds: float, num_tokens: int, num_extra: int) -> None:
-        """Adds a round."""
+        """Adds the measurement of a round."""
         self._num_bare = 0 if num_extra else self._num_bare + 1
         self._seconds += FADE * (seconds - self._seconds) if self._tokens else seconds
         self._tokens += FADE * (num_tokens - self._tokens) if self._tokens else num_tokens
 
 
 class SpeculationPolicy:
-    """Decides the drafts of one engine, by arithmetic on a few small arrays on the host.
+    """Decides on the drafts of one engine; a decision computes with a few small arrays on the host.
 
     Args:
-        costs: predicts the duration of rounds.
-        max_levels: most levels that the drafter can grow.
-        num_nodes: nodes of a full tree, the root included.
-        widths: nodes per tree, the root included, that captured rounds can verify, ascending; None if any number of
-            nodes can be verified and the drafter accepts growth limits.
+        costs: predictions of the duration of rounds.
+        max_levels: maximum number of levels that the drafter can grow.
+        num_nodes: number of nodes of a full tree, including the root.
+        widths: numbers of nodes per tree, including the root, that captured rounds can verify, ascending. None if
+            rounds can verify any number of nodes and the drafter accepts growth limits.
     """
 
     def __init__(
@@ -140,41 +144,41 @@ class SpeculationPolicy:
         self.costs = costs
         self.max_levels, self.num_nodes, self.widths = max_levels, num_nodes, widths
         self._nodes = np.arange(num_nodes) if widths is None else np.array(widths) - 1
-        """Numbers of drafted nodes that may be verified per tree."""
+        """Numbers of drafted nodes of a tree that may be verified."""
         prior = float(prior_table()[0].mean())
         reached = np.append(0.0, prior ** np.arange(1, num_nodes)).cumsum()
         levels, nodes = np.ogrid[: max_levels + 1, :num_nodes]
         self._gain = reached[np.minimum(levels, nodes)]
-        """[levels, nodes]: expected accepted nodes per drafted sequence, of the best `nodes` nodes of its first
-        `levels` levels."""
+        """Expected number of accepted nodes per drafted sequence, by [levels, nodes]: if its first `levels` levels are
+        drafted and the best `nodes` nodes of these are verified."""
         self._grown = np.arange(max_levels + 1.0)
-        """[levels]: average number of levels grown where that many are allowed."""
+        """Average number of levels that are grown, by the number of levels allowed."""
         self._onward = prior
-        """Average ratio between the probability mass of a level and that of the level before."""
+        """Average ratio of a level's probability mass to that of the level before."""
         self._num_observed = 0
         self._until_probe = HOLD
         self._probe_every: dict[int, int] = {}
-        """Rounds between probes, by bit length of the number of requests."""
+        """Number of rounds between probes, by bit length of the number of requests."""
         self._most_every = HOLD
         self._probe_left = 0
-        """Rounds for which the current probe continues."""
+        """Number of rounds for which the current probe continues."""
         self._load: tuple[int, int, int] | None = None
         self._held = 0
         self._now = DraftPlan(0, Reason.IDLE)
         self._drafted = DraftPlan(max_levels, Reason.SPECULATE, widths[-1] if widths else None)
         """Best draft at the latest load."""
         self._best = max_levels, num_nodes - 1
-        """Levels and drafted nodes of the best draft."""
+        """Numbers of levels and drafted nodes of the best draft."""
         self._slower: dict[tuple[int, int], float] = {}
-        """Cache of `slow_down` since the latest decision, by requests and drafting requests."""
+        """Results of `slow_down` since the latest decision, by numbers of requests and of drafting requests."""
         self._node_prices: dict[int, float] = {}
         self._token_s = 0.0, 0.0
-        """Seconds per token in plain decoding, and by the best draft; 0 before the first decision."""
+        """Seconds per token in plain decoding, and with the best draft; 0 before the first decision."""
         self._break_even: float | None = None
         self.pays = True
         """Whether drafting for all eligible requests is the best choice; True before the first decision."""
         self._prices: dict[tuple[int, int, str], np.ndarray] = {}
-        """Cache of the latest `prices`, by load; valid as long as the plan holds."""
+        """Latest result of `prices`, by load; cleared by the next decision."""
         self._text = TextWorth()
         self._decisions: dict[str, int] = {}
 
@@ -190,13 +194,14 @@ class SpeculationPolicy:
         """Decides the next draft.
 
         Args:
-            num_reqs: sequences decoding in the next round.
-            num_drafting: sequences among these that may be drafted for.
-            mean_context: tokens of context per sequence.
-            forced: whether some of these demand drafts even at a loss. Held decisions and probes are not affected.
-            num_unfollowed: sequences that could be drafted for if the drafter had their context. While there are any,
-                only probes are drafted; `pays` is then whether drafting for all would be better.
-            num_rounds: rounds since the latest call.
+            num_reqs: number of sequences that decode in the next round.
+            num_drafting: number of these sequences for which trees may be requested.
+            mean_context: mean number of context tokens per sequence.
+            forced: whether some sequences demand drafts even at a loss. Held decisions and probes are not affected.
+            num_unfollowed: number of sequences that could get trees if the drafter had their context. While there are
+                such sequences, only probes are drafted; `pays` then states whether drafting for all sequences would be
+                better.
+            num_rounds: number of rounds since the latest call.
         """
         plan = self._now = self._plan(num_reqs, num_drafting, mean_context, num_unfollowed, num_rounds)
         if forced and not plan.levels:
@@ -216,7 +221,7 @@ class SpeculationPolicy:
             self._probe_left -= 1
             return self._now
         self._until_probe -= num_rounds
-        if self._until_probe <= 0 and num_drafting:  # a probe needs a sequence to draft for
+        if self._until_probe <= 0 and num_drafting:  # a probe needs a sequence for which to draft
             return self._probe(num_reqs.bit_length())
         self._held += num_rounds
         load = (num_reqs, num_drafting, num_unfollowed)
@@ -230,8 +235,8 @@ class SpeculationPolicy:
     def _probe(self, load: int) -> DraftPlan:
         """Begins a probe of the alternative that is not chosen: plain decoding, or the best draft.
 
-        In engines with captured rounds the duration of passes is not measured, so while drafts are chosen the probe is
-        a whole tree.
+        In engines with captured rounds the duration of passes is not measured, so a probe of plain decoding would show
+        nothing; while drafts are chosen, the probe is a draft of a whole tree.
         """
         every = self._probe_every[load] = min(2 * self._probe_every.get(load, HOLD), self._most_every)
         self._until_probe, self._load, self._probe_left = every, None, 0
@@ -244,7 +249,7 @@ class SpeculationPolicy:
         return DraftPlan(0, Reason.PROBE_PLAIN)
 
     def _decide(self, num_reqs: int, num_drafting: int, mean_context: float) -> None:
-        """Finds the best draft at this load, and whether it beats plain decoding."""
+        """Finds the best draft at this load, and decides whether it is better than plain decoding."""
         rates = self.rates(num_reqs, num_drafting, mean_context)
         levels, column = divmod(int(rates[1:].argmax()), rates.shape[1])
         levels += 1
@@ -255,25 +260,26 @@ class SpeculationPolicy:
         self._prices.clear()
         self._slower.clear()
         self._node_prices.clear()
-        # `lost`: rounds' worth of time that one probe round wastes, from the tokens of a round and the difference in
-        # seconds per token.
+        # `lost` is the time that a probe round wastes, as a fraction of a round's time. `lost` follows from the tokens
+        # of a round and the difference in seconds per token.
         tokens = 1.0 + num_drafting / num_reqs * float(self._gain[levels, self._nodes[column]])
-        # Seconds of the draft's round in tokens of plain decoding, less the tokens that come without drafts.
+        # The drafted round's seconds, converted to tokens of plain decoding, less the tokens that are generated without
+        # drafts.
         self._break_even = 1.0 + (plain / drafted * tokens - 1.0) * num_reqs / num_drafting
         lost = (plain / drafted - 1.0) * tokens if not self.pays else (drafted / plain - 1.0) / tokens
         self._most_every = int(min(max(PROBE_ROUNDS * lost / PROBE_LOSS, 8 * HOLD), RAREST_PROBE))
         if self.widths is not None:
             self._drafted = DraftPlan(levels, Reason.SPECULATE, self.widths[column])
-        else:  # the growth rule stops drafts early, so all levels are allowed
+        else:  # all levels are allowed, because the growth rule stops drafts early
             growth = self._growth(num_reqs, num_drafting, mean_context)
             self._drafted = DraftPlan(self.max_levels, Reason.SPECULATE, None, growth)
 
     def rates(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
-        """Predicted tokens per second, float64 [levels, nodes verified]; row 0 is plain decoding.
+        """Returns predicted tokens per second, float64 [levels, verified nodes]; row 0 is plain decoding.
 
-        Columns are `widths` if given, else 0, 1, .. drafted nodes per tree.
+        The columns are `widths`, if set; else 0, 1, .. drafted nodes per tree.
         """
-        # Captured shapes give every sequence the rows of a whole tree.
+        # In captured rounds every sequence has as many rows as its tree may have nodes, also without a tree.
         verified = (num_drafting if self.widths is None else num_reqs) * self._nodes
         tokens = num_reqs + num_drafting * self._gain[:, self._nodes]
         draft_s = self.costs.draft_s(num_drafting, self._grown, mean_context)
@@ -282,20 +288,21 @@ class SpeculationPolicy:
         return tokens / seconds
 
     def _growth(self, num_reqs: int, num_drafting: int, mean_context: float) -> GrowthLimits:
-        """Growth limits from the cost of one more level.
+        """Returns growth limits that follow from the cost of one more level.
 
-        Looking one level ahead suffices: a level that does not pay leads only to deeper levels that pay less.
+        Considering only the next level suffices, because the levels after a level that does not pay would pay even
+        less.
         """
         level_s = np.diff(self.costs.draft_s(num_drafting, np.array([0, 1]), mean_context))
         nodes = np.array([1, 2, max(self.num_nodes - 1, 2)])
         verify_s = self.costs.verify_s(num_reqs, nodes * num_drafting, mean_context)
-        # The duration of passes grows in steps: a step at the first nodes does not predict the cost of later nodes.
+        # The duration of passes grows in steps, so a step at the first nodes does not predict the cost of later nodes.
         node_s = min((verify_s[1:] - verify_s[0]) / (nodes[1:] - 1)) / num_drafting
-        worth_s = self._token_s[1] * self._onward  # seconds' worth of one unit of a parent's probability
+        worth_s = self._token_s[1] * self._onward  # seconds that one unit of a parent's probability is worth
         return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s), 0.0) / worth_s)
 
     def slow_down(self, num_reqs: int, num_drafting: int, mean_context: float) -> float:
-        """Duration of a round with the best draft, relative to the same round with its draft already available."""
+        """Returns the duration of a round with the best draft, relative to the round without the time of drafting."""
         key = num_reqs, num_drafting
         if key not in self._slower:
             levels, nodes = self._best
@@ -305,25 +312,25 @@ class SpeculationPolicy:
         return self._slower[key]
 
     def text_prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
-        """Prices as in `prices`, for a pass over trees built from earlier text alone.
+        """Returns prices as `prices` does, for a pass whose trees are all built from earlier text.
 
-        None verifies all nodes to measure their cost.
+        Returns None if all nodes are to be verified to measure their cost.
         """
         token_s = self._text.token_s(self._token_s[0])
         return None if token_s is None else self.costs.text_s(num_reqs, np.arange(most + 1), mean_context) / token_s
 
     def saw_text(self, seconds: float, num_tokens: int, num_extra: int) -> None:
-        """Records a round for which `text_prices` was called: tokens emitted, and drafted nodes verified."""
+        """Records a round for which `text_prices` was called: seconds, emitted tokens, and verified drafted nodes."""
         self._text.observe(seconds, num_tokens, num_extra)
 
     def made_of_text(self) -> DraftPlan:
-        """Records a round without a draft because trees of earlier text gain more, and returns its plan."""
+        """Returns the plan of a round without a draft, because trees from text gain more, and counts this decision."""
         self._until_probe -= 1
         self._decisions[str(Reason.TEXT)] = self._decisions.get(str(Reason.TEXT), 0) + 1
         return DraftPlan(0, Reason.TEXT)
 
     def node_price(self, num_reqs: int, mean_context: float) -> float:
-        """Cost of verifying one more node in full trees, in tokens; 0 before the first decision."""
+        """Returns the cost in tokens of verifying one more node of full trees; 0 before the first decision."""
         if num_reqs not in self._node_prices:
             nodes = num_reqs * (self.num_nodes - 1)
             bare_s, full_s = self.costs.verify_s(num_reqs, np.array([0, nodes]), mean_context)
@@ -333,7 +340,7 @@ class SpeculationPolicy:
 
     @property
     def text_pays(self) -> bool:
-        """Whether rounds over text have taken fewer seconds per token than the best alternative is predicted to."""
+        """Whether rounds with trees from text took less time per token than is predicted for the best alternative."""
         plain_s, drafted_s = self._token_s
         return self._text.measured_s <= (min(plain_s, drafted_s) if self.pays else plain_s) or not plain_s
 
@@ -348,17 +355,21 @@ class SpeculationPolicy:
         return self._until_probe <= 1
 
     def overdue(self) -> bool:
-        """Whether a probe has waited too long for a sequence to draft for; if so, the wait starts again."""
+        """Returns whether a probe has waited too long for a sequence for which to draft.
+
+        If so, the wait starts again.
+        """
         if self._until_probe > -4 * RAREST_PROBE:
             return False
         self._until_probe = 0
         return True
 
     def prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
-        """Cost in tokens of a pass behind a draft with 0, 1, .. `most` drafted nodes: float64 [most + 1].
+        """Returns the cost in tokens of passes with 0, 1, .. `most` drafted nodes after a draft: float64 [most + 1].
 
-        None before the first decision. The cost of drafting the trees is not included, as it is spent. In a probe as
-        many nodes as there are requests are free: a node that is never verified would never be observed to be right.
+        Returns None before the first decision. The cost of drafting the trees is not included, because it is already
+        spent. In a probe of drafts, the first `num_reqs` nodes cost nothing: the acceptance of nodes that are never
+        verified could not be observed.
         """
         token_s, key = self._token_s[bool(self._now.levels)], (num_reqs, most, self._now.reason)
         if not token_s:
@@ -371,11 +382,11 @@ class SpeculationPolicy:
         return self._prices[key]
 
     def observe(self, path: np.ndarray, trees: DraftedTrees, levels: int) -> None:
-        """Updates the expected gain of levels and nodes from drafted trees.
+        """Updates, from drafted trees, the gain that is expected of levels and nodes.
 
         Args:
             path: path probabilities of requested trees, before pruning.
-            levels: levels of the plan by which the trees were grown.
+            levels: number of levels in the plan by which the trees were grown.
         """
         num_trees, width = path.shape
         deepest = int(np.where(trees.real, trees.depths, 0).max(initial=0))
@@ -395,16 +406,16 @@ class SpeculationPolicy:
                 else:
                     ranked = -np.sort(-reached, axis=1).mean(axis=0)
                 gain = np.append(0.0, ranked.cumsum())[np.minimum(np.arange(self.num_nodes), width)]
-            elif limit <= levels:  # growth stopped before this level
+            elif limit <= levels:  # the growth rule stopped before this level
                 gain = last
-            else:  # not requested: further levels gain less and less, and no node is likelier than the best one
+            else:  # levels not requested: assume that gains decrease, and that no node is likelier than the best node
                 gain = np.minimum(last + self._onward * (last - before), np.arange(self.num_nodes) * last[1])
             before, last = last, gain
             self._gain[limit] += weight * (gain - self._gain[limit])
             self._grown[limit] += weight * ((limit if limit > levels else min(limit, deepest)) - self._grown[limit])
 
     def stats(self, expected_accepted: float, num_accepted: int) -> PolicyStats:
-        """Statistics of the decisions so far."""
+        """Returns the statistics of the decisions so far."""
         return PolicyStats(
             decisions=dict(self._decisions),
             levels=self._now.levels,

@@ -1,4 +1,7 @@
-"""Interface to what runs the verifier's forward pass: torch here, compiled inference engines in other backends."""
+"""Interface to the library that runs the verifier's forward pass.
+
+The library is torch here, and a compiled inference engine in other backends.
+"""
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import GraphDevice
@@ -16,7 +19,7 @@ class Backend:
     def parts(
         self, loaded: LoadedModel, config: EngineConfig, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]
     ) -> tuple[VerifierModel, KVCache]:
-        """Returns the forward pass, and the KV cache that it reads and writes.
+        """Returns the verifier model, and the KV cache that its forward pass reads and writes.
 
         Raises:
             ValueError: a layer that the drafter needs does not exist, or the memory holds no sequence.

@@ -1,4 +1,4 @@
-"""The verifier's forward pass: takes a flattened batch, returns logits of chosen rows and tapped hidden states."""
+"""The verifier's forward pass, from a flattened batch to logits of chosen rows and tapped hidden states."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -16,12 +16,12 @@ from wingbeat.runtime.verifier.layers.rows_alike import rows_alike
 
 
 def taps_size(loaded: LoadedModel, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]) -> int:
-    """Elements that are tapped per token: hidden states, followed by keys and values."""
+    """Number of elements that are tapped per token: hidden states, followed by keys and values."""
     return len(tap_layers) * loaded.hidden_size + sum(loaded.layers[layer].kv_size for layer in kv_layers)
 
 
 class LayerTaps:
-    """Keeps the residual stream that enters chosen layers (EAGLE-3 section 3.1).
+    """Keeps the inputs (residual stream) of chosen layers (EAGLE-3 section 3.1).
 
     Args:
         layers: the decoder's layers, as `decoder_layers` finds them.
@@ -50,11 +50,11 @@ class LayerTaps:
             self._hooks.append(decoder.register_forward_hook(self._tap_output))
 
     def clear(self) -> None:
-        """Drops taps of earlier passes; to be called before each pass."""
+        """Drops taps of earlier passes; called before each pass."""
         self._taps = []
 
     def take(self) -> list[Tensor]:
-        """Returns and drops the taps since `clear`: [batch, length, hidden_size] each, low layers first."""
+        """Returns and drops the taps since `clear`, lowest layers first; each is [batch, length, hidden_size]."""
         taps, self._taps = self._taps, []
         return taps
 
@@ -75,15 +75,15 @@ class LayerTaps:
 
 
 def _leave_segments(segments: list[Segment], dtype: torch.dtype) -> None:
-    """Packs nothing; used if no runtime part registers `pack_segments`."""
+    """Packs no segments and returns None; used if no runtime part registers `pack_segments`."""
 
 
 class VerifierModel(nn.Module):
     """A loaded causal LM whose hidden states are tapped.
 
     Args:
-        tap_layers: as for `LayerTaps`.
-        kv_layers: layers whose keys and values are tapped too; see `wingbeat.runtime.drafters.base.DrafterNeeds`.
+        tap_layers: see `LayerTaps`.
+        kv_layers: layers whose keys and values are also tapped; see `wingbeat.runtime.drafters.base.DrafterNeeds`.
     """
 
     def __init__(self, loaded: LoadedModel, tap_layers: tuple[int, ...] = (), kv_layers: tuple[int, ...] = ()) -> None:
@@ -108,9 +108,9 @@ class VerifierModel(nn.Module):
 
     @torch.inference_mode()
     def observe(self, token_ids: Tensor) -> Tensor | None:
-        """Returns taps of whole sequences, int64 [num_seqs, length] -> [num_seqs, length, taps_size], without KV cache.
+        """Maps whole sequences, int64 [num_seqs, length], to taps [num_seqs, length, taps_size], without a KV cache.
 
-        None if nothing is tapped.
+        Returns None if no layer is tapped.
         """
         self.taps.clear()
         self.model.set_attn_implementation("eager")
@@ -122,7 +122,7 @@ class VerifierModel(nn.Module):
         return torch.cat(parts, dim=-1) if parts else None
 
     def forward(self, rows: Rows) -> ModelOutput:
-        """Runs the rows: writes their KV into the caches and advances recurrent states."""
+        """Runs the rows: writes their keys and values into the caches, and advances recurrent states."""
         self.taps.clear()
         captured = dict.fromkeys(self.kv_layers)
         packed = self._pack_segments(rows.segments, rows.caches[0][0].dtype)

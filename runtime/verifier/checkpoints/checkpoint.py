@@ -1,9 +1,9 @@
 """Loads a verifier's weights, and checks that no tensor is missing, misshapen, of an unreadable type, or not finite.
 
 transformers renames, splits and stacks tensors while loading, differently per architecture. Only transformers can
-therefore report what a checkpoint lacks: first on the meta device, which reads only file headers (`check_weights`),
-then when the weights are loaded (`load_weights`). Tensors that transformers would initialise randomly with a warning
-are an error here.
+therefore report which tensors a checkpoint lacks: first on the meta device, for which only file headers are read
+(`check_weights`), then when the weights are loaded (`load_weights`). Tensors that transformers would initialise
+randomly with a warning are an error here.
 """
 
 import pickle
@@ -39,18 +39,18 @@ _TOWER_CONFIGS = ("vision_config", "audio_config", "speech_config", "vision_towe
 
 
 class Place(NamedTuple):
-    """Device and dtype that a model will run in."""
+    """Device on which a model will run, and dtype in which it will run."""
 
     device: "torch.device"
     dtype: "torch.dtype"
 
 
 def check_files(config: ConfigFile) -> None:
-    """Reads the headers of the weight files; needs no torch and reads no values.
+    """Checks the headers of the weight files, without torch and without reading values.
 
     Raises:
-        ModelCheckpointError: a file is absent, truncated or damaged, or its packing of weights is not declared or not
-            supported.
+        ModelCheckpointError: a file is absent, truncated or damaged, or the format of its packed weights is not
+            declared or not supported.
     """
     if config.quantiser is not None:
         _check_quantiser(config)
@@ -78,7 +78,7 @@ def _check_quantiser(config: ConfigFile) -> None:
 
 
 def _check_layers(config: ConfigFile, names: Iterable[str]) -> None:
-    """Refuses a checkpoint without any tensor of some layer; this check needs no knowledge of the architecture."""
+    """Refuses a checkpoint in which some layer has no tensor at all. The architecture need not be known."""
     num_layers = config.size("num_hidden_layers")
     held = {int(match["index"]) for name in names if (match := _OWN_LAYER.match(name))}
     if num_layers is None or not held:
@@ -92,14 +92,15 @@ def _check_layers(config: ConfigFile, names: Iterable[str]) -> None:
 
 
 def check_weights(config: ConfigFile) -> None:
-    """Builds the model on the meta device and compares its tensors' names and shapes with the files'.
+    """Builds the model on the meta device and compares its tensors' names and shapes with those in the files.
 
     Raises:
         ModelCheckpointError: a tensor is missing, unexpected or of another shape, or transformers refuses the
             checkpoint.
     """
     if config.quantization is not None:
-        # Only the quantiser can map packed tensors to weights, and it needs its device: see `load_weights`.
+        # Packed tensors are not compared here: only the quantiser can map packed tensors to weights, and the quantiser
+        # needs its device. See `load_weights`.
         return
     _loaded(config, device_map="meta")
 
@@ -110,9 +111,9 @@ def load_weights(
     """Returns the model with all of its weights, on the host.
 
     Args:
-        packed: device and dtype for which quantised weights may stay packed, if kernels multiply by them; None unpacks
-            all.
-        options: arguments of `from_pretrained`, such as those that leave this process a shard of each weight.
+        packed: device and dtype for which quantised weights may stay packed, if kernels can multiply by packed weights;
+            None unpacks all weights.
+        options: arguments of `from_pretrained`, such as arguments that load only this process's shard of each weight.
 
     Raises:
         ModelCheckpointError: as `check_weights`.
@@ -124,14 +125,14 @@ def check_finite(model: "nn.Module") -> None:
     """Refuses weights that are NaN or infinite, with one pass over the weights and one device synchronisation.
 
     Raises:
-        ModelCheckpointError: a tensor holds NaN or infinity; names the first such tensor.
+        ModelCheckpointError: a tensor holds NaN or infinity; the message names the first such tensor.
     """
     import torch
 
     names, extremes = [], []
     for name, tensor in chain(model.named_parameters(), _saved_buffers(model)):
         if tensor.untyped_storage().nbytes() < tensor.nbytes:
-            continue  # placeholder of a packed weight, whose scales were checked when read
+            continue  # placeholder of a packed weight; its scales were checked when they were read
         if tensor.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16) and tensor.numel():
             names.append(name)
             # aminmax propagates NaN, so no mask of the tensor's size is needed.
@@ -156,7 +157,7 @@ def _loaded(config: ConfigFile, packed: Place | None = None, **options: Any) -> 
     def load(
         model_class: Any = auto_class(config.fields["model_type"]), folder: Path | None = config.folder, **more: Any
     ) -> "Loaded":
-        # With this option transformers reports mis-shaped tensors by name instead of raising without names.
+        # With this option, transformers reports tensors of another shape by name, instead of raising without names.
         generation = {} if folder is None else generation_of(folder)
         more = generation | {"config": read, "output_loading_info": True, "ignore_mismatched_sizes": True} | more
         return load_files(model_class, folder, **options, **more)
@@ -197,7 +198,7 @@ def _check_loading(config: ConfigFile, info: Mapping[str, Any]) -> None:
 def _harmless(config: ConfigFile, names: Iterable[str], headers: Mapping[str, TensorHeader]) -> set[str]:
     """Returns the unexpected tensors that do not affect a causal LM's output.
 
-    These are tables computed from the config, multi-token prediction modules, and image and audio towers.
+    Such tensors are tables computed from the config, multi-token prediction modules, and image and audio towers.
     """
     has_tower = any(isinstance(config.fields.get(name), dict) for name in _TOWER_CONFIGS)
     num_layers = config.size("num_hidden_layers") or 0

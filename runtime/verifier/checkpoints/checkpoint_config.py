@@ -1,7 +1,7 @@
 """The config.json of a verifier's checkpoint: raw JSON fields, and the transformers config built from them.
 
-`ConfigFile` does not import torch, so that most mistakes are reported within a second; `load_config` makes the final
-decision.
+`ConfigFile` does not import torch, so that most mistakes are reported within a second. `load_config` finds the
+remaining mistakes with transformers.
 """
 
 from collections.abc import Mapping
@@ -47,12 +47,12 @@ class ConfigFile:
 
     @property
     def text(self) -> Mapping[str, Any]:
-        """The language model's fields: those of `text_config` for a multimodal checkpoint."""
+        """Fields of the language model; for a multimodal checkpoint, the fields of `text_config`."""
         return self.fields.get("text_config") or self.fields
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """The quantisation config; None if weights are not quantised."""
+        """Quantisation config; None if weights are not quantised."""
         return self.fields.get("quantization_config") or self.text.get("quantization_config")
 
     @property
@@ -67,12 +67,15 @@ class ConfigFile:
 
     @property
     def name(self) -> str:
-        """The architecture name used in errors."""
+        """Name of the architecture, for error messages."""
         names = self.fields.get("architectures")
         return str(names[0]) if isinstance(names, list) and names else str(self.fields["model_type"])
 
     def size(self, name: str) -> int | None:
-        """An integer field of the language model; None if the file leaves it to the class default."""
+        """Returns an integer field of the language model.
+
+        Returns None if the file does not set the field, so that the config class's default applies.
+        """
         value = self.text.get(name)
         return value if isinstance(value, int) else None
 
@@ -89,7 +92,8 @@ class ConfigFile:
             raise ModelCheckpointError(f"{self.name} is an encoder-decoder: only causal LMs can be verifiers")
         if self.quantization is not None and not isinstance(self.quantization, dict):
             raise ModelCheckpointError(f"{file}: quantization_config is {self.quantization!r}, it must be an object")
-        # transformers silently ignores an unreadable generation config, which would change where texts end.
+        # An unreadable generation config is an error here: transformers would silently ignore it, and texts would end
+        # elsewhere.
         generation = self.folder / _GENERATION
         for path, found in ((file, fields), (generation, read_fields(generation) if generation.exists() else {})):
             if (problem := config_numbers.problem(found)) is not None:
@@ -100,7 +104,7 @@ def load_config(file: ConfigFile) -> "PretrainedConfig":
     """Returns transformers' config object, for an architecture that transformers supports.
 
     Raises:
-        ModelCheckpointError: the model type is unknown or no causal LM, or transformers cannot read the config.
+        ModelCheckpointError: the model type is unknown or not a causal LM, or transformers cannot read the config.
     """
     if (problem := head_problem(file.folder, tensor_files(file.folder))) is not None:
         raise ModelCheckpointError(problem)

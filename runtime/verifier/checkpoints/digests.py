@@ -1,4 +1,4 @@
-"""Digests of checkpoint files: of config and weights, and of the tokenizer files."""
+"""Computes two digests of a checkpoint: of its config and weights, and of its tokenizer files."""
 
 import hashlib
 import json
@@ -14,8 +14,8 @@ _PIECE_BYTES = 1 << 22
 def weights_digest(folder: Path) -> str:
     """Returns 32 hex digits over a checkpoint's config and every byte of its weights.
 
-    The digest is cached on disk by file sizes and modification times, so that a restart does not read the weights
-    again.
+    The digest is cached on disk, keyed by file sizes and modification times, so that a restart does not read the
+    weights again.
 
     Raises:
         OSError: the checkpoint cannot be read.

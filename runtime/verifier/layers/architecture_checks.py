@@ -1,4 +1,4 @@
-"""Checks of a model's class and config, for reasons that a failed comparison of logits could not name."""
+"""Checks a model's class and config, to report reasons that a failed comparison of logits would not show."""
 
 import inspect
 import logging
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class CacheKinds(NamedTuple):
-    """Contents of transformers' cache, by layer."""
+    """Kinds of data that transformers caches for a model's layers."""
 
     remembered: Remembered | None
-    """State of layers that hold more than keys and values, or something else; None if no layer does."""
+    """Adapter for layers that cache other state than keys and values; None if no layer does."""
     without_attention: frozenset[int]
     """Layers that hold no keys and values."""
 
@@ -30,7 +30,7 @@ def check_architecture(model: PreTrainedModel) -> None:
     """Refuses a model whose code needs something other than keys, values and positions.
 
     Raises:
-        UnsupportedModelError: without the model's name.
+        UnsupportedModelError: the model is refused; the message does not contain the model's name.
     """
     config = model.config.get_text_config()
     if getattr(model.config, "is_encoder_decoder", False):
@@ -46,7 +46,7 @@ def check_keywords(model: PreTrainedModel) -> None:
     """Refuses a forward method that does not accept the arguments of a flattened batch.
 
     Raises:
-        UnsupportedModelError: without the model's name.
+        UnsupportedModelError: the model is refused; the message does not contain the model's name.
     """
     parameters = inspect.signature(model.forward).parameters
     if "position_ids" not in parameters:
@@ -62,10 +62,10 @@ def check_keywords(model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def check_cache(model: PreTrainedModel) -> CacheKinds:
-    """Returns what layers cache of a sequence; refuses anything but keys and values and supported recurrent states.
+    """Returns the kinds of data that layers cache; refuses all but keys, values and supported recurrent states.
 
     Raises:
-        UnsupportedModelError: without the model's name.
+        UnsupportedModelError: the model is refused; the message does not contain the model's name.
     """
     model.set_attn_implementation("eager")
     token_ids = torch.arange(1, 4, device=next(model.parameters()).device)[None]
@@ -93,10 +93,10 @@ def _which(indices: list[int], layers: list[object]) -> str:
 
 
 def position_limit(model: PreTrainedModel) -> int:
-    """Returns the number of positions within which rotary embedding does not change (at most the model's)."""
+    """Returns the number of positions within which rotary angles are fixed, at most the model's number of positions."""
     config = model.config.get_text_config()
     most = min(getattr(config, "max_position_embeddings", None) or MOST_POSITIONS, MOST_POSITIONS)
-    # Beyond the original length, the longest sequence of a batch would change the rotation of all sequences.
+    # Beyond longrope's original length, the longest sequence of a batch would change the rotation of all sequences.
     limits = [
         rope["original_max_position_embeddings"]
         for rope in _ropes(config)
@@ -113,7 +113,7 @@ def position_limit(model: PreTrainedModel) -> int:
 
 
 def _ropes(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
-    """Yields rope parameters: the top-level set, and one set by kind of layer if there are any."""
+    """Yields sets of rope parameters: the top-level set, and the sets by kind of layer if the config has any."""
     parameters = getattr(config, "rope_parameters", None) or {}
     yield parameters
     yield from (value for value in parameters.values() if isinstance(value, dict))

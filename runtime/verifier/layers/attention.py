@@ -13,7 +13,8 @@ from wingbeat.runtime.round.rows import ROWS_KEYWORD, PackedSegments, Rows, Segm
 
 ATTENTION_NAME = "wingbeat"
 WINDOW_ATTRIBUTE = "wingbeat_window"
-"""Attribute of an attention module whose sliding window the probe derived from its mask."""
+"""Name of the attribute in which the probe stores an attention module's sliding window, derived from the module's mask.
+"""
 
 
 def wingbeat_attention(
@@ -30,8 +31,8 @@ def wingbeat_attention(
 ) -> tuple[Tensor, None]:
     """Stores the new KV, then attends segment by segment.
 
-    Arguments follow transformers' attention interface: query [1, num_heads, num_tokens, key_dim], key and value
-    likewise.
+    Arguments follow transformers' attention interface: query [1, num_heads, num_tokens, key_dim]; key and value have
+    the same layout.
 
     Returns:
         Output [1, num_tokens, num_heads, value_dim], and None for the attention weights.
@@ -70,10 +71,11 @@ def attend_segments(
     packed: PackedSegments | None = None,
     **options: Any,
 ) -> Tensor:
-    """Attention of a flattened batch whose KV is stored already: [num_tokens, num_heads, dim] in and out.
+    """Computes attention of a flattened batch whose KV is already stored: [num_tokens, num_heads, dim] in and out.
 
     Args:
-        packed: the segments packed for a runtime part's kernels; None packs them here if a part can.
+        packed: the segments, packed for a runtime part's kernels; if None, they are packed here, provided that a part
+            can do so.
         options: options of `attend_in_blocks`.
     """
     if packed is None and query.dtype == key_cache.dtype:
@@ -95,7 +97,7 @@ def attend_in_blocks(
     sinks: Tensor | None = None,
     alike: bool = False,
 ) -> Tensor:
-    """`attend_segments` with Triton kernels on CUDA and torch operations elsewhere."""
+    """Computes `attend_segments` with Triton kernels on CUDA, and with torch operations on other devices."""
     out = query.new_empty(*query.shape[:2], value_cache.shape[3])
     for segment in segments:
         rows = slice(segment.start, segment.start + segment.num_reqs * segment.num_query)
@@ -125,7 +127,10 @@ def attend_in_blocks(
 
 
 def _padded(segment: Segment) -> tuple[Tensor, Tensor]:
-    """Pads unequal trees to one width: row indices int64 [n] (any valid row for padding), and bool [n] for rows."""
+    """Pads trees of unequal width to a common width.
+
+    Returns row indices, int64 [n], and bool [n], which is True for real rows; padding has any valid row index.
+    """
     starts, ends = segment.row_starts[:-1, None], segment.row_starts[1:, None]
     rows = starts + torch.arange(segment.num_query)
     return (segment.start + rows.clamp_max(ends - 1)).flatten(), (rows < ends).flatten()

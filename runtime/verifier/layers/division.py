@@ -1,6 +1,6 @@
 """Interfaces for a model whose layers are divided among processes.
 
-Each process computes an addend of a layer's output.
+Each process computes an addend of each layer's output, and the processes sum their addends.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,14 @@ from torch import Tensor
 
 
 class Division(Protocol):
-    """The group of processes, from the view of one process."""
+    """Group of processes that share a model, as one process of the group uses it."""
 
     @property
     def first(self) -> bool:
-        """Whether this process adds what all processes hold in full, such as the residual stream."""
+        """Whether this process adds terms that all processes hold in full, such as the residual stream, to its addend.
+
+        The other processes leave such terms out.
+        """
         ...
 
     def sum(self, part: Tensor) -> Tensor:
@@ -22,7 +25,9 @@ class Division(Protocol):
         ...
 
     def agree(self, problem: str | None) -> str | None:
-        """Returns one process's problem with a step that all tried, in one line; None if it worked on all.
+        """Returns the problem that a process of the group had with a step, in one line.
+
+        Returns None if the step worked on all processes.
 
         Args:
             problem: this process's own problem, or None.
@@ -31,13 +36,13 @@ class Division(Protocol):
 
 
 class WeightShards(Protocol):
-    """Mapping of a process's shards to whole weights."""
+    """Relation between a process's shards and the whole weights."""
 
     tell: Callable[[str, Tensor | None], None] | None
-    """On the leading process: makes the other processes write their shards of the named weight; None ends the
-    update."""
+    """Function of the leading process that makes the other processes write their shards of the named weight; a call
+    with a None tensor ends the update. None on the other processes."""
     problem: str | None
-    """Reason why weights cannot be written; None if they can."""
+    """Reason why weights cannot be written; None if weights can be written."""
 
     def shape(self, name: str, own: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of a whole weight of which this process has a shard of shape `own`."""

@@ -1,7 +1,7 @@
 """Mixture-of-experts products without host synchronisation, for GPUs on which torch's grouped product synchronises.
 
-torch has a grouped kernel for bfloat16 on compute capability 9.0 and 10.0. On other GPUs it copies the groups' ends to
-the host in every layer (pytorch issues 169970 and 186620), which prevents CUDA graph capture.
+torch has a grouped kernel for bfloat16 on compute capability 9.0 and 10.0. On other GPUs torch copies the groups' end
+indices to the host in every layer (pytorch issues 169970 and 186620), which prevents CUDA graph capture.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ GROUPED_CAPABILITIES = frozenset({(9, 0), (10, 0)})
 
 
 def choose_experts(model: PreTrainedModel) -> None:
-    """Selects the runtime's experts product if torch's would synchronise and the experts have a supported form."""
+    """Selects `experts_forward` if torch's product would synchronise and the experts have a supported form."""
     device = model.device
     if device.type != "cuda" or not _known(model):
         return
@@ -28,7 +28,7 @@ def choose_experts(model: PreTrainedModel) -> None:
 
 
 def _known(model: PreTrainedModel) -> bool:
-    """Whether the model has experts that transformers only dispatches and multiplies, with no further steps."""
+    """Whether the model has experts for which transformers only dispatches and multiplies rows, and does no more."""
     own = [one for one in model.modules() if hasattr(one, "is_concatenated") and hasattr(one, "_apply_gate")]
     return bool(own) and not any(
         getattr(one, "has_post_expert_norm", False) or getattr(one, "_is_expert_parallel", False) for one in own
@@ -36,9 +36,9 @@ def _known(model: PreTrainedModel) -> bool:
 
 
 def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Computes experts: rows [num_rows, hidden], chosen experts and weights [num_rows, k] -> [num_rows, hidden].
+    """Computes the experts' output [num_rows, hidden] from rows [num_rows, hidden] and chosen experts [num_rows, k].
 
-    A row's sum over experts follows the order of its choices, independent of other rows.
+    A row's sum over experts follows the order of its chosen experts, so the sum does not depend on other rows.
     """
     own: Any = module
     routes = Routes.of(top_k_index, own.num_experts)

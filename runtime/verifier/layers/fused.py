@@ -1,8 +1,9 @@
-"""Replaces decoder layers by fused steps of their device, if the result is numerically the same.
+"""Replaces decoder layers by fused steps for their device, if results stay within a tolerance.
 
-`OPS` lists the device types with fused steps. A layer is swapped if its class is known and a comparison at load time
-gives its numbers; any other layer runs as transformers wrote it. Products of one input become one product: the weights
-of q, k and v, and of gate and up, are joined, and the model's own tensors become views of the joined weight.
+`OPS` lists the device types with fused steps. A layer is swapped if its class is known and if, in a comparison at load
+time, the fused layer returns the same numbers within `_TOLERANCE`. All other layers run as transformers wrote them.
+Products of the same input become one product: the weights of q, k and v are joined, as are those of gate and up. The
+model's own tensors become views of the joined weight.
 """
 
 import inspect
@@ -37,27 +38,29 @@ logger = logging.getLogger(__name__)
 
 
 OPS: dict[str, LayerOps] = {"cuda": LayerOps()}
-"""Layer steps by device type. Layers on other devices are left to runtime parts (`runtime.parts: swap_layers`)."""
+"""Layer steps by device type. Layers on other devices are left to runtime parts (hook `swap_layers` of
+`runtime.parts`)."""
 
 KNOWN_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
 )
-"""Layers with pre-norm, rotation in halves, and a silu gate, and nothing between norms and products."""
+"""Class names of layers with pre-norm, rotation in halves and a silu gate, and without steps between norms and
+products."""
 
 _NUM_ROWS, _BLOCK_SIZE = 7, 16
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-"""Largest distance of a row relative to its norm, by dtype."""
+"""Largest distance of a fused layer's row from the original row, relative to the original row's norm, by dtype."""
 
 
 class Swap(ABC):
-    """Replaces the class of layers on one kind of device."""
+    """Replaces layers on one kind of device by fused layers, by changing the class of the layer object."""
 
     ops: LayerOps
     """Steps used for the norms outside swapped layers."""
     known = KNOWN_LAYERS
     known_attentions: frozenset[str] = frozenset()
-    """Attention modules that are swapped without the rest of their layer."""
+    """Class names of attention modules that may be swapped without the rest of their layer."""
     gates = frozenset({"SiLU", "SiLUActivation"})
     """Supported activation functions of MLPs, by class name."""
 
@@ -67,7 +70,7 @@ class Swap(ABC):
 
     @abstractmethod
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
-        """Replaces a layer's class; raises ValueError and leaves the layer unchanged if the layer is not covered."""
+        """Replaces a layer's class; raises ValueError and leaves the layer unchanged if the layer is not supported."""
 
     def take_back(self, layer: nn.Module, kind: type[nn.Module], attention: type[nn.Module]) -> None:
         """Restores the classes of a swapped layer and its attention."""
@@ -79,7 +82,8 @@ class OpsSwap(Swap):
 
     def __init__(self, ops: LayerOps, division: Division | None) -> None:
         self.ops, self._division = ops, division
-        # A divided output projection needs sums across processes, which its own module makes.
+        # Attention alone is not swapped in a divided model: the output projection needs a sum across processes, which
+        # its own module computes.
         self.known_attentions = KNOWN_ATTENTIONS if division is None else frozenset()
 
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
@@ -93,8 +97,9 @@ class OpsSwap(Swap):
             layer.self_attn.__class__ = _fused_class(type(layer.self_attn), FusedAttention)
             layer.self_attn.__dict__["_half"] = half
             half.join()
-        # Joining frees blocks that are each too small for the next layer. Unless released, torch's allocator would end
-        # up holding a second copy of the layers while the drafter loads on the same GPU.
+        # Joining weights frees memory blocks that are too small for the next layer's joined weight. Unless the blocks
+        # are released, torch's allocator would end up holding a second copy of all layers while the drafter loads on
+        # the same GPU.
         torch.cuda.empty_cache()
 
 
@@ -107,13 +112,13 @@ def fuse(
     deterministic: bool = False,
     division: Division | None = None,
 ) -> int:
-    """Swaps a model's layers and other norms if only speed changes; returns the number of swapped layers.
+    """Swaps a model's layers and the norms outside layers, if only speed changes. Returns the number of swapped layers.
 
     Args:
-        attention: probed attention of each layer.
+        attention: attention parameters of each layer, as probed.
         ops: steps to use instead of the device's own.
-        deterministic: on CPUs, swap layers of any dtype and size.
-        division: the processes that fuse the same layers; None for a whole model.
+        deterministic: whether layers of any dtype and size are swapped on CPUs.
+        division: group of processes that must fuse the same layers; None for a whole model.
     """
     swap = _swap_of(next(model.parameters()), ops, deterministic, division)
     if swap is None:
@@ -143,15 +148,15 @@ def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, divis
     ops = ops or OPS.get(parameter.device.type)
     if ops is not None:
         return OpsSwap(ops, division) if parameter.dtype in _TOLERANCE else None
-    # A layer that runs as a single call has no place for sums across processes.
+    # Runtime parts run a layer as a single call, which leaves no place for sums across processes.
     return None if division is not None else first("swap_layers", parameter, deterministic)
 
 
 def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, division: Division | None) -> str | None:
-    """Swaps one layer; returns the reason if the layer, or a part of it, stays as it is."""
+    """Swaps one layer. Returns the reason if the layer, or a part of the layer, stays unchanged; else None."""
     kind, attn = type(layer), getattr(layer, "self_attn", None)
     is_whole, attention_kind = swap.knows(layer), type(attn)
-    # `speed_up` may have put its own subclass before transformers' class.
+    # `speed_up` may have replaced the class by its own subclass of transformers' class.
     is_ours = attention_kind.__module__ == speed_up.__name__
     if not is_whole and name_of(attention_kind.__base__ if is_ours else attention_kind) not in swap.known_attentions:
         return f"{kind.__qualname__} is not supported"
@@ -181,9 +186,9 @@ def name_of(kind: type) -> str:
 
 
 class SwappedLayer(nn.Module):
-    """Base class put before a swapped layer's own class: replaces forward, and joins products of one input.
+    """First base class of a swapped layer: replaces `forward`, and joins products of the same input.
 
-    Weights, parameter names and submodules stay.
+    The layer's original class is the second base class. Weights, parameter names and submodules stay unchanged.
     """
 
 
@@ -206,7 +211,7 @@ class FusedLayer(SwappedLayer, Joined):
     ) -> Tensor:
         """Runs the fused layer.
 
-        Runs transformers' code for foreign batches and for batches that capture this layer's KV.
+        Calls without the runtime's `Rows`, and batches that capture this layer's KV, run transformers' code.
         """
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         attn, mlp = self.self_attn, self.mlp
@@ -231,7 +236,7 @@ class FusedLayer(SwappedLayer, Joined):
         return self._summed(self._added(out, active, 3, rows))[None]
 
     def _summed(self, out: Tensor) -> Tensor:
-        """Sums the addends of all processes, if the layer is divided."""
+        """Returns the sum of all processes' addends; returns `out` if the layer is not divided."""
         return out if self._division is None else self._division.sum(out)
 
     def _added(self, out: Tensor, x: Tensor, product: int, rows: Rows) -> Tensor:
@@ -264,11 +269,15 @@ class FusedLayer(SwappedLayer, Joined):
 
 
 class FusedNorm(Joined):
-    """A norm outside fused layers that runs by `LayerOps`; instances that transformers creates later are not fused."""
+    """A norm outside fused layers that runs by `LayerOps`.
+
+    The class of single modules is changed, so modules created later are not fused.
+    """
 
     _ops: LayerOps | None = None
     _wide: tuple[Tensor, float] | None = None
-    """Weight and epsilon, if the effective weight is not the module's parameter (Gemma adds 1)."""
+    """Effective weight and epsilon, if the effective weight is not the module's parameter (Gemma's norms add 1); else
+    None."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Normalises the last dimension: [..., size] -> [..., size]."""
@@ -308,9 +317,10 @@ _STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 class FusedRotary(nn.Module):
-    """Rotary embedding that computes cosines and sines in one step, by layer type if the module's forward takes one.
+    """Rotary embedding that computes cosines and sines in one step.
 
-    Instances that transformers creates later are not fused.
+    If the module's forward takes a layer type, the angles depend on that type. The class of single modules is changed,
+    so modules created later are not fused.
     """
 
     _ops: LayerOps | None = None
@@ -370,7 +380,7 @@ def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple
     given = {"position_ids": positions[None], "position_embeddings": turned, ROWS_KEYWORD: rows}
     if is_whole:
         out = layer(hidden[None], **given)
-    else:  # without the MLP: rounding might change a router's choice
+    else:  # the MLP is left out, because rounding might change a router's choice of experts
         out, _ = layer.self_attn(layer.input_layernorm(hidden)[None], attention_mask=None, **given)
     return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)
 

@@ -27,16 +27,19 @@ KNOWN_ATTENTIONS = frozenset(
         "qwen3_moe": "Qwen3Moe",
     }.items()
 )
-"""Attention modules made of q, k and v products, optional query and key norms, rotation in halves, attention and an
-output product."""
+"""Class names of attention modules that consist of q, k and v products, optional query and key norms, rotation in
+halves, attention, and an output product."""
 
 Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
-"""Adds to a product in place: (product, input, index, rows); index 0 is q, k and v, 1 the output, 2 gate and up, 3
-down."""
+"""Function (product, input, index, rows) that adds a term to a product in place. Index 0 is the product of q, k and v;
+1 is the output projection; 2 is gate and up; 3 is down."""
 
 
 class LayerOps(NamedTuple):
-    """Steps of a decoder layer on one type of device, with the signatures of `wingbeat.kernels.layer.reference`."""
+    """Functions for the steps of a decoder layer on one type of device.
+
+    Their signatures are those of `wingbeat.kernels.layer.reference`.
+    """
 
     add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]] = reference.add_rms_norm
     rotations: Callable[..., tuple[Tensor, Tensor]] = reference.rotations
@@ -89,7 +92,7 @@ class AttentionHalf:
 
 
 class Joined(nn.Module):
-    """A module with tensors derived from its weights, which are rebuilt when the weights are moved or copied."""
+    """A module with tensors that are derived from its weights and rebuilt when the weights are moved or copied."""
 
     @abstractmethod
     def join(self) -> None:
@@ -106,18 +109,24 @@ class Joined(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.join()  # a copied view is separate memory
+        self.join()  # after a copy, the model's tensors are no longer views of the joined weight
 
 
 class FusedAttention(Joined):
-    """Forward put before an attention module's own class. Weights, parameter names and submodules stay."""
+    """First base class of a swapped attention module: replaces `forward` of the module's original class.
+
+    Weights, parameter names and submodules stay.
+    """
 
     _half: AttentionHalf
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        """Runs fused; runs transformers' code for foreign batches and for batches that capture this layer's KV."""
+        """Runs the fused steps.
+
+        Calls without the runtime's `Rows`, and batches that capture this layer's KV, run transformers' code.
+        """
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         if rows is None or self.layer_idx in (rows.captured or ()) or torch.compiler.is_compiling():
             return super().forward(hidden_states, position_embeddings=position_embeddings, **kwargs)
@@ -139,12 +148,14 @@ class FusedAttention(Joined):
 
 
 def joined(linears: list[nn.Linear], gated: bool = False) -> Callable[[Tensor], Tensor]:
-    """Joins products of one input into one: [num_rows, in] -> [num_rows, out], in the first weight's layout.
+    """Joins products of the same input into one product: [num_rows, in] -> [num_rows, out].
 
-    The linears keep their shapes and values; their memory becomes part of the joined weight.
+    The joined weight has the first weight's layout. The linear layers keep their shapes and values, but their weights
+    become views of the joined weight.
 
     Args:
-        gated: the linears are the gate and up projections of an MLP.
+        gated: whether the linear layers are the gate and up projections of an MLP, so that the result is silu(gate) *
+            up.
     """
     packed = first("join_packed", linears)
     if packed is not None:
@@ -153,7 +164,7 @@ def joined(linears: list[nn.Linear], gated: bool = False) -> Callable[[Tensor], 
 
 
 def join_weights(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Concatenates weights and biases; the linears' own tensors become views of the result."""
+    """Concatenates weights and biases; the linear layers' own tensors become views of the result."""
     weights = [linear.weight.data for linear in linears]
     by_input = not weights[0].is_contiguous()
     weight = torch.cat([part.t() for part in weights], dim=1).t() if by_input else torch.cat(weights)

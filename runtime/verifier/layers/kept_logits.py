@@ -8,9 +8,10 @@ from transformers import PreTrainedModel
 
 
 def keep_logits(model: PreTrainedModel) -> None:
-    """Makes a model compute only the logits of the rows in `logits_to_keep`; does nothing if the model already does.
+    """Makes a model compute only the logits of the rows in `logits_to_keep`, if its forward has no such argument.
 
-    A pre-hook removes the argument before the model's forward, and another selects the rows before the output head.
+    A pre-hook removes the argument before the model's forward; another pre-hook selects the rows before the output
+    head.
     """
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         return

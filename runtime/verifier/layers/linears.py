@@ -1,6 +1,7 @@
 """Linear layers whose weights a runtime part may pack, and output heads with float32 logits.
 
-A half-precision output head on a GPU returns float32, so that rounding makes no two tokens equally likely.
+A half-precision output head on a GPU returns float32, because rounding to half precision could give two tokens equal
+logits.
 """
 
 import logging
@@ -16,23 +17,26 @@ logger = logging.getLogger(__name__)
 
 HALVES = (torch.bfloat16, torch.float16)
 _MANY_ROWS = 128
-"""Number of rows beyond the range of any few-rows kernel."""
+"""Number of rows for which no few-rows kernel is used."""
 
 
 class Packable:
-    """A module that may hold its weight in packed form; `weight` then only has the right shape and dtype."""
+    """A module that may hold its weight in packed form.
+
+    `weight` is then a placeholder with the right shape and dtype.
+    """
 
     def dense_weight(self) -> Tensor:
-        """Returns the weight [out, in] as numbers; a copy if it is packed."""
+        """Returns the weight [out, in] as numbers; the result is a copy if the weight is packed."""
         return self.weight
 
     @property
     def packed(self) -> "Packed | None":
-        """The packed weight; None if `weight` holds the numbers."""
+        """Packed weight; None if `weight` holds the numbers."""
         return None
 
     def packed_tensors(self) -> list[Tensor]:
-        """Returns the tensors of the packed weight, if kernels read them in place."""
+        """Returns the tensors of the packed weight, if kernels read these tensors in place; else an empty list."""
         return []
 
 
@@ -45,19 +49,19 @@ class Packed(Protocol):
 
 
 class FewRows(Protocol):
-    """Products of a linear layer by few rows, by a kernel that is faster than the library."""
+    """Computes a linear layer's products for few rows, with a kernel that is faster than the library."""
 
     def takes(self, num_rows: int) -> bool:
         """Whether the kernel is used for `num_rows` rows."""
         ...
 
     def ours(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
-        """Returns the products, added in place to `total` if given."""
+        """Returns the products; if `total` is given, adds the products to `total` in place and returns `total`."""
         ...
 
 
 FEW_ROWS = "_few_rows"
-"""Attribute of linear layers that have a `FewRows`."""
+"""Name of the attribute in which a linear layer holds its `FewRows`, if any."""
 
 
 class PackableLinear(Packable, nn.Linear):
@@ -66,36 +70,39 @@ class PackableLinear(Packable, nn.Linear):
     wide = False
     """Whether products are returned as float32."""
     into: Tensor | None = None
-    """Output buffer [num_rows, out] of float32 products; None allocates."""
+    """Output buffer [num_rows, out] for float32 products; None allocates the output."""
     alike = False
-    """Whether a row's product has the same bits in any batch."""
+    """Whether a row's product has the same bits whatever other rows are in the batch."""
 
     @property
     def multiplies(self) -> bool:
-        """Whether this class computes the product itself instead of torch."""
+        """Whether this class's own kernels compute the product, instead of torch."""
         return self.packed is not None
 
     def product(self, rows: Tensor) -> Tensor:
-        """Returns [num_rows, in] -> [num_rows, out], without terms that others add to the layer's output."""
+        """Computes [num_rows, in] -> [num_rows, out].
+
+        Terms that runtime parts (such as LoRA) add to the output are left out.
+        """
         return functional.linear(rows, self.dense_weight(), self.bias)
 
     def add_product(self, total: Tensor, rows: Tensor) -> Tensor:
-        """Returns total [num_rows, out] plus the products of rows [num_rows, in]; may overwrite total."""
+        """Returns `total` [num_rows, out] plus the products of rows [num_rows, in]; may overwrite `total`."""
         return total + self.product(rows)
 
     def unpack(self) -> None:
-        """Restores the weight's row-major form."""
+        """Restores the weight's row-major form; does nothing in this class."""
 
     def lay(self) -> object:
-        """Rebuilds the packed form from the current weights."""
+        """Rebuilds the packed form from the current weights; does nothing in this class."""
 
     @property
     def is_writable(self) -> bool:
-        """Whether the layer's form can hold arbitrary new weights."""
+        """Whether arbitrary new weights can be written into the layer; a packed form may not be able to hold them."""
         return self.packed is None
 
     def write(self, weight: Tensor) -> None:
-        """Writes new weights [out, in] of the same dtype into the memory of the old ones.
+        """Writes new weights [out, in] of the same dtype into the memory of the old weights.
 
         The layer must be writable.
         """
@@ -107,27 +114,27 @@ class PackableLinear(Packable, nn.Linear):
 
     @property
     def storage(self) -> Tensor:
-        """A tensor in the memory that holds the weight, in whatever form."""
+        """Returns a tensor in the memory that holds the weight, packed or not."""
         return self.weight.data
 
 
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> None:
-    """Stores the weights of linear layers in the layout that their device reads fastest, by runtime parts.
+    """Lets runtime parts store the weights of linear layers in the layout that their device reads fastest.
 
     Args:
-        deterministic: make a row's bits independent of other rows, whatever the cost.
+        deterministic: whether a row's bits must be independent of other rows, even if products are slower.
     """
     for lay_out in hooks("lay_out_linears"):
         lay_out(module, deterministic)
 
 
 def dense_weight(module: nn.Module) -> Tensor | None:
-    """Returns a module's weight as numbers, a copy if it is packed; None if the module has no weight."""
+    """Returns a module's weight as numbers (a copy if the weight is packed); None if the module has no weight."""
     return module.dense_weight() if isinstance(module, Packable) else getattr(module, "weight", None)
 
 
 def held_bytes(model: nn.Module) -> int:
-    """Returns bytes of a model's parameters in memory, packed or not; shared storage counts once."""
+    """Returns the bytes of memory that a model's parameters take, packed or not; shared storage counts once."""
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.parameters()}
     found = [one.packed for one in model.modules() if isinstance(one, Packable)]
     packed = {id(one): one for one in found if one is not None}
@@ -153,12 +160,12 @@ def add_product(linear: nn.Linear, total: Tensor, rows: Tensor) -> Tensor:
         return few.ours(rows, total)
     if linear.bias is not None:
         return total + functional.linear(rows, linear.weight, linear.bias)
-    # addmm adds while summing: one launch and one rounding less.
+    # addmm adds `total` within the product, which saves a kernel launch and a rounding.
     return total.addmm_(rows, linear.weight.t())
 
 
 class WideLinear(nn.Linear):
-    """A frozen linear layer on a GPU that returns products as float32, the dtype of their accumulators."""
+    """A frozen linear layer on a GPU that returns products as float32, the dtype in which they are accumulated."""
 
     wide = True
     into: Tensor | None = None
@@ -174,9 +181,10 @@ class WideLinear(nn.Linear):
 
 @torch.inference_mode()
 def widen_logits(model: nn.Module) -> bool:
-    """Makes a plain half-precision output head on a GPU return float32; returns whether it does.
+    """Makes a plain half-precision output head on a GPU return float32; returns whether the head now does so.
 
-    Parts only change decoder layers, and the weights stay unchanged, tied or not.
+    No runtime part changes the output head, so its class is free to be changed. The weights stay unchanged, tied or
+    not.
     """
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or not head.weight.is_cuda or head.weight.dtype not in HALVES:
@@ -191,7 +199,7 @@ def widen_logits(model: nn.Module) -> bool:
     head.into = head.weight.new_empty(_MANY_ROWS, head.out_features, dtype=torch.float32)
     try:
         head(head.weight.new_zeros(_MANY_ROWS, head.in_features))
-    except RuntimeError as error:  # includes NotImplementedError
+    except RuntimeError as error:  # NotImplementedError is a RuntimeError
         if multiplies:
             head.wide = False
         else:

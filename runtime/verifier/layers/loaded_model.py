@@ -1,4 +1,4 @@
-"""A verifier that has passed every check, with what the runtime's parts attached to it."""
+"""A verifier that has passed every check, with the extensions that runtime parts attached to it."""
 
 import logging
 from collections.abc import Iterable
@@ -37,17 +37,20 @@ class LoadedModel:
     vocab_size: int
     max_position_embeddings: int
     eos_token_ids: frozenset[int]
-    """End-of-text ids within the vocabulary; ids outside are never generated, and token tables have no row for them."""
+    """End-of-text ids within the vocabulary. Ids outside the vocabulary are left out: they are never generated, and
+    token tables have no row for them."""
     parts: dict[str, ModelPart] = field(default_factory=dict)
     """Runtime parts attached to the model, by name."""
     deterministic: bool = False
-    """Whether a row has the same bits whatever shares its pass; every layer then runs on the runtime's own kernels."""
+    """Whether a row has the same bits whatever other rows are in its pass; every layer then runs on the runtime's own
+    kernels."""
     eight_bits: bool = False
     """Whether the weights of linear layers are rounded to eight bits."""
     shards: WeightShards | None = None
-    """Weight shards of this process; None if it has the whole weights."""
+    """Weight shards of this process; None if the process has the whole weights."""
     takes: dict[str, str] = field(default_factory=dict)
-    """By kind of span that the checkpoint has an encoder for: `served`, or the reason why that kind is not served."""
+    """State of each kind of media span for which the checkpoint has an encoder: `served`, or the reason why the kind is
+    not served."""
 
     def __post_init__(self) -> None:
         outside = sorted(token_id for token_id in self.eos_token_ids if not 0 <= token_id < self.vocab_size)
@@ -67,7 +70,10 @@ class LoadedModel:
 
     @property
     def computed_on(self) -> str:
-        """Device type; in deterministic mode the GPU's name, because the bits differ between GPU models."""
+        """Device type on which logits are computed.
+
+        In deterministic mode the GPU's name, because bits differ between GPU models.
+        """
         on_gpu = self.deterministic and self.device.type == "cuda"
         return torch.cuda.get_device_name(self.device) if on_gpu else self.device.type
 
@@ -97,42 +103,45 @@ class LoadedModel:
 
     @property
     def inner_linears(self) -> frozenset[nn.Module]:
-        """Linear layers that do not process all rows of a batch at once."""
+        """Linear layers that process only some rows of a batch in a call, such as those of experts."""
         return frozenset().union(*(part.inner_linears for part in self.parts.values()))
 
     def limits(self, config: EngineConfig) -> EngineConfig:
-        """Returns an engine's limits, adjusted to the model; raises ValueError for unsupported settings."""
+        """Returns an engine's configuration, adjusted to the model; raises ValueError for unsupported settings."""
         for part in self.parts.values():
             config = part.limits(config, self.name)
         return config
 
     def seq_bytes(self) -> int:
-        """Bytes of a running sequence besides keys and values."""
+        """Bytes that a running sequence needs besides keys and values."""
         return sum(part.seq_bytes() for part in self.parts.values())
 
     def budget(self, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
-        """Returns the bytes left for keys and values, and the adjusted limits."""
+        """Returns the bytes of `budget` that are left for keys and values, and the adjusted configuration."""
         for part in self.parts.values():
             budget, config = part.budget(config, budget)
         return budget, config
 
     def manage_blocks(self, config: EngineConfig, num_blocks: int) -> BlockManager:
-        """Creates the block manager, with the parts' bookkeeping beside blocks; `config` is a result of `limits`."""
+        """Creates the block manager, including the state that parts keep with blocks.
+
+        `config` is a result of `limits`.
+        """
         found = (part.beside(config, num_blocks) for part in self.parts.values())
         beside = next((one for one in found if one is not None), None)
         return BlockManager(num_blocks, config.block_size, config.enable_prefix_caching, beside)
 
     @property
     def computed_by(self) -> str:
-        """Description of everything that changes the model's numbers, such as int8 rounding.
+        """Description of all settings that change the model's logits, such as int8 rounding.
 
-        Empty for torch on its own weights.
+        The text is empty if torch computes with unchanged weights.
         """
         return "".join(("int8" if self.eight_bits else "", *(part.computed_by for part in self.parts.values())))
 
     @property
     def own_features(self) -> tuple[Feature, ...]:
-        """Features of this model's batches beside those of every model; none here."""
+        """Features that this model adds to batches, besides those of every model; none in this class."""
         return ()
 
     @property
@@ -141,17 +150,17 @@ class LoadedModel:
         return next((part.seats for part in self.parts.values() if part.seats is not None), None)
 
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
-        """Returns request labels for metrics, beside the numbers of requests; None if there are none."""
+        """Returns labels of the running and waiting requests for metrics; None if no part provides labels."""
         found = (part.requests(running, waiting) for part in self.parts.values())
         return next((labels for labels in found if labels is not None), None)
 
     @property
     def reader(self) -> SpanReader | None:
-        """The part that reads media spans of prompts; None if no kind is served."""
+        """Part that reads media spans of prompts; None if the verifier serves no kind of span."""
         return next((part for part in self.parts.values() if isinstance(part, SpanReader)), None)
 
     def check_length(self, max_model_len: int) -> None:
-        """Raises ValueError if the model has fewer positions."""
+        """Raises ValueError if the model has fewer than `max_model_len` positions."""
         if max_model_len > self.max_position_embeddings:
             raise ValueError(
                 f"max_model_len is {max_model_len}: {self.name} has {self.max_position_embeddings} positions"
@@ -168,7 +177,7 @@ class LoadedModel:
         reader.check(request, most_at_once)
 
     def told_to_drafters(self, embedding_width: int | None) -> dict[str, int]:
-        """Returns fields of a `ChannelSpec`: the vocabulary size, and the fields for media spans.
+        """Returns fields of a `ChannelSpec`: the vocabulary size, and fields for media spans.
 
         Args:
             embedding_width: width of the embeddings that the drafter reads; None if the drafter keeps no context.
@@ -183,12 +192,12 @@ class LoadedModel:
         return {name: figures for name, part in self.parts.items() if (figures := part.figures())}
 
     def part_seconds(self) -> dict[str, float]:
-        """Returns device seconds by stage of the parts."""
+        """Returns the device seconds of the parts' stages, by stage."""
         return {stage: seconds for part in self.parts.values() for stage, seconds in part.seconds().items()}
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Distinct sliding windows over the layers that attend; 0 means no window."""
+        """Distinct sliding windows of the layers that have attention; 0 stands for layers without a window."""
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers if layer.num_heads}))
 
 
@@ -202,13 +211,16 @@ def features_of(
 
 
 def num_words(table: nn.Module) -> int:
-    """Returns the rows of an embedding or output matrix, including rows held by other processes."""
+    """Returns the number of rows of an embedding or output matrix, including rows held by other processes."""
     whole = getattr(table, "out_features", None) or getattr(table, "num_embeddings", None)
     return whole or len(table.weight)
 
 
 def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:
-    """Returns the end-of-text tokens of a model's generation config, or else of its config."""
+    """Returns the end-of-text tokens of a model's generation config.
+
+    If the generation config has none, returns those of the model's config.
+    """
     generation = model.generation_config
     eos = None if generation is None else generation.eos_token_id
     eos = getattr(model.config.get_text_config(), "eos_token_id", None) if eos is None else eos
@@ -216,7 +228,7 @@ def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
-    """Returns the decoder's layer list: the outermost ModuleList whose members contain one attention module each.
+    """Returns the decoder's layer list: the outermost ModuleList each of whose members contains one attention module.
 
     Raises:
         UnsupportedModelError: the model has no such list.

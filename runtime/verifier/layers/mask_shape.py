@@ -1,7 +1,7 @@
 """Derives a sliding window from transformers' mask function, before any text is long enough to show the window.
 
-A mask function returns whether a query position sees a key position, so a window of thousands of tokens takes a few
-rows of the mask to find, and no forward pass.
+A mask function returns whether a query position sees a key position. A window of thousands of tokens can therefore be
+found from a few rows of the mask, without a forward pass.
 """
 
 import inspect
@@ -17,24 +17,25 @@ MaskFunction = Callable[[int, int, Tensor, Tensor], Tensor]
 visible."""
 
 MOST_POSITIONS = 1 << 20
-"""Number of positions up to which masks are evaluated."""
+"""Maximum number of positions for which masks are evaluated."""
 
 
 class MaskShape(NamedTuple):
-    """Visibility of earlier keys, by distance or position."""
+    """Rule for which earlier keys a row sees: all keys, or keys within a window."""
 
     window: int | None = None
-    """Keys at a distance >= window are hidden; None hides none."""
+    """Sliding window: keys at a distance >= window are hidden. None hides no key."""
     causal_until: int | None = None
-    """Rows before this position see every earlier key; the visibility from this position on is not described by a
-    window."""
+    """Set if no window describes the mask: rows before this position see every earlier key, and rows from this position
+    on see other keys. None otherwise."""
 
 
 def for_text(mask_function: MaskFunction, num_tokens: int, device: torch.device | None = None) -> MaskFunction:
-    """Returns a mask function without the alternatives that show nothing to a pass of `num_tokens` text tokens.
+    """Returns the mask function that applies to a pass of `num_tokens` text tokens, without alternatives for media.
 
-    transformers lets tokens of an image see each other by a union with the causal mask, which looks up each token's
-    image number; that lookup fails for positions that the pass does not have.
+    transformers lets tokens of an image see each other by a union of the causal mask and a mask that looks up each
+    token's image number. That lookup fails for positions beyond the pass, so masks of the union that show no key to a
+    text token are left out.
     """
     parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions")
     if parts is None or mask_function.__name__ != "or_mask":
@@ -45,10 +46,10 @@ def for_text(mask_function: MaskFunction, num_tokens: int, device: torch.device 
 
 
 def mask_shape(mask_function: MaskFunction, num_positions: int, device: torch.device | None = None) -> MaskShape | None:
-    """Returns the mask's shape over sequences of up to `num_positions`; None if even its first rows are not causal.
+    """Returns the mask's shape for sequences of up to `num_positions`; None if even the first rows are not causal.
 
     Args:
-        device: device of tensors that the mask function may hold.
+        device: device of the tensors that the mask function holds, if any.
     """
     num_positions = min(num_positions, MOST_POSITIONS)
     positions = torch.arange(num_positions, device=device)

@@ -26,26 +26,32 @@ class ModelPart:
     keeps_states = False
     """Whether layers keep recurrent states, which cannot be rolled back."""
     inner_linears: frozenset[nn.Module] = frozenset()
-    """Linear layers that do not process all rows of a batch at once."""
+    """Linear layers that process only some rows of a batch in a call, such as those of experts."""
     computed_by = ""
-    """Description of changes to the model's numbers; empty if there are none."""
+    """Description of changes to the model's logits; empty if the part changes none."""
     seats: Seats | None = None
-    """Seats that some requests need beside a slot."""
+    """Seats that some requests need beside a slot; None if no request needs a seat."""
 
     def limits(self, config: EngineConfig, name: str) -> EngineConfig:
-        """Returns an engine's limits, adjusted; `name` is the model's. Raises ValueError for unsupported settings."""
+        """Returns an engine's configuration, adjusted to the part; `name` is the model's name.
+
+        Raises ValueError for unsupported settings.
+        """
         return config
 
     def seq_bytes(self) -> int:
-        """Bytes of a running sequence."""
+        """Bytes of state that the part keeps for a running sequence."""
         return 0
 
     def budget(self, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
-        """Returns the bytes left for keys and values, and the adjusted limits."""
+        """Returns the bytes of `budget` that are left for keys and values, and the adjusted configuration."""
         return budget, config
 
     def beside(self, config: EngineConfig, num_blocks: int) -> KeptBeside | None:
-        """Creates the bookkeeping of what the part keeps for prefixes; `config` is a result of `limits`."""
+        """Creates the bookkeeping of the state that the part keeps for prefixes; None if the part keeps no such state.
+
+        `config` is a result of `limits`.
+        """
         return None
 
     def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> Feature | None:
@@ -53,26 +59,29 @@ class ModelPart:
         return None
 
     def tell(self, rows: Rows | None) -> Any:
-        """Returns the message to the verifier's other processes for a pass: numbers, strings, tensors and tuples."""
+        """Returns the part's message to the verifier's other processes for a pass.
+
+        The message may consist of numbers, strings, tensors and tuples.
+        """
         return None
 
     def hear(self, told: Any) -> Mapping[type, Any]:
         """Applies the message of `tell` in another process before the pass.
 
-        Returns extra columns of its rows, by kind.
+        Returns the columns to add to the pass's rows, by `Feature.kind`.
         """
         return NO_COLUMNS
 
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
-        """Returns request labels for metrics; None if there are none."""
+        """Returns request labels for metrics; None if the part has no labels."""
         return None
 
     def figures(self) -> dict[str, float]:
-        """Returns the part's figures for metrics; empty if there are none."""
+        """Returns the part's figures for metrics; empty if the part has none."""
         return {}
 
     def seconds(self) -> dict[str, float]:
-        """Returns device seconds by stage, beside the stages of every model."""
+        """Returns device seconds by stage, for stages that only this part has."""
         return {}
 
 
@@ -84,7 +93,9 @@ class SpanReader(ModelPart, ABC):
 
     @abstractmethod
     def check(self, request: Request, most_at_once: int) -> None:
-        """Raises ValueError for spans that the model cannot process; one line that begins with the span's kind.
+        """Raises ValueError for spans that the model cannot process.
+
+        The message is one line that begins with the span's kind.
 
         Args:
             most_at_once: largest number of prompt tokens per round.
@@ -100,16 +111,16 @@ class SpanReader(ModelPart, ABC):
 
 
 class Remembered(Protocol):
-    """Per-sequence state of layers, beside keys and values."""
+    """State that layers keep for each sequence, beside keys and values."""
 
     def install(self, model: PreTrainedModel, attention: str, whole: bool) -> ModelPart:
-        """Adapts layers to keep their state in rounds; the model is otherwise in its final form.
+        """Adapts layers to keep their state over rounds. All other changes to the model must have been made.
 
         Args:
             attention: name of the model's attention function, which is restored afterwards.
             whole: whether the model is not divided among processes, see `prepare_model`.
 
         Raises:
-            UnsupportedModelError: the layers cannot be adapted; without the model's name.
+            UnsupportedModelError: the layers cannot be adapted; the message does not contain the model's name.
         """
         ...

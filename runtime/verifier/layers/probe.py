@@ -1,6 +1,7 @@
 """Determines each layer's attention parameters by a recording attention function, in one pass over a few tokens.
 
-The pass's result is not used: the load-time test (`wingbeat.runtime.verifier.loading.trial`) checks correctness.
+The pass's logits are not used; correctness is checked by the test at load time
+(`wingbeat.runtime.verifier.loading.trial`).
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 PROBE_NAME = "wingbeat_probe"
 MASKED_PROBE_NAME = "wingbeat_masked_probe"
-"""Registers the same function under a name for which transformers builds masks."""
+"""Second name of the recording attention function, for which transformers builds masks."""
 PROBE_KEYWORD = "wingbeat_recorder"
 
 _NUM_TOKENS = 9
@@ -37,7 +38,7 @@ class Recorder:
     num_calls: dict[int, int] = field(default_factory=dict)
     num_keys: dict[int, int] = field(default_factory=dict)
     num_unnumbered: int = 0
-    """Calls by modules without a layer index."""
+    """Number of calls by modules without a layer index."""
 
 
 class ProbedAttention(NamedTuple):
@@ -45,7 +46,7 @@ class ProbedAttention(NamedTuple):
 
     layers: list[LayerAttention]
     max_positions: int
-    """Number of positions within which all layers attend as described."""
+    """Number of positions within which `layers` describes the attention of all layers."""
 
 
 def _probe_attention(
@@ -90,7 +91,7 @@ def _probe_attention(
 
 
 class _MaskMaker:
-    """Builds transformers' eager masks and remembers the mask function behind each."""
+    """Builds transformers' eager masks, and stores the mask function from which each mask was built."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Tensor, MaskFunction]] = []
@@ -102,7 +103,10 @@ class _MaskMaker:
         return mask
 
     def function_of(self, mask: Tensor) -> MaskFunction | None:
-        """Returns the function behind a mask or a view of it; None if the mask was not built here."""
+        """Returns the mask function from which a mask was built; the mask may be a view of the built mask.
+
+        Returns None if the mask was not built here.
+        """
         place = mask.untyped_storage().data_ptr()
         return next((made_by for made, made_by in self.made if made.untyped_storage().data_ptr() == place), None)
 
@@ -118,14 +122,17 @@ AttentionMaskInterface.register(MASKED_PROBE_NAME, _mask_maker)
 def probe_attention(
     model: PreTrainedModel, num_positions: int, without: frozenset[int] = frozenset()
 ) -> ProbedAttention:
-    """Runs a few tokens through a recording attention function; stores windows found in masks on the modules.
+    """Runs a few tokens through a recording attention function.
+
+    Windows that are found in masks are stored on the modules.
 
     Args:
-        num_positions: length of the longest possible sequence; windows of at least that length hide nothing.
-        without: layers for which transformers' cache holds no keys and values.
+        num_positions: length of the longest possible sequence; a window of at least that length hides no key.
+        without: indices of layers for which transformers' cache holds no keys and values.
 
     Raises:
-        UnsupportedModelError: a layer needs something that our attention function lacks; without the model's name.
+        UnsupportedModelError: a layer needs something that the runtime's attention function lacks; the message does not
+            contain the model's name.
     """
     recorder = Recorder()
     device = next(model.parameters()).device
@@ -135,10 +142,11 @@ def probe_attention(
         model.set_attn_implementation(MASKED_PROBE_NAME)
         model(input_ids=positions + 1, position_ids=positions, use_cache=False, **{PROBE_KEYWORD: recorder})
         num_layers = model.config.get_text_config().num_hidden_layers
-        # Layers that reuse other layers' keys and values have none in transformers' cache, but have some in ours.
+        # Layers that reuse other layers' keys and values have none in transformers' cache, but have keys and values in
+        # the runtime's cache.
         attending = [layer for layer in range(num_layers) if layer not in without or layer in recorder.layers]
         _check_calls(recorder, num_layers, attending)
-        # Layers share mask functions, and evaluating a long mask takes a while.
+        # Results are kept by mask function, because layers share mask functions and evaluating a long mask takes long.
         shape_of = cache(lambda made_by: mask_shape(for_text(made_by, _NUM_TOKENS, device), num_positions, device))
         shapes = {layer: _shape(recorder.masks[layer], layer, shape_of) for layer in attending}
     finally:

@@ -1,7 +1,7 @@
 """Chooses between the library's product and the few-rows kernel for fused layers on a GPU, by timing at load.
 
-Libraries optimise large products. With few rows a product is bound by reading the weight, and the few tiles leave
-multiprocessors idle. Both are timed on the GPU, by shape and number of rows.
+Libraries optimise large products. With few rows, a product is bound by reading the weight, and the library's few tiles
+leave multiprocessors idle. Library and kernel are timed on the GPU for each shape and number of rows.
 """
 
 import logging
@@ -21,26 +21,28 @@ from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 logger = logging.getLogger(__name__)
 
 ROWS = (1, 8, 16, MOST_ROWS)
-"""Numbers of rows that are timed; other numbers use the next larger one."""
+"""Numbers of rows that are timed; other numbers of rows use the result of the next larger timed number."""
 _SAMPLE, _REPEATS = 8, 7
-"""Number of weights of one shape that are read in turn, more than caches hold, and of timed repetitions."""
+"""Number of weights of the same shape that are read in turn, so that caches do not hold them, and number of timed
+repetitions."""
 _LEAST_GAIN = 0.97
-"""Fraction of the library's time below which the kernel is chosen."""
+"""The kernel is chosen if it takes less than this fraction of the library's time."""
 
 
 class Product:
-    """Products of rows by one weight [columns, inputs]."""
+    """Products of rows and a weight [columns, inputs], by the library or by the few-rows kernel."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, adds: bool = False, gated: bool = False) -> None:
         """Stores a weight.
 
         Args:
-            adds: products are added to a total.
-            gated: the weight holds gates, then ups, which `gated` combines.
+            adds: whether products are added to a total that the caller passes.
+            gated: whether the weight stacks a gate projection and then an up projection, whose outputs the method
+                `gated` combines.
         """
         self.weight, self.bias, self.adds, self.has_gates = weight, bias, adds, gated
         self.own: tuple[bool, ...] = (False,) * len(ROWS)
-        """By number of rows, as `ROWS`: whether the few-rows kernel is faster."""
+        """Whether the few-rows kernel is faster, for each number of rows in `ROWS`."""
         self._counters: Tensor | None = None
 
     def takes(self, num_rows: int) -> bool:
@@ -49,16 +51,16 @@ class Product:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Computes [num_rows, inputs] -> [num_rows, columns]."""
-        if self.takes(len(rows)) and not self.has_gates:  # with gates, the timed kernel was the gated one
+        if self.takes(len(rows)) and not self.has_gates:  # for gated weights only the gated kernel was timed
             return self.ours(rows)
         return functional.linear(rows, self.weight, self.bias)
 
     def gated(self, rows: Tensor) -> Tensor:
-        """Computes [num_rows, inputs] -> [num_rows, columns / 2]: silu of the gates times the ups."""
+        """Computes [num_rows, inputs] -> [num_rows, columns / 2]: silu(gate projection) * up projection."""
         return self.ours(rows) if self.takes(len(rows)) else silu_mul(functional.linear(rows, self.weight, self.bias))
 
     def ours(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
-        """Computes the product with the few-rows kernel, gated or added to `total` as configured."""
+        """Computes the product with the few-rows kernel: gated if the weight has gates, added to `total` if given."""
         if self._counters is None:
             self._counters = new_counters(self.weight)
         return few_rows_product(rows, self.weight, self.bias, total, self._counters, self.has_gates)
@@ -73,7 +75,10 @@ class Product:
 
 @torch.inference_mode()
 def choose_products(kinds: dict[str, Sequence[Product]]) -> None:
-    """Times the few-rows kernel against the library for each kind, whose products share a shape; the faster is used."""
+    """Times the few-rows kernel and the library for each kind of product.
+
+    All products of a kind then use the faster one.
+    """
     found: list[str] = []
     graphs: CudaGraphDevice | None = None
     for name, products in kinds.items():
@@ -82,7 +87,8 @@ def choose_products(kinds: dict[str, Sequence[Product]]) -> None:
             continue
         if not choice.compiled("few_rows_product", weight):
             continue
-        # Shared by all kinds: each device has a stream, and each stream a library workspace that is never freed.
+        # All kinds share a graph device: each `CudaGraphDevice` has a stream, and each stream a library workspace that
+        # is never freed.
         graphs = graphs or CudaGraphDevice(weight.device)
         try:
             own = tuple(_is_faster(products[:_SAMPLE], num_rows, graphs) for num_rows in ROWS)

@@ -1,4 +1,4 @@
-"""Deterministic mode of a verifier: selects its module by device type, and refuses weights outside layers."""
+"""Deterministic mode of a verifier: selects a device type's module, and refuses weights that run on other kernels."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -16,10 +16,10 @@ ASKED_ALIKE = "deterministic is True"
 
 
 def rows_alike(device: torch.device) -> Any:
-    """Imports the module registered under `rows_alike` in runtime parts for a device type.
+    """Imports and returns the module that runtime parts register under `rows_alike` for a device type.
 
     Raises:
-        UnsupportedModelError: no part supports the device; without the model's name.
+        UnsupportedModelError: no part supports the device; the message does not contain the model's name.
     """
     path = merged("rows_alike").get(device.type)
     if path is None:
@@ -28,7 +28,10 @@ def rows_alike(device: torch.device) -> Any:
 
 
 def check_outside(model: PreTrainedModel, layers: nn.ModuleList, is_ours: Callable[[nn.Module], bool]) -> None:
-    """Refuses weights outside decoder layers, except embeddings, fused norms and an output head on our kernels."""
+    """Refuses weights outside decoder layers that the runtime's own kernels do not compute.
+
+    Allowed are embeddings, fused norms, and an output head on the runtime's kernels.
+    """
     head, inside = model.get_output_embeddings(), set(layers.modules())
     for name, module in model.named_modules():
         if module in inside or not list(module.parameters(recurse=False)):

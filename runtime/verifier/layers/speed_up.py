@@ -1,7 +1,7 @@
 """Bit-exact speed-ups of norms, rotary embeddings and linear layers for the few rows of a decode round.
 
-A small batch takes time in proportion to its number of operations. Each replacement is compared with the module's own
-code first, and not used if a bit differs.
+The time of a small batch is proportional to its number of operations. Each replacement is first compared with the
+module's own code, and is not used if a bit of the result differs.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from torch.nn import functional
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 
 FUNCTION_NAME = "apply_rotary_pos_emb"
-"""Name of the rotation function in transformers' modeling files: (q, k, cos, sin) -> (q, k), a module global."""
+"""Name of the rotation function (q, k, cos, sin) -> (q, k), which is a global of transformers' modeling files."""
 _ARGUMENTS = ["q", "k", "cos", "sin"]
 _NUM_ROWS = 7
 _EPS_NAMES = ("variance_epsilon", "eps")
@@ -31,7 +31,7 @@ def speed_up(model: nn.Module, deterministic: bool = False) -> None:
 
 @torch.inference_mode()
 def fuse_norms(model: nn.Module) -> int:
-    """Replaces root-mean-square norms by torch's single operation instead of five; returns the number replaced."""
+    """Makes root-mean-square norms run as one torch operation instead of five; returns the number of norms replaced."""
     num_fused = 0
     for module in model.modules():
         kind, weight = type(module), getattr(module, "weight", None)
@@ -47,14 +47,15 @@ def fuse_norms(model: nn.Module) -> int:
 def _same_norm(module: nn.Module, eps: float) -> bool:
     weight = module.weight
     rows = torch.randn(_NUM_ROWS, len(weight), generator=torch.Generator().manual_seed(0))
-    # From very small to large: an epsilon in another place shows at one end, a cast in another place at the other.
+    # Rows range from very small to large: an epsilon in another place shows in small rows, a cast in another place in
+    # large rows.
     rows = (rows * torch.logspace(-4, 3, _NUM_ROWS)[:, None]).to(weight.device, weight.dtype)
     return torch.equal(module(rows), functional.rms_norm(rows, weight.shape, weight, eps))
 
 
 @cache
 def _fused_norm(kind: type[nn.Module], eps_name: str) -> type[nn.Module]:
-    """Returns a subclass with another forward; weights, parameter names and copies stay unchanged."""
+    """Returns a subclass of `kind` with another forward. Weights and parameter names stay unchanged."""
 
     def forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
         weight = self._parameters["weight"]  # attribute access to a parameter is slow
@@ -66,10 +67,11 @@ def _fused_norm(kind: type[nn.Module], eps_name: str) -> type[nn.Module]:
 class Rope:
     """Replacement for one model's `apply_rotary_pos_emb` (RoFormer, arXiv 2104.09864; halves rotated as in GPT-NeoX).
 
-    Rotates queries and keys at once, and moves the negation of one half into the sines, which all layers share.
+    Rotates queries and keys at once. The negation of one half is moved into the sines, which are computed once for all
+    layers.
 
     Args:
-        original: the model's own function, used for arguments that this class does not cover.
+        original: the model's own function, which is called for arguments that this class does not support.
     """
 
     def __init__(self, original: Callable[..., tuple[Tensor, Tensor]]) -> None:
@@ -94,7 +96,7 @@ class Rope:
 
 @torch.inference_mode()
 def fuse_rope(model: nn.Module) -> int:
-    """Makes attention modules rotate by `Rope`, 7 operations per layer instead of 16; returns the number of modules."""
+    """Makes attention modules rotate by `Rope`: 7 operations per layer instead of 16. Returns the number of modules."""
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.get_default_dtype())
     fused: dict[type[nn.Module], type[nn.Module] | None] = {}
     num_fused = 0
@@ -109,7 +111,7 @@ def fuse_rope(model: nn.Module) -> int:
 
 
 def _with_rope(kind: type[nn.Module], dtype: torch.dtype) -> type[nn.Module] | None:
-    """Returns a subclass that rotates by `Rope`; None if the module has no rotation that `Rope` covers."""
+    """Returns a subclass of `kind` that rotates by `Rope`; None if `kind` has no rotation that `Rope` supports."""
     forward = kind.forward
     if not isinstance(forward, FunctionType) or FUNCTION_NAME not in forward.__code__.co_names:
         return None
@@ -118,7 +120,7 @@ def _with_rope(kind: type[nn.Module], dtype: torch.dtype) -> type[nn.Module] | N
         return None
     # The forward is transformers' own code with another function bound to the global name.
     names = {**forward.__globals__, FUNCTION_NAME: rope}
-    # With the module's name, torch.compile would look the function up in the original module.
+    # The module's name is not copied, because torch.compile would then look the function up in the original module.
     del names["__name__"]
     copy = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     copy.__kwdefaults__ = forward.__kwdefaults__
@@ -134,11 +136,12 @@ def _same_rope(rope: Rope, dtype: torch.dtype) -> bool:
     if names != _ARGUMENTS:
         return False
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    # In the model's dtype: a function that computes in a higher precision gives other bits only there.
+    # The comparison uses the model's dtype: an original that computes in a higher precision differs from `Rope` only in
+    # lower dtypes.
     q, k = (draw(1, 5, heads, 8).transpose(1, 2).to(dtype) for heads in (4, 2))
     cos, sin = (draw(1, 5, 4).repeat(1, 1, 2).to(dtype) for _ in range(2))
     try:
         expected = rope.original(q, k, cos, sin)
-    except RuntimeError:  # the original expects angles of another shape
+    except RuntimeError:  # the original function expects angles of another shape
         return False
     return all(torch.equal(ours, theirs) for ours, theirs in zip(rope(q, k, cos, sin), expected, strict=True))

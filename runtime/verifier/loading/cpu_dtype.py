@@ -1,7 +1,7 @@
 """Chooses between bfloat16 and float32 on this CPU by timing a verifier's rounds.
 
-Rounds of few rows take equally long in float32, because float32 layers may store weights in two bytes too; rounds of
-many rows can take half the time in bfloat16.
+Rounds of few rows take equally long in both dtypes, because float32 layers may also store weights in two bytes. Rounds
+of many rows can take half the time in bfloat16.
 """
 
 import hashlib
@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _LEAST_GAIN = 0.9
-"""bfloat16 is less exact, so its rounds must take less than this fraction of the float32 time."""
+"""bfloat16 is used only if its rounds take less than this fraction of the float32 time, because bfloat16 is less exact.
+"""
 
 
 def has_bfloat16_units() -> bool:
@@ -37,8 +38,8 @@ def load_in_faster_dtype(folder: Path, device: torch.device, deterministic: bool
     The choice is cached on disk, so that a restarted engine produces the same text.
 
     Args:
-        folder: a checkpoint stored in bfloat16, so that bfloat16 weights lose nothing.
-        deterministic: as for `load_model`.
+        folder: a checkpoint stored in bfloat16, so that loading in bfloat16 does not round the weights.
+        deterministic: see `load_model`.
 
     Raises:
         UnsupportedModelError: the model would be served incorrectly or not at all in float32.

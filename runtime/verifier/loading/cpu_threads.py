@@ -1,7 +1,7 @@
 """Chooses the number of CPU threads for a verifier's or drafter's passes by timing rounds.
 
-A second thread may share its core with the first thread, or with a process that leaves it no time. Between two passes
-the other process runs; waking threads that fell asleep meanwhile is part of a pass.
+A second thread may share its core with the first thread, or with a process that keeps the core busy. Between two passes
+of a process other processes run, and the process's threads fall asleep; the time to wake them is part of the next pass.
 """
 
 import logging
@@ -16,15 +16,17 @@ from wingbeat.runtime.verifier.loading.round_trial import Round, decode_rounds, 
 logger = logging.getLogger(__name__)
 
 _ROWS = (8, 16)
-"""Rows of a tree, and of several requests. A single row, for which waking threads costs what they gain, is rarer."""
+"""Numbers of rows of the timed passes: a tree's rows, and several requests' rows. Passes of a single row are not timed:
+they are rarer, and there the gain of more threads equals the cost of waking them."""
 _LEAST_GAIN = 0.95
-"""With twice the threads, rounds must take less than this fraction of the time: other processes need cores too."""
+"""Twice as many threads are used only if rounds then take less than this fraction of the time, because other processes
+need cores too."""
 _PAUSE_S = 0.5e-3
-"""Seconds; longer than idle threads spin before they sleep."""
+"""Seconds of pause before a timed pass; idle threads spin for less time before they sleep."""
 
 
 def choose_threads(loaded: LoadedModel, most: int) -> int:
-    """Times decode rounds with decreasing thread counts and sets torch to the chosen count, which is returned.
+    """Times decode rounds with decreasing numbers of threads; sets torch to the chosen number and returns that number.
 
     Args:
         most: number of cores that the process may use.
@@ -41,16 +43,16 @@ def choose_threads(loaded: LoadedModel, most: int) -> int:
 
 
 def tried(whose: str, rows: tuple[int, ...], with_threads: Callable[[int], list[Round]], most: int) -> int:
-    """Returns the largest power of two of threads such that half as many are clearly slower.
+    """Returns the largest number of threads, a power of two, for which half as many threads are clearly slower.
 
-    Counts are halved until that holds, so a large model, whose rounds on one thread are long, is tried with one thread
-    only if two do not pay.
+    The number is halved until half as many threads are clearly slower. A large model, whose rounds on one thread are
+    long, is therefore timed with one thread only if four threads were not faster than two.
 
     Args:
         whose: name for the log.
         rows: row counts of the passes, for the log.
-        with_threads: prepares passes that run on the given number of threads.
-        most: largest number of threads.
+        with_threads: function that prepares passes for a given number of threads.
+        most: maximum number of threads.
     """
     chosen, told = 1 << max(most, 1).bit_length() - 1, {}
     while chosen > 1:

@@ -1,7 +1,7 @@
 """Runs a half-precision model's arithmetic in float32 without a second whole model in memory.
 
-`in_float32` widens weights temporarily, one decoder layer at a time. `exact_copy` builds a separate float32 model, of
-only the first layers if all of them would take too much memory.
+`in_float32` widens weights temporarily, one decoder layer at a time. `exact_copy` builds a separate float32 model, with
+only the first layers if all layers would need too much memory.
 """
 
 import copy
@@ -18,14 +18,14 @@ from wingbeat.runtime.verifier.layers.loaded_model import decoder_layers
 
 HALVES = (torch.bfloat16, torch.float16)
 WHOLE_COPY_BYTES = 4 << 30
-"""Largest float32 copy, in bytes, that keeps all layers of a model."""
+"""Maximum size, in bytes, of a float32 copy that has all layers of a model; larger models are copied in part."""
 
 
 @contextmanager
 def in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager in which a model computes in float32; only one decoder layer's weights are widened at a time.
+    """Context manager in which a model computes in float32. Only one decoder layer's weights are float32 at a time.
 
-    Weights outside the decoder layers stay widened until the context ends.
+    Weights outside the decoder layers are float32 until the context ends.
     """
     layers = _layers_of(model)
     held: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
@@ -55,13 +55,14 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
 
 
 def exact_copy(model: PreTrainedModel, attention: list[LayerAttention]) -> tuple[PreTrainedModel, int]:
-    """Returns a float32 copy of a model and its number of layers: all, or the first layers that cover every kind.
+    """Returns a float32 copy of a model, and the copy's number of layers.
 
     Args:
-        attention: probed attention of each layer.
+        attention: attention parameters of each layer, as probed.
     """
     layers = _layers_of(model)
-    # Vectors do not count: ranks of a tensor-parallel model must agree here, and may hold different vectors.
+    # Vectors are not counted, because ranks of a tensor-parallel model must compute the same size but may hold
+    # different vectors.
     num_bytes = 4 * sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
     count = len(layers) if num_bytes <= WHOLE_COPY_BYTES else _with_every_kind(layers, attention)
     whole = dict(layers._modules)
@@ -80,14 +81,14 @@ def exact_copy(model: PreTrainedModel, attention: list[LayerAttention]) -> tuple
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """Returns a float32 copy; a packed weight's placeholder stays a single expanded number."""
+    """Returns a float32 copy of a tensor; the placeholder of a packed weight stays a single expanded number."""
     if tensor.untyped_storage().nbytes() < tensor.nbytes:
         return tensor.data[(0,) * tensor.ndim].float().expand(tensor.shape)
     return tensor.data.to(torch.float32, copy=True) if tensor.dtype in HALVES else tensor.data.clone()
 
 
 def _cut_config(model: PreTrainedModel, num_layers: int, count: int) -> None:
-    """Reduces a config to the first `count` layers."""
+    """Changes the model's config, for `num_layers` layers, to describe only the first `count` layers."""
     config = model.config.get_text_config()
     config.num_hidden_layers = count
     for name, value in list(vars(config).items()):
@@ -96,7 +97,7 @@ def _cut_config(model: PreTrainedModel, num_layers: int, count: int) -> None:
 
 
 def _with_every_kind(layers: nn.ModuleList, attention: list[LayerAttention]) -> int:
-    """Returns the number of leading layers that contain every kind of layer."""
+    """Returns the smallest number of leading layers that include every kind of layer."""
     kinds = [
         (type(layer), kind, tuple((name, weight.shape) for name, weight in layer.named_parameters()))
         for layer, kind in zip(layers, attention, strict=True)
@@ -109,5 +110,5 @@ def _layers_of(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _halves(module: nn.Module) -> list[Tensor]:
-    """Returns half-precision parameters and buffers, each once."""
+    """Returns the half-precision parameters and buffers of a module, without duplicates."""
     return [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.dtype in HALVES]

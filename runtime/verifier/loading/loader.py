@@ -68,11 +68,12 @@ def load_model(
     """Loads a checkpoint directory and prepares it for the runner.
 
     Args:
-        packed: keep quantised weights packed if the device has kernels that multiply by them.
+        packed: whether quantised weights stay packed, if the device has kernels that multiply by packed weights.
         deterministic, eight_bits: see `prepare_model`.
 
     Raises:
-        ModelCheckpointError: a file, field or tensor is wrong; one line that names it.
+        ModelCheckpointError: a file, field or tensor is wrong; the message is one line that names the file, field or
+            tensor.
         UnsupportedModelError: see `prepare_model`.
     """
     file = ConfigFile.read(Path(path))
@@ -113,19 +114,19 @@ def prepare_model(
     eight_bits: bool = False,
     written: Sequence[int] = (),
 ) -> LoadedModel:
-    """Probes a model's attention, switches it to paged attention, and tests it against transformers' own decoding.
+    """Probes a model's attention, switches the model to paged attention, and tests it against transformers' decoding.
 
     Args:
-        division: the processes among which layers are divided, each of which prepares its shard; None for a whole
+        division: group of processes among which layers are divided; each process prepares its shard. None for a whole
             model.
-        deterministic: make a row's bits independent of the other rows in its pass; needs a whole model.
-        eight_bits: round the weights of linear layers first (`round_linears`); needs a whole model. The test then
-            compares with transformers' decoding on the rounded weights.
-        written: token ids of a natural text, on which a half-precision model is tested in addition.
+        deterministic: whether a row's bits must be independent of the other rows in its pass; needs a whole model.
+        eight_bits: whether the weights of linear layers are rounded to eight bits first; needs a whole model. The test
+            then compares with transformers' decoding on the rounded weights.
+        written: token ids of a natural text; a half-precision model is also tested on such text.
 
     Raises:
-        UnsupportedModelError: the model would be served incorrectly or not at all; one line with architecture and
-            reason.
+        UnsupportedModelError: the model would be served incorrectly or not at all; the message is one line with
+            architecture and reason.
     """
     stage = "its layers cannot be probed"
     try:
@@ -170,7 +171,7 @@ def _round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     """Rounds weights by the first runtime part that supports rounding.
 
     Raises:
-        UnsupportedModelError: no part supports rounding; without the model's name.
+        UnsupportedModelError: no part supports rounding; the message does not contain the model's name.
     """
     if not hooks("round_linears"):
         raise UnsupportedModelError(f"{ASKED_INT8}, but this installation has no kernels for int8 weights")
@@ -184,12 +185,13 @@ def _try_in_float32(
     division: Division | None,
     deterministic: bool,
 ) -> dict[str, str]:
-    """Tests the serving code of a half-precision model on a float32 copy, where rounding hides no mistake.
+    """Tests the serving code of a half-precision model on a float32 copy, because rounding could hide mistakes.
 
-    Layers run both as transformers wrote them and fused, because which layers are fused may depend on the dtype.
+    Layers are tested both as transformers wrote them and fused, because the choice of layers to fuse may depend on the
+    dtype.
 
     Returns:
-        By kind of span (image, audio), the reason why that kind is not served.
+        Reasons why kinds of spans (image, audio) are not served, by kind.
 
     Raises:
         UnsupportedModelError: as `try_model`.
@@ -198,7 +200,7 @@ def _try_in_float32(
     is_part = count < len(probed.layers)
     probed = probed._replace(layers=probed.layers[:count])
     try:
-        remembered = check_cache(copy).remembered  # recurrent states in float32, too
+        remembered = check_cache(copy).remembered  # the copy's recurrent states are float32 too
         references = reference_logits(copy, texts)
         trial = first("open_trial", copy, texts, division is None, {})
     except Exception as error:
@@ -217,7 +219,7 @@ def _try_in_float32(
     try_model(loaded, references)
     refused = {} if trial is None else trial.serve(loaded)
     del copy, loaded, references, trial
-    gc.collect()  # layers and the objects that run them form reference cycles
+    gc.collect()  # the copy's layers are in reference cycles with the objects that run them
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
     return refused
@@ -225,7 +227,7 @@ def _try_in_float32(
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Context manager that silences layer logs, because the model logs the same lines as its copy."""
+    """Context manager that silences logs about the copy's layers, because the model itself logs the same lines."""
     layers = logging.getLogger("wingbeat.runtime.verifier.layers")
     before = layers.level
     layers.setLevel(logging.ERROR)
@@ -244,12 +246,12 @@ def _switch(
     deterministic: bool,
     fast: bool = True,
 ) -> LoadedModel:
-    """Switches a model to paged attention and the runtime's layer states, and applies its speed-ups.
+    """Switches a model to paged attention and to layer states kept by the runtime, and applies speed-ups.
 
     The speed-ups are `speed_up`, `fuse`, and `widen_logits`; `keep_logits` restricts logits to the requested rows.
 
     Args:
-        fast: False leaves layers as transformers wrote them.
+        fast: whether speed-ups are applied; False leaves layers as transformers wrote them.
     """
     config = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION_NAME)
@@ -283,6 +285,6 @@ def _switch(
 
 
 def _cause(error: Exception) -> str:
-    """Returns type and first line of an error."""
+    """Returns the type and the first line of an error."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__

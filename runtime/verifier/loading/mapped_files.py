@@ -1,4 +1,4 @@
-"""Copies small tensors out of mapped weight files, so that they do not keep large files mapped."""
+"""Copies small tensors out of mapped weight files, so that these tensors do not keep large files mapped."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ SMALL_BYTES = 1 << 20
 
 
 def copy_what_stays(model: PreTrainedModel) -> None:
-    """Copies the CPU tensors that are served as loaded: vectors, and embedding tables that are not tied.
+    """Copies those CPU tensors that are used as loaded: vectors, and embedding tables that are not tied.
 
     A file stays mapped, and its pages count as this process's memory, while any of its tensors is in use. Matrices of
     linear layers are copied when they are packed, or are served from the file.
@@ -23,7 +23,7 @@ def copy_what_stays(model: PreTrainedModel) -> None:
 
 
 def give_back_freed() -> None:
-    """Returns memory freed by Python and torch to the system; does nothing without glibc."""
+    """Returns memory that Python and torch have freed to the operating system; does nothing without glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,7 +1,7 @@
 """Reference logits from transformers for the test texts, with eager attention and an unmodified model.
 
-In float32 the reference is transformers' own cached decoding. In half precision the reference is the model's output in
-float32, together with the distance of transformers' half-precision rows from it.
+In float32 the reference is transformers' own cached decoding. In half precision the reference is the model's output
+computed in float32, together with the distance of transformers' half-precision rows from that output.
 """
 
 import math
@@ -20,14 +20,15 @@ from wingbeat.runtime.verifier.loading.exact import HALVES, in_float32
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 PARENTS = (-1, 0, 0, 1, 1, 2)
-"""Parent of each node: the root has two children; the first child has two children, the second one child."""
+"""Parent of each node of the test tree: the root has two children; the first child has two children, and the second
+child has a single child."""
 DEPTHS = (0, 1, 1, 2, 2, 2)
 PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5))
 """Nodes from the root to each leaf."""
 NUM_STEPS = 3
-"""Plain decode steps after the prompt; the last step's token is the tree's root."""
+"""Number of plain decode steps after the prompt; the last step's token is the tree's root."""
 _NUM_BEHIND = NUM_STEPS + len(PARENTS) - 1
-"""Tokens after the prompt."""
+"""Number of tokens after the prompt: plain steps, and tree nodes other than the root."""
 _LONGEST, _SHORTER_BY = 29, 12
 WIDEST_TRIED_WINDOW = 64
 WRITTEN = """The lighthouse keeper climbed the stairs every evening to light the lamp. In the winter of 1884 a storm \
@@ -38,11 +39,11 @@ def area(width: float, height: float) -> float:
         raise ValueError("sizes must not be negative")
     return width * height
 """
-"""A natural text: random tokens are far from training data, so that rounding moves their logits more."""
+"""Natural text to test on: random tokens are unlike training data, so rounding changes their logits more."""
 
 
 class TrialText(NamedTuple):
-    """A test sequence: a prompt, the tokens of its plain steps, and the tree after them."""
+    """A test sequence: a prompt, the tokens of plain decode steps, and a tree after these tokens."""
 
     prompt: list[int]
     steps: list[int]
@@ -52,7 +53,7 @@ class TrialText(NamedTuple):
     """Media spans of the prompt."""
 
     def paths(self) -> Tensor:
-        """Each path of the tree appended to prompt and steps: int64 [num_paths, length]."""
+        """Returns prompt, steps and then the nodes of a path, for each path of the tree: int64 [num_paths, length]."""
         before = [*self.prompt, *self.steps[:-1]]
         return torch.tensor([before + [self.tree[node] for node in path] for path in PATHS])
 
@@ -62,8 +63,8 @@ class Reference(NamedTuple):
 
     text: TrialText
     rows: Tensor
-    """float32 [num_steps + num_nodes, vocab_size]: after the prompt, after each step but the last, and at each tree
-    node."""
+    """Logits, float32 [num_steps + num_nodes, vocab_size]: after the prompt, after each step except the last, and at
+    each tree node."""
     rounding: tuple[float, ...] = ()
     """Distance of transformers' half-precision row from each of `rows`; empty for float32 models."""
 
@@ -73,7 +74,7 @@ def _no_inputs(text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
 
 
 class _Told(LogitsProcessor):
-    """Logits processor that forces generate() to emit given tokens."""
+    """Logits processor that makes generate() emit given tokens."""
 
     def __init__(self, token_ids: Tensor, num_prompt_tokens: int) -> None:
         self.token_ids, self.start = token_ids, num_prompt_tokens
@@ -91,13 +92,15 @@ def reference_logits(
     texts: list[TrialText],
     inputs: Callable[[TrialText, Tensor], dict[str, Tensor]] = _no_inputs,
 ) -> list[Reference]:
-    """Returns the logits against which a prepared model is tested on these texts.
+    """Returns transformers' logits for these texts, with which a prepared model's logits are compared.
 
     Args:
-        inputs: (text, token ids [num_paths, length] of its paths) -> further arguments of generate().
+        inputs: function of a text and of the token ids [num_paths, length] of its paths; returns further arguments of
+            generate().
 
     Raises:
-        UnsupportedModelError: the model's own half-precision logits are not finite; without the model's name.
+        UnsupportedModelError: transformers' half-precision logits are not finite; the message does not contain the
+            model's name.
     """
     model.set_attn_implementation("eager")
     if model.dtype not in HALVES:
@@ -119,7 +122,10 @@ def _compared(model: PreTrainedModel, text: TrialText, exact: Tensor, rounded: T
 
 
 def texts_for(model: PreTrainedModel, probed: ProbedAttention) -> list[TrialText]:
-    """Returns two texts of different lengths that exceed short sliding windows; wide windows are known from masks."""
+    """Returns two texts of different lengths that exceed the model's short sliding windows.
+
+    Wide windows need no text, because they are derived from masks.
+    """
     windows = {layer.sliding_window for layer in probed.layers if layer.sliding_window}
     vocab_size = min(map(num_words, (model.get_input_embeddings(), model.get_output_embeddings())))
     return trial_texts(windows, probed.max_positions, vocab_size, _special_tokens(model))
@@ -128,13 +134,13 @@ def texts_for(model: PreTrainedModel, probed: ProbedAttention) -> list[TrialText
 def trial_texts(
     windows: Collection[int], max_positions: int, vocab_size: int, avoided: frozenset[int] = frozenset()
 ) -> list[TrialText]:
-    """Returns two texts of random tokens, the first one longer."""
+    """Returns two texts of random tokens; the first text is longer."""
     generator = torch.Generator().manual_seed(0)
     texts = []
     for length in _lengths(windows, max_positions):
         count = length + _NUM_BEHIND
         drawn = torch.randint(vocab_size, (2 * count + 64,), generator=generator).tolist()
-        # Placeholder tokens of media spans are not text.
+        # `avoided` holds special tokens, such as placeholders of media spans, which are not text.
         texts.append(_text([token for token in drawn if token not in avoided][:count], length))
     return texts
 
@@ -151,7 +157,7 @@ def written_texts(texts: list[TrialText], tokens: Sequence[int]) -> list[TrialTe
 
 
 def _lengths(windows: Collection[int], max_positions: int) -> tuple[int, int]:
-    """Prompt lengths of both texts."""
+    """Returns the prompt lengths of the two texts."""
     tried = [window for window in windows if window <= WIDEST_TRIED_WINDOW]
     most = max_positions - NUM_STEPS - max(DEPTHS)
     longest = min(max(_LONGEST, *(window + window // 2 for window in tried), 0), most)
@@ -159,7 +165,7 @@ def _lengths(windows: Collection[int], max_positions: int) -> tuple[int, int]:
 
 
 def _text(tokens: list[int], length: int) -> TrialText:
-    """Splits tokens into a prompt of `length` tokens, steps and tree."""
+    """Splits tokens into a prompt of `length` tokens, the tokens of the steps, and the tokens of the tree."""
     steps = tokens[length : length + NUM_STEPS]
     return TrialText(tokens[:length], steps, [steps[-1], *tokens[length + NUM_STEPS :]])
 
@@ -213,7 +219,7 @@ def _rows_at_once(
 
 
 def _rows(logits: Tensor) -> Tensor:
-    """Selects float32 rows from logits [num_paths, length, vocab_size] after the prompt and each later token."""
+    """Selects `Reference.rows` from logits [num_paths, length, vocab_size] of whole paths, as float32."""
     logits = logits.float()
     before_tree = logits[0, : logits.shape[1] - 1 - max(DEPTHS)]
     where = {node: (row, len(before_tree) + depth) for row, path in enumerate(PATHS) for depth, node in enumerate(path)}
@@ -222,7 +228,10 @@ def _rows(logits: Tensor) -> Tensor:
 
 
 def distance(row: Tensor, expected: Tensor) -> float:
-    """Distance of two rows of logits relative to the second row's spread; infinite if a row is not finite."""
+    """Returns the distance of two rows of logits, relative to the second row's spread.
+
+    The distance is infinite if a row is not finite.
+    """
     spread = (expected - expected.mean()).norm().clamp_min(1e-12)
     found = float((row - expected).norm() / spread)
     return float("inf") if math.isnan(found) else found

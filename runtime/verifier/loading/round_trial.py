@@ -1,4 +1,7 @@
-"""Times a verifier's CPU rounds under several settings in turns, so that other load affects all settings alike."""
+"""Times a verifier's CPU rounds under several settings.
+
+All settings are timed in each of several turns, so that other load affects all settings alike.
+"""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -16,16 +19,19 @@ Round = Callable[[], object]
 Way = TypeVar("Way", bound=Hashable)
 
 ROWS = (1, 16)
-"""Row counts of the rounds that are timed."""
+"""Numbers of rows of the rounds that are timed."""
 _TURNS, _REPEATS = 4, 4
 LONG_S = 0.02
-"""Seconds above which a round runs once per turn, in two turns: disturbances are a small share of such a round, and
-start-up waits for the timing."""
+"""Rounds longer than this many seconds are timed in two turns only, because disturbances are a small share of such a
+round and because start-up waits for the timing."""
 _MAX_MODEL_LEN = 256
 
 
 def decode_rounds(loaded: LoadedModel, rows: tuple[int, ...] = ROWS) -> Callable[[], list[Round]]:
-    """Returns a function that builds passes of `rows` sequences with one token each, for torch's current threads."""
+    """Returns a function that builds passes of `rows` sequences with one token each.
+
+    The passes run on torch's number of threads at the time of the call.
+    """
     config = EngineConfig(max_num_seqs=max(rows), max_model_len=_MAX_MODEL_LEN, num_kv_blocks=32)
     cache, model = KVCache(loaded.layers, config, loaded.dtype, loaded.device), VerifierModel(loaded)
     num_blocks = _MAX_MODEL_LEN // cache.block_size
@@ -42,7 +48,7 @@ def least_seconds(ways: Mapping[Way, Callable[[], list[Round]]], pause_s: float 
     """Returns the least seconds of each round, by setting, over several turns; over two turns if rounds are long.
 
     Args:
-        ways: by setting, a function that applies it and returns its rounds.
+        ways: for each setting, a function that applies the setting and returns the rounds to time.
         pause_s: seconds to sleep before each run.
     """
     seconds: dict[Way, list[float]] = {way: [] for way in ways}
@@ -56,7 +62,7 @@ def least_seconds(ways: Mapping[Way, Callable[[], list[Round]]], pause_s: float 
 
 
 def share(seconds: list[float], of: list[float]) -> float:
-    """Mean ratio of round times to those of another setting, over the row counts."""
+    """Returns the mean, over the numbers of rows, of the ratio of `seconds` to another setting's round times `of`."""
     return sum(now / before for now, before in zip(seconds, of, strict=True)) / len(of)
 
 

@@ -11,10 +11,10 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 @torch.inference_mode()
 def try_rows(loaded: LoadedModel, texts: list[TrialText]) -> None:
-    """Compares leaves of token trees, several in a pass, bit for bit with the same tokens as a single prompt.
+    """Compares the logits of tree leaves, with several trees in a pass, bit for bit with those of single prompts.
 
     Raises:
-        UnsupportedModelError: the bits differ; without the model's name.
+        UnsupportedModelError: the bits differ; the message does not contain the model's name.
     """
     for text, rows in zip(texts, Trial(loaded, texts).run(), strict=True):
         nodes = rows[len(rows) - len(PARENTS) :]

@@ -34,20 +34,21 @@ from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 _ACCEPTED, _BEHIND = (0, 1), 3
-"""For layers with recurrent states: the accepted path, and the tree node after it, whose logits the next plain step
-must reproduce."""
+"""Accepted path of the test of recurrent states, and the tree node that follows that path. The next plain step, from
+this node, must reproduce the node's logits."""
 _CHUNKS = (7, 1)
-"""Tokens of the long prompt's first two chunks; the rest is the third chunk."""
+"""Numbers of tokens of the long prompt's first two chunks; the remaining tokens are the third chunk."""
 _IN_TREE = "at depth"
 FULL_PRECISION_TOLERANCE, LARGEST_TOLERANCE = 2e-3, 0.02
-"""Largest float32 distance of logits rows from transformers' rows, relative to the logits' spread: for every row but
-one, and for that row. With sharp attention, rounding alone may move one row farther than the others."""
+"""Largest distances of float32 logits rows from transformers' rows, relative to the logits' spread. The first holds for
+every row except the farthest row, the second for the farthest row: with sharp attention, rounding alone may move a
+single row farther than the other rows."""
 OUTLIER_FACTOR = 300
-"""A single row of a text may be this many times farther from transformers' row than the median row, within both
-tolerances."""
+"""The farthest row of a text may have a distance of this many times the median distance, but at most the larger
+tolerance."""
 ROUNDING_FACTOR, ROUNDING_SLACK = 3, 0.02
-"""In half precision, the median distance from float32 may exceed transformers' median distance by this factor plus the
-slack, which matters for models with almost no rounding."""
+"""In half precision, the median distance from float32 may be at most transformers' median distance times this factor,
+plus the slack. The slack matters for models with almost no rounding."""
 
 
 class Apart(NamedTuple):
@@ -72,7 +73,7 @@ def try_model(loaded: LoadedModel, references: list[Reference]) -> None:
         references: references of two or four texts; texts run in pairs.
 
     Raises:
-        UnsupportedModelError: the logits differ; names the place, without the model's name.
+        UnsupportedModelError: the logits differ; the message names the place in the text, but not the model.
     """
     apart: list[Apart] = []
     for first in range(0, len(references), 2):
@@ -88,7 +89,7 @@ def _compare(reference: Reference, rows: Tensor) -> list[Apart]:
     """Returns the distances of a text's rows.
 
     Raises:
-        UnsupportedModelError: a float32 row differs, or transformers' own row is not finite.
+        UnsupportedModelError: a float32 row differs too much, or transformers' own row is not finite.
     """
     count = len(reference.rows)
     node = count - len(PARENTS) + _BEHIND
@@ -113,10 +114,10 @@ def _compare(reference: Reference, rows: Tensor) -> list[Apart]:
 
 
 def check(rows: list[Apart]) -> None:
-    """Refuses rows, all in trees or all outside trees, whose median distance rounding does not explain.
+    """Refuses rows whose median distance rounding does not explain; the rows are all in trees, or all outside trees.
 
-    Single half-precision rows are not judged: another expert choice, or one unexpected token, moves a row by as much as
-    its spread in either implementation.
+    Single half-precision rows are not judged: in either implementation, another choice of experts or a single
+    unexpected token moves a row by as much as its spread.
     """
     own = median(row.own for row in rows)
     in_half = [row.theirs for row in rows if row.theirs is not None]
@@ -164,7 +165,8 @@ class Trial:
         width = config.max_blocks_per_seq
         config = replace(config, num_kv_blocks=1 + len(texts) * width)
         for slot, seq in enumerate(self.seqs):
-            # Blocks of the sequences alternate, in descending order, so that physical order differs from logical order.
+            # Block numbers descend and alternate between the sequences, so that physical order differs from logical
+            # order.
             seq.slot, seq.blocks = slot, list(range(len(texts) * width - slot, 0, -len(texts)))
         self.slots = SlotState(config, loaded.vocab_size, loaded.device)
         cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
@@ -204,7 +206,7 @@ class Trial:
         ]
 
     def behind_prompt(self) -> Tensor:
-        """Returns logits [vocab_size] after the first text's whole prompt, run alone."""
+        """Runs the first text's whole prompt alone; returns logits [vocab_size] after the prompt."""
         seq = self.seqs[0]
         return self._round([], [Chunk(seq, 0, seq.num_prompt_tokens, samples=True)])[0]
 
@@ -215,7 +217,7 @@ class Trial:
         return self._round(seqs, chunks or [])
 
     def _trees(self) -> list[Tensor]:
-        """Verifies both trees in one pass and returns the logits of each tree's nodes."""
+        """Verifies the trees of the two texts in one pass, and returns the logits of each tree's nodes."""
         for seq in self.seqs:
             self._take(seq)
         device = self.slots.device
@@ -235,7 +237,10 @@ class Trial:
         return self._round(self.seqs, [])
 
     def _take(self, seq: Sequence, token_id: int | None = None) -> None:
-        """Appends a token (default: the next plain step's) to a sequence, as a round that emitted it would."""
+        """Appends a token to a sequence, as a round that emitted the token would.
+
+        The default is the token of the next plain step.
+        """
         own = self.texts[seq.slot].steps[seq.num_output_tokens] if token_id is None else token_id
         seq.token_ids.append(own)
         self.slots.committed_lens[seq.slot] = len(seq.token_ids)
