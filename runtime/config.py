@@ -69,7 +69,7 @@ class SpeculationConfig:
     """Nodes that the verifier checks per sequence and round, including the root."""
     adaptive: bool = False
     """Choose each round's depth and nodes, or no draft at all, by measured costs and tracked acceptance, within the
-    shape above."""
+    shape above. No effect without the part `adaptive`."""
     draft_tree: DrawnTree | None = None
     """Fixed tree to draft regardless of probabilities, from which the three numbers follow. None drafts the likeliest
     nodes."""
@@ -93,7 +93,10 @@ class SpeculationConfig:
         Raises:
             ValueError: a field is out of range.
         """
-        given = {"adaptive": True} | given
+        adapts = bool(hooks("speculation"))
+        given = {"adaptive": adapts} | given
+        if given["adaptive"] and not adapts:
+            raise ValueError("adaptive is True: this installation lacks the package runtime.adaptive; leave it out")
         if isinstance(given.get("draft_top_k"), list | tuple):
             return cls._drawn(**given)
         if device == "cuda":

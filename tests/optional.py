@@ -109,6 +109,15 @@ FEATURES = {
     "page": Feature(
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")
     ),
+    "adaptive": Feature(
+        (
+            *("runtime/adaptive", "runtime/cpu/adaptive", "tests/runtime/adaptive", "tests/runtime/cpu/adaptive"),
+            *("tests/runtime/cpu/grammar/test_certain_alone.py", "tests/runtime/cpu/one_pass/test_one_pass_growth.py"),
+            *("tests/runtime/host_counts.py", "tests/runtime/test_host_counts.py", "tests/e2e/test_page_troubles.py"),
+            *("tests/e2e/test_gpu_first.py", "benchmarks/load_sweep.py", "benchmarks/never_loses.py"),
+        ),
+        words=("'trees': 'adaptive'", "'shape': 'adaptive'"),
+    ),
     "drawn_trees": Feature(("runtime/drawn_trees", "tests/runtime/drawn_trees"), words=("drawn",)),
     "latent_heads": Feature(
         ("runtime/latent_heads", "tests/runtime/latent_heads"),
@@ -129,7 +138,7 @@ FEATURES = {
             *("runtime/suffix_beside", "deployments/suffix_beside", "tests/runtime/suffix_beside"),
             *("tests/deployments/suffix_beside", "benchmarks/suffix_beside.py", "benchmarks/results/suffix_beside*"),
         ),
-        needs=("suffix",),
+        needs=("suffix", "adaptive"),
         words=(
             *("suffix_beside", "sa_config", "wingbeat_text_rounds", "wingbeat_text_rounds_total"),
             *("wingbeat_text_draft_tokens", "wingbeat_text_draft_tokens_total"),

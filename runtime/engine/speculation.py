@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,10 +12,59 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundObserver
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason
 
 Trees = Any
 """Trees of a round's decodes in the representation of that kind of round; None if all are bare roots."""
+
+
+class Reason(StrEnum):
+    """Reason for which a round is or is not drafted."""
+
+    IDLE = "idle"
+    """No sequence can be drafted for."""
+    PLAIN = "plain"
+    """Plain decoding is faster."""
+    TEXT = "text"
+    """Trees built from earlier text gain more than a draft, so no draft is requested."""
+    SPECULATE = "speculate"
+    PROBE_PLAIN = "probe_plain"
+    """Plain for some rounds to measure their cost, which every decision depends on."""
+    PROBE_DRAFT = "probe_draft"
+    """Drafted for some rounds, because otherwise nothing could show that drafts pay."""
+    FORCED = "forced"
+    """Plain decoding would be chosen, but some requests demand drafts; only these are drafted for."""
+
+
+class DraftPlan(NamedTuple):
+    """Limits of the next draft."""
+
+    levels: int
+    """Most levels to grow; 0 requests no trees."""
+    reason: str
+    num_nodes: int | None = None
+    """Nodes of each tree to verify, its root included, where the number is decided before drafting; else None."""
+    growth: tuple[float, float] | None = None
+    """Limits that the drafter's growth rule reads; None grows every level."""
+
+
+@dataclass
+class PolicyStats:
+    """Statistics of the policy's decisions."""
+
+    decisions: dict[str, int] = field(default_factory=dict)
+    """Rounds by reason."""
+    levels: int = 0
+    """Levels of the latest decision."""
+    expected_speedup: float = 1.0
+    """Predicted token rate of the latest decision relative to plain decoding."""
+    expected_accepted: float = 0.0
+    """Accepted nodes predicted by the calibrated probabilities; equals `num_accepted` if the calibration is right."""
+    num_accepted: int = 0
+    break_even: float | None = None
+    """Tokens per draft, bonus token included, at which the best draft at the latest load would be as fast as plain
+    decoding; None before the first decision."""
+    costs_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Predicted seconds of rounds with whole trees, by phase and number of requests."""
 
 
 class Speculation(RoundObserver):
@@ -25,7 +76,7 @@ class Speculation(RoundObserver):
     are skipped if no drafter is asked; the other calls come in every round.
 
     Decisions change speed and never tokens. This class uses the same draft shape in every round and verifies all nodes;
-    `AdaptiveSpeculation` adapts both.
+    the part `adaptive` adapts both.
 
     Args:
         max_levels: levels of each draft.
@@ -33,6 +84,8 @@ class Speculation(RoundObserver):
 
     num_nodes: int | None = None
     """Nodes of each tree that the device keeps; None keeps all."""
+    plan_every = 1
+    """Rounds without followed sequences from one plan to the next."""
     takes_texts = True
     """Whether trees may be built from earlier text instead of by the drafter."""
 

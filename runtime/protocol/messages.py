@@ -90,7 +90,7 @@ class AcceptedPaths(NamedTuple):
     taps: Tensor | None
     """[num_decodes, 1..max_path, taps_size]: taps along the path, with as many columns as `nodes`."""
     evidence: Tensor | None = None
-    """int64 [num_decodes, num_nodes]: see `runtime.speculation.acceptance`; None where trees were not pruned on the
+    """int64 [num_decodes, num_nodes]: see `runtime.adaptive.acceptance`; None where trees were not pruned on the
     device."""
     logprobs: Tensor | None = None
     """int64 [num_asking, 1..max_path, n]: see `runtime.round.choice`; None if no request wants log-probabilities.
@@ -261,9 +261,9 @@ class Outcome(NamedTuple):
     chunk_embeddings: Tensor
     """[max_prefill_tokens, embedding_width]"""
     growth_limits: Tensor
-    """float32 [2]: `speculation.policy.GrowthLimits`; valid if `RoundHeader.has_rule`, as `acceptance_table`."""
+    """float32 [2]: `adaptive.policy.GrowthLimits`; valid if `RoundHeader.has_rule`, as `acceptance_table`."""
     acceptance_table: Tensor
-    """float32 [2, NUM_BINS]: rows of `speculation.acceptance.Acceptance.table` for the drafter's trees: greedy,
+    """float32 [2, NUM_BINS]: rows of `adaptive.acceptance.Acceptance.table` for the drafter's trees: greedy,
     sampled."""
     allowed_tokens: Tensor
     """int32 [num_slots, ceil(vocab_size / 32)], one row per proposal, valid if `RoundHeader.has_masks`: bit b of word w

@@ -16,7 +16,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.parts import hooks
+from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.allowed_tokens import TokenMasks
@@ -26,8 +26,7 @@ from wingbeat.runtime.round.decode_graphs import DecodeGraphs
 from wingbeat.runtime.round.eager_rounds import EagerRounds
 from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, epochs_of, launched_round
-from wingbeat.runtime.round.pruning import DevicePruner
-from wingbeat.runtime.round.rows import Feature, Model, ModelOutput
+from wingbeat.runtime.round.rows import Feature, Model, ModelOutput, Pruner
 from wingbeat.runtime.round.shapes import MOST_ROWS
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.round.tree_check import TreeInbox
@@ -43,7 +42,7 @@ class RoundParts(NamedTuple):
     acceptance: PathAcceptance
     inbox: Any
     """Receives trees as they arrive: a `TreeInbox`, or its replacement in another kind of round."""
-    pruner: DevicePruner | None
+    pruner: Pruner | None
     """None where trees are not pruned on the device."""
 
 
@@ -109,7 +108,7 @@ class ModelRunner:
             TokenChooser(slots, most_rows, self.max_depth),
             PathAcceptance(slots, self.cache, builder, config),
             TreeInbox(slots, config.speculation.num_nodes, chains=config.speculation.draft_top_k == 1),
-            DevicePruner(slots, self.max_depth) if config.speculation.adaptive else None,
+            first("pruner", slots.spare + 1, self.max_depth, slots.device) if config.speculation.adaptive else None,
         )
 
     @property
@@ -132,7 +131,8 @@ class ModelRunner:
             rows: result of `SlotState.load` for this plan.
             drafted: None where no tree arrived.
         """
-        self.slots.rank_as_text(plan.decodes)
+        if self.pruner is not None:
+            self.pruner.follow(plan)
         if not plan.adds_nodes:
             captured = self.graphs is not None and bool(plan.decodes)
             return drafted if drafted is None or captured else drafted.checked(rows)

@@ -16,7 +16,7 @@ SHORT = 48
 TIMEOUT_S = 5.0
 NUM_SILENT = 12
 WAITING = {"wait_reply", "acquire_outcome"}
-MAY_WAIT = {"engine/drafter_waits.py", "engine/calibration.py"}
+MAY_WAIT = {"engine/drafter_waits.py", "adaptive/calibration.py"}
 """Files that may wait for a drafter: bounded waits, and the calibration, during which nothing else runs."""
 
 

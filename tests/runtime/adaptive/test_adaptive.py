@@ -25,10 +25,10 @@ from tests.runtime.scripted import (
     right_tree,
     wrong_tree,
 )
+from wingbeat.runtime.adaptive import calibration
+from wingbeat.runtime.adaptive.policy import SpeculationPolicy
 from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.engine import calibration
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.speculation.policy import SpeculationPolicy
 
 pytestmark = pytest.mark.few(1)
 
@@ -120,7 +120,7 @@ class NeverPays(SpeculationPolicy):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_plain_rounds_are_kept_back_and_handed_over_in_order(monkeypatch, overlap):
-    monkeypatch.setattr("wingbeat.runtime.engine.measured.SpeculationPolicy", NeverPays)
+    monkeypatch.setattr("wingbeat.runtime.adaptive.measured.SpeculationPolicy", NeverPays)
     ref = reference("llama")
     drafter = CountingDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
     config = engine_config(SHAPES["tree"], overlap=overlap, max_num_seqs=4)
@@ -146,7 +146,7 @@ def test_mixed_batches_give_each_request_its_plain_text():
 
 
 def test_a_silent_drafter_leaves_fixed_trees(monkeypatch, caplog):
-    monkeypatch.setattr("wingbeat.runtime.engine.measured.draft_curve", lambda *args: None)
+    monkeypatch.setattr("wingbeat.runtime.adaptive.measured.draft_curve", lambda *args: None)
     ref = reference("llama")
     drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
     with caplog.at_level(logging.WARNING):

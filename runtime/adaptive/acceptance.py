@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from wingbeat.runtime.config import NUM_BINS
+from wingbeat.runtime.scheduling.sequence import Sequence
 
 _LOGIT_RANGE = 6.0
-NUM_KINDS = 4
-"""Rows of the acceptance table, see `Acceptance`; rows from `OF_TEXT` on are for trees built from earlier text."""
 OF_TEXT = 2
+"""First row of the acceptance table that is for trees built from earlier text, see `Acceptance`."""
 PRIOR_TRIALS = 4.0
 FORGET_ROUNDS = 2048
 """Recorded rounds after which evidence has decayed to 1/e."""
@@ -27,6 +27,11 @@ PARENT_BIT, DEPTH_BIT, REAL_BIT, KEPT_BIT = 32, 47, 61, 62
 """Layout of evidence, one int64 per node: float32 log-probability in the low word, then parent, depth, and the flags
 real and kept."""
 _PARENT_MASK, _DEPTH_MASK = (1 << (DEPTH_BIT - PARENT_BIT)) - 1, (1 << (REAL_BIT - DEPTH_BIT)) - 1
+
+
+def draft_kind(seq: Sequence) -> int:
+    """Row of `Acceptance.table` for the nodes of a sequence's next tree."""
+    return int(seq.request.params.temperature > 0) + OF_TEXT * (seq.draft.text_tree is not None)
 
 
 def bin_edges() -> np.ndarray:
@@ -112,10 +117,10 @@ class Acceptance:
     """Acceptance counts by bin of confidence; its arrays are updated in place."""
 
     def __init__(self) -> None:
-        self.trials = np.full((NUM_KINDS, NUM_BINS), PRIOR_TRIALS)
         self.successes = PRIOR_TRIALS * prior_table()
+        self.trials = np.full_like(self.successes, PRIOR_TRIALS)
         self.table = self.successes / self.trials
-        """float64 [NUM_KINDS, NUM_BINS]: acceptance by bin. Rows: greedy and sampled requests with the drafter's trees,
+        """float64 [4, NUM_BINS]: acceptance by bin. Rows: greedy and sampled requests with the drafter's trees,
         then both with trees built from earlier text."""
         self.expected_accepted = 0.0
         """Sum of the predicted probabilities of verified nodes whose parent was accepted; equals `num_accepted` if

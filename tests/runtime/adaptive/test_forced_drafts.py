@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runtime.losing_policy import POLICY, LosingPolicy
+from tests.runtime.adaptive.losing_policy import POLICY, LosingPolicy
 from tests.runtime.models import TREE, engine_config, greedy_params, new_engine
 from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import ScriptedDrafter, random_tree, right_tree

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
+from wingbeat.runtime.adaptive.adaptive_speculation import AdaptiveSpeculation
+from wingbeat.runtime.adaptive.growth_rule import AcceptanceRule, growth_rule
+from wingbeat.runtime.adaptive.policy import GrowthLimits
 from wingbeat.runtime.config import NUM_BINS
-from wingbeat.runtime.drafters.merged_batch import growth_rule
-from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
+from wingbeat.runtime.engine.speculation import DraftPlan, Reason
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
-from wingbeat.runtime.speculation.growth_rule import GrowthRule
-from wingbeat.runtime.speculation.policy import DraftPlan, GrowthLimits, Reason
 
 SURE, HOPELESS = np.log(0.98), np.log(0.02)
 
 
 def rule(min_reach, price=0.0, table=0.5, num_reqs=1):
-    return GrowthRule(GrowthLimits(min_reach, price), np.broadcast_to(table, (num_reqs, NUM_BINS)))
+    return AcceptanceRule(GrowthLimits(min_reach, price), np.broadcast_to(table, (num_reqs, NUM_BINS)))
 
 
 @pytest.mark.parametrize("num_reqs", [1, 3])
@@ -51,9 +51,9 @@ def test_what_a_verifier_writes_is_what_its_drafter_judges_by():
     outcome.proposal_slots[:2] = torch.tensor([1, 0])
     outcome.temperatures[1] = 0.7
     assert subject.write_rule(DraftPlan(3, Reason.PROBE_DRAFT), outcome, 0) == 0
-    assert growth_rule(outcome, 2) is None
+    assert growth_rule(outcome, RoundHeader(num_proposals=2)) is None
     log_probs, chosen = np.full((2, 1, 1), -1.0), np.zeros((2, 1), np.int64)
     for min_reach, pays in ((0.7, True), (0.9, False)):  # 0.9 - 0.1, and 0.2 - 0.1 for the sampled one
         plan = DraftPlan(3, Reason.SPECULATE, None, GrowthLimits(min_reach, 0.1))
-        RoundHeader(has_rule=subject.write_rule(plan, outcome, 0)).write(outcome.header)
-        assert growth_rule(outcome, 2).pays(log_probs, chosen) == pays
+        header = RoundHeader(num_proposals=2, has_rule=subject.write_rule(plan, outcome, 0))
+        assert growth_rule(outcome, header).pays(log_probs, chosen) == pays

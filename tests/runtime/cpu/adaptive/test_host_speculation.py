@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.engine.test_adaptive import paths
+from tests.runtime.adaptive.test_adaptive import paths
 from tests.runtime.models import CHAIN, TREE, Run, engine_config, greedy_params, new_engine, reference
 from tests.runtime.scripted import ScriptedDrafter, right_chain, tree_tensors
 from wingbeat.kernels.cpu.drafted import Present, Shape
 from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.runtime.cpu.adaptive.host_speculation import HostSpeculation
 from wingbeat.runtime.cpu.round.host_trees import HostTrees
-from wingbeat.runtime.cpu.round.speculation import HostSpeculation
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.sequence import Sequence

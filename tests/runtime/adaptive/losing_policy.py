@@ -1,9 +1,9 @@
 """Policies by which drafting never pays, as on a machine that is busy with other work, and costs that are known."""
 
-from wingbeat.runtime.speculation.curves import DraftCurve, Factor, PassCurve
-from wingbeat.runtime.speculation.policy import SpeculationPolicy, TextWorth
+from wingbeat.runtime.adaptive.curves import DraftCurve, Factor, PassCurve
+from wingbeat.runtime.adaptive.policy import SpeculationPolicy, TextWorth
 
-POLICY = "wingbeat.runtime.engine.measured.SpeculationPolicy"
+POLICY = "wingbeat.runtime.adaptive.measured.SpeculationPolicy"
 """Where an engine that measures its costs finds its policy's class."""
 
 
@@ -32,7 +32,7 @@ class SwitchedPolicy(SpeculationPolicy):
 def know_costs(monkeypatch, passes: PassCurve) -> None:
     """Passes take what this curve says, and drafts little."""
     drafts = DraftCurve((1, 8), (2e-4, 2e-4), (1e-4, 1e-4))
-    monkeypatch.setattr("wingbeat.runtime.engine.measured.pass_curve", lambda *args: passes)
-    monkeypatch.setattr("wingbeat.runtime.engine.measured.draft_curve", lambda *args: drafts)
+    monkeypatch.setattr("wingbeat.runtime.adaptive.measured.pass_curve", lambda *args: passes)
+    monkeypatch.setattr("wingbeat.runtime.adaptive.measured.draft_curve", lambda *args: drafts)
     monkeypatch.setattr(Factor, "observe", lambda *args: None)
     monkeypatch.setattr(TextWorth, "observe", lambda *args: None)

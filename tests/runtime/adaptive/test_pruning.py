@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.engine.test_adaptive import hostile, paths
+from tests.runtime.adaptive.reference_choice import drafted_trees
+from tests.runtime.adaptive.test_adaptive import hostile, paths
 from tests.runtime.models import CHAIN, TREE, Run, eagle_drafter, engine_config, greedy_params, reference
 from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import (
@@ -19,13 +20,11 @@ from tests.runtime.scripted import (
     well_formed,
     wrong_tree,
 )
-from tests.runtime.speculation.reference_choice import drafted_trees
 from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.adaptive.acceptance import Acceptance, path_probabilities, unpack_evidence
+from wingbeat.runtime.adaptive.pruning import DevicePruner, keep_nodes
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.round.pruning import DevicePruner, keep_nodes
-from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.speculation.acceptance import Acceptance, path_probabilities, unpack_evidence
 
 pytestmark = pytest.mark.few(2)
 
@@ -48,9 +47,8 @@ KINDS = np.array([0, 2, 3, 1, 0, 0, 0, 0, 0])
 
 
 def pruner_of(table):
-    slots = SlotState(engine_config(max_num_seqs=8), 100, torch.device("cpu"))
-    slots.kinds[:] = torch.from_numpy(KINDS)
-    pruner = DevicePruner(slots, DEPTH)
+    pruner = DevicePruner(len(KINDS), DEPTH, torch.device("cpu"))
+    pruner.kinds[:] = torch.from_numpy(KINDS)
     pruner.upload(table)
     return pruner
 
@@ -94,8 +92,7 @@ def test_hostile_scores_and_depths_beyond_the_longest_path_prune_to_trees():
     chance = random.Random(2)
     hostile(trees, chance)
     trees = some_trees(1)._replace(scores=trees.scores)
-    slots = SlotState(engine_config(max_num_seqs=8), 100, torch.device("cpu"))
-    pruned, packed = DevicePruner(slots, 3).prune(trees, torch.arange(6), 8)
+    pruned, packed = DevicePruner(9, 3, torch.device("cpu")).prune(trees, torch.arange(6), 8)
     assert well_formed(pruned, 100)
     assert pruned.depths.max() <= 3
     assert np.isfinite(unpack_evidence(packed.numpy())[0].log_probs).all()

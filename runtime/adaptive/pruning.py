@@ -1,19 +1,15 @@
 """Prunes trees on the device to the nodes most likely to be accepted, as many as a captured graph verifies.
 
 The host chooses the width of the trees; this module chooses the nodes at shapes that depend on no value, with the
-ranking of `runtime.speculation`. A captured shape gives every tree the same number of rows, so nodes are ranked within
+ranking of `runtime.adaptive`. A captured shape gives every tree the same number of rows, so nodes are ranked within
 each tree. Evidence for the host's calibration is downloaded with the round's tokens.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.speculation.acceptance import (
+from wingbeat.runtime.adaptive.acceptance import (
     DEPTH_BIT,
     KEPT_BIT,
     NO_CONFIDENCE,
@@ -21,32 +17,41 @@ from wingbeat.runtime.speculation.acceptance import (
     REAL_BIT,
     Acceptance,
     bin_edges,
+    draft_kind,
 )
+from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.rows import Pruner
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
 
 
-class PrunedTrees(NamedTuple):
-    """Trees that a round verifies, and the evidence for calibration."""
-
-    trees: TokenTree
-    """Trees of `num_nodes` nodes."""
-    evidence: Tensor
-    """int64 [num_reqs, num_nodes]: nodes before pruning, packed; decoded by
-    `speculation.acceptance.unpack_evidence`."""
-
-
-class DevicePruner:
+class DevicePruner(Pruner):
     """Table of calibrated acceptance probabilities on a device, and the pruning based on it.
 
     Args:
-        slots: slot state, of which the kinds of trees are read, the spare slot included.
+        num_slots: rows of the slot state, the spare slot included.
         max_depth: depth of the deepest node.
     """
 
-    def __init__(self, slots: SlotState, max_depth: int) -> None:
+    def __init__(self, num_slots: int, max_depth: int, device: torch.device) -> None:
         self.max_depth = max_depth
-        self.slots = slots
-        self._edges = torch.from_numpy(bin_edges()).to(slots.device, torch.float32)
-        self._table = torch.from_numpy(Acceptance().table).to(slots.device, torch.float32)
+        self.kinds = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        """Row of `Acceptance.table` for each slot."""
+        self._of_text: dict[int, Sequence] = {}
+        """Sequences whose entry in `kinds` marks their trees as built from earlier text, by slot."""
+        self._edges = torch.from_numpy(bin_edges()).to(device, torch.float32)
+        self._table = torch.from_numpy(Acceptance().table).to(device, torch.float32)
+
+    def follow(self, plan: SchedulerOutput) -> None:
+        """See `Pruner.follow`."""
+        of_text = {seq.slot: seq for seq in plan.decodes if seq.draft.text_tree is not None}
+        if plan.admitted or of_text.keys() != self._of_text.keys():
+            changed = self._of_text | {seq.slot: seq for seq in plan.admitted} | of_text
+            kinds = [draft_kind(seq) for seq in changed.values()]
+            slots, kinds = upload([[*changed], kinds], self.kinds.device)
+            self.kinds[slots] = kinds
+            self._of_text = of_text
 
     def upload(self, table: np.ndarray) -> None:
         """Replaces the table by `Acceptance.table`.
@@ -56,26 +61,28 @@ class DevicePruner:
         values = torch.from_numpy(table.astype(np.float32))
         self._table.copy_(values.pin_memory() if self._table.is_cuda else values, non_blocking=True)
 
-    def prune(self, trees: TokenTree, slots: Tensor, num_nodes: int) -> PrunedTrees:
-        """Keeps the root and the best num_nodes - 1 drafted nodes of each tree, in their order.
-
-        Args:
-            trees: [num_reqs, num_drafted]; a tree that must not be verified has one valid node.
-            slots: int64 [num_reqs].
-            num_nodes: width of the result.
-        """
+    def prune(self, trees: TokenTree, slots: Tensor, num_nodes: int) -> tuple[TokenTree, Tensor]:
+        """See `Pruner.prune`; `acceptance.unpack_evidence` decodes the evidence."""
         index = torch.arange(trees.token_ids.shape[1], device=slots.device)
         valid = index < trees.num_valid[:, None]
         # Nodes deeper than the longest path cannot be emitted, and no probability is known for them.
         real = valid & (index > 0) & (trees.depths <= self.max_depth)
         up = trees.parents.clamp(min=0)
         log_probs = _conditional_log_probs(trees.scores, up, real)
-        table = self._table[self.slots.kinds[slots]]
+        table = self._table[self.kinds[slots]]
         given_parent = table.gather(1, torch.bucketize(log_probs, self._edges))
         path = self._path_probabilities(torch.where(real, given_parent, (index == 0).to(table.dtype)), up)
         kept = real & (_ranks(path) < num_nodes)
         pruned = keep_nodes(trees, kept, num_nodes)
-        return PrunedTrees(pruned, _pack(up, trees.depths.clamp(max=self.max_depth), log_probs, real, kept))
+        return pruned, _pack(up, trees.depths.clamp(max=self.max_depth), log_probs, real, kept)
+
+    @staticmethod
+    def verified_nodes(evidence: Tensor, num_nodes: int) -> Tensor:
+        """See `Pruner.verified_nodes`."""
+        index = torch.arange(evidence.shape[1], device=evidence.device)
+        stays = ((evidence >> KEPT_BIT) & 1).bool() | (index == 0)
+        last = evidence.shape[1] - 1
+        return torch.where(stays, index, last).sort(dim=1).values[:, :num_nodes]
 
     def _path_probabilities(self, one_step: Tensor, up: Tensor) -> Tensor:
         """P(node and all its ancestors are accepted); 1 for the root. See `acceptance.path_probabilities`."""
@@ -109,14 +116,6 @@ def keep_nodes(trees: TokenTree, kept: Tensor, num_nodes: int) -> TokenTree:
         trees.scores.gather(1, source),
         num_valid,
     )
-
-
-def verified_nodes(evidence: Tensor, num_nodes: int) -> Tensor:
-    """Index before pruning of each verified node: int64 [num_reqs, num_nodes]; padded with the last drafted node."""
-    index = torch.arange(evidence.shape[1], device=evidence.device)
-    stays = ((evidence >> KEPT_BIT) & 1).bool() | (index == 0)
-    last = evidence.shape[1] - 1
-    return torch.where(stays, index, last).sort(dim=1).values[:, :num_nodes]
 
 
 def _conditional_log_probs(scores: Tensor, up: Tensor, real: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Measures the two curves of `runtime.speculation.curves` when an engine's first drafter attaches; takes seconds.
+"""Measures the two curves of `runtime.adaptive.curves` when an engine's first drafter attaches; takes seconds.
 
 Nothing is stored on disk: served rounds correct the curves within a few dozen rounds.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from wingbeat.runtime.adaptive.curves import DraftCurve, PassCurve
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.outcome_writer import OutcomeWriter
 from wingbeat.runtime.graphs.graph_device import GraphDevice
@@ -16,9 +17,8 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.round.builder import dummy_decode_batch
-from wingbeat.runtime.speculation.curves import DraftCurve, PassCurve
+from wingbeat.runtime.round.rows import Model
 from wingbeat.runtime.verifier.loading.round_trial import LONG_S
-from wingbeat.runtime.verifier.model import VerifierModel
 
 POINTS = 4
 """Number of passes that make up a curve, and of runs of each; the first run warms up."""
@@ -29,9 +29,7 @@ LONG_CONTEXT = 1024
 
 
 @torch.inference_mode()
-def pass_curve(
-    model: VerifierModel, cache: KVCache, config: EngineConfig, graphs: GraphDevice | None = None
-) -> PassCurve:
+def pass_curve(model: Model, cache: KVCache, config: EngineConfig, graphs: GraphDevice | None = None) -> PassCurve:
     """Measures the verifier's forward passes.
 
     Args:
@@ -81,8 +79,8 @@ def draft_curve(end: VerifierEnd, config: EngineConfig, patience_s: float) -> Dr
     points = [(num_reqs, levels, short) for num_reqs in batches for levels in (1, deepest)] + [(1, deepest, long)]
     waits = {}
     for point in dict.fromkeys(points):
-        times = [_draft_once(end, *point, patience_s) for _ in range(POINTS)]
-        if None in times:
+        times = [took for _ in range(POINTS) if (took := _draft_once(end, *point, patience_s)) is not None]
+        if len(times) < POINTS:
             return None
         waits[point] = statistics.median(times[1:])
     pairs = [(waits[num_reqs, 1, short], waits[num_reqs, deepest, short]) for num_reqs in batches]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from wingbeat.runtime.speculation.acceptance import (
+from wingbeat.runtime.adaptive.acceptance import (
     DEPTH_BIT,
     KEPT_BIT,
     NO_CONFIDENCE,
@@ -11,7 +11,7 @@ from wingbeat.runtime.speculation.acceptance import (
     DraftedTrees,
     along_rows,
 )
-from wingbeat.runtime.speculation.policy import SpeculationPolicy
+from wingbeat.runtime.adaptive.policy import SpeculationPolicy
 
 
 def drafted_trees(

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.runtime.speculation.reference_choice import drafted_trees
-from wingbeat.runtime.config import NUM_BINS
-from wingbeat.runtime.speculation.acceptance import (
+from tests.runtime.adaptive.reference_choice import drafted_trees
+from wingbeat.runtime.adaptive.acceptance import (
     NO_CONFIDENCE,
     Acceptance,
     DraftedTrees,
@@ -13,6 +12,7 @@ from wingbeat.runtime.speculation.acceptance import (
     given_parent,
     path_probabilities,
 )
+from wingbeat.runtime.config import NUM_BINS
 
 FLAT = np.full((1, NUM_BINS), 0.5)
 

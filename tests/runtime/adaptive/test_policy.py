@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from tests.runtime.speculation.reference_choice import chosen_nodes
-from wingbeat.runtime.speculation.acceptance import DraftedTrees
-from wingbeat.runtime.speculation.curves import DraftCurve, DraftTook, PassCurve, RoundCosts, RoundTook
-from wingbeat.runtime.speculation.policy import HOLD, PROBE_ROUNDS, RAREST_PROBE, Reason, SpeculationPolicy
+from tests.runtime.adaptive.reference_choice import chosen_nodes
+from wingbeat.runtime.adaptive.acceptance import DraftedTrees
+from wingbeat.runtime.adaptive.curves import DraftCurve, DraftTook, PassCurve, RoundCosts, RoundTook
+from wingbeat.runtime.adaptive.policy import FORGET_ROUNDS, HOLD, PROBE_ROUNDS, Reason, SpeculationPolicy
 
 pytestmark = pytest.mark.few(6)
 
@@ -323,7 +323,7 @@ def test_who_is_not_followed_counts_for_what_would_pay_and_drafts_are_probes_mea
 
 def test_a_probe_waits_for_somebody_to_draft_for_and_says_once_that_it_waits_for_long():
     subject = shown(policy(), 0.05)
-    assert {subject.plan(2, 0, 100.0, False, 2).reason for _ in range(4 * RAREST_PROBE)} == {Reason.PLAIN}
+    assert {subject.plan(2, 0, 100.0, False, 2).reason for _ in range(FORGET_ROUNDS)} == {Reason.PLAIN}
     assert not subject.overdue()
     for _ in range(HOLD):
         subject.plan(2, 0, 100.0, False, 2)

@@ -4,7 +4,7 @@ A drafter that processes prompts and tokens without drafting costs time, on CPUs
 requests are followed all the same, because otherwise no probe could show that drafts pay again.
 """
 
-from wingbeat.runtime.speculation.policy import HOLD
+from wingbeat.runtime.adaptive.policy import HOLD
 
 SURE = 12 * HOLD
 """Rounds by which plain decoding must be ahead before requests go unfollowed; each round in which drafts would pay

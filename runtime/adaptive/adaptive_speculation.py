@@ -9,20 +9,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wingbeat.runtime.engine.speculation import Speculation, Trees
-from wingbeat.runtime.protocol.messages import Outcome
-from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
-from wingbeat.runtime.round.pruning import DevicePruner
-from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.acceptance import (
+from wingbeat.runtime.adaptive.acceptance import (
     OF_TEXT,
     Acceptance,
     along_rows,
+    draft_kind,
     path_probabilities,
     unpack_evidence,
 )
-from wingbeat.runtime.speculation.following import Following
-from wingbeat.runtime.speculation.policy import HOLD, DraftPlan, PolicyStats, Reason, SpeculationPolicy
+from wingbeat.runtime.adaptive.following import Following
+from wingbeat.runtime.adaptive.policy import HOLD, SpeculationPolicy
+from wingbeat.runtime.adaptive.pruning import DevicePruner
+from wingbeat.runtime.engine.speculation import DraftPlan, PolicyStats, Reason, Speculation, Trees
+from wingbeat.runtime.protocol.messages import Outcome
+from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
+from wingbeat.runtime.scheduling.sequence import Sequence
 
 NOT_ASKED = DraftPlan(0, Reason.IDLE)
 
@@ -56,7 +57,7 @@ class AdaptiveSpeculation(Speculation):
         self.acceptance, self._following = Acceptance(), Following()
         self._pruner = pruner
         self._plan = NOT_ASKED
-        self._pruned: LaunchedRound | None = None
+        self._pruned = LaunchedRound(NOT_ASKED, 0, [], [])
         """The round that is being launched."""
         self._launched: deque[LaunchedRound] = deque()
         self._num_drafted = 0
@@ -133,7 +134,7 @@ class AdaptiveSpeculation(Speculation):
             if self._plan.reason == Reason.PROBE_PLAIN:
                 # A plain probe applies to one round only: without a drafter, no plan would replace it.
                 trees, self._plan = None, asked
-        kinds = [seq.draft_kind for seq in decodes]
+        kinds = [draft_kind(seq) for seq in decodes]
         self._pruned = LaunchedRound(asked, len(decodes), kinds, [bool(seq.certain(1)) for seq in decodes])
         return trees
 
@@ -150,7 +151,7 @@ class AdaptiveSpeculation(Speculation):
         this = self._launched.popleft()
         if result.evidence is not None and self._is_observed(this):
             learned = self._learn(this, result.evidence, result.path_nodes, flight.live, observes=True)
-            if learned:
+            if learned and self._pruner is not None:
                 self._pruner.upload(self.acceptance.table)
 
     def _is_observed(self, this: LaunchedRound) -> bool:

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from tests.runtime.adaptive.losing_policy import POLICY, SwitchedPolicy
 from tests.runtime.hybrids import CONFIGS, hybrid, needs_states
-from tests.runtime.losing_policy import POLICY, SwitchedPolicy
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, reference
 from tests.runtime.shared_drafter import Verifier, run_all
 from tests.runtime.watchers import ContextDrafter, FailingEnd, dense_taps
+from wingbeat.runtime.adaptive import following
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.speculation import following
 
 pytestmark = [pytest.mark.few(1), pytest.mark.usefixtures("known_costs")]
 
@@ -167,7 +167,7 @@ def test_a_drafter_that_dies_while_all_are_caught_up_with_costs_no_request(plain
 
 
 def test_where_nobody_could_be_probed_for_long_one_is_followed(plain, monkeypatch):
-    monkeypatch.setattr("wingbeat.runtime.speculation.policy.RAREST_PROBE", 1)
+    monkeypatch.setattr("wingbeat.runtime.adaptive.policy.FORGET_ROUNDS", 4)
     one = plain()
     one.rig.run(one.ref.prompts[:1], one.params)  # the first of eight, which is the one that is followed
     before = one.engine.stats().policy.decisions["probe_draft"]

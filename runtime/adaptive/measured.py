@@ -4,21 +4,24 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 
+from wingbeat.runtime.adaptive.adaptive_speculation import AdaptiveSpeculation
+from wingbeat.runtime.adaptive.calibration import draft_curve, pass_curve
+from wingbeat.runtime.adaptive.curves import RoundCosts
+from wingbeat.runtime.adaptive.policy import HOLD, SpeculationPolicy
+from wingbeat.runtime.adaptive.pruning import DevicePruner
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
-from wingbeat.runtime.engine.calibration import draft_curve, pass_curve
-from wingbeat.runtime.engine.speculation import Speculation, Trees
+from wingbeat.runtime.engine.speculation import DraftPlan, PolicyStats, Speculation, Trees
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.shapes import node_buckets
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.curves import RoundCosts
-from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, SpeculationPolicy
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -29,13 +32,13 @@ class MeasuredSpeculation(Speculation):
 
     Args:
         loaded, runner: the verifier and the runner whose costs are measured.
-        adaptive: class of the adaptive speculation.
     """
 
-    def __init__(
-        self, loaded: LoadedModel, runner: ModelRunner, config: EngineConfig, adaptive: type[AdaptiveSpeculation]
-    ) -> None:
-        self._loaded, self._runner, self._adaptive = loaded, runner, adaptive
+    plan_every = HOLD
+
+    def __init__(self, loaded: LoadedModel, runner: ModelRunner, config: EngineConfig) -> None:
+        self._loaded, self._runner = loaded, runner
+        self._adaptive = first("host_speculation", runner) or AdaptiveSpeculation
         self._config = config
         self._fixed = Speculation(config.speculation.max_path - 1)
         self.current: Speculation = self._fixed
@@ -132,7 +135,7 @@ class MeasuredSpeculation(Speculation):
         )
         shape, widths = config.speculation, node_buckets(config) if self._adaptive.fixed_widths else None
         policy = SpeculationPolicy(RoundCosts(passes, drafts), shape.max_path - 1, shape.num_nodes, widths)
-        return self._adaptive(policy, runner.pruner)
+        return self._adaptive(policy, cast("DevicePruner | None", runner.pruner))
 
 
 def _listed(values: Iterable[float], factor: float) -> str:

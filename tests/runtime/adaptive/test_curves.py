@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from wingbeat.runtime.speculation.curves import DraftCurve, DraftTook, Factor, PassCurve, RoundCosts, RoundTook
+from wingbeat.runtime.adaptive.curves import DraftCurve, DraftTook, Factor, PassCurve, RoundCosts, RoundTook
 
 PASSES = PassCurve((1, 4, 16), (1.0, 2.0, 8.0), (0.001, 0.0005))
 DRAFTS = DraftCurve((1, 5), (0.1, 0.3), (0.1, 0.5), 0.0001)

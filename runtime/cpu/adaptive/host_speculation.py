@@ -6,14 +6,17 @@ import numpy as np
 import torch
 
 from wingbeat.kernels.cpu.drafted import NodeChoice
+from wingbeat.runtime.adaptive.acceptance import EDGES, OF_TEXT, draft_kind
+from wingbeat.runtime.adaptive.adaptive_speculation import NOT_ASKED, AdaptiveSpeculation, LaunchedRound, mean_context
+from wingbeat.runtime.adaptive.curves import DraftTook, RoundTook
+from wingbeat.runtime.adaptive.policy import SpeculationPolicy
 from wingbeat.runtime.cpu.round.host_trees import HostTrees
-from wingbeat.runtime.engine.adaptive import NOT_ASKED, AdaptiveSpeculation, LaunchedRound, mean_context
+from wingbeat.runtime.cpu.round.runner import HostRunner
+from wingbeat.runtime.engine.speculation import DraftPlan, Reason
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
+from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.acceptance import EDGES, OF_TEXT
-from wingbeat.runtime.speculation.curves import DraftTook, RoundTook
-from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPolicy
 
 
 class _Seen(NamedTuple):
@@ -75,7 +78,7 @@ class HostSpeculation(AdaptiveSpeculation):
         if taken is None:
             self._pruned = LaunchedRound(NOT_ASKED, len(decodes), [], [], seen)
             return None
-        kinds = [seq.draft_kind for seq in decodes]
+        kinds = list(map(draft_kind, decodes))
         if drafted is trees:
             seen = seen._replace(num_drafting=taken.num_drafting, levels=taken.levels)
         elif own is not None:
@@ -91,7 +94,7 @@ class HostSpeculation(AdaptiveSpeculation):
 
     def _choice(self, trees: HostTrees, decodes: list[Sequence], context: float) -> NodeChoice:
         num_reqs = len(decodes)
-        kinds = [seq.draft_kind for seq in decodes]
+        kinds = list(map(draft_kind, decodes))
         by_text = not self._plan.levels and max(kinds) >= OF_TEXT
         prices_of = self.policy.text_prices if by_text else self.policy.prices
         prices = prices_of(num_reqs, num_reqs * trees.num_nodes, context)
@@ -118,6 +121,11 @@ class HostSpeculation(AdaptiveSpeculation):
         self.policy.costs.observe(took)
         if draft is None and any(flight.by_text):
             self.policy.saw_text(seconds, sum(map(len, result.token_ids)), num_extra)
+
+
+def host_speculation(runner: ModelRunner) -> type[HostSpeculation] | None:
+    """Adaptive speculation of a runner's rounds; None for rounds on other devices."""
+    return HostSpeculation if isinstance(runner, HostRunner) else None
 
 
 def _useful_depth(seq: Sequence) -> int:

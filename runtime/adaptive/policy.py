@@ -6,46 +6,25 @@
 Plain decoding is the choice with 0 levels. Decisions change the speed of generation, never its result.
 """
 
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
 
-from wingbeat.runtime.speculation.acceptance import FORGET_ROUNDS, DraftedTrees, prior_table
-from wingbeat.runtime.speculation.curves import FADE, RoundCosts
+from wingbeat.runtime.adaptive.acceptance import FORGET_ROUNDS, DraftedTrees, prior_table
+from wingbeat.runtime.adaptive.curves import FADE, RoundCosts
+from wingbeat.runtime.engine.speculation import DraftPlan, PolicyStats, Reason
 
 HOLD = 8
 """Rounds for which a decision holds at unchanged load, and rounds until the first probe."""
 PROBE_ROUNDS = 3
 """Consecutive rounds that try plain decoding, as the first of them shows little; probes of drafts take one round
 less."""
-RAREST_PROBE = FORGET_ROUNDS // 4
-"""Most rounds between probes, so that several probes happen before evidence has decayed."""
 PROBE_LOSS = 0.01
 """Largest share of time that probes may cost."""
 DOUBTS = 2.0
 """Minimum gain over plain decoding, in standard errors, at which drafts are chosen: the best of many noisy estimates is
 biased upwards, and a drafter slows the plain rounds that follow its drafts. The standard error is taken to be at least
 `FADE`, the weight of a single observation in an average."""
-
-
-class Reason(StrEnum):
-    """Reason for which a round is or is not drafted."""
-
-    IDLE = "idle"
-    """No sequence can be drafted for."""
-    PLAIN = "plain"
-    """Plain decoding is faster."""
-    TEXT = "text"
-    """Trees built from earlier text gain more than a draft, so no draft is requested."""
-    SPECULATE = "speculate"
-    PROBE_PLAIN = "probe_plain"
-    """Plain for some rounds to measure their cost, which every decision depends on."""
-    PROBE_DRAFT = "probe_draft"
-    """Drafted for some rounds, because otherwise nothing could show that drafts pay."""
-    FORCED = "forced"
-    """Plain decoding would be chosen, but some requests demand drafts; only these are drafted for."""
 
 
 class GrowthLimits(NamedTuple):
@@ -55,38 +34,6 @@ class GrowthLimits(NamedTuple):
     """Cost of one more level, in probability mass of its parents."""
     price: float
     """Cost of verifying one more node, in the same unit."""
-
-
-class DraftPlan(NamedTuple):
-    """Limits of the next draft."""
-
-    levels: int
-    """Most levels to grow; 0 requests no trees."""
-    reason: str
-    num_nodes: int | None = None
-    """Nodes of each tree to verify, its root included, where the number is decided before drafting; else None."""
-    growth: GrowthLimits | None = None
-    """None grows every level."""
-
-
-@dataclass
-class PolicyStats:
-    """Statistics of the policy's decisions."""
-
-    decisions: dict[str, int] = field(default_factory=dict)
-    """Rounds by reason."""
-    levels: int = 0
-    """Levels of the latest decision."""
-    expected_speedup: float = 1.0
-    """Predicted token rate of the latest decision relative to plain decoding."""
-    expected_accepted: float = 0.0
-    """Accepted nodes predicted by the calibrated probabilities; equals `num_accepted` if the calibration is right."""
-    num_accepted: int = 0
-    break_even: float | None = None
-    """Tokens per draft, bonus token included, at which the best draft at the latest load would be as fast as plain
-    decoding; None before the first decision."""
-    costs_s: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Predicted seconds by phase and number of requests, from `RoundCosts.by_batch` for whole trees."""
 
 
 class TextWorth:
@@ -261,7 +208,8 @@ class SpeculationPolicy:
         # Seconds of the draft's round in tokens of plain decoding, less the tokens that come without drafts.
         self._break_even = 1.0 + (plain / drafted * tokens - 1.0) * num_reqs / num_drafting
         lost = (plain / drafted - 1.0) * tokens if not self.pays else (drafted / plain - 1.0) / tokens
-        self._most_every = int(min(max(PROBE_ROUNDS * lost / PROBE_LOSS, 8 * HOLD), RAREST_PROBE))
+        # A quarter of the rounds after which evidence has decayed, so that several probes happen before.
+        self._most_every = int(min(max(PROBE_ROUNDS * lost / PROBE_LOSS, 8 * HOLD), FORGET_ROUNDS // 4))
         if self.widths is not None:
             self._drafted = DraftPlan(levels, Reason.SPECULATE, self.widths[column])
         else:  # the growth rule stops drafts early, so all levels are allowed
@@ -349,7 +297,7 @@ class SpeculationPolicy:
 
     def overdue(self) -> bool:
         """Whether a probe has waited too long for a sequence to draft for; if so, the wait starts again."""
-        if self._until_probe > -4 * RAREST_PROBE:
+        if self._until_probe > -FORGET_ROUNDS:
             return False
         self._until_probe = 0
         return True

@@ -1,1 +1,0 @@
-"""Speculation policy: levels to draft and nodes to verify, from measured costs and acceptance; pure functions."""
