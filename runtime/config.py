@@ -69,7 +69,7 @@ class SpeculationConfig:
     """Nodes that the verifier checks per sequence and round, including the root."""
     adaptive: bool = False
     """Choose each round's depth and nodes, or no draft at all, by measured costs and tracked acceptance, within the
-    shape above. No effect without the part `adaptive`."""
+    shape above. False without the part `adaptive`."""
     draft_tree: DrawnTree | None = None
     """Fixed tree to draft regardless of probabilities, from which the three numbers follow. None drafts the likeliest
     nodes."""
@@ -121,6 +121,8 @@ class SpeculationConfig:
                     f"{name} is {getattr(self, name)}: use at least 1 (drafter 'none' switches drafting off)"
                 )
         check_most(self, MOST_OF_TREE)
+        if self.adaptive and not hooks("speculation"):
+            object.__setattr__(self, "adaptive", False)
         if self.verify_tree_size < 2:
             raise ValueError(
                 f"verify_tree_size is {self.verify_tree_size}: use at least 2 (the root and one drafted node)"

@@ -46,13 +46,14 @@ FEATURES = {
             "wingbeat_recording_stopped",
         ),
     ),
+    "unrolled": Feature(("runtime/heads/unroll.py", "tests/runtime/latent_heads/test_unrolled_latent.py")),
     "training": Feature(
         (
             *("deployments/training", "runtime/training", "docs/training.md"),
             *("tests/deployments/training", "tests/runtime/training", "tests/runtime/training_world.py"),
             *("benchmarks/narrow_head.py", "benchmarks/domains.py"),
         ),
-        needs=("recordings",),
+        needs=("recordings", "unrolled"),
         words=("train", "train drafter"),
     ),
     "learning": Feature(
@@ -116,7 +117,7 @@ FEATURES = {
             *("tests/runtime/host_counts.py", "tests/runtime/test_host_counts.py", "tests/e2e/test_page_troubles.py"),
             *("tests/e2e/test_gpu_first.py", "benchmarks/load_sweep.py", "benchmarks/never_loses.py"),
         ),
-        words=("'trees': 'adaptive'", "'shape': 'adaptive'"),
+        words=("'trees': 'adaptive'", "'shape': 'adaptive'", "'adaptive': True", "graphs of a verifier"),
     ),
     "drawn_trees": Feature(("runtime/drawn_trees", "tests/runtime/drawn_trees"), words=("drawn",)),
     "latent_heads": Feature(
@@ -360,7 +361,7 @@ FEATURES = {
         words=("cpu_activations",),
     ),
     "own_template": Feature(("runtime/own_template", "tests/runtime/own_template")),
-    "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
+    "conventions": Feature(("runtime/conventions", "tests/runtime/conventions"), needs=("unrolled",)),
     "parsing": Feature(
         (
             *("deployments/parsing", "deployments/api/parsed", "tests/deployments/parsing"),

@@ -32,7 +32,7 @@ class DrafterKind(NamedTuple):
     `HeadConvention`s that the files allow, most likely first."""
     matches: str | None = None
     """For kinds with `readings`: function (head, tokens int64 [batch, length], taps [batch, length, taps_size], steps)
-    -> bool [batch, N, steps]: whether the greedy draft of each step equals the text's token."""
+    -> bool [batch, N, steps]: whether the greedy draft of each step equals the text's token. None unrolls the head."""
     find_problem: str | None = None
     """For classes: function (import path) -> one line naming what is missing on this machine, or None."""
     modules: str | None = None

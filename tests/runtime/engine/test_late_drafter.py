@@ -203,4 +203,4 @@ def test_nothing_of_an_engine_waits_for_a_drafter_but_by_the_bound():
         calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute))
         if any(node.attr in WAITING for node in calls):
             found.add(str(file.relative_to(root)))
-    assert found == MAY_WAIT
+    assert found == {name for name in MAY_WAIT if (root / name).exists()}
