@@ -201,22 +201,6 @@ class Verifier(LiveReplica):
             "routers": self._reports.routers(),
         }
 
-    async def trace(self, *, engine_id: str, seconds: float) -> list[tuple]:
-        """Trace events of the engine's rounds in the next `seconds`, as tuples of `TraceEvent`.
-
-        Raises:
-            WrongEngine: this is another engine.
-            EngineFailed: the engine's process has died.
-        """
-        self._check(engine_id)
-        client = self._engines.client
-        recording = await client.call("start_trace")
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            events = client.call("stop_trace", recording)
-        return await events
-
     async def report(self) -> dict[str, Any]:
         """Served model and result of the drafter's self-test, for people to read."""
         info, config, life = self._info, self._config, self._engines.life

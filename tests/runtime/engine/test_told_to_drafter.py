@@ -137,12 +137,3 @@ def test_sampled_drafts_are_ranked_by_the_noise_that_chooses_the_tokens(field, d
         getattr(outcome, field).fill_(12_345 if field == "seeds" else 0.0)
 
     assert draft_by(accepted) > 2 * draft_by(lambda: accepted(other))
-
-
-def test_a_recording_names_the_requests_that_the_drafter_drew_trees_for():
-    pair = Pair(TREE)
-    trace = pair.engine.clock.record()
-    passes = pair.run([greedy_params(COUNT), greedy_params(COUNT, speculation=False)])
-    rows = [event.details["requests"] for event in trace.events if event.row == "drafter" and event.name == "levels"]
-    assert 0 < len(rows) <= len(passes)
-    assert all(request_ids == ["0"] for request_ids in rows)
