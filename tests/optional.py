@@ -56,6 +56,8 @@ FEATURES = {
         needs=("recordings", "unrolled"),
         words=("train", "train drafter"),
     ),
+    "server_calls": Feature(("deployments/cli/server_calls.py",)),
+    "fleet_names": Feature(("deployments/fleet/fleet_names.py",)),
     "learning": Feature(
         (
             *("deployments/learning", "runtime/learning", "docs/learning.md"),
@@ -68,7 +70,7 @@ FEATURES = {
             ),
             "benchmarks/results/learning*",
         ),
-        needs=("training",),
+        needs=("training", "server_calls"),
         words=(
             *("/v1/drafter", "drafter list", "drafter promote", "drafter rollback", "drafter repair", "learn"),
             *("wingbeat_head_decisions", "wingbeat_head_decisions_total", "wingbeat_learner_seconds"),
@@ -184,6 +186,7 @@ FEATURES = {
             *("tests/runtime/media/test_media_prefixes.py", "tests/runtime/tensorrt/test_engine_prefixes.py"),
             *("tests/deployments/media/test_prefix_images.py", "tests/runtime/cpu/prefixes"),
         ),
+        needs=("server_calls", "fleet_names"),
         words=("/v1/prefixes", "prefix", "prefix_dir", "max_pinned_tokens"),
     ),
     "rollouts": Feature(
@@ -192,6 +195,7 @@ FEATURES = {
             *("tests/deployments/rollouts", "tests/runtime/rollouts", "tests/e2e/test_rollouts.py"),
             *("tests/gpu_of_numbers/rollout_cases.py", "tests/runtime/tensor_parallel/test_rank_weights.py"),
         ),
+        needs=("server_calls",),
         words=("rollouts", "rollouts_journal", "weight_transfer_config", "/pause", "/update_weights"),
     ),
     "weights": Feature(
@@ -200,6 +204,7 @@ FEATURES = {
             *("tests/deployments/weights", "tests/runtime/test_successor.py", "tests/e2e/test_weights_update.py"),
             "tests/e2e/test_adapters_of_pushed_weights.py",
         ),
+        needs=("server_calls",),
         words=("/v1/weights", "/v1/weights/update", "weights show", "weights update", "wingbeat_weights_info"),
     ),
     "vllm_words": Feature(
@@ -338,6 +343,7 @@ FEATURES = {
             "tests/runtime/rollouts/test_adapters_over_written_weights.py",
             "tests/runtime/cpu/activations/test_rounded_adapters.py",
         ),
+        needs=("fleet_names",),
         words=(
             *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
             *("max_lora_rank", "--max-lora-rank", "enable_lora", "--enable-lora", "request_labels"),
