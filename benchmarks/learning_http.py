@@ -55,9 +55,9 @@ def complete(app: App, prompt: str, **fields: Any) -> dict[str, Any]:
 
 def ask(app: App, prompts: list[str], **fields: Any) -> Asked:
     """Completes prompts, four at once, excluded from learning."""
-    began = time.monotonic()
+    began, fields = time.monotonic(), {"speculation": {"learn": False}} | fields
     with ThreadPoolExecutor(CLIENTS) as pool:
-        answers = list(pool.map(lambda prompt: complete(app, prompt, speculation={"learn": False}, **fields), prompts))
+        answers = list(pool.map(lambda prompt: complete(app, prompt, **fields), prompts))
     seconds = time.monotonic() - began
     drafted = [answer["metrics"]["speculative_decoding"] for answer in answers]
     rounds = sum(one["num_drafts"] for one in drafted)

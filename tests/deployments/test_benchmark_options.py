@@ -37,7 +37,7 @@ def test_nobody_gets_it_unasked(monkeypatch):
 
 def test_outside_of_benchmarks_it_is_refused_by_one_line(monkeypatch):
     monkeypatch.delenv(BENCHMARK_VARIABLE, raising=False)
-    with pytest.raises(SettingsError, match=r"^forced_acceptance 0.8: its text is not .*; set WINGBEAT_BENCHMARK=1$"):
+    with pytest.raises(SettingsError, match=r"^forced_acceptance 0.8: the text is not .*; set WINGBEAT_BENCHMARK=1$"):
         build({"forced_acceptance": "0.8"})
 
 

@@ -20,7 +20,7 @@ from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.guard import HttpLimits
 
 LIMIT = 2**20
-LIMITS = HttpLimits(max_body_bytes=LIMIT, max_dropped_bytes=16 * 2**20, drop_timeout_s=1.0)
+LIMITS = HttpLimits(max_body_bytes=LIMIT, max_dropped_bytes=16 * 2**20, drop_timeout_s=3.0)
 BODY = b" " * (8 * LIMIT)
 """A body larger than the sockets' buffers, so that sending it needs a reader."""
 JSON = {"Content-Type": "application/json", "Authorization": "Bearer key"}

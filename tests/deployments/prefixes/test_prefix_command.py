@@ -97,7 +97,7 @@ def test_mistakes_are_one_line(prefix, tmp_path):
         (("save", "p", "--system", "a", "--prompt", "b"), "give one of"),
         (("save", "p", "--system", tmp_path / "none"), "cannot be read"),
         (("save", "p", "--messages", tmp_path / "bad.json"), "neither a list of messages"),
-        (("list", "--url", "file:///etc/passwd"), "must begin by http"),
+        (("list", "--url", "file:///etc/passwd"), "must begin with http"),
         (("list", "--url", "http://127.0.0.1:1"), "does not answer"),
     ):
         code, _, error = prefix(*args)
