@@ -72,7 +72,7 @@ class SpeculationConfig:
     """Number of nodes, including the root, that the verifier checks in each round of a sequence."""
     adaptive: bool = False
     """Whether each round's depth and nodes are chosen by measured costs and tracked acceptance. Rounds then stay within
-    the shape above and may have no draft at all."""
+    the shape above and may have no draft at all. False without the part `adaptive`."""
     draft_tree: DrawnTree | None = None
     """Fixed tree to draft regardless of probabilities; the three numbers above follow from this tree. If None, the
     likeliest nodes are drafted."""
@@ -97,7 +97,10 @@ class SpeculationConfig:
         Raises:
             ValueError: a field is out of range.
         """
-        given = {"adaptive": True} | given
+        adapts = bool(hooks("speculation"))
+        given = {"adaptive": adapts} | given
+        if given["adaptive"] and not adapts:
+            raise ValueError("adaptive is True: this installation lacks the package runtime.adaptive; leave it out")
         if isinstance(given.get("draft_top_k"), list | tuple):
             return cls._drawn(**given)
         if device == "cuda":
@@ -122,6 +125,8 @@ class SpeculationConfig:
                     f"{name} is {getattr(self, name)}: use at least 1 (drafter 'none' switches drafting off)"
                 )
         check_most(self, MOST_OF_TREE)
+        if self.adaptive and not hooks("speculation"):
+            object.__setattr__(self, "adaptive", False)
         if self.verify_tree_size < 2:
             raise ValueError(
                 f"verify_tree_size is {self.verify_tree_size}: use at least 2 (the root and one drafted node)"

@@ -6,8 +6,12 @@ application's hooks. If a hook returns None, its part does not handle the case, 
 - `drafter_kinds`: list of `drafters.drafter_kind.DrafterKind`.
 - `draft_passes(drafter)`: a `drafters.head_passes.HeadPasses` with non-torch passes for a
   `drafters.head_drafter.HeadDrafter`; None if torch drafts.
-- `host_round(kv_dtype)`: the `engine.round_kind.RoundKind` of engines on a CPU over KV of this dtype; None for the
-  device round.
+- `host_round(kv_dtype)`: the runner class of engines on a CPU over KV of this dtype; None for the device round.
+- `speculation(loaded, runner, config)`: an `engine.speculation.Speculation` that adapts trees to measured costs; None
+  for fixed trees. `host_speculation(runner)`: its class for the rounds of a runner of `host_round`.
+- `pruner(num_slots, max_depth, device)`: a `round.rows.Pruner` of such an engine.
+- `growth_rule(outcome, header)`: a `drafters.base.GrowthRule` that such an engine sent; None if every level is grown.
+- `bin_edges()`: boundaries of the bins of `Outcome.acceptance_table`, as log-probabilities.
 - `shared_tokens(draft, draft_size, target, target_size)`: a `heads.vocabulary.SharedTokens` of a draft model's folder
   and a verifier's, for vocabularies that differ; sizes are rows of embeddings. None if the two cannot be compared.
 - `compressed_head(body, layout, shapes)`: config class and extra fields of an EAGLE-3 head with compressed (latent)
@@ -90,8 +94,8 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of, merged_of
 
 PARTS = (
-    *("cpu", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "suffix_beside"),
-    *("mtp", "one_pass", "assistants", "draft_model", "foreign_vocabulary"),
+    *("cpu", "adaptive", "cpu.adaptive", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix"),
+    *("suffix_beside", "mtp", "one_pass", "assistants", "draft_model", "foreign_vocabulary"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
     *("quantised", "packed", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora"),
     *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads", "rollouts", "alike"),

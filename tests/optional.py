@@ -46,15 +46,18 @@ FEATURES = {
             "wingbeat_recording_stopped",
         ),
     ),
+    "unrolled": Feature(("runtime/heads/unroll.py", "tests/runtime/latent_heads/test_unrolled_latent.py")),
     "training": Feature(
         (
             *("deployments/training", "runtime/training", "docs/training.md"),
             *("tests/deployments/training", "tests/runtime/training", "tests/runtime/training_world.py"),
             *("benchmarks/narrow_head.py", "benchmarks/domains.py"),
         ),
-        needs=("recordings",),
+        needs=("recordings", "unrolled"),
         words=("train", "train drafter"),
     ),
+    "server_calls": Feature(("deployments/cli/server_calls.py",)),
+    "fleet_names": Feature(("deployments/fleet/fleet_names.py",)),
     "learning": Feature(
         (
             *("deployments/learning", "runtime/learning", "docs/learning.md"),
@@ -68,7 +71,7 @@ FEATURES = {
             ),
             *("benchmarks/results/learning*", "benchmarks/results/moved_verifier*"),
         ),
-        needs=("training",),
+        needs=("training", "server_calls"),
         words=(
             *("/v1/drafter", "drafter list", "drafter promote", "drafter rollback", "drafter repair", "learn"),
             *("wingbeat_head_decisions", "wingbeat_head_decisions_total", "wingbeat_learner_seconds"),
@@ -113,6 +116,15 @@ FEATURES = {
     "page": Feature(
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")
     ),
+    "adaptive": Feature(
+        (
+            *("runtime/adaptive", "runtime/cpu/adaptive", "tests/runtime/adaptive", "tests/runtime/cpu/adaptive"),
+            *("tests/runtime/cpu/grammar/test_certain_alone.py", "tests/runtime/cpu/one_pass/test_one_pass_growth.py"),
+            *("tests/runtime/host_counts.py", "tests/runtime/test_host_counts.py", "tests/e2e/test_page_troubles.py"),
+            *("tests/e2e/test_gpu_first.py", "benchmarks/load_sweep.py", "benchmarks/never_loses.py"),
+        ),
+        words=("'trees': 'adaptive'", "'shape': 'adaptive'", "'adaptive': True", "graphs of a verifier"),
+    ),
     "drawn_trees": Feature(("runtime/drawn_trees", "tests/runtime/drawn_trees"), words=("drawn",)),
     "latent_heads": Feature(
         ("runtime/latent_heads", "tests/runtime/latent_heads"),
@@ -133,7 +145,7 @@ FEATURES = {
             *("runtime/suffix_beside", "deployments/suffix_beside", "tests/runtime/suffix_beside"),
             *("tests/deployments/suffix_beside", "benchmarks/suffix_beside.py", "benchmarks/results/suffix_beside*"),
         ),
-        needs=("suffix",),
+        needs=("suffix", "adaptive"),
         words=(
             *("suffix_beside", "sa_config", "wingbeat_text_rounds", "wingbeat_text_rounds_total"),
             *("wingbeat_text_draft_tokens", "wingbeat_text_draft_tokens_total"),
@@ -182,6 +194,7 @@ FEATURES = {
             *("tests/runtime/media/test_media_prefixes.py", "tests/runtime/tensorrt/test_engine_prefixes.py"),
             *("tests/deployments/media/test_prefix_images.py", "tests/runtime/cpu/prefixes"),
         ),
+        needs=("server_calls", "fleet_names"),
         words=("/v1/prefixes", "prefix", "prefix_dir", "max_pinned_tokens"),
     ),
     "rollouts": Feature(
@@ -192,6 +205,7 @@ FEATURES = {
             *("benchmarks/moved_verifier.py", "benchmarks/results/moved_verifier*"),
             "tests/e2e/test_ray_data_losses.py",
         ),
+        needs=("server_calls",),
         words=("rollouts", "rollouts_journal", "weight_transfer_config", "/pause", "/update_weights"),
     ),
     "weights": Feature(
@@ -200,6 +214,7 @@ FEATURES = {
             *("tests/deployments/weights", "tests/runtime/test_successor.py", "tests/e2e/test_weights_update.py"),
             "tests/e2e/test_adapters_of_pushed_weights.py",
         ),
+        needs=("server_calls",),
         words=("/v1/weights", "/v1/weights/update", "weights show", "weights update", "wingbeat_weights_info"),
     ),
     "vllm_words": Feature(
@@ -340,6 +355,7 @@ FEATURES = {
             "tests/runtime/rollouts/test_adapters_over_written_weights.py",
             "tests/runtime/cpu/activations/test_rounded_adapters.py",
         ),
+        needs=("fleet_names",),
         words=(
             *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
             *("max_lora_rank", "--max-lora-rank", "enable_lora", "--enable-lora", "request_labels"),
@@ -363,7 +379,7 @@ FEATURES = {
         words=("cpu_activations",),
     ),
     "own_template": Feature(("runtime/own_template", "tests/runtime/own_template")),
-    "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
+    "conventions": Feature(("runtime/conventions", "tests/runtime/conventions"), needs=("unrolled",)),
     "parsing": Feature(
         (
             *("deployments/parsing", "deployments/api/parsed", "tests/deployments/parsing"),

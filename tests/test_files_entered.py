@@ -15,6 +15,7 @@ import wingbeat
 from tests.deployments.http_world import URL, app_for
 from tests.deployments.pool_world import LocalEngines, run
 from tests.deployments.tool_world import named_parsers
+from tests.needs import needs
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
@@ -60,6 +61,7 @@ def check(kind: str, files: set[str]) -> None:
     assert 0.9 * MOST[kind] <= len(files) <= MOST[kind]
 
 
+@needs("adaptive")
 def test_a_round_of_drafts():
     """Adaptive, sampled, with an EAGLE head, both ends of the channel: the busiest of some steady rounds."""
     pair = demo_pair()

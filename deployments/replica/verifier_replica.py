@@ -204,22 +204,6 @@ class Verifier(LiveReplica):
             "routers": self._reports.routers(),
         }
 
-    async def trace(self, *, engine_id: str, seconds: float) -> list[tuple]:
-        """Record the engine's rounds for `seconds`, then return their trace events (`TraceEvent`) as tuples.
-
-        Raises:
-            WrongEngine: this is another engine.
-            EngineFailed: the engine's process has died.
-        """
-        self._check(engine_id)
-        client = self._engines.client
-        recording = await client.call("start_trace")
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            events = client.call("stop_trace", recording)
-        return await events
-
     async def report(self) -> dict[str, Any]:
         """Return facts about the served model and the result of the drafter's self-test, for people to read."""
         info, config, life = self._info, self._config, self._engines.life

@@ -8,7 +8,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 Events = Sequence[tuple[str, float, float, dict[str, Any] | None, str]]
-"""`wingbeat.runtime.engine.clocks.TraceEvent`s as tuples."""
+"""`wingbeat.deployments.round_traces.round_trace.TraceEvent`s as tuples."""
 Record = Callable[[str, float], Awaitable[Events]]
 """Function that records the engine with an id for some seconds; raises the exceptions of the transport."""
 LATE_S = 5.0

@@ -1,7 +1,8 @@
-"""Hook of `/trace`. The implementation is imported only when needed, because commands import this file."""
+"""Hooks of `/trace`. The implementation is imported only when needed, because commands import this file."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -9,6 +10,20 @@ if TYPE_CHECKING:
     from wingbeat.deployments.model_front import ModelFront
 
 operator_paths = ("/trace",)
+
+
+SPARE_S = 10.0
+"""Seconds that an engine may record longer than requested, until a router that is late stops the trace."""
+
+
+def engine_operations(engine: Any) -> dict[str, Callable[..., Any]]:
+    """Starts and stops traces."""
+    if not hasattr(engine, "clock"):
+        return {}
+    from wingbeat.deployments.round_traces.round_trace import Traces
+
+    traces = Traces(engine.clock)
+    return {"start_trace": traces.start, "stop_trace": traces.stop}
 
 
 def add_router_routes(app: "FastAPI", fronts: "Sequence[ModelFront]") -> None:
@@ -20,6 +35,15 @@ def add_router_routes(app: "FastAPI", fronts: "Sequence[ModelFront]") -> None:
 
     async def record(engine_id: str, seconds: float) -> list[tuple]:
         front = next((front for front in fronts if engine_id in front.pool.engine_ids), fronts[0])
-        return await front.source.call(engine_id, "trace", seconds=seconds)
+
+        async def operate(operation: str, argument: float) -> Any:
+            return await front.source.call(engine_id, "operate", operation=operation, arguments=(argument,))
+
+        number = await operate("start_trace", seconds + SPARE_S)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            events = asyncio.ensure_future(operate("stop_trace", number))
+        return await events
 
     add_trace_route(app, engine_ids, record)

@@ -66,7 +66,7 @@ static int64_t check_trees(const Answer& from, const TreeColumns& into) {
     return most;
 }
 
-// Parameters of node selection (`runtime/speculation`); without a table all nodes are kept.
+// Parameters of node selection (`runtime/adaptive`); without a table all nodes are kept.
 struct Choice {
     int64_t max_depth;
     const int64_t* kinds;       // [num_reqs], rows of `table`
@@ -105,7 +105,7 @@ struct Taken {
 
 constexpr float NO_CONFIDENCE = -50.0f;
 
-// Evidence about a node in one word, as in `runtime/speculation/acceptance.py`: log-probability given the parent,
+// Evidence about a node in one word, as in `runtime/adaptive/acceptance.py`: log-probability given the parent,
 // parent, depth, two flags.
 struct Evidence {
     static constexpr int PARENT = 32, DEPTH = 47, REAL = 61, KEPT = 62;

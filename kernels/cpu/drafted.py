@@ -149,7 +149,7 @@ class TakenTrees(NamedTuple):
     ancestors: Tensor | None
     """[num_reqs, width, words]: see `wingbeat.kernels.tree.reference.ancestor_words`; None for chains."""
     evidence: Tensor | None
-    """[num_reqs, num_nodes]: see `wingbeat.runtime.speculation.acceptance`; None if all nodes are kept."""
+    """[num_reqs, num_nodes]: see `wingbeat.runtime.adaptive.acceptance`; None if all nodes are kept."""
     block_tables: Tensor
     """[num_reqs, num_blocks]; num_blocks is that of the longest sequence, rounded up to a power of two."""
     num_drafting: int

@@ -117,7 +117,7 @@ static Likeliest likeliest(const float* scores, int64_t count, Best& best) {
     return {top, std::log(total)};
 }
 
-// Stopping rule of some trees, as `runtime.speculation.policy.GrowthRule`.
+// Stopping rule of some trees, as `runtime.adaptive.growth_rule.AcceptanceRule`.
 struct GrowthRule {
     int64_t begin, end;     // range of trees
     double min_reach, price;

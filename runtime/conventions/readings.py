@@ -114,7 +114,7 @@ def choose_convention(
     if choice is None:
         options = DrafterOptions(loaded.dtype, loaded.device, cuda_graphs=False)
         drafter = load_drafter(source, target, SpeculationConfig(_CHAIN, 1), options)
-        matches = load_function(kind.matches)
+        matches = load_function(kind.matches or "wingbeat.runtime.heads.unroll:matches")
         choice, how = measure_readings(drafter.head, matches, candidates, loaded, tokenizer), "measured"
         keep(kept, choice.as_dict())
     logger.info("drafter %s: %s", source, describe(choice, how))

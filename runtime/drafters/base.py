@@ -4,8 +4,9 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,6 @@ from wingbeat.runtime.protocol.chunk_inputs import ChunkInputs
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.protocol.sampling_rules import RuleKinds, SamplingRules
-from wingbeat.runtime.speculation.growth_rule import GrowthRule
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,19 @@ class NextHead(NamedTuple):
     """The head module, on the drafter's device."""
     prepared: Any = None
     """The weights converted by `HeadPasses.prepare`; None if the drafter runs torch operations."""
+
+
+class GrowthRule(Protocol):
+    """Decides after each level of one verifier's trees whether to grow another."""
+
+    def pays(self, log_probs: np.ndarray, chosen: np.ndarray) -> bool:
+        """Whether another level is worth its cost; called at every depth, from 1 on.
+
+        Args:
+            log_probs: [num_reqs, frontier, top_k]: candidates' log-probabilities, conditional on their parents.
+            chosen: int64 [num_reqs, kept]: candidates of each request that are expanded next.
+        """
+        ...
 
 
 class DraftBatch(NamedTuple):

@@ -20,7 +20,6 @@ EAGLE = DrafterKind(
     folder="an EAGLE head",
     claims="wingbeat.runtime.heads.layouts:holds_head",
     readings="wingbeat.runtime.heads.load:head_conventions",
-    matches="wingbeat.runtime.heads.unroll:matches",
 )
 KINDS = {kind.name: kind for kind in (EAGLE, *chain(*hooks("drafter_kinds")))}
 """Kinds of drafters by name."""

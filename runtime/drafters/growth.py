@@ -17,13 +17,12 @@ from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.kernels.tree.results import Candidates, Coupling
 from wingbeat.kernels.tree.table import TreeTable
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.base import DraftBatch, GrowthRule
 from wingbeat.runtime.drafters.sampling_rules import DraftColumns, RequestRules
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.parts import first
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.sampling_rules import RuleKinds, prompt_lens
-from wingbeat.runtime.speculation.growth_rule import GrowthRule
 
 Rules = tuple[tuple[slice, GrowthRule], ...]
 """See `DraftBatch.growth_rules`."""

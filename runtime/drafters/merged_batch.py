@@ -6,13 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.base import DraftBatch, GrowthRule
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.protocol.chunk_inputs import ChunkInputs, joined
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader
 from wingbeat.runtime.protocol.sampling_rules import SamplingRules, no_rules
-from wingbeat.runtime.speculation.growth_rule import GrowthRule
-from wingbeat.runtime.speculation.policy import GrowthLimits
 
 HOST_COLUMNS = ("decode_slots", "proposal_slots")
 """Names of the `DraftBatch` fields that stay in host memory."""
@@ -36,18 +35,6 @@ class Attachment:
     end: DrafterEnd
     slot_offset: int
     block_offset: int
-
-
-def growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule | None:
-    """Return the growth rule of the requested trees, from an outcome in host memory.
-
-    Return None if every level is to be grown.
-    """
-    if not RoundHeader.read(outcome.header).has_rule:
-        return None
-    sampled = outcome.temperatures[outcome.proposal_slots[:num_proposals]] > 0
-    growth = GrowthLimits(*outcome.growth_limits.tolist())
-    return GrowthRule(growth, outcome.acceptance_table.numpy()[sampled.to(torch.int64).numpy()])
 
 
 def _moved(columns: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -176,7 +163,7 @@ def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
     for _, outcome, header in rounds:
         if header.num_proposals:
             proposed = slice(start, start + header.num_proposals)
-            rules.append((proposed, growth_rule(outcome, header.num_proposals)))
+            rules.append((proposed, first("growth_rule", outcome, header)))
             start = proposed.stop
     return tuple(rules) if all(rule is not None for _, rule in rules) else ()
 

@@ -9,8 +9,6 @@ from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.drafter_context import RecordedContexts
-from wingbeat.runtime.engine.measured import MeasuredSpeculation
-from wingbeat.runtime.engine.round_kind import DEVICE_ROUND
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
@@ -75,10 +73,10 @@ def assemble(
     )
     graph_device = _graph_device(config, loaded.device, graph_device)
     graph_device = None if graph_device is None else backend.graph_device(graph_device)
-    round_kind = DEVICE_ROUND
+    make_runner = ModelRunner
     if loaded.device.type == "cpu" and graph_device is None and False not in (on_host, backend.on_host):
-        round_kind = first("host_round", kv_dtype(config, loaded.dtype)) or DEVICE_ROUND
-    runner = round_kind.runner(
+        make_runner = first("host_round", kv_dtype(config, loaded.dtype)) or ModelRunner
+    runner = make_runner(
         model=model,
         cache=cache,
         slots=slots,
@@ -93,9 +91,7 @@ def assemble(
         raise ValueError(
             "deterministic is True: the verifier was not loaded as deterministic, or its rounds have fixed shapes"
         )
-    policy = Speculation(config.speculation.max_path - 1)
-    if config.speculation.adaptive:
-        policy = MeasuredSpeculation(loaded, runner, config, round_kind.adaptive)
+    policy = first("speculation", loaded, runner, config) or Speculation(config.speculation.max_path - 1)
     texts = first("text_drafts", config, policy)
     clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
     drafting = DrafterClient(

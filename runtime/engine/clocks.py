@@ -1,89 +1,15 @@
 """Clocks of an engine: measure host time by phase and by round, and latency and token counts of requests."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from wingbeat.runtime.metrics import PREEMPTIONS, REQUEST_S, ROUND_TOKENS, Histogram
 from wingbeat.runtime.protocol.messages import DrafterFigures
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-
-MOST_IDS = 32
-"""Maximum number of request ids in a trace event."""
-MAX_EVENTS = 200_000
-"""Maximum number of events of one trace, enough for some minutes of rounds; later events are dropped."""
-
-
-class TraceEvent(NamedTuple):
-    """An interval of a trace."""
-
-    name: str
-    start_s: float
-    """Unix time in seconds, so that traces of several engines share one time axis."""
-    seconds: float
-    details: dict[str, Any] | None = None
-    row: str = "phases"
-    """Trace row of the interval: `phases` (host), `rounds`, or `drafter`."""
-
-
-class RoundTrace:
-    """Trace of rounds, written by a `RoundClock` in its thread."""
-
-    def __init__(self) -> None:
-        self.events: list[TraceEvent] = []
-        self._epoch_s = time.time() - time.perf_counter()
-        self._begun: list[float] = []
-        self._launched: deque[tuple[RoundInFlight, float]] = deque()
-
-    def begin(self, now: float) -> None:
-        """Begins a phase; phases that begin within this phase must end before this phase ends."""
-        self._begun.append(now)
-
-    def end(self, name: str, now: float) -> None:
-        """Ends the phase that began last and adds its event; a phase that began before the trace did gets no event."""
-        if self._begun:
-            begun = self._begun.pop()
-            self._add(TraceEvent(name, self._epoch_s + begun, now - begun))
-
-    def launched(self, flight: RoundInFlight) -> None:
-        """Stores a round's launch time."""
-        self._launched.append((flight, time.perf_counter()))
-
-    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Adds the event of the settled round; a round launched before the trace began gets no event."""
-        if not self._launched or self._launched[0][0] is not flight:
-            return
-        _, launched = self._launched.popleft()
-        details = {
-            "decodes": len(flight.plan.decodes),
-            "prompt_tokens": sum(chunk.length for chunk in flight.plan.chunks),
-            "tree_nodes": sum(result.num_valid) - len(result.num_valid),
-            "tokens": sum(map(len, result.token_ids)) + sum(map(len, result.chunk_token_ids)),
-            "forward_ms": round(1e3 * flight.times.forward_s, 3),
-            "requests": flight.plan.request_ids()[:MOST_IDS],
-        }
-        self._add(TraceEvent("round", self._epoch_s + launched, time.perf_counter() - launched, details, "rounds"))
-
-    def drafted(self, figures: DrafterFigures, request_ids: list[str]) -> None:
-        """Adds the drafter's stages, timed by the drafter's clock; `request_ids` are the requests that got trees."""
-        begun, details = figures.started_ns, {"requests": request_ids[:MOST_IDS]}
-        for name in ("commit", "levels", "reply"):
-            micros = getattr(figures, f"{name}_us")
-            if micros:
-                self._add(TraceEvent(name, begun / 1e9, micros / 1e6, details, "drafter"))
-            begun += 1000 * micros
-
-    def abandoned(self) -> None:
-        """Drops the launch times of the rounds in flight, which will never be settled."""
-        self._launched.clear()
-
-    def _add(self, event: TraceEvent) -> None:
-        if len(self.events) < MAX_EVENTS:
-            self.events.append(event)
 
 
 @dataclass
@@ -135,8 +61,8 @@ class RoundClock(RoundObserver):
     """Times the phases of an engine's rounds; each phase is a context manager, as in `with clock.schedule:`."""
 
     def __init__(self) -> None:
-        self.traces: list[RoundTrace] = []
-        """Traces being recorded."""
+        self.traces: list[Any] = []
+        """Observers of phases, rounds and drafts, such as a recorded trace."""
         self._drafter_us = (0, 0)
         self.drafter = DrafterFigures()
         """Figures of the drafter's latest answer."""
@@ -161,15 +87,6 @@ class RoundClock(RoundObserver):
         """Seconds by phase since the last reset."""
         phases = (self.schedule, self.draft_wait, self.verify, self.accept, self.publish, self.wait, self.update)
         return PhaseTimes(self._num_rounds, *(phase.seconds for phase in phases))
-
-    def record(self) -> RoundTrace:
-        """Starts and returns a trace; call it between two rounds."""
-        self.traces.append(RoundTrace())
-        return self.traces[-1]
-
-    def stop(self, trace: RoundTrace) -> None:
-        """Stops adding events to a trace."""
-        self.traces.remove(trace)
 
     def drafted(self, figures: DrafterFigures, request_ids: Callable[[], list[str]]) -> None:
         """Records the figures that came with one of the drafter's answers.

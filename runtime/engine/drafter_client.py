@@ -27,7 +27,7 @@ from wingbeat.runtime.engine.outcome_writer import (
     write_history,
     write_root_masks,
 )
-from wingbeat.runtime.engine.speculation import Speculation, Trees
+from wingbeat.runtime.engine.speculation import DraftPlan, Reason, Speculation, Trees
 from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.chunk_inputs import TellInputs
@@ -39,7 +39,6 @@ from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import DraftProgress, Sequence
-from wingbeat.runtime.speculation.policy import HOLD, DraftPlan, Reason
 
 logger = logging.getLogger(__name__)
 
@@ -275,13 +274,13 @@ class DrafterClient(RoundObserver):
 
         The drafter is not notified. The token history is written if the drafter starts to follow a sequence.
 
-        Planning happens once every HOLD rounds: a plan takes a few hundredths of a small model's round, and such rounds
-        occur only once plain decoding has been better for a long time.
+        Planning happens once every `Speculation.plan_every` rounds: a plan takes a few hundredths of a small model's
+        round, and such rounds occur only once plain decoding has been better for a long time.
         """
         if self._end is None or not any(seq.draft.may_be_followed for seq in plan.decodes):
             return
         self._num_unplanned += 1
-        if self._num_unplanned < HOLD and not self._asked:
+        if self._num_unplanned < self._speculation.plan_every and not self._asked:
             return
         _, draft = self._plan_draft(plan, flight, [], asks)
         self._ask([], draft)

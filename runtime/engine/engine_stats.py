@@ -6,10 +6,10 @@ import torch
 
 from wingbeat.runtime.config import EngineConfig, ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.engine.clocks import PhaseTimes, RequestTimes
+from wingbeat.runtime.engine.speculation import PolicyStats
 from wingbeat.runtime.graphs.graph_runner import GraphStats
 from wingbeat.runtime.metrics import Histogram, SpeculationMetrics
 from wingbeat.runtime.protocol.messages import DrafterFigures
-from wingbeat.runtime.speculation.policy import PolicyStats
 
 
 @dataclass

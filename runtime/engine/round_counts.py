@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_client import DrafterClient, DrafterState
+from wingbeat.runtime.engine.speculation import Reason
 from wingbeat.runtime.metrics import Histogram, SpeculationMetrics
 from wingbeat.runtime.protocol.transfer import Download
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.request import RequestOutput, VerifiedRound
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.policy import Reason
 
 
 class NoTree(StrEnum):
-    """Reason why no tree was verified, beside the policy's reasons (`runtime.speculation.policy.Reason`)."""
+    """Reason why no tree was verified, beside the policy's reasons (`runtime.engine.speculation.Reason`)."""
 
     PROMPT = "prompt"
     """The token was computed with its prompt, before a tree could be drafted."""

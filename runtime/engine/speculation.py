@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,10 +12,60 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundObserver
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason
 
 Trees = Any
 """Draft trees of a round's decodes, in a type that depends on the round kind; None if all trees are bare roots."""
+
+
+class Reason(StrEnum):
+    """Reason why a draft is or is not requested for a round."""
+
+    IDLE = "idle"
+    """No sequence can use a draft."""
+    PLAIN = "plain"
+    """Plain decoding is faster."""
+    TEXT = "text"
+    """Trees built from earlier text gain more than a draft, so no draft is requested."""
+    SPECULATE = "speculate"
+    PROBE_PLAIN = "probe_plain"
+    """Rounds are plain for a while to measure their cost, on which every decision depends."""
+    PROBE_DRAFT = "probe_draft"
+    """Rounds are drafted for a while, because otherwise no measurement could show that drafts pay."""
+    FORCED = "forced"
+    """Plain decoding would be chosen, but some requests demand drafts; only these requests get drafts."""
+
+
+class DraftPlan(NamedTuple):
+    """Limits of the next draft."""
+
+    levels: int
+    """Maximum number of levels to grow; 0 requests no trees."""
+    reason: str
+    num_nodes: int | None = None
+    """Number of nodes of each tree to verify, including its root; None if the number is not decided before drafting."""
+    growth: tuple[float, float] | None = None
+    """Limits for the drafter's growth rule, which stops growth early; None grows every level."""
+
+
+@dataclass
+class PolicyStats:
+    """Statistics of the policy's decisions."""
+
+    decisions: dict[str, int] = field(default_factory=dict)
+    """Number of rounds by reason."""
+    levels: int = 0
+    """Number of levels of the latest decision."""
+    expected_speedup: float = 1.0
+    """Predicted ratio of the latest decision's token rate to that of plain decoding."""
+    expected_accepted: float = 0.0
+    """Number of accepted nodes that the calibrated probabilities predict; about equal to `num_accepted` if the
+    calibration is right."""
+    num_accepted: int = 0
+    break_even: float | None = None
+    """Number of tokens per draft, including the bonus token, at which the best draft would be as fast as plain decoding
+    at the latest load; None before the first decision."""
+    costs_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Predicted seconds of rounds with whole trees, by phase and number of requests."""
 
 
 class Speculation(RoundObserver):
@@ -25,7 +77,7 @@ class Speculation(RoundObserver):
     and `write_rule` are not called if no drafter is asked for trees; the other methods are called in every round.
 
     Decisions change speed and never tokens. This class uses the same draft shape in every round and verifies all nodes;
-    `AdaptiveSpeculation` adapts both.
+    the part `adaptive` adapts both.
 
     Args:
         max_levels: number of levels of each draft.
@@ -33,6 +85,8 @@ class Speculation(RoundObserver):
 
     num_nodes: int | None = None
     """Number of nodes of each tree that the device keeps; None keeps all nodes."""
+    plan_every = 1
+    """Number of rounds without followed sequences from one plan to the next."""
     takes_texts = True
     """Whether trees may be built from earlier text instead of by the drafter."""
 

@@ -94,7 +94,7 @@ class AcceptedPaths(NamedTuple):
     taps: Tensor | None
     """[num_decodes, 1..max_path, taps_size]: taps along the path, with as many columns as `nodes`."""
     evidence: Tensor | None = None
-    """int64 [num_decodes, num_nodes]: see `runtime.speculation.acceptance`; None if the device did not prune trees."""
+    """int64 [num_decodes, num_nodes]: see `runtime.adaptive.acceptance`; None if the device did not prune trees."""
     logprobs: Tensor | None = None
     """int64 [num_asking, 1..max_path, n]: log-probabilities as packed by `runtime.round.choice`; None if no request
     wants log-probabilities. Captured rounds have a row for every decode, other rounds for the requesting decodes alone.
@@ -271,10 +271,10 @@ class Outcome(NamedTuple):
     chunk_embeddings: Tensor
     """[max_prefill_tokens, embedding_width]"""
     growth_limits: Tensor
-    """float32 [2]: `speculation.policy.GrowthLimits`. This field and `acceptance_table` are valid if
+    """float32 [2]: `adaptive.policy.GrowthLimits`. This field and `acceptance_table` are valid if
     `RoundHeader.has_rule` is 1."""
     acceptance_table: Tensor
-    """float32 [2, NUM_BINS]: rows of `speculation.acceptance.Acceptance.table` for the drafter's trees: for greedy,
+    """float32 [2, NUM_BINS]: rows of `adaptive.acceptance.Acceptance.table` for the drafter's trees: for greedy,
     then for sampled requests."""
     allowed_tokens: Tensor
     """int32 [num_slots, ceil(vocab_size / 32)], valid if `RoundHeader.has_masks` is 1. Each proposal has a row, in

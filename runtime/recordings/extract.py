@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.corpus import encode_documents, split_files
+from wingbeat.runtime.corpus import split_files
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.engine.engine import Engine
@@ -32,6 +32,7 @@ from wingbeat.runtime.recordings.recording_sources import (
     TextSource,
     read_prompts,
 )
+from wingbeat.runtime.recordings.token_windows import encode_documents
 from wingbeat.runtime.recordings.writer import RecordingFull, RecordingWriter
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
 from wingbeat.runtime.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.corpus import WindowSampler
+from wingbeat.runtime.recordings.token_windows import WindowSampler
 from wingbeat.runtime.tokenizer import Tokenizer
 
 _PREFIX_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)

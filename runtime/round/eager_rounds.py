@@ -9,8 +9,7 @@ from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.buffers import ForwardResult
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.choice import PathAcceptance, TokenChooser
-from wingbeat.runtime.round.pruning import DevicePruner
-from wingbeat.runtime.round.rows import Model
+from wingbeat.runtime.round.rows import Model, Pruner
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
@@ -27,7 +26,7 @@ class EagerRounds:
     slots: SlotState
     chooser: TokenChooser
     acceptance: PathAcceptance
-    pruner: DevicePruner | None
+    pruner: Pruner | None
     """Prunes trees on the device; None if the device does not prune trees."""
 
     def forward(

@@ -8,8 +8,7 @@ from wingbeat.runtime.round.buffers import ForwardResult
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.choice import Choosing, PathAcceptance, TokenChooser
 from wingbeat.runtime.round.prompt_chunks import ChunkRows
-from wingbeat.runtime.round.pruning import DevicePruner, verified_nodes
-from wingbeat.runtime.round.rows import Model, ModelOutput
+from wingbeat.runtime.round.rows import Model, ModelOutput, Pruner
 from wingbeat.runtime.round.slots import SlotState
 
 
@@ -29,7 +28,7 @@ class FixedRound:
         slots: SlotState,
         chooser: TokenChooser,
         acceptance: PathAcceptance,
-        pruner: DevicePruner | None,
+        pruner: Pruner | None,
     ) -> None:
         self.model, self.builder, self.slots = model, builder, slots
         self.chooser, self.acceptance, self.pruner = chooser, acceptance, pruner
@@ -70,7 +69,7 @@ class FixedRound:
         """
         decodes, logits, evidence = result.decodes, result.output.logits, result.evidence
         slots = decodes.slots
-        nodes = None if evidence is None else verified_nodes(evidence, decodes.token_ids.shape[1])
+        nodes = None if evidence is None else self.pruner.verified_nodes(evidence, decodes.token_ids.shape[1])
         chosen = self.chooser.choose_fixed(decodes, logits, choosing, nodes)
         accepted = self.acceptance.accept(decodes, chosen, result.output.taps, evidence)
         self.builder.took(accepted)

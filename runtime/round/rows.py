@@ -166,6 +166,31 @@ def joined(parts: list[Rows]) -> Rows:
     )
 
 
+class Pruner(Protocol):
+    """Chooses on the device which nodes of a round's trees are verified, by the chance that they are accepted."""
+
+    def follow(self, plan: SchedulerOutput) -> None:
+        """Stores the sequences of a round, before the round's trees are pruned."""
+        ...
+
+    def prune(self, trees: TokenTree, slots: Tensor, num_nodes: int) -> tuple[TokenTree, Tensor]:
+        """Keeps the root and the best num_nodes - 1 drafted nodes of each tree, in their order.
+
+        Args:
+            trees: [num_reqs, num_drafted]; a tree that must not be verified has only its root as a valid node.
+            slots: int64 [num_reqs].
+            num_nodes: number of columns of the result.
+
+        Returns:
+            The pruned trees, and as evidence the nodes before pruning, packed: int64 [num_reqs, num_drafted].
+        """
+        ...
+
+    def verified_nodes(self, evidence: Tensor, num_nodes: int) -> Tensor:
+        """Index before pruning of each verified node: int64 [num_reqs, num_nodes]; padding is the last drafted node."""
+        ...
+
+
 class ModelOutput(NamedTuple):
     """Output of a forward pass."""
 

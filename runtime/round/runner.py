@@ -17,7 +17,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.parts import hooks
+from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.allowed_tokens import TokenMasks
@@ -27,8 +27,7 @@ from wingbeat.runtime.round.decode_graphs import DecodeGraphs
 from wingbeat.runtime.round.eager_rounds import EagerRounds
 from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, epochs_of, launched_round
-from wingbeat.runtime.round.pruning import DevicePruner
-from wingbeat.runtime.round.rows import Feature, Model, ModelOutput
+from wingbeat.runtime.round.rows import Feature, Model, ModelOutput, Pruner
 from wingbeat.runtime.round.shapes import MOST_ROWS
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.round.tree_check import TreeInbox
@@ -44,7 +43,7 @@ class RoundParts(NamedTuple):
     acceptance: PathAcceptance
     inbox: Any
     """Receives arriving trees: a `TreeInbox`, or the class that another round kind uses instead."""
-    pruner: DevicePruner | None
+    pruner: Pruner | None
     """Prunes trees on the device; None if the device does not prune trees."""
 
 
@@ -110,7 +109,7 @@ class ModelRunner:
             TokenChooser(slots, most_rows, self.max_depth),
             PathAcceptance(slots, self.cache, builder, config),
             TreeInbox(slots, config.speculation.num_nodes, chains=config.speculation.draft_top_k == 1),
-            DevicePruner(slots, self.max_depth) if config.speculation.adaptive else None,
+            first("pruner", slots.spare + 1, self.max_depth, slots.device) if config.speculation.adaptive else None,
         )
 
     @property
@@ -134,7 +133,8 @@ class ModelRunner:
             rows: result of `SlotState.load` for this plan.
             drafted: the inbox with the trees that arrived; None if no tree arrived.
         """
-        self.slots.rank_as_text(plan.decodes)
+        if self.pruner is not None:
+            self.pruner.follow(plan)
         if not plan.adds_nodes:
             captured = self.graphs is not None and bool(plan.decodes)
             return drafted if drafted is None or captured else drafted.checked(rows)

@@ -60,11 +60,6 @@ class SlotState:
         self.block_tables = column(torch.int64, config.max_blocks_per_seq)
         self.seeds = column(torch.int64)
         self.temperatures = column(torch.float32)
-        self.kinds = column(torch.int64)
-        """Row of `speculation.acceptance.Acceptance.table` for each slot, used to prune trees on the device."""
-        self._prunes = config.speculation.adaptive
-        self._of_text: dict[int, Sequence] = {}
-        """Sequences, by slot, whose entry in `kinds` marks their trees as built from earlier text."""
         self.top_ks = column(torch.int64)
         self.top_ps = column(torch.float32)
         self.min_ps = column(torch.float32)
@@ -122,7 +117,7 @@ class SlotState:
 
     def _admit(self, seqs: list[Sequence]) -> None:
         params = [seq.request.params for seq in seqs]
-        slots, lens, last_token_ids, epochs, seeds, top_ks, kinds = upload(
+        slots, lens, last_token_ids, epochs, seeds, top_ks = upload(
             [
                 [seq.slot for seq in seqs],
                 [len(seq.token_ids) for seq in seqs],
@@ -130,7 +125,6 @@ class SlotState:
                 [seq.epoch for seq in seqs],
                 [param.seed for param in params],
                 [param.top_k for param in params],
-                [seq.draft_kind for seq in seqs],
             ],
             self.device,
         )
@@ -144,22 +138,9 @@ class SlotState:
             self._num_changes[name] += 1
         self.seeds[slots] = seeds
         self.temperatures[slots] = temperatures
-        if self._prunes:
-            self.kinds[slots] = kinds
-            for seq in seqs:
-                self._of_text.pop(seq.slot, None)
         self.top_ks[slots] = top_ks
         self.top_ps[slots] = top_ps
         self.min_ps[slots] = min_ps
-
-    def rank_as_text(self, decodes: list[Sequence]) -> None:
-        """Updates `kinds`, so that trees built from earlier text are pruned by the acceptance of such trees."""
-        now = {seq.slot: seq for seq in decodes if self._prunes and seq.draft.text_tree is not None}
-        if now.keys() != self._of_text.keys():
-            changed = self._of_text | now
-            slots, kinds = upload([[*changed], [seq.draft_kind for seq in changed.values()]], self.device)
-            self.kinds[slots] = kinds
-            self._of_text = now
 
     def move(self, slot: int, delta: int) -> None:
         """Sets the offset of rotary positions after a sequence's media spans."""

@@ -246,11 +246,6 @@ class Sequence:
         return self.masker is not None and bool(self.certain(1))
 
     @property
-    def draft_kind(self) -> int:
-        """Row of `speculation.acceptance.Acceptance.table` that applies to the next tree."""
-        return int(self.request.params.temperature > 0) + 2 * (self.draft.text_tree is not None)
-
-    @property
     def num_output_tokens(self) -> int:
         """Number of tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens

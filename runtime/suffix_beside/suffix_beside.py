@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from math import exp
 from typing import Any, NamedTuple
 
+from wingbeat.runtime.adaptive.acceptance import EDGES, FORGET_ROUNDS
+from wingbeat.runtime.adaptive.policy import HOLD, PROBE_ROUNDS
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.engine.text_drafts import TextDrafts
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.acceptance import EDGES
-from wingbeat.runtime.speculation.policy import HOLD, PROBE_ROUNDS, RAREST_PROBE
 from wingbeat.runtime.suffix.suffix_texts import KnownText, SuffixTexts, TextNode
 
 MAX_TOKENS_PER_ROUND = 1024
@@ -145,7 +145,7 @@ class SuffixBeside(TextDrafts):
             if self._speculation.text_pays:
                 self._pause = LOOK_ROUNDS
             else:
-                self._paused, self._pause = self._pause, min(2 * self._pause, RAREST_PROBE)
+                self._paused, self._pause = self._pause, min(2 * self._pause, FORGET_ROUNDS // 4)
 
     def _probes(self, *, is_chosen: bool) -> bool:
         """Whether to use the drafter although text was chosen, because only trees in use can be measured."""
@@ -158,7 +158,7 @@ class SuffixBeside(TextDrafts):
             self._until_probe -= 1
         else:
             self._probe_left, self._until_probe = PROBE_ROUNDS - 1, self._probe_every
-            self._probe_every = min(2 * self._probe_every, RAREST_PROBE)
+            self._probe_every = min(2 * self._probe_every, FORGET_ROUNDS // 4)
             return True
         return False
 

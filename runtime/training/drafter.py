@@ -4,10 +4,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wingbeat.runtime.corpus import encode_documents, split_files
+from wingbeat.runtime.corpus import split_files
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
+from wingbeat.runtime.recordings.token_windows import encode_documents
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.families import FAMILIES

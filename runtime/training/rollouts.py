@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from wingbeat.kernels.replaced_file import replacing
-from wingbeat.runtime.corpus import WindowSampler
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
+from wingbeat.runtime.recordings.token_windows import WindowSampler
 
 ROLLOUTS_FILE = "rollouts.safetensors"
 _ROWS_PER_CHUNK = 64

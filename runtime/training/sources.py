@@ -13,11 +13,11 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from wingbeat.runtime.corpus import WindowSampler
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.recordings.format import Record
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.recordings.reader import RecordingBatch, RecordingReader
+from wingbeat.runtime.recordings.token_windows import WindowSampler
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.loop import Inputs
 from wingbeat.runtime.training.losses import DenseTarget, TopTarget

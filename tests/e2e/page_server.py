@@ -5,14 +5,12 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from unittest import mock
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from tests.deployments.pool_world import LocalEngines
-from tests.runtime.losing_policy import POLICY
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import ChatReader, CompletionService
@@ -23,19 +21,17 @@ from wingbeat.deployments.parts import first
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import LLM
-from wingbeat.runtime.speculation.policy import SpeculationPolicy
 
 MAX_NUM_SEQS = 4
 
 
-def demo_llm(policy: type[SpeculationPolicy] | None = None) -> LLM:
-    """The demo pair, with this policy or without one."""
+def demo_llm(adaptive: bool = False) -> LLM:
+    """The demo pair."""
     verifier, drafter = demo_pair()
     # Trees of a fixed shape: on a busy machine the measured costs may say that drafting does not pay.
-    speculation = SpeculationConfig(draft_steps=5, draft_top_k=3, adaptive=policy is not None)
+    speculation = SpeculationConfig(draft_steps=5, draft_top_k=3, adaptive=adaptive)
     config = EngineConfig(max_num_seqs=MAX_NUM_SEQS, max_model_len=1024, speculation=speculation)
-    with mock.patch(POLICY, policy or SpeculationPolicy):
-        return LLM(verifier, drafter, config, InProcessChannel)
+    return LLM(verifier, drafter, config, InProcessChannel)
 
 
 class DemoEngine(LocalEngines):
@@ -54,16 +50,16 @@ class DemoEngine(LocalEngines):
 def serving(
     access: Access | None = None,
     parsers: ChatReader | None = None,
-    policy: type[SpeculationPolicy] | None = None,
+    adaptive: bool = False,
     more_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> Iterator[str]:
     """The URL of a server that answers with the demo pair, for as long as the block lasts.
 
     Args:
-        policy: decides what is drafted, in place of trees of a fixed shape.
+        adaptive: trees adapt to measured costs instead of having a fixed shape.
         more_routes: add routes of optional parts.
     """
-    llm = demo_llm(policy)
+    llm = demo_llm(adaptive)
 
     @asynccontextmanager
     async def application() -> AsyncIterator[ASGIApp]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 DEMO = BENCHMARKS.parent / "examples" / "demo_pair"
 DEMO_HEADS = tuple(name for name in ("dspark", "dflash2") if (DEMO / name).is_dir())
@@ -58,6 +60,7 @@ def test_host_overhead_reports_both_loops_at_every_batch_size(tmp_path):
         assert total > 0
 
 
+@needs("adaptive")
 def test_load_sweep_compares_three_modes_and_draws_them(tmp_path):
     picture = tmp_path / "sweep.png"
     figures = quick_run("load_sweep.py", tmp_path / "sweep.json", "--plot", str(picture))

@@ -1,6 +1,7 @@
 """The page when something is wrong: it says what happened, in sight, and shows nothing of an earlier answer."""
 
 from contextlib import asynccontextmanager
+from unittest import mock
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.e2e.contrast import unreadable
 from tests.e2e.cut_wire import wire_to
 from tests.e2e.page_driver import MARKS, choose_round, fill, open_page, send, spans, text, until_done, until_failed
 from tests.e2e.page_server import listening, serving
-from tests.runtime.losing_policy import LosingPolicy
+from tests.runtime.adaptive.losing_policy import POLICY, LosingPolicy
 
 pytestmark = list(MARKS)
 NOTHING = ["\N{EN DASH}"] * 3 + [""]
@@ -152,7 +153,7 @@ def test_an_engine_that_fails_in_the_middle_is_said_with_its_words(chromium):
 @pytest.fixture(scope="module")
 def busy():
     """A server on which drafting does not pay."""
-    with serving(policy=LosingPolicy) as url:
+    with mock.patch(POLICY, LosingPolicy), serving(adaptive=True) as url:
         yield url
 
 

@@ -22,9 +22,9 @@ from tests.runtime.fake_gpu import CUDA, FakeGpu, fake_gpu, why_not
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import TREE, engine_config, new_drafter, verifier
 from wingbeat.cluster.channels.channel import InProcessChannel, VerifierSide
+from wingbeat.runtime.adaptive import calibration
 from wingbeat.runtime.drafters import draft_stages
 from wingbeat.runtime.drafters.worker import DraftWorker
-from wingbeat.runtime.engine import calibration
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import GraphRunner
 from wingbeat.runtime.llm import build_engine

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.needs import needs
 from tests.runtime.fake_gpu import CARD, CUDA, FREE_BYTES, FakeGpu, HostWaitError, MixedDevicesError, fake_gpu, why_not
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import (
@@ -121,6 +122,7 @@ def test_a_drafter_on_the_host_is_waited_for_where_its_channel_is_written_and_re
     assert served.engine.drafter_state == "attached"
 
 
+@needs("adaptive")
 @pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_adaptive_rounds_wait_in_their_one_wait_alone(gpu, num_slots, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Methods of an engine that its replica calls between two rounds; results and errors are sent to the replica."""
 
-import itertools
 import logging
 import os
 from dataclasses import asdict, is_dataclass
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from wingbeat.cluster.channels.header import ChannelName
     from wingbeat.deployments.replica.engine.pair_channel import PairChannel
-    from wingbeat.runtime.engine.clocks import RoundTrace
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +60,6 @@ class EngineCalls:
         self._weights = weights
         self._take_drafter_in = setup.take_drafter_in
         self._recording: Any = None
-        self._traces: dict[int, RoundTrace] = {}
-        self._numbers = itertools.count()
 
     def set_log_level(self, level: str) -> None:
         """Set the log level of the engine's process."""
@@ -185,18 +181,6 @@ class EngineCalls:
         self._recording = first("observe", self._config, own_engine(self._engine), name)
         if self._recording is not None:
             self._engine.observe(self._recording.rounds)
-
-    def start_trace(self) -> int:
-        """Begin to record trace events of rounds; returns the number of the trace."""
-        number = next(self._numbers)
-        self._traces[number] = self._engine.clock.record()
-        return number
-
-    def stop_trace(self, number: int) -> list[tuple]:
-        """End a trace; returns its `TraceEvent`s as tuples."""
-        trace = self._traces.pop(number)
-        self._engine.clock.stop(trace)
-        return list(map(tuple, trace.events))
 
     def close(self) -> None:
         """Finish all files that are being written; must be the last call."""

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from wingbeat.runtime.corpus import WindowSampler, encode_documents, split_files, texts
+from wingbeat.runtime.corpus import split_files, texts
+from wingbeat.runtime.recordings.token_windows import WindowSampler, encode_documents
 from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.training.optimizers import build_optimizers
 

@@ -33,7 +33,6 @@ from wingbeat.runtime.drafters.head_passes import HeadPasses
 from wingbeat.runtime.parts import first
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader, TokenTree
-from wingbeat.runtime.speculation.acceptance import bin_edges
 from wingbeat.runtime.verifier.loading.cpu_threads import tried
 from wingbeat.runtime.verifier.loading.round_trial import ROWS
 
@@ -66,7 +65,8 @@ class KernelPasses(HeadPasses):
         self._least_levels = drafter.growth.depths[0]
         self._top_k, self._num_nodes = speculation.draft_top_k, speculation.num_nodes
         self._max_path = speculation.max_path
-        self._edges = torch.from_numpy(bin_edges())
+        edges = first("bin_edges")
+        self._edges = torch.zeros(0) if edges is None else torch.from_numpy(edges)
         self._angles: tuple[Tensor, ...] = ()
         self._channels: dict[int, tuple[Channel | None, object]] = {}
         """For each outcome, by the address of its header: the addresses of the outcome's and the reply's buffers,

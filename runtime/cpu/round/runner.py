@@ -11,8 +11,6 @@ from wingbeat.kernels.cpu.ops import CACHE_DTYPES, CpuKernels, cpu_kernels
 from wingbeat.runtime.cpu.round.choice import NativeAcceptance, NativeChooser
 from wingbeat.runtime.cpu.round.host_trees import HostInbox, HostTrees
 from wingbeat.runtime.cpu.round.packed_rows import PackedBuilder
-from wingbeat.runtime.cpu.round.speculation import HostSpeculation
-from wingbeat.runtime.engine.round_kind import RoundKind
 from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.round.flight import RoundInFlight
 from wingbeat.runtime.round.rows import Feature
@@ -21,10 +19,10 @@ from wingbeat.runtime.round.slots import DecodeRows
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
-def host_round(kv_dtype: torch.dtype) -> RoundKind | None:
-    """Returns the CPU's round kind; None without kernels, or if they do not support KV of this dtype."""
+def host_round(kv_dtype: torch.dtype) -> "Callable[..., HostRunner] | None":
+    """Returns the CPU's runner class; None without kernels, or if they do not support KV of this dtype."""
     kernels = cpu_kernels() if kv_dtype in CACHE_DTYPES else None
-    return None if kernels is None else RoundKind(partial(HostRunner, kernels), HostSpeculation)
+    return None if kernels is None else partial(HostRunner, kernels)
 
 
 class HostRunner(ModelRunner):

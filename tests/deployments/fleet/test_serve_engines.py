@@ -14,7 +14,7 @@ from wingbeat.deployments.fleet import serve_engines
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
 
-CALLS = ["exchange", "stats", "trace", "operate", "tell"]
+CALLS = ["exchange", "stats", "operate", "tell"]
 
 
 class NotingHandle:

@@ -14,8 +14,8 @@ from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.router_reports import RouterReports
 from wingbeat.runtime.engine.engine_stats import EngineStats
+from wingbeat.runtime.engine.speculation import PolicyStats
 from wingbeat.runtime.metrics import Histogram, SpeculationMetrics
-from wingbeat.runtime.speculation.policy import PolicyStats
 
 SPECULATION = SpeculationMetrics(4, 20, 6, [3, 2, 1])
 

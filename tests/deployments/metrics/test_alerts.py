@@ -13,7 +13,7 @@ from tests.optional import is_gone
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.wingbeat_families import DRAFTER_STATES
 from wingbeat.runtime.engine.round_counts import NoTree
-from wingbeat.runtime.speculation.policy import Reason
+from wingbeat.runtime.engine.speculation import Reason
 
 ROOT = Path(__file__).parents[3]
 SELECTOR = re.compile(r"\b((?:vllm:|wingbeat_)\w+)(?:\{([^}]*)\})?")

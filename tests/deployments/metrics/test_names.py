@@ -34,7 +34,8 @@ VLLM_DASHBOARD = (
     *("request_params_n_bucket", "request_num_preemptions_bucket"),
 )
 """Samples that vLLM's own dashboards and benchmarks read."""
-UNREAD = ("graphs", *(["parts"] if is_deleted(FEATURES["media"]) else []))
+READ_BY = {"parts": "media", "by_text": "suffix_beside"}
+UNREAD = ("graphs", *(figure for figure, feature in READ_BY.items() if is_deleted(FEATURES[feature])))
 """Figures of an engine that are no metrics."""
 
 

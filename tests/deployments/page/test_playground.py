@@ -9,7 +9,7 @@ import pytest
 from tests.deployments.http_world import FakePool, call
 from wingbeat.deployments.page.playground import FOLDER, SCRIPTS, page, page_headers
 from wingbeat.runtime.engine.round_counts import NoTree
-from wingbeat.runtime.speculation.policy import Reason
+from wingbeat.runtime.engine.speculation import Reason
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 HTML = page(chats=True)

@@ -20,35 +20,9 @@ WRITTEN_BEFORE = 10
 """Tokens of a request that makes its engine hang."""
 
 
-class PlainClock:
-    """A stand-in for the engine's clock: records traces, and marks their end."""
-
-    def __init__(self) -> None:
-        self.traces: list[Any] = []
-
-    def record(self) -> Any:
-        trace = type("Trace", (), {"events": [("round", 0.0, 1.0)]})()
-        self.traces.append(trace)
-        return trace
-
-    def stop(self, trace: Any) -> None:
-        self.traces.remove(trace)
-
-
-class ClockedEngine(FakeEngine):
-    """Counts its recordings among its figures."""
-
-    def __init__(self) -> None:
-        super().__init__(round_s=0.01)
-        self.clock = PlainClock()
-
-    def stats(self) -> Any:
-        return super().stats()._replace(num_started=len(self.clock.traces))
-
-
-def build_clocked(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
+def build_plain(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
     """An engine without a drafter."""
-    return EngineSetup(ClockedEngine(), INFO, None)
+    return EngineSetup(FakeEngine(round_s=0.01), INFO, None)
 
 
 def build_none(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
@@ -107,7 +81,7 @@ def build_hanging(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
 def build_slowly(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
     """An engine whose loading hangs."""
     time.sleep(10_000)
-    return build_clocked(config, ask_needs)
+    return build_plain(config, ask_needs)
 
 
 def token_of_weights(weights: str) -> int:

@@ -73,7 +73,7 @@ def test_what_makes_an_engine_hang_fails_after_two_engines_and_its_neighbours_te
 @pytest.mark.slow
 def test_requests_go_to_another_engine_while_one_makes_no_progress(capfd: pytest.CaptureFixture):
     async def scenario() -> None:
-        async with pool_of("a", "b", engine_factory=f"{ENGINES}:build_clocked", engine_stuck_after_s=6.0) as pool:
+        async with pool_of("a", "b", engine_factory=f"{ENGINES}:build_plain", engine_stuck_after_s=6.0) as pool:
             pid = engine_pid(pool, "a")
             os.kill(pid, signal.SIGSTOP)
             held = [bystander(pool, index) for index in range(2)]
@@ -94,7 +94,7 @@ def test_an_engine_that_is_stopped_for_good_is_replaced_also_where_it_had_nothin
     busy: bool, capfd: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
 ):
     async def scenario() -> None:
-        async with pool_of("a", engine_factory=f"{ENGINES}:build_clocked", engine_stuck_after_s=STUCK_S) as pool:
+        async with pool_of("a", engine_factory=f"{ENGINES}:build_plain", engine_stuck_after_s=STUCK_S) as pool:
             first = [bystander(pool, index) for index in range(3 * busy)]
             if busy:
                 await until(lambda: pool.loads()[0].outstanding_tokens < 3 * 150)
@@ -137,7 +137,7 @@ def test_an_engine_that_waits_for_a_rank_that_has_ended_is_killed(
             return partial(Ranks, ended) if name == "launch_ranks" else hook(name, *args)
 
         monkeypatch.setattr(verifier_replica, "first", launch)
-        async with pool_of("a", engine_factory=f"{ENGINES}:build_clocked", engine_stuck_after_s=600.0) as pool:
+        async with pool_of("a", engine_factory=f"{ENGINES}:build_plain", engine_stuck_after_s=600.0) as pool:
             others = [bystander(pool, index) for index in range(3)]
             await until(lambda: pool.loads()[0].outstanding_tokens < 3 * 150)
             os.kill(engine_pid(pool, "a"), signal.SIGSTOP)
@@ -151,7 +151,7 @@ def test_an_engine_that_waits_for_a_rank_that_has_ended_is_killed(
 @pytest.mark.slow
 def test_an_idle_engine_is_never_stuck():
     async def scenario() -> None:
-        async with pool_of("a", engine_factory=f"{ENGINES}:build_clocked", engine_stuck_after_s=0.3) as pool:
+        async with pool_of("a", engine_factory=f"{ENGINES}:build_plain", engine_stuck_after_s=0.3) as pool:
             pid = engine_pid(pool, "a")
             await asyncio.sleep(2.0)
             assert (engine_pid(pool, "a"), pool.healthy()) == (pid, True)

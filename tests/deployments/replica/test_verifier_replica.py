@@ -130,7 +130,7 @@ def test_a_drafter_that_has_not_come_is_shown_as_lost_and_not_as_one_that_nobody
 def verifier_runs() -> Iterator[Runs]:
     """Runs scenarios on one verifier that has started."""
     with asyncio.Runner() as runner:
-        config = AppConfig(drafter="none", engine_factory=f"{ENGINES}:build_clocked")
+        config = AppConfig(drafter="none", engine_factory=f"{ENGINES}:build_plain")
         made = runner.run(started(ENGINE_ID, config))
         try:
             yield lambda scenario: runner.run(asyncio.wait_for(scenario(made), PATIENCE_S))
@@ -171,25 +171,6 @@ def test_what_routers_report_comes_back_with_the_figures(runs: Runs):
         assert stats["pid"] == os.getpid() != stats["engine_pid"]
 
     runs(scenario)
-
-
-def test_a_recording_ends_also_where_nobody_waits_for_it(runs: Runs):
-    async def num_recordings(made: Verifier) -> int:
-        return (await made.stats())["num_started"]
-
-    async def scenario(made: Verifier) -> None:
-        assert await made.trace(engine_id=ENGINE_ID, seconds=0.01) == [("round", 0.0, 1.0)]
-        left = asyncio.ensure_future(made.trace(engine_id=ENGINE_ID, seconds=60.0))
-        await until(lambda: _is(num_recordings(made), 1))
-        left.cancel()
-        await asyncio.wait([left])
-        assert await num_recordings(made) == 0
-
-    runs(scenario)
-
-
-async def _is(value: Awaitable[int], expected: int) -> bool:
-    return await value == expected
 
 
 async def _drained(messages: AsyncIterator[bytes]) -> None:

@@ -17,7 +17,7 @@ KEY, OPERATOR = SecretStr("key"), SecretStr("operator")
 
 
 async def at_once(engine_id: str, seconds: float) -> list[tuple]:
-    """The answer of `Verifier.trace`."""
+    """Events of an engine."""
     return [
         ("schedule", 100.0, 0.001, None, "phases"),
         ("round", 100.0, 0.004, {"decodes": 2, "seconds": seconds, "requests": ["r:1"]}, "rounds"),

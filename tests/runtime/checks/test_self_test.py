@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from tests.needs import needs
 from tests.runtime.fitted_pair import TAPS, fitted_pair, rewrite_config
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, random_head, random_prompts
 from tests.runtime.recorded_graphs import RecordingDevice
@@ -112,6 +113,7 @@ def test_the_engine_is_as_new_afterwards(pair):
     assert llm.generate(prompt, [greedy_params(24)])[0].num_cached_tokens > 0, "the prefix cache still works"
 
 
+@needs("adaptive")
 @pytest.mark.slow
 def test_drafts_are_of_the_full_shape_whatever_pays(pair):
     speculation = SpeculationConfig(draft_steps=5, draft_top_k=1, adaptive=True)

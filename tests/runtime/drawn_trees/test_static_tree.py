@@ -41,7 +41,7 @@ def test_what_is_no_tree_is_refused_by_what_is_wrong_with_it(given, message):
 def test_numbers_follow_from_a_tree():
     shape = SpeculationConfig.default("cuda", draft_top_k=PATHS)
     assert (shape.draft_steps, shape.draft_top_k, shape.num_nodes, shape.max_path) == (3, 4, 7, 4)
-    assert shape.adaptive
+    assert not SpeculationConfig.default("cuda", draft_top_k=PATHS, adaptive=False).adaptive
     assert AppConfig(draft_top_k="[[0], [0, 0]]").engine_config().speculation.draft_tree.paths == ((0,), (0, 0))
     with pytest.raises(ValueError, match="leave draft_steps out"):
         AppConfig(draft_top_k=PATHS, draft_steps=3)

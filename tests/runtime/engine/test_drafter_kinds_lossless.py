@@ -3,17 +3,13 @@
 A row of `test_losslessness` compares the greedy text of each kind with generate()'s.
 """
 
-from dataclasses import replace
-
 import pytest
 
 from tests.runtime.drafter_kinds import KINDS, USER_DRAFTER, Kind
-from tests.runtime.losing_policy import POLICY, SwitchedPolicy
 from tests.runtime.models import CHAIN, TREE, Run, engine_config, generate, greedy_params, new_engine
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.speculation import following
 
 SHORT = 32
 SHAPES = {"tree": TREE, "chain": CHAIN}
@@ -111,30 +107,4 @@ def test_requests_that_switch_speculation_off_get_their_plain_text(kind, shape, 
     assert not any(drafts[1::2])
     always = request.node.callspec.params["kind"] in PROPOSING
     assert all(drafts[0::2]) if always else any(drafts[0::2])
-    engine.model.remove_taps()
-
-
-def test_requests_that_are_followed_late_have_the_text_of_plain_decoding(kind, known_costs, monkeypatch, request):
-    monkeypatch.setattr(POLICY, SwitchedPolicy)
-    monkeypatch.setattr(SwitchedPolicy, "wins", False)
-    monkeypatch.setattr(following, "SURE", 16)
-    speculation = replace(TREE, adaptive=True)
-    drafter = kind.drafter(speculation)
-    engine = new_engine(kind.ref.loaded, engine_config(speculation), drafter)
-    greedy = Run(engine, kind.ref.prompts[:2], greedy_params(SHORT))
-    while engine.has_unfinished_requests():
-        greedy.step()
-    assert greedy.tokens == kind.greedy[:2]
-    run = Run(engine, kind.ref.prompts, sampled_params())
-    while sum(map(bool, run.tokens)) < 4:
-        run.step()
-    followed = [seq.draft.followed for seq in engine.scheduler.running]
-    assert all(followed) != drafter.needs.keeps_context
-    monkeypatch.setattr(SwitchedPolicy, "wins", True)
-    while engine.has_unfinished_requests():
-        run.step()
-    assert run.tokens == kind.sampled
-    if request.node.callspec.params["kind"] in PROPOSING:
-        assert all(output.metrics.num_drafts > 0 for output in run.last.values())
-    engine.check_integrity()
     engine.model.remove_taps()

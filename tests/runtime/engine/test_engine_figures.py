@@ -146,50 +146,6 @@ def test_every_figure_is_zero_after_a_trial(ref, engine_of):
     assert (sum(stats.tree_nodes.counts), stats.plain_rounds, stats.prefix_query_tokens) == (0, {}, 0)
 
 
-def test_a_recording_holds_the_rounds_between_its_ends(ref, rig):
-    clock = rig.engine.clock
-    rig.run(ref.prompts[:2], greedy_params(SHORT))
-    before, trace = clock.times.num_rounds, clock.record()
-    rig.run(ref.prompts[2:4], greedy_params(SHORT))
-    during = clock.times.num_rounds - before
-    clock.stop(trace)
-    num_events = len(trace.events)
-    rig.run(ref.prompts[4:5], greedy_params(SHORT))
-    rounds = [event for event in trace.events if event.name == "round"]
-    assert (len(rounds), len(trace.events)) == (during, num_events)
-    assert sum(event.details["tokens"] for event in rounds) >= 2 * SHORT
-    assert sum(event.details["prompt_tokens"] for event in rounds) == sum(map(len, ref.prompts[2:4]))
-    ids = {name for event in rounds for name in event.details["requests"]}
-    assert len(ids) == 2
-    drafted = [event for event in trace.events if event.row == "drafter"]
-    assert {"commit", "levels"} <= {event.name for event in drafted}
-    assert all(set(event.details["requests"]) <= ids for event in drafted)
-    began, ended = rounds[0].start_s - 1.0, rounds[-1].start_s + rounds[-1].seconds + 1.0
-    assert all(began < event.start_s < ended for event in drafted), "on the axis of the rounds"
-    phases = {event.name for event in trace.events if event.row == "phases"}
-    assert phases == {"schedule", "draft_wait", "accept", "publish", "wait", "update"}
-    assert all(event.seconds >= 0 for event in trace.events)
-
-
-def test_two_recordings_of_overlapping_rounds_do_not_disturb_each_other(ref, engine_of):
-    engine = engine_of(overlap=True)
-    for name in ("a", "b"):
-        engine.add_request(Request(name, tuple(ref.prompts[0]), greedy_params(SHORT)))
-    first = engine.clock.record()
-    for _ in range(5):
-        engine.step()
-    second = engine.clock.record()
-    for _ in range(5):
-        engine.step()
-    engine.clock.stop(first)
-    while engine.has_unfinished_requests():
-        engine.step()
-    # The round in flight at the start of a recording is in neither trace.
-    counts = [sum(event.name == "round" for event in trace.events) for trace in (first, second)]
-    assert counts[0] == 9
-    assert counts[1] == engine.clock.times.num_rounds - 5
-
-
 def test_devices_are_timed_by_stage_on_both_sides_and_anew_after_a_trial(ref, rig):
     rig.run(ref.prompts[:2], greedy_params(SHORT))
     engine = rig.engine

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from tests.needs import needs
 from tests.runtime.engine.arrivals import Load, drafter_of, ending
 from tests.runtime.models import (
     TREE,
@@ -205,6 +206,7 @@ def test_on_a_gpu_both_loops_write_the_same(ref, kind):
     assert tokens[0] == tokens[1]
 
 
+@needs("adaptive")
 @pytest.mark.slow
 def test_adaptive_trees_are_learned_from_one_round_late(ref, engine_of):
     loaded, end = ending(ref)

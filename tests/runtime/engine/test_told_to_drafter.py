@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.runtime.by_torch import by_torch
-from tests.runtime.losing_policy import POLICY
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, greedy_params, reference
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.base import DrafterOptions
@@ -19,7 +18,6 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.inner_drafter import attach
 from wingbeat.runtime.protocol.messages import RoundHeader
 from wingbeat.runtime.protocol.sampling_rules import RuleKinds
-from wingbeat.runtime.speculation.policy import DraftPlan, GrowthLimits, Reason, SpeculationPolicy
 
 COUNT, BAN = 12, float("-inf")
 _BY_TORCH = pytest.param(by_torch, id="torch", marks=pytest.mark.slow)
@@ -139,40 +137,3 @@ def test_sampled_drafts_are_ranked_by_the_noise_that_chooses_the_tokens(field, d
         getattr(outcome, field).fill_(12_345 if field == "seeds" else 0.0)
 
     assert draft_by(accepted) > 2 * draft_by(lambda: accepted(other))
-
-
-class FewLevels(SpeculationPolicy):
-    """A policy that always drafts two levels."""
-
-    growth: GrowthLimits | None = None
-
-    def plan(self, *load, **more) -> DraftPlan:
-        """Plan two levels in every round."""
-        return DraftPlan(2, Reason.SPECULATE, growth=self.growth)
-
-
-@pytest.mark.usefixtures("known_costs")
-@DRAFTED_BY
-@SHAPES
-@pytest.mark.parametrize(
-    ("growth", "has_rule", "deepest"),
-    [(None, 0, 2), (GrowthLimits(0.0, 0.0), 1, 2), (GrowthLimits(1e9, 0.0), 1, 1)],
-    ids=["levels", "pays", "does-not-pay"],
-)
-def test_as_many_levels_are_drafted_as_the_policy_plans_and_its_rule_grants(
-    monkeypatch, shape, draft_by, growth, has_rule, deepest
-):
-    monkeypatch.setattr(POLICY, FewLevels)
-    monkeypatch.setattr(FewLevels, "growth", growth)
-    passes = draft_by(lambda: Pair(replace(shape, adaptive=True)).run([greedy_params(COUNT)] * 2))
-    assert {(one.header.max_levels, one.header.has_rule) for one in passes} == {(2, has_rule)}
-    assert {max(depths) for one in passes for depths in one.depths} == {deepest}
-
-
-def test_a_recording_names_the_requests_that_the_drafter_drew_trees_for():
-    pair = Pair(TREE)
-    trace = pair.engine.clock.record()
-    passes = pair.run([greedy_params(COUNT), greedy_params(COUNT, speculation=False)])
-    rows = [event.details["requests"] for event in trace.events if event.row == "drafter" and event.name == "levels"]
-    assert 0 < len(rows) <= len(passes)
-    assert all(request_ids == ["0"] for request_ids in rows)

@@ -5,7 +5,6 @@ import torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
-from wingbeat.runtime.heads.unroll import unroll
 from wingbeat.runtime.latent_heads.latent_head import LatentEagleConfig, LatentEagleHead
 
 NUM_ROWS, HIDDEN, HEADS = 7, 16, 4
@@ -103,18 +102,3 @@ def test_the_elements_that_turn_do_so_by_three_axes():
         assert torch.equal(ours.unflatten(-1, (2, 3)), torch.stack([by_axis[axis, ..., axis] for axis in range(3)], -1))
     with pytest.raises(ValueError, match=r"mrope_section=\[3, 2, 2\] is not three counts that add up to 3 frequencies"):
         LatentEagleConfig(**SHAPE, mrope_section=(3, 2, 2))
-
-
-@torch.no_grad()
-def test_its_chains_attend_to_values_of_another_width_than_keys():
-    torch.manual_seed(2)
-    head = LatentEagleHead(LatentEagleConfig(**SHAPE, rope_parameters=PLAIN, query_rank=None)).eval()
-    tokens, taps = torch.randint(30, (1, NUM_ROWS + 2)), torch.randn(1, NUM_ROWS + 2, 3 * HIDDEN)
-    [step] = unroll(head, tokens, taps, 1)
-
-    def attend(query, key, value):
-        return causal(query, key, value, head.scaling)
-
-    rotary = head.rotary(torch.arange(NUM_ROWS))
-    expected = head(tokens[0, 1 : NUM_ROWS + 1], head.fuse(taps[0, :NUM_ROWS]), rotary, attend)
-    torch.testing.assert_close(step.hidden[0], expected, rtol=1e-4, atol=1e-5)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.needs import needs
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, reference
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -195,6 +196,7 @@ def test_a_mixed_round_has_the_smallest_graph_that_holds_it_unless_it_is_mostly_
     assert found == (None if bucket is None else Bucket(bucket[0], 16, bucket[1]))
 
 
+@needs("adaptive")
 def test_the_default_on_a_gpu_captures_mixed_rounds_of_every_width():
     """And leaves as many graphs to decodes alone as they need."""
     config = EngineConfig(max_num_seqs=128, max_num_batched_tokens=2048, speculation=SpeculationConfig(adaptive=True))
@@ -205,6 +207,7 @@ def test_the_default_on_a_gpu_captures_mixed_rounds_of_every_width():
     assert sum(len(shape.forwards) for shape in shapes.values()) == 21
 
 
+@needs("adaptive")
 @pytest.mark.parametrize(
     ("max_num_seqs", "top_k", "size", "widths"),
     [

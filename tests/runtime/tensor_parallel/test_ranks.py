@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.needs import needs
 from tests.runtime.models import (
     CHAIN,
     PROMPT_LENS,
@@ -99,6 +100,7 @@ def test_drafts_cached_prefixes_and_preemption_change_no_token(
     assert engine.speculation.acceptance_length > 3  # by the second drafter: accepted paths have moved in the pool
 
 
+@needs("adaptive")
 @pytest.mark.slow
 @pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
 def test_costs_are_measured_on_all_ranks_and_change_no_token(captured, second, tmp_path):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.needs import needs
 from tests.runtime.models import (
     CHAIN,
     TREE,
@@ -71,6 +72,7 @@ def test_costs_are_measured_at_the_batch_asked_for_and_touch_no_sequence():
     assert started.finish() == [more[:16] for more in expected.continuations[:3]]
 
 
+@needs("adaptive")
 @pytest.mark.parametrize("block_size", [16, 256], ids=["of many blocks", "of one block"])
 def test_the_costs_of_an_engines_drafts_are_measured_over_sequences(block_size):
     expected = reference("llama")

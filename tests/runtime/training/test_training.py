@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.demo_pair.training.train_base import arguments, train, train_tokenizer
-from wingbeat.runtime.corpus import WindowSampler, split_files
+from wingbeat.runtime.corpus import split_files
+from wingbeat.runtime.recordings.token_windows import WindowSampler
 from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 

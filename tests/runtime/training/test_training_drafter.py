@@ -19,13 +19,13 @@ from tests.runtime.training_world import (
     metrics,
     short_run,
 )
-from wingbeat.runtime.corpus import WindowSampler
 from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.unroll import matches, unroll
 from wingbeat.runtime.recordings.format import Record
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
+from wingbeat.runtime.recordings.token_windows import WindowSampler
 from wingbeat.runtime.training import held_out
 from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
 from wingbeat.runtime.training.evaluation import greedy_acceptance, recorded_acceptance

@@ -1,13 +1,19 @@
 """Rounds that go through a channel and are answered by drafters on the CPU's kernels."""
 
+import pytest
 import torch
 
 from tests.near_ties import ROUNDING, check_same_trees
+from tests.needs import needs
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, VOCAB, channel_spec
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import NUM_BINS
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.protocol.messages import RoundHeader
+
+WITH_RULE = pytest.mark.parametrize(
+    "with_rule", [pytest.param(False, id="whole"), pytest.param(True, id="rule", marks=needs("adaptive"))]
+)
 
 
 def assert_same(tree, expected):

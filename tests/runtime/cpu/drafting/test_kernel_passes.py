@@ -3,22 +3,19 @@
 import copy
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from tests.runtime.by_torch import by_torch
-from tests.runtime.cpu.drafting.kernel_drafts import assert_same, reply_of
+from tests.runtime.cpu.drafting.kernel_drafts import WITH_RULE, assert_same, reply_of
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, VOCAB, World, channel_spec
 from tests.runtime.drafters.test_sampling_rules import rules_of
 from tests.runtime.models import random_head, reference
 from wingbeat.kernels.cpu.ops import cpu_kernels
-from wingbeat.runtime.config import NUM_BINS, SpeculationConfig
+from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.protocol.sampling_rules import no_rules
-from wingbeat.runtime.speculation.growth_rule import GrowthRule
-from wingbeat.runtime.speculation.policy import GrowthLimits
 
 pytestmark = [
     pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler"),
@@ -114,29 +111,6 @@ def test_a_head_is_read_as_it_is_read_by_torch(fields):
 
 @by_shape
 @torch.inference_mode()
-def test_growth_ends_where_the_rules_end_it(speculation):
-    drafter = drafter_of(speculation)
-    world, other = worlds(drafter, MIXED)
-    table = np.linspace(0.05, 0.95, NUM_BINS, dtype=np.float32)
-    deepest = set()
-    for min_reach in (0.0, 0.05, 0.3, 1.0, 3.0, 9.0):
-
-        def rules(min_reach=min_reach):
-            """Return new rules, because a rule follows the paths of the draft that it is used for."""
-            halves = (slice(0, 3), slice(3, len(world.slots)))
-            limits = GrowthLimits(min_reach, 0.02)
-            made = [GrowthRule(limits, np.tile(table, (half.stop - half.start, 1))) for half in halves]
-            return tuple(zip(halves, made, strict=True))
-
-        batch = world.batch(proposals=world.slots)
-        tree = drafter.draft(batch._replace(growth_rules=rules()))
-        assert_same(tree, other.draft(batch._replace(growth_rules=rules())))
-        deepest.add(int(tree.depths.max()))
-    assert len(deepest) > 1 or speculation.max_path == 2
-
-
-@by_shape
-@torch.inference_mode()
 def test_roots_are_followed_by_allowed_tokens_alone(speculation):
     drafter = drafter_of(speculation)
     world, other = worlds(drafter, MIXED)
@@ -162,7 +136,7 @@ def test_kernels_and_torch_rank_alike(speculation, temperatures):
     assert_same(drafter.draft(nobody), other.draft(free))
 
 
-@pytest.mark.parametrize("with_rule", [False, True], ids=["whole", "rule"])
+@WITH_RULE
 @by_shape
 @torch.inference_mode()
 def test_a_channels_round_is_answered_as_it_is_drafted(speculation, with_rule, monkeypatch):

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from tests.runtime.adaptive.losing_policy import POLICY, know_costs
 from tests.runtime.grammar.world import SPECS, TOKENIZER, Constrained, demo_drafter, generate, params_of
-from tests.runtime.losing_policy import POLICY, know_costs
 from tests.runtime.models import CHAIN, TREE, engine_config, new_engine
 from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.runtime.adaptive.curves import PassCurve
+from wingbeat.runtime.adaptive.policy import SpeculationPolicy
+from wingbeat.runtime.engine.speculation import DraftPlan, Reason
 from wingbeat.runtime.scheduling.request import GrammarSpec
-from wingbeat.runtime.speculation.curves import PassCurve
-from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPolicy
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 SENTENCE = GrammarSpec("choice", '["a long sentence that has only one way to go on once it has begun"]')

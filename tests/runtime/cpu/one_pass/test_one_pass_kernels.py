@@ -3,12 +3,11 @@
 import platform
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from tests.runtime.by_torch import by_torch
-from tests.runtime.cpu.drafting.kernel_drafts import assert_same, reply_of
+from tests.runtime.cpu.drafting.kernel_drafts import WITH_RULE, assert_same, reply_of
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, VOCAB, World, channel_spec
 from tests.runtime.models import CHAIN, TREE
 from tests.runtime.one_pass.one_pass_drafts import LENS, TAPS, TARGET, load
@@ -16,7 +15,7 @@ from tests.runtime.one_pass.one_pass_world import DFLASH2, FAMILIES, HEADS, rand
 from tests.runtime.one_pass.parallel_eagle_world import parallel_config, parallel_tensors
 from wingbeat.kernels.cpu import library
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
-from wingbeat.runtime.config import NUM_BINS, SpeculationConfig
+from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.cpu.drafting import kernel_passes
 from wingbeat.runtime.cpu.heads import kernel_head
 from wingbeat.runtime.cpu.layers import packed_linears
@@ -25,8 +24,6 @@ from wingbeat.runtime.one_pass.load import read_one_pass_checkpoint
 from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
 from wingbeat.runtime.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.one_pass.parallel_eagle_drafter import ParallelEagleDrafter
-from wingbeat.runtime.speculation.growth_rule import GrowthRule
-from wingbeat.runtime.speculation.policy import GrowthLimits
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 GREEDY = (0.0,) * NUM_SLOTS
@@ -135,25 +132,6 @@ def test_roots_are_followed_by_allowed_tokens_alone(tmp_path, family):
     assert_alike(mine, other, world, allowed_tokens=allowed)
 
 
-@pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
-@torch.inference_mode()
-def test_growth_ends_where_the_rules_end_it(tmp_path, speculation):
-    mine, other, world = pair_of(head_of(tmp_path, "dflash2"), speculation)
-    table, deepest = np.linspace(0.05, 0.95, NUM_BINS, dtype=np.float32), set()
-    for min_reach in (0.0, 0.05, 0.3, 1.0, 3.0):
-
-        def rules(min_reach=min_reach):
-            """Return new rules, because a rule follows the paths of the draft that it is used for."""
-            whole = slice(0, len(world.slots))
-            return ((whole, GrowthRule(GrowthLimits(min_reach, 0.02), np.tile(table, (whole.stop, 1)))),)
-
-        batch = world.batch(proposals=world.slots)
-        tree = mine.draft(batch._replace(growth_rules=rules()))
-        assert_same(tree, other.draft(batch._replace(growth_rules=rules())))
-        deepest.add(int(tree.depths.max()))
-    assert len(deepest) > 1
-
-
 @torch.inference_mode()
 def test_all_levels_are_grown_whatever_is_asked_for(tmp_path):
     mine, other, world = pair_of(head_of(tmp_path, "dflash"), CHAIN)
@@ -163,7 +141,7 @@ def test_all_levels_are_grown_whatever_is_asked_for(tmp_path):
     assert_same(tree, other.draft(batch))
 
 
-@pytest.mark.parametrize("with_rule", [False, True], ids=["whole", "rule"])
+@WITH_RULE
 @pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("family", ["dflash", "dspark-rnn", "dflash2", "p-eagle"])
 @torch.inference_mode()

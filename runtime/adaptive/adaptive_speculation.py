@@ -1,0 +1,219 @@
+"""Applies the speculation policy in an engine: plans drafts, prunes trees, records acceptance of settled rounds.
+
+In rounds on a device, the host never waits to read trees: the plan sets how many nodes of each tree are verified, and
+the device picks the nodes. The evidence (probabilities of all nodes) is downloaded with the accepted tokens.
+"""
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wingbeat.runtime.adaptive.acceptance import (
+    OF_TEXT,
+    Acceptance,
+    along_rows,
+    draft_kind,
+    path_probabilities,
+    unpack_evidence,
+)
+from wingbeat.runtime.adaptive.following import Following
+from wingbeat.runtime.adaptive.policy import HOLD, SpeculationPolicy
+from wingbeat.runtime.adaptive.pruning import DevicePruner
+from wingbeat.runtime.engine.speculation import DraftPlan, PolicyStats, Reason, Speculation, Trees
+from wingbeat.runtime.protocol.messages import Outcome
+from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
+from wingbeat.runtime.scheduling.sequence import Sequence
+
+NOT_ASKED = DraftPlan(0, Reason.IDLE)
+
+
+class LaunchedRound(NamedTuple):
+    """State of a launched round that is needed once the round is settled."""
+
+    plan: DraftPlan
+    """Plan by which the drafter grew the round's trees."""
+    num_decodes: int
+    kinds: list[int]
+    """Row of `Acceptance.table` that applies to each decode's tree."""
+    certain: list[bool]
+    """Whether each decode's next token was certain (forced by its grammar); accepting such a token is no evidence about
+    the drafter."""
+    seen: Any = None
+    """Trees as recorded at launch by a round kind that has them on the host; None in device rounds."""
+
+
+class AdaptiveSpeculation(Speculation):
+    """Connects an engine's rounds to a `SpeculationPolicy`.
+
+    Args:
+        pruner: pruner that chooses the nodes of trees on the device; None if the host chooses.
+    """
+
+    fixed_widths = True
+    """Whether rounds verify one of a few fixed numbers of nodes per tree, decided before the trees arrive."""
+
+    def __init__(self, policy: SpeculationPolicy, pruner: DevicePruner | None = None) -> None:
+        self.policy = policy
+        self.acceptance, self._following = Acceptance(), Following()
+        self._pruner = pruner
+        self._plan = NOT_ASKED
+        self._pruned = LaunchedRound(NOT_ASKED, 0, [], [])
+        """State of the round that is being launched, from `prune` to `launched`."""
+        self._launched: deque[LaunchedRound] = deque()
+        self._num_drafted = 0
+
+    def plan(
+        self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
+    ) -> DraftPlan:
+        """Returns the policy's plan for the next draft."""
+        num_reqs = max(len(running), len(proposals))
+        forced = any(seq.request.params.force_drafts for seq in proposals)
+        context = mean_context(running if num_unfollowed else proposals or running)
+        self._plan = self.policy.plan(num_reqs, len(proposals), context, forced, num_unfollowed, num_rounds)
+        if self._plan.reason != Reason.IDLE:
+            self._following.decided(self.policy.pays, num_rounds)
+        return self._plan
+
+    def made_of_text(self) -> DraftPlan:
+        """Returns the policy's plan for a round of text trees."""
+        self._plan = self.policy.made_of_text()
+        return self._plan
+
+    def text_table(self) -> np.ndarray:
+        """Measured acceptance of text trees."""
+        return self.acceptance.table[OF_TEXT:]
+
+    @property
+    def text_pays(self) -> bool:
+        """See `SpeculationPolicy.text_pays`."""
+        return self.policy.text_pays
+
+    @property
+    def is_probing(self) -> bool:
+        """See `SpeculationPolicy.is_probing`."""
+        return self.policy.is_probing
+
+    def node_price(self, running: list[Sequence]) -> float:
+        """See `Speculation.node_price`; 0 in rounds of fixed width, whose number of nodes does not change."""
+        return 0.0 if self.fixed_widths else self.policy.node_price(len(running), mean_context(running))
+
+    def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
+        """See `Speculation.slow_down`; the ratio follows from the policy's measured costs."""
+        if not (self.policy.pays or self.policy.probe_is_due):
+            return None
+        return self.policy.slow_down(len(running), num_drafting, mean_context(running))
+
+    def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
+        """Returns all unfollowed sequences.
+
+        If plain decoding has been better for long, returns one sequence when a probe is overdue, else none.
+        """
+        if self._following.follows_all:
+            return unfollowed
+        return unfollowed[:1] if self.policy.overdue() else []
+
+    def follows_next(self) -> bool:
+        """True for every request; once plain decoding has been better for long, True for a fraction of requests."""
+        return self._following.takes_next()
+
+    def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
+        """Writes the plan's growth limits and the acceptance table.
+
+        Returns 0, having written nothing, if the plan grows every level.
+        """
+        if plan.growth is None:
+            return 0
+        outcome.growth_limits.numpy()[:] = plan.growth
+        outcome.acceptance_table.numpy()[:] = self.acceptance.table[:OF_TEXT]
+        return 1
+
+    @property
+    def num_nodes(self) -> int | None:
+        """Number of nodes by the latest plan; see `DraftPlan.num_nodes`."""
+        return self._plan.num_nodes
+
+    def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:
+        """Returns the trees unchanged, because the device chooses nodes; records the round that is being launched."""
+        asked = self._plan
+        if drafted is None:
+            asked = NOT_ASKED
+            if self._plan.reason == Reason.PROBE_PLAIN:
+                # A plan that probes plain decoding applies to one round only: no later plan replaces it while no
+                # drafter answers.
+                trees, self._plan = None, asked
+        kinds = [draft_kind(seq) for seq in decodes]
+        self._pruned = LaunchedRound(asked, len(decodes), kinds, [bool(seq.certain(1)) for seq in decodes])
+        return trees
+
+    def launched(self, flight: RoundInFlight) -> None:
+        """Queues the state of the round pruned last."""
+        self._launched.append(self._pruned)
+
+    def abandoned(self) -> None:
+        """Drops rounds that will never be settled."""
+        self._launched.clear()
+
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        """Updates the acceptance statistics with the tokens that the round accepted."""
+        this = self._launched.popleft()
+        if result.evidence is not None and self._is_observed(this):
+            learned = self._learn(this, result.evidence, result.path_nodes, flight.live, observes=True)
+            if learned and self._pruner is not None:
+                self._pruner.upload(self.acceptance.table)
+
+    def _is_observed(self, this: LaunchedRound) -> bool:
+        """Whether the predicted value of this round's trees is observed; to be called once per round with trees.
+
+        Observing a round costs time and soon adds little, so after the first HOLD^2 rounds with trees only one round in
+        HOLD is observed.
+        """
+        self._num_drafted += 1
+        count = self._num_drafted
+        return this.plan.reason == Reason.PROBE_DRAFT or count <= HOLD**2 or count % HOLD == 0
+
+    def _learn(
+        self, this: LaunchedRound, evidence: np.ndarray, path_nodes: np.ndarray, live: list[bool], *, observes: bool
+    ) -> bool:
+        """Records which nodes were accepted; returns False if the round holds no evidence about the drafter.
+
+        Args:
+            path_nodes: as `RoundResult.path_nodes`.
+            live: whether each decode's result is still valid; entries past the decodes are ignored.
+            observes: whether the policy also observes the trees' predicted value.
+        """
+        trees, kept = unpack_evidence(evidence)
+        rows = np.array(live[: this.num_decodes]) & ~np.array(this.certain) & trees.real.any(axis=1)
+        if not rows.any():
+            return False
+        kept, kinds, trees = kept[rows], np.array(this.kinds)[rows], trees.rows(rows)
+        own = kinds < OF_TEXT
+        if observes and own.any():
+            drafted = trees.rows(own)
+            path = path_probabilities(self.acceptance.table[kinds[own]], drafted)
+            self.policy.observe(path, drafted, this.plan.levels)
+        on_path = _before_pruning(path_nodes[rows], kept)
+        tried = kept & along_rows(on_path, trees.parents)
+        self.acceptance.record(trees, kinds, tried, tried & on_path)
+        return True
+
+    def stats(self) -> PolicyStats:
+        """Returns the counts of the policy's decisions so far."""
+        return self.policy.stats(self.acceptance.expected_accepted, self.acceptance.num_accepted)
+
+
+def _before_pruning(path_nodes: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Returns which nodes of the unpruned trees lie on the accepted path, bool [num_reqs, num_nodes].
+
+    `path_nodes` holds the path's node indices in the pruned trees; `kept` marks the nodes that pruning kept.
+    """
+    stays = kept.copy()
+    stays[:, 0] = True
+    on_path = np.zeros(kept.shape, dtype=bool)
+    np.put_along_axis(on_path, path_nodes, True, axis=1)
+    return stays & along_rows(on_path, np.cumsum(stays, axis=1) - 1)
+
+
+def mean_context(seqs: list[Sequence]) -> float:
+    """Mean number of tokens per sequence, counting tokens that have arrived on the host; 0 for no sequences."""
+    return sum(len(seq.token_ids) for seq in seqs) / len(seqs) if seqs else 0.0

@@ -1,0 +1,1 @@
+"""Adaptive speculation of rounds on C++ kernels."""
