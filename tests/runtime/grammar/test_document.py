@@ -5,4 +5,4 @@ from wingbeat.runtime.grammar.grammar_masker import MOST_TREE_S
 
 
 def test_what_the_document_says_of_late_masks_is_the_limit():
-    assert f"masks are not found within {1000 * MOST_TREE_S:.0f} ms" in text_of("architecture.md")
+    assert f"masks are not ready within {1000 * MOST_TREE_S:.0f} ms" in text_of("architecture.md")
