@@ -69,7 +69,7 @@ FEATURES = {
                 "benchmarks/process_pause.py",
                 "benchmarks/moved_verifier.py",
             ),
-            "benchmarks/results/learning*",
+            *("benchmarks/results/learning*", "benchmarks/results/moved_verifier*"),
         ),
         needs=("training", "server_calls"),
         words=(
@@ -202,7 +202,7 @@ FEATURES = {
             *("deployments/rollouts", "runtime/rollouts", "docs/rollouts.md", "examples/rollouts.py"),
             *("tests/deployments/rollouts", "tests/runtime/rollouts", "tests/e2e/test_rollouts.py"),
             *("tests/gpu_of_numbers/rollout_cases.py", "tests/runtime/tensor_parallel/test_rank_weights.py"),
-            "benchmarks/moved_verifier.py",
+            *("benchmarks/moved_verifier.py", "benchmarks/results/moved_verifier*"),
             "tests/e2e/test_ray_data_losses.py",
         ),
         needs=("server_calls",),
