@@ -51,7 +51,7 @@ def options(*, fused: bool) -> dict[str, bool]:
 def compiled_capability() -> int:
     """Compute capability that kernels are compiled for on a machine without a GPU, times ten.
 
-    0 if they are interpreted.
+    0 if kernels are interpreted.
     """
     if knobs.runtime.interpret:
         return 0

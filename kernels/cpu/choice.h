@@ -24,7 +24,8 @@ struct Sampling {
     bool* sure;       // out: [num_rows]; false where torch must choose instead
 };
 
-// Masses and scores closer than this are undecidable; the distance of scores is relative to 1 + their magnitude.
+// Masses or scores that differ by less than this are left to torch; the difference of scores is relative to 1 + their
+// magnitude.
 constexpr double CLOSE = 2e-5;
 
 struct RowChoice {

@@ -107,8 +107,8 @@ class Shape(NamedTuple):
 class NodeChoice(NamedTuple):
     """Parameters of node selection.
 
-    Nodes of all trees are ranked together by their probability of acceptance; the number of nodes to keep maximises the
-    expected accepted tokens less the price.
+    Nodes of all trees are ranked together by their probability of acceptance, and the best ones are kept. Their number
+    maximises the expected number of accepted tokens less the price.
     """
 
     table: Tensor
@@ -121,7 +121,7 @@ class NodeChoice(NamedTuple):
     useful: list[int]
     """By request: number of levels whose tokens can still be emitted before the request ends."""
     forced: list[bool]
-    """By request: whether all useful nodes are kept."""
+    """By request: whether all nodes at useful levels are kept."""
     kinds: list[int]
     """By request: index of the request's row in `table`."""
     max_depth: int
@@ -129,9 +129,9 @@ class NodeChoice(NamedTuple):
 
 
 class TakenTrees(NamedTuple):
-    """Nodes to verify, and their storage: int64 [num_reqs, width] unless stated.
+    """Nodes to verify, and where they are stored: int64 [num_reqs, width] unless stated otherwise.
 
-    Overwritten by the fourth call after this one.
+    The tensors are overwritten by the fourth call after the call that returned them.
     """
 
     trees: TreeFields
@@ -220,7 +220,7 @@ class DraftIntake:
 
         Args:
             slots: int64 [num_reqs].
-            wanted: bool [num_reqs]: a tree was requested; ignored if the trees have been checked.
+            wanted: bool [num_reqs]: a tree was requested; ignored for trees that have already been checked.
             by: parameters of node selection; None keeps all nodes.
         """
         num_reqs, taken = len(slots), self._taken
@@ -277,7 +277,7 @@ class _Room:
     def __init__(self, block_tables: Tensor, has_words: bool) -> None:
         self._has_words = has_words
         self._out = torch.empty(0, dtype=torch.int64)
-        self._tables = torch.zeros_like(block_tables)  # zeros, because columns behind the copied ones may be read
+        self._tables = torch.zeros_like(block_tables)  # zeros, because columns after the copied ones may be read
         self._views: dict[tuple[int, ...], tuple] = {}
         self.addresses = 0, self._tables.data_ptr()
 

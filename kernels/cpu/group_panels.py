@@ -31,7 +31,8 @@ class GroupPanels(NamedTuple):
     is_whole: bool
     """Whether the stored numbers are integers, so that rows may be rounded to int8 (`round_rows`)."""
     of_groups: tuple[Tensor, ...]
-    """Scales, minima and zero points by panel, [num_panels, num_groups, width] each; keeps the C++ pointers alive."""
+    """Scales, minima and zero points by panel, [num_panels, num_groups, width] each; held here because the C++ has
+    pointers to them."""
     matrices: ctypes.Array
     read: Callable[..., bool]
     """The library function `wingbeat_columns`."""
@@ -99,7 +100,8 @@ class GroupPanels(NamedTuple):
 
 
 def can_pack(weight: GroupedWeight) -> bool:
-    """Whether a weight can be packed: a group must be whole units of every layout, and whole steps of rounded rows."""
+    """Whether a weight can be packed: its groups must be multiples of every layout's unit and of a rounded row's
+    step."""
     return weight.group % 8 == 0
 
 

@@ -70,7 +70,8 @@ struct grouped_e2m1 {
     static void put(const uint8_t* numbers, uint8_t* unit, int64_t column) { grouped_nibbles::put(numbers, unit, column); }
 };
 
-// 4-bit numbers, and behind a panel's 4-bit unit BITS more high bits per number, the first input's in the lowest bits.
+// Numbers of 4 + BITS bits: a panel's unit holds the low 4 bits of all numbers, then BITS high bits per number, with
+// those of the first input in the lowest bits.
 template <int BITS>
 struct grouped_planes {
     uint8_t byte;
@@ -132,7 +133,7 @@ static void pack_panels(const uint8_t* values, int64_t column_stride, int64_t in
     }
 }
 
-// run(a value of the format with that index)
+// Calls `run` with a value of the format with that index.
 template <class Run>
 static inline void by_form(int64_t index, const Run& run) {
     switch (index) {
@@ -220,7 +221,7 @@ struct Groups {
     int32_t are_zeros;
     int64_t rounded;
 
-    // Groups from a panel, and a column within it, on.
+    // Returns the same groups, beginning at a panel and at a column within that panel.
     Groups from(int64_t panel, int64_t inputs, int64_t within) const {
         int64_t count = inputs / size;
         return {scales.from(panel, count, within), shifts.from(panel, count, within), size, offset, are_zeros, rounded};

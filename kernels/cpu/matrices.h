@@ -60,7 +60,7 @@ static inline Matrix plain_matrix(const void* weight, const float* bias, int64_t
     return {weight, bias, columns, stride, 0, kind, nullptr, {}};
 }
 
-// run(a value of the matrix's element type; only the type matters)
+// Calls `run` with a value of the matrix's element type; only the type of the value matters.
 template <class Run>
 static inline void by_number(const Matrix& matrix, const Run& run) {
     if (HAS_PAIRS && matrix.kind == ROUNDING_PAIRS) run(rounding_pair{});

@@ -13,7 +13,7 @@ PAIRS, ROUNDING_PAIRS = 3, 4
 """Kinds of packed bfloat16, where two inputs of a column are adjacent. With `ROUNDING_PAIRS`, the kind of
 bfloat16 weights, products may round rows to bfloat16 too, because some processors multiply pairs natively."""
 BYTES = 5
-"""Kind of packed int8, whose sums are multiplied by their columns' scales."""
+"""Kind of packed int8 weights. The sum of a column is multiplied by the column's scale."""
 
 
 class Panels(NamedTuple):

@@ -1,5 +1,5 @@
-// A register of floats as a compiler vector type: 16, 8 or 4 lanes, by architecture. Wider vectors than a register
-// would be kept in memory.
+// A register of floats as a compiler vector type: 16, 8 or 4 lanes, by architecture. A vector that is wider than a
+// register would be kept in memory.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +54,7 @@ static inline const void* element(const void* from, int64_t index, int64_t kind)
     return (const char*)from + index * size_of(kind);
 }
 
-// run(a value of the kind's type; only the type matters)
+// Calls `run` with a value of the kind's type; only the type of the value matters.
 template <class Run>
 static inline void by_kind(int64_t kind, const Run& run) {
     if (kind == FLOAT) run(float{});
@@ -65,7 +65,7 @@ static inline void by_kind(int64_t kind, const Run& run) {
 static inline vec all(float x) { return x - vec{}; }
 
 // a * b + c, rounded once, by explicit intrinsics: compilers may fuse one loop and not another, and then a row's result
-// would depend on the rows beside it.
+// would depend on how many rows are computed together.
 static inline vec fused(vec a, vec b, vec c) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -247,7 +247,7 @@ static int64_t best_of(const float* scores, int64_t count) {
             if (!(scores[i] <= scores[best])) best = i;
         return best;
     }
-    // The last register overlaps the previous one: seeing a number twice changes nothing.
+    // The last register overlaps the previous one; to see a number twice does not change the maximum.
     vec most = load(scores);
     ints odd = most != most;
     for (int64_t i = LANES; i < count; i += LANES) {

@@ -183,7 +183,7 @@ def _rotations_kernel(
     quarters = tl.floor(angle * 0.6366197723675814 + 0.5)
     rest = (angle.to(tl.float64) - quarters.to(tl.float64) * _QUARTER).to(tl.float32)
     square = rest * rest
-    # Cephes' polynomials, accurate to one rounding within half a quarter turn on either side.
+    # Cephes' polynomials, accurate to one rounding up to an eighth of a turn on either side of zero.
     sine = ((-1.9515295891e-4 * square + 8.3321608736e-3) * square - 1.6666654611e-1) * square * rest + rest
     cosine = (2.443315711809948e-5 * square - 1.388731625493765e-3) * square + 4.166664568298827e-2
     cosine = cosine * square * square - 0.5 * square + 1.0

@@ -1,6 +1,6 @@
 """Operations of a round besides the forward pass, on a GPU: one launch per function of `kernels.round.reference`.
 
-Each program handles a request: trees are small, so the number of launches dominates.
+Each program handles one request. Trees are small, so the time depends mostly on the number of launches.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""Products of few rows by one weight: torch reference; on GPUs `kernels.gpu.products` reads the weight once.
+"""Matrix products of few rows with one weight: torch reference. On GPUs `kernels.gpu.products` reads the weight once.
 
-A device's default product leaves most multiprocessors idle if a weight has few tiles; which implementation is faster is
-measured when a model is loaded.
+torch's own matrix product leaves most multiprocessors of a GPU idle if a weight has few tiles. Which of the two is
+faster is measured when a model is loaded.
 """
 
 import torch
@@ -14,7 +14,7 @@ from wingbeat.kernels.layer.reference import silu_mul
 MOST_ROWS = 64
 """Maximum number of rows of a product by the GPU kernel."""
 LEAST_TILE = 16
-"""Minimum number of columns of a program."""
+"""Minimum number of columns that a program computes."""
 
 
 def few_rows_product(
@@ -33,7 +33,7 @@ def few_rows_product(
         total: [num_rows, columns] in the same dtype, to which the product is added in place; None returns a new tensor.
         counters: int32 [ceil(columns / LEAST_TILE)], all zero between products; None allocates new ones.
         gated: returns silu of the first half of the columns, times the second half: [num_rows, columns / 2]. Each half
-            is rounded first.
+            is rounded before silu and the multiplication.
     """
     if kernels := choice.compiled("few_rows_product", rows):
         if counters is None:

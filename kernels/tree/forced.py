@@ -20,7 +20,7 @@ NOISE_BITS = 23
 class Draws(NamedTuple):
     """Source of drawn lengths.
 
-    Lengths depend on (epoch, position) alone, so that replays of a CUDA graph draw new ones.
+    Lengths depend on (epoch, position) alone, so that replays of a CUDA graph draw new lengths.
     """
 
     limits: Tensor

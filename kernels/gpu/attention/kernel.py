@@ -99,8 +99,8 @@ def tree_attention_kernel(
                 context_ptr, num_reqs, num_new, split_window, max_keys, most_splits, least_keys, BLOCK_KEYS
             )
         step = tl.maximum(tl.num_programs(0) - num_first, 1)
-        # `disable_licm` makes each iteration recompute values that do not change: to keep them takes a third more
-        # registers.
+        # `disable_licm` makes each iteration recompute values that do not change, because keeping them takes a third
+        # more registers.
         for at in tl.range(unit, end, step, num_stages=1, disable_licm=True):
             req = at // of_split
             split = 0

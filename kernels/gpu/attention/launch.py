@@ -2,8 +2,8 @@
 
 The context of a request is split over programs until they fill the device; a second kernel merges the splits by their
 log-sum-exp (Flash-Decoding, Dao et al. 2023). The length of a split depends on the request's own length and on the size
-of the batch, so that the bits of its result do not depend on the other requests. The grid depends on shapes alone,
-never on device data: a launch can be captured in a CUDA graph and replayed with other lengths, whose splits are
+of the batch, so that the bits of a request's result do not depend on the other requests. The grid depends on shapes
+alone, never on device data: a launch can be captured in a CUDA graph and replayed with other lengths, whose splits are
 distributed over the same programs.
 
 Reference: `wingbeat.kernels.attention.reference`.
@@ -300,7 +300,7 @@ def _resident_programs(launch: _Launch) -> int:
     """Number of programs of a launch that a multiprocessor holds at once, from the compiled kernel's resources.
 
     The first launch of a kind compiles the kernel both with and without splits: lengths decide which variant a round
-    needs, and no later round may wait for the compiler.
+    needs, and no later round may wait for kernel compilation.
     """
     query, key_cache = launch.tensors[:2]
     given = tuple(tensor is not None for tensor in launch.tensors)

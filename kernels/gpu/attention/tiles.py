@@ -110,7 +110,7 @@ def tile_config(dtype: torch.dtype, head_dim: int, num_rows: int, limits: Device
 def fixed_tile(dtype: torch.dtype, head_dim: int, limits: DeviceLimits = KNOWN["H100"]) -> TileConfig:
     """Returns the tile for batch-invariant rows, which does not depend on the number of rows.
 
-    The tile has at most 32 rows, so that products are of one warp and one kind of instruction.
+    The tile has at most 32 rows, so that each matrix product runs on one warp, with one kind of instruction.
     """
     config = [config for config in device_tiles(dtype, head_dim, limits) if config.block_rows <= 32][-1]
     return config._replace(block_keys=min(config.block_keys, 64))

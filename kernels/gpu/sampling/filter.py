@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p on a GPU: searches their edges, and finds the best score among the tokens they keep.
+"""Top-k, top-p and min-p on a GPU: searches the filters' edges, and finds the best score among the kept tokens.
 
 If `nucleus` found a row's edge in a list, the search's launches return at once for that row. Other edges are searched
 digit by digit of the float's bits, without a sort: each launch bins the tokens that match the digits found so far, and
@@ -154,7 +154,7 @@ def _search_kernel(
         values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
         keys = sortable(values)
         digits = keys >> shift
-        # Two shifts, because a shift by all 32 bits is undefined.
+        # Shifted in two steps, because a shift by all 32 bits is undefined.
         matching = mask & ((digits >> DIGIT_BITS) == wanted)
         if MASS:
             matching = matching & (keys >= lowest)
@@ -226,8 +226,8 @@ def _filter_kernel(
                 floor, below, total = _find_nucleus(bins, states, NUM_DIGITS, top_p, row, num_rows, num_splits, SPLITS)
                 each = mass_of(weight_of(unsortable(floor.to(tl.uint32)), largest), SCALE)
                 num_removed = num_outside(below, each, total, nucleus_limit(top_p), ID_BITS)
-                # Bins of the last digit hold equal keys, so their masses divided by a key's mass count the equal keys
-                # in earlier shares.
+                # A bin of the last digit holds equal keys, so the bin's mass divided by the mass of one key is the
+                # number of equal keys. Only the bins of earlier shares are summed.
                 before = tl.arange(0, SPLITS)
                 last = (((2 * NUM_DIGITS - 1) * num_rows + row) * num_splits + before) * NUM_BINS
                 masses = tl.load(bins + last + (floor & (NUM_BINS - 1)), mask=before < split, other=0)

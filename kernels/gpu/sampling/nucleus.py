@@ -2,7 +2,7 @@
 
 A token with less than (1 - top_p) / vocabulary of the largest probability is always removed: all such tokens together
 have less mass than top-p leaves out. Usually a few hundred tokens remain. Rows with more remaining tokens than the list
-holds, or fewer than their top-k keeps, are left to the search of `filter`.
+holds, or with fewer remaining tokens than top-k keeps, are left to the search of `filter`.
 
 With `listed_only`, where nothing is searched, rows with top-k alone are listed too, down to an estimated bound.
 """
@@ -86,8 +86,8 @@ def _collect_kernel(
     if _has_list(temperature, top_k, top_p, TOP_K_ALONE) == 0:
         return
     largest = largest_of_row(maxima, row, num_splits, SPLITS)
-    # Subtracting 0.7 halves the bound, as a margin for rounding. Subtracting 8.0 lists more tokens for rows with top-k,
-    # whose top-p may keep tokens that it would not keep without top-k.
+    # Subtracting 0.7 halves the bound of the probability, as a margin for rounding. Subtracting 8.0 for rows with top-k
+    # lists more tokens, because after top-k top-p may keep tokens that it would remove without top-k.
     lowest = largest + tl.log((1.0 - top_p) / vocab_size) - 0.7
     lowest = tl.where(top_k > 0, lowest - 8.0, lowest)
     if TOP_K_ALONE:  # noqa: SIM102

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A float's 32 bits are searched in 8 digits of 4 bits: 16 bins per lane are what a program holds in registers.
+# A float's 32 bits are searched in 8 digits of 4 bits, because a program can hold 16 bins per lane in registers.
 DIGIT_BITS = tl.constexpr(4)
 NUM_BINS = tl.constexpr(16)
 NUM_DIGITS = tl.constexpr(8)
@@ -21,7 +21,7 @@ _SEARCH_TILE = 512
 _NUM_PROGRAMS = 264
 _MAX_SPLITS = 128
 _LISTED = 2048
-"""Maximum number of listed tokens of a row, a power of two: as many as one program searches in registers."""
+"""Maximum number of listed tokens of a row, a power of two: as many as one program can search in registers."""
 
 
 class SamplingWorkspace:

@@ -1,7 +1,7 @@
 """Walks and masks of draft trees on a GPU; the reference is `tree`. Each function is one launch.
 
-Each program handles a request, in registers: trees are small, so the number of launches dominates. The host never waits
-for the device, and launches depend on shapes alone.
+Each program handles one request, in registers. Trees are small, so the time depends mostly on the number of launches.
+The host never waits for the device, and launches depend on shapes alone.
 """
 
 import torch
