@@ -1,4 +1,4 @@
-"""Finds and ends descendant processes: a program that starts Ray must leave none of them behind."""
+"""Finds and ends descendant processes, because a program that starts Ray must leave none of its processes behind."""
 
 import contextlib
 import os
@@ -65,8 +65,8 @@ def _writes_below(process: Path, folder: Path) -> bool:
 def end(processes: list[PeerProcess], grace_s: float) -> int:
     """Wait `grace_s` for processes to end, then kill those that still run; return the number of killed processes.
 
-    When the function returns, killed processes are gone, so their resources can be removed; it waits at most `DEATH_S`
-    for this.
+    When the function returns, killed processes are gone, so that their resources can be removed; the function waits at
+    most `DEATH_S` seconds for their end.
     """
     _wait(processes, grace_s)
     killed = 0

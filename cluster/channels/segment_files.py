@@ -22,7 +22,7 @@ UNFINISHED = ".unfinished"
 LOCK_S, LOCK_POLL_S = 10.0, 0.005
 """Longest wait for the lock and the interval of attempts, in seconds. A holder only lists and unlinks a few files."""
 JSON_START = 8 * NUM_WORDS
-"""Offset of the JSON in a segment's header, in bytes: the words come first."""
+"""Offset of the JSON in a segment's header, in bytes. The words come before the JSON."""
 
 
 def close_segment(words: memoryview, path: Path, pid: int) -> None:

@@ -49,7 +49,7 @@ struct Rows {
         const int64_t* starts = segment->row_starts;
         return segment->start + (starts ? starts[request] : request * segment->num_query) + first + index;
     }
-    // Number of new rows up to the last one that any of these rows sees.
+    // 1 + index of the last new row that any of these rows sees.
     int64_t num_new() const {
         if (!segment->mask) return first + count;
         int64_t most = 0;
@@ -289,7 +289,7 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     auto place = [&](int64_t key) {
         return (table[key / block_size] * block_size + key % block_size) * heads.num_kv_heads + kv_head;
     };
-    // Block by block: a division per key would take as long as the key's products.
+    // Block by block, because a division per key would take as long as the key's dot products.
     auto place_pass = [&](int64_t first, int64_t count) {
         for (int64_t index = 0; index < count;) {
             int64_t left = std::min(count - index, block_size - (first + index) % block_size);

@@ -193,8 +193,8 @@ class DraftIntake:
         self._sources: dict[int, _Source] = {}
         self._taken = Taken()
         self._taken_reference = byref(self._taken)
-        # Two sets of buffers per round: if no drafted tree is usable, bare roots are laid out in the second set. Round
-        # n is settled before round n + 2 begins, so four sets suffice.
+        # A round may need two sets of buffers, because bare roots are laid out in a second set if no drafted tree is
+        # usable. Round n is settled before round n + 2 begins, so four sets suffice.
         self._rooms = deque(_Room(tables, not shape.chains) for _ in range(4))
 
     def roots(self, slots: Tensor) -> TakenTrees:
@@ -267,7 +267,7 @@ class _Source:
 
 
 class _Room:
-    """Result buffers of one round, with views that are kept: creating them takes longer than the computation.
+    """Result buffers of one round. Views of them are kept, because creating views takes longer than the computation.
 
     Args:
         block_tables: as in `Present`.

@@ -360,8 +360,8 @@ static int64_t tile_width(int64_t columns, int64_t multiplications) {
     return best;
 }
 
-// Processes rows in parts of at least 32768 elements: a smaller part would be finished before another thread could
-// start.
+// Processes rows in parts of at least 32768 elements, because a smaller part would be finished before another thread
+// could start.
 template <class Run>
 static void by_row(int64_t num_rows, int64_t width, const Run& run) {
     int64_t num_tiles = std::clamp<int64_t>(num_rows * width / 32768, 1, std::min<int64_t>(num_rows, 64));

@@ -113,7 +113,7 @@ static inline vec from_halves(halves narrow) {
 
 static inline vec load(const half* from) { return from_halves(*(const loose_halves*)from); }
 
-// Widens int8 to float, by explicit intrinsics: compilers widen bytes one by one.
+// Widens int8 to float, by explicit intrinsics, because compilers would widen bytes one by one.
 static inline vec load_whole(const int8_t* from) {
 #if defined(__AVX512F__)
     return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));

@@ -411,5 +411,5 @@ def _check(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype)
 
 
 def _check_weights(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype) -> None:
-    """Checks norm weights; they have the rows' dtype or float32."""
+    """Checks norm weights, whose dtype must be the rows' dtype or float32."""
     _check(parts, torch.float32 if parts and parts[0][1].dtype == torch.float32 else dtype)

@@ -13,7 +13,7 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.kv.reference import store_kv
 
 MOST_HIDDEN = 1 << 15
-"""Longest row that the norm kernel supports: one program keeps the row in registers."""
+"""Longest row that the norm kernel supports, because one program keeps the whole row in registers."""
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Python interface of `native.h`: adapters on top of the products of `wingbeat.kernels.cpu`."""
+"""Python interface of `native.h`, which adds adapters to the matrix products of `wingbeat.kernels.cpu`."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_int64, c_void_p

@@ -103,7 +103,7 @@ class PackedMatrix(NamedTuple):
 
 
 def can_lay(weight: GroupedWeight) -> bool:
-    """Whether a weight fits the step layout: its groups must consist of whole steps of the smallest size."""
+    """Whether a weight fits the step layout: each group must consist of whole steps of the smallest size."""
     return weight.group % STEP_BYTES[-1] == 0 and weight.values.numel() > 0
 
 

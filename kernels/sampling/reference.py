@@ -14,8 +14,8 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.kernels.sampling.processors import LogitProcessors, apply_processors
 
-# Number of best tokens of a row on the CPU that are examined before the whole row is sorted: a nucleus of real text is
-# rarely larger, and a sort costs 10x more.
+# Number of best tokens of a row on the CPU that are examined before the whole row is sorted. A nucleus of real text is
+# rarely larger, and a full sort takes 10 times as long.
 _WINDOW = 128
 
 
@@ -42,8 +42,8 @@ def _filter_window(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tenso
     """`_filter` of each row's best _WINDOW tokens; also returns bool [num_rows]: rows for which the window sufficed.
 
     Each filter keeps the upper end of the ranking, so if the window's last token is removed, all tokens below are
-    removed too. If a row has top-k, then top-k must be the filter that removes the last token: top-p needs the total
-    mass of the tokens that top-k keeps, and these must all be in the window.
+    removed too. If a row has top-k, then top-k must be the filter that removes the last token, because top-p needs the
+    total mass of the tokens that top-k keeps, and all of these must be in the window.
     """
     minus_inf = float("-inf")
     ranked, order = logits.topk(_WINDOW, dim=-1)

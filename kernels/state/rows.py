@@ -40,8 +40,10 @@ class TreeRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Path:
-    """Accepted paths along which states advance, and the rows in which the new states are stored. All reads precede all
-    writes."""
+    """Accepted paths along which states advance, and the rows in which the new states are stored.
+
+    All reads of states precede all writes.
+    """
 
     slots: Tensor
     """int64 [num_ends]: rows of the states to advance."""

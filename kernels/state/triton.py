@@ -1,6 +1,6 @@
 """Gated delta rule over draft trees on a GPU, one launch for all trees and heads; the reference is `reference`.
 
-A program computes the nodes of one tree for one value head and a part of its columns, all in registers.
+A program computes the nodes of one tree for one value head and a part of this head's columns, all in registers.
 """
 
 import torch

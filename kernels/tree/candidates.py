@@ -15,8 +15,8 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
     """Likeliest continuations of each node, and their log-probabilities.
 
     With a coupling, scores are logits / temperature + Gumbel noise, and log-probabilities are the log-softmax of these
-    scores: the best candidate is likeliest to equal the target's own choice (Daliri et al., arXiv:2408.07978). On ties
-    the kernel takes the lower draft index; the CPU path may take either.
+    scores. The best candidate is then the likeliest to equal the target's own choice (Daliri et al., arXiv:2408.07978).
+    On ties the kernel takes the lower draft index; the CPU path may take either.
 
     Args:
         logits: [num_reqs, width, draft_vocab_size], any float type.

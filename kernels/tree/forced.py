@@ -2,8 +2,8 @@
 
 Torch reference.
 
-The walk follows first children for the drawn number of levels, and emits the target's choice at its end. On GPUs the
-kernel that settles paths, in `kernels.gpu.round`, performs the walk.
+The walk follows first children for the drawn number of levels, and emits the target's choice after the last accepted
+node. On GPUs the kernel that settles paths, in `kernels.gpu.round`, performs the walk.
 """
 
 from typing import NamedTuple

@@ -28,8 +28,8 @@ class TreeTable:
 
     The root has top_k children; each later level expands the top_k nodes of the previous level with the best cumulative
     log-probability, into top_k children each. Entry 0 is the root, entries 1..top_k are its children, then come
-    top_k**2 entries per level. A table is reusable: level 0 starts the next tree in the same memory. top_k = 1 grows a
-    chain.
+    top_k**2 entries per level. A table is reusable, because level 0 starts the next tree in the same memory. top_k = 1
+    grows a chain.
     """
 
     def __init__(self, num_reqs: int, top_k: int, steps: int, device: torch.device | str) -> None:

@@ -1,8 +1,8 @@
 """The attention kernel: assigns tiles of query rows and splits of the requests' keys to programs.
 
-`launch` launches it. The number of splits in a batch depends on its requests' lengths; the number of programs that
-share them depends on shapes alone. Each request's first split has a program of its own, which suffices for a request
-that is not split. The other programs locate the further splits by scanning the lengths.
+`launch` launches it. The number of splits in a batch depends on the requests' lengths; the number of programs that
+share the splits depends on shapes alone. Each request's first split has a program of its own, which suffices for a
+request that is not split. The other programs locate the further splits by scanning the lengths.
 """
 
 import triton

@@ -33,8 +33,8 @@ class Splits(NamedTuple):
     most: int
     """Maximum number of splits of one request, at most MAX_SPLITS."""
     least_keys: int
-    """Minimum number of keys of a split except the last, a multiple of the tile's block_keys: shorter requests have
-    fewer splits."""
+    """Minimum number of keys of a split except the last, a multiple of the tile's block_keys. Therefore shorter
+    requests have fewer splits."""
 
     def at_most(self, max_keys: int) -> int:
         """Maximum number of splits of a request of at most `max_keys` keys."""
@@ -59,7 +59,7 @@ single request to use the device, and long enough for a large batch."""
 
 
 def choose_splits(num_reqs: int, num_programs: int, device_programs: int, block_keys: int) -> Splits:
-    """Chooses splits that fill the device: with one long request as well as with a large batch.
+    """Chooses splits that fill the device, both with a single long request and with a large batch.
 
     Args:
         num_reqs: requests of the launch, rounded up to a power of two, because captured rounds contain padding.

@@ -25,9 +25,9 @@ class TileConfig(NamedTuple):
 _Tiles = dict[tuple[int, int], tuple[TileConfig, ...]]
 
 # The keys of these tables are (bytes of an element, padded head dim); each value has one entry per tile height. Below
-# 64 rows a tile is read faster than it is computed, and several programs share a multiprocessor. Every second pipeline
-# stage prefetches keys and values, because the block ids must be loaded first. float32 uses no tensor cores, and its
-# operands are in registers, so its tiles are small.
+# 64 rows reading a tile takes less time than computing it, and several programs share a multiprocessor. Every second
+# pipeline stage prefetches keys and values, because the block ids must be loaded first. float32 uses no tensor cores,
+# and its operands are in registers, so its tiles are small.
 _FLOAT32: _Tiles = {
     (4, 64): (TileConfig(16, 32, 4, 3, 23_040), TileConfig(32, 32, 8, 3, 29_184)),
     (4, 128): (TileConfig(16, 16, 8, 3, 26_112),),

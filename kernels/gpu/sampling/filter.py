@@ -52,7 +52,7 @@ def _find_kth(bins, states, digit, top_k, row, num_rows, num_splits, vocab_size,
     rank = tl.minimum(top_k, vocab_size).to(tl.int64)
     if digit > 0:
         state = states + ((digit - 1) * num_rows + row) * 3
-        # Before the first digit nothing was stored: the initial state is used.
+        # Before the first digit nothing has been stored, so the initial state is used.
         prefix = tl.load(state, mask=digit > 1, other=0)
         rank = tl.where(digit > 1, tl.load(state + 1, mask=digit > 1, other=0), rank)
         counts = _merged_bins(bins, 0, digit - 1, row, num_rows, num_splits, SPLITS)
@@ -210,8 +210,8 @@ def _filter_kernel(
         return
     largest = largest_of_row(maxima, row, num_splits, SPLITS)
     floor = tl.load(edges + row * 2)
-    # Among tokens whose key equals the floor, top-p removes those of the lowest ids: all up to `last_removed` if
-    # `nucleus` found the floor, else the first `num_removed`.
+    # Among tokens whose key equals the floor, top-p removes the tokens with the lowest ids. If `nucleus` found the
+    # floor, these are all ids up to `last_removed`, else the first `num_removed` tokens.
     last_removed = tl.full([], -1, dtype=tl.int64)
     num_removed = tl.full([], 0, dtype=tl.int64)
     num_equal = tl.full([], 0, dtype=tl.int64)

@@ -12,8 +12,8 @@ DIGIT_BITS = tl.constexpr(4)
 NUM_BINS = tl.constexpr(16)
 NUM_DIGITS = tl.constexpr(8)
 
-# Tokens that a program handles at a time, for one value and for NUM_BINS values per token; both divide a program's
-# share.
+# Tokens that a program handles at a time, for one value and for NUM_BINS values per token; both numbers divide a
+# program's share.
 _TILE = 1024
 _SEARCH_TILE = 512
 # Number of programs that fill a large GPU twice; and the maximum number of programs that share a row, which is bounded
@@ -84,8 +84,8 @@ class Shares(NamedTuple):
 
     num_splits: int
     most_splits: int
-    """Power of two that `num_splits` never exceeds for this vocabulary: kernels are compiled for it, not for each
-    number."""
+    """Power of two that `num_splits` never exceeds for this vocabulary. Kernels are compiled for this maximum, not for
+    each number."""
     length: int
     """Tokens of one program, a multiple of both tiles."""
     tile: int

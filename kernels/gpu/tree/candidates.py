@@ -1,8 +1,8 @@
 """Candidate selection on a GPU; the reference is `candidates`.
 
-Programs that share a row find the best candidates of their shares, and a second launch merges them: a small batch has
-few rows, so one program per row would leave most of the device idle. The host never waits for the device, and launches
-depend on shapes alone.
+Programs that share a row find the best candidates of their shares, and a second launch merges them. Rows are shared
+because a small batch has few rows, and one program per row would leave most of the device idle. The host never waits
+for the device, and launches depend on shapes alone.
 """
 
 import torch
