@@ -13,7 +13,7 @@ from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 RAYS_PROGRAMS = frozenset({"gcs_server", "raylet"})
 POLL_S = 0.05
 DEATH_S = 5.0
-"""Seconds for the kernel to end killed processes; freeing a large memory takes a while."""
+"""Seconds for the kernel to end killed processes, which includes freeing their memory."""
 
 
 def descendants(root: int) -> list[PeerProcess]:

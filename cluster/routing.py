@@ -67,7 +67,7 @@ class PrefixIndex:
             self._known.popitem(last=False)
 
     def snapshot(self) -> CacheChanges:
-        """Changes that make any index equal to this one."""
+        """Changes that, when applied to any other index, make that index equal to this one."""
         return CacheChanges(cleared=True, cached=b"".join(self._known))
 
     def num_cached_tokens(self, prompt: PromptBlocks) -> int:

@@ -133,7 +133,8 @@ def check_fits(spec: ChannelSpec, free_bytes: int, place: str = "/dev/shm") -> N
         place: where the memory is allocated, as named in the error message.
 
     Raises:
-        ChannelError: names the setting, the memory that it requires and the value that fits.
+        ChannelError: the channel does not fit; the message names the setting to lower and the memory that the channel
+            requires, and gives a max_num_seqs that fits, if there is one.
     """
     need = buffer_bytes(spec)
     if need <= free_bytes:

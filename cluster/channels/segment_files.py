@@ -61,8 +61,8 @@ def segment_path(name: str) -> Path:
 def directory_lock() -> Iterator[bool]:
     """Context that locks the segment directory, so that no process takes a stale name again before it is unlinked.
 
-    Yields whether this process holds the lock: False if another process, which may be stopped, holds the lock for
-    longer than LOCK_S.
+    Yields whether this process holds the lock. False means that another process, which may be stopped, has held the
+    lock for longer than LOCK_S.
     """
     fd = os.open(SHM_DIR, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -17,13 +17,13 @@ STEP = 64
 
 
 class AlikeWeight(NamedTuple):
-    """Weight of a batch-invariant product, with the kernel's scratch counters."""
+    """Weight of a batch-invariant matrix product, with the kernel's scratch counters."""
 
     weight: Tensor
     """[columns, inputs], contiguous"""
     counters: Tensor
-    """int32 [tiles of columns * 2]: number of programs that have finished each tile; all zero between products. The
-    factor 2 is for at most two tiles of rows."""
+    """int32 [tiles of columns * 2]: number of programs that have finished each tile; all zero when no product runs. The
+    factor 2 is the maximum number of tiles of rows."""
 
     @classmethod
     def of(cls, weight: Tensor) -> "AlikeWeight":

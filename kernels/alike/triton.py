@@ -1,4 +1,4 @@
-"""Batch-invariant product on a GPU.
+"""Batch-invariant matrix product on a GPU.
 
 The weight is the left operand, so that few rows fill a matrix instruction as well as many rows do. A program sums a
 tile over one split of the inputs, and the last program to finish adds the splits in order. If the tiles alone fill the

@@ -282,7 +282,7 @@ class _Room:
         self.addresses = 0, self._tables.data_ptr()
 
     def reserve(self, size: int) -> None:
-        """Makes room for `size` int64 elements."""
+        """Makes the buffer at least `size` int64 elements long."""
         if size > len(self._out):
             self._out = torch.empty(size, dtype=torch.int64)
             self.addresses = self._out.data_ptr(), self._tables.data_ptr()

@@ -1,5 +1,5 @@
 // Group-quantized weights of few bits: inputs of a column that share a scale and a shift. A weight is number * scale +
-// shift, rounded once to float32; products multiply these float32 weights.
+// shift, rounded once to float32; matrix products use these float32 weights.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,11 @@
 // Columns of a panel: as many as a kernel of many rows can keep sums of in registers.
 constexpr int64_t PANEL = 2 * LANES;
 
-// Number formats. A unit is `INPUTS` inputs of a panel, in `ROWS` bytes per column. `number` reads an input of a unit
-// as floats; `four` reads four integers as bytes, for products with rounded rows; `vector` selects the panel's columns
-// that are read; `put` stores a unit of one column. Up to `BLOCKS` blocks of rows are multiplied by the stored numbers
-// directly; more blocks share an unpacked panel. Each struct has one byte, so that pointer arithmetic counts bytes.
+// Number formats. A unit stores `INPUTS` inputs of all columns of a panel, in `ROWS` bytes per column. `number` reads
+// an input of a unit as floats; `four` reads four integers as bytes, for products with rounded rows; `vector` selects
+// the panel's columns that are read; `put` stores a unit of one column. Up to `BLOCKS` blocks of rows are multiplied by
+// the stored numbers directly; more blocks share an unpacked panel. Each struct has one byte, so that pointer
+// arithmetic counts bytes.
 struct grouped_bytes {
     uint8_t byte;
     static constexpr int INPUTS = 4, ROWS = 4, BLOCKS = 2;
@@ -165,7 +166,7 @@ constexpr bool IS_WHOLE = false;
 template <class T>
 constexpr bool IS_WHOLE<T, decltype((void)T::SIGNED, 0)> = true;
 
-// A format of integers that is multiplied by rows rounded to integers (`rounded.h`).
+// An integer format whose numbers are multiplied by rows that are rounded to integers (`rounded.h`).
 template <class T>
 struct by_rounded : T {};
 

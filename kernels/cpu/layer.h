@@ -7,8 +7,8 @@
 #include "convolutions.h"
 #include "products.h"
 
-// Function of an optional kernel part that adds a result to rows of a product, in place. `to` selects the product,
-// `rows` the rows to change.
+// Function of an optional kernel part that adds a result to rows of a matrix product, in place. `to` selects the
+// product, `rows` the rows to change.
 using Add = void (*)(const void* to, const void* rows, const float* x, int64_t x_stride, float* out, int64_t out_stride);
 
 // Weights are stored input-major, [inputs, outputs].
@@ -38,7 +38,7 @@ struct Batch {
     const int64_t* slot_mapping;  // [num_rows]
     const Segment* segments;
     int64_t num_segments;
-    Add add;                      // null: nothing is added to products
+    Add add;                      // null: nothing is added to matrix products
     const void* added;            // passed to `add`
     const int64_t* wanted;        // ascending rows whose output is wanted; segments count only these; null: all
     int64_t num_wanted;
@@ -129,7 +129,7 @@ static void rotate_and_store(const Layer& layer, const Batch& batch, float* qkv,
     });
 }
 
-// As `products` with `gated`, for layers in which `add` changes both factors.
+// Does the same as `products` with `gated`, for layers in which `add` changes both factors.
 static void added_gate_up(const Layer& layer, const Batch& batch, const float* x, float* both, float* active) {
     int64_t half = layer.intermediate, width = 2 * half;
     Matrix pair[2] = {layer.gate, layer.up};

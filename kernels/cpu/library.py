@@ -40,7 +40,7 @@ def open_library(folder: Path) -> ctypes.CDLL:
     """Opens the library of these sources for this machine, compiling it into `folder` if it is missing.
 
     Raises:
-        NoLibraryError: there is no compiler, it fails, or the folder is not writable.
+        NoLibraryError: there is no compiler, the compiler fails, or the folder is not writable.
     """
     try:
         path = folder / f"{fingerprint()}.so"

@@ -250,7 +250,7 @@ class CpuKernels:
 
 
 def _check_rows(x: Tensor, panels: Panels | GroupPanels) -> None:
-    """Rejects rows that a product would read past their ends; raises ValueError."""
+    """Raises ValueError if a matrix product would read past the end of the rows."""
     if x.dtype != panels.dtype:
         raise ValueError(f"rows are {x.dtype} and weights {panels.dtype}: both must have the same dtype")
     if x.shape[-1] != panels.inputs:

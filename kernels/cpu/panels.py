@@ -24,7 +24,7 @@ class Panels(NamedTuple):
     that bfloat16 represents exactly, as in most checkpoints, are stored as bfloat16, which halves memory and reading
     time. Products are bit-identical. For int8 the elements are integers, which `scales` multiply."""
     parts: tuple[int, ...]
-    """Number of columns of each part of a fused product; each part begins at a new panel."""
+    """Number of columns of each part of a fused matrix product; each part begins at a new panel."""
     inputs: int
     dtype: torch.dtype
     """Dtype of the original weight."""
@@ -106,7 +106,7 @@ def _matrices(
 
 
 def rounded(matrix: Matrix) -> Matrix:
-    """Copy of a matrix that allows products to round rows to bfloat16, if its storage is bfloat16 pairs."""
+    """Copy of a matrix whose products may round rows to bfloat16 if the matrix is stored as bfloat16 pairs."""
     made = Matrix.from_buffer_copy(matrix)
     if made.kind == PAIRS:
         made.kind = ROUNDING_PAIRS

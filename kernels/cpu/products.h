@@ -256,7 +256,7 @@ struct Tile {
 };
 
 // Computes columns [begin, end) of `count` rows from `row` on. `again` is non-zero if earlier rows had the same
-// columns. `begin` starts a vector of a panel.
+// columns. `begin` must be the first column of a vector.
 template <class T>
 static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end, int64_t again) {
     const Multiplies<T>& ways = MULTIPLIES<T>[count];

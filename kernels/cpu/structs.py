@@ -19,7 +19,7 @@ class Scales(Structure):
 class Groups(Structure):
     """Groups of `size` inputs with a scale and a shift (`group_panels.GroupPanels`).
 
-    `rounded` makes products round rows to int8.
+    If `rounded` is set, matrix products round input rows to int8.
     """
 
     _fields_ = [

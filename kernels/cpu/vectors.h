@@ -96,8 +96,8 @@ static inline vec load(const bfloat* from) {
     return (vec)(__builtin_convertvector(bits, words) << 16);
 }
 
-// Widens float16. Without native conversion, a product adjusts the exponent, which is correct for subnormal numbers
-// too.
+// Widens float16. Without native conversion, a multiplication adjusts the exponent, which is correct for subnormal
+// numbers too.
 static inline vec from_halves(halves narrow) {
 #if defined(__AVX512F__)
     return (vec)_mm512_cvtph_ps((__m256i)narrow);

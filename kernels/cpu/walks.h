@@ -57,7 +57,7 @@ static void be_sure(const Best& best, float confidence) {
 }
 
 // Scores by which a slot's candidates are chosen: its logits under the sequence's rules, plus the target's noise.
-// Without the noise a sampled token would rarely be among the candidates. `own` has room for two rows of the
+// Without the noise a sampled token would rarely be among the candidates. `own` is a buffer for two rows of the
 // vocabulary.
 static const float* ranks_of(const Walk& walk, const float* logits, const Roots& roots, int64_t slot, float* own, Room& at) {
     int64_t tree = slot / roots.num_levels, level = slot % roots.num_levels, sequence = roots.slots[tree], vocab = walk.vocab;
@@ -151,8 +151,8 @@ static void follow_slots(const Walk& walk, const Slots& slots, const Roots& root
     });
 }
 
-// Input rows of DSpark's products. Each row concatenates the state of the preceding tokens, the token, the slot's
-// hidden state, and the token again.
+// Input rows of DSpark's matrix products. Each row concatenates the state of the preceding tokens, the token, the
+// slot's hidden state, and the token again.
 static float* markov_rows(const Walk& walk, const Slots& slots, const Roots& roots, int64_t level, int64_t width, Room& at) {
     const Markov& markov = *walk.markov;
     int64_t rank = markov.rank, hidden = walk.hidden, width_before = level > 1 ? roots.top_k : 1;

@@ -272,7 +272,7 @@ def _rotate_and_store_kernel(
     cos = tl.load(cos_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
     wide_low, wide_high = turned_low.to(tl.float32), turned_high.to(tl.float32)
-    # As in the reference, both products are rounded, and then their sum is rounded.
+    # As in the reference, each product is rounded, and then the sum of the two products is rounded.
     low_cos, high_sin = (wide_low * cos).to(dtype).to(tl.float32), (wide_high * sin).to(dtype).to(tl.float32)
     high_cos, low_sin = (wide_high * cos).to(dtype).to(tl.float32), (wide_low * sin).to(dtype).to(tl.float32)
     turned_low, turned_high = (low_cos - high_sin).to(dtype), (high_cos + low_sin).to(dtype)

@@ -21,7 +21,7 @@ _PROGRAMS_OF_SM, _LEAST_STEPS, _MOST_SPLITS = 3, 4, 16
 def _part_of_sum(
     rows_ptr, row, live, weight_ptrs, begin, end, in_features, real, acc, IN: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Adds the products [columns, rows] over the inputs from `begin` to `end` to `acc`."""
+    """Adds the matrix product [columns, rows] over the inputs from `begin` to `end` to `acc`."""
     for start in tl.range(begin, end, IN):
         at = start + tl.arange(0, IN)
         known = at < in_features

@@ -12,7 +12,7 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.layer.reference import silu_mul
 
 MOST_ROWS = 64
-"""Maximum number of rows of a product by the GPU kernel."""
+"""Maximum number of rows that the GPU kernel multiplies."""
 LEAST_TILE = 16
 """Minimum number of columns that a program computes."""
 
@@ -31,7 +31,7 @@ def few_rows_product(
         rows: [num_rows, inputs], at most `MOST_ROWS` on a GPU.
         weight: [columns, inputs], contiguous.
         total: [num_rows, columns] in the same dtype, to which the product is added in place; None returns a new tensor.
-        counters: int32 [ceil(columns / LEAST_TILE)], all zero between products; None allocates new ones.
+        counters: int32 [ceil(columns / LEAST_TILE)], all zero when no product runs; None allocates new ones.
         gated: returns silu of the first half of the columns, times the second half: [num_rows, columns / 2]. Each half
             is rounded before silu and the multiplication.
     """
@@ -46,5 +46,5 @@ def few_rows_product(
 
 
 def new_counters(weight: Tensor) -> Tensor:
-    """Allocates the counters of a weight's products; two products with the same counters must not overlap in time."""
+    """Allocates counters for products with a weight; products that use the same counters must not overlap in time."""
     return torch.zeros(-(-len(weight) // LEAST_TILE), dtype=torch.int32, device=weight.device)

@@ -12,7 +12,7 @@ from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 
 
 def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> Tensor:
-    """Adds to each row of a product the output of the row's adapter, in place.
+    """Adds to each row of a matrix product the output of the row's adapter, in place.
 
     Args:
         out: [num_rows, outputs], in the dtype of the adapters.

@@ -1,4 +1,4 @@
-"""LoRA adapters on a GPU: two launches per product.
+"""LoRA adapters on a GPU: two launches per matrix product.
 
 Grids depend on shapes alone, and adapter ids are read on the device.
 """

@@ -6,7 +6,7 @@
 
 constexpr int MOST_PARTS = 3;
 
-// Weights of all adapters for one product, or for a few products with the same inputs. Each product is a part. Weights
+// Weights of all adapters for one matrix product, or for a few with the same inputs. Each product is a part. Weights
 // are stored input-major; adapter `id`, from 1 on, is at index id - 1.
 struct Adapters {
     // of `kind`, by adapter [inputs, columns of all parts, `rank` each]; rows are `a_row` elements apart

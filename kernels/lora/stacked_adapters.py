@@ -10,7 +10,7 @@ TILE_ROWS = 16
 
 
 class StackedAdapters(NamedTuple):
-    """Weights of all adapters for one product, or for a few products with the same inputs. Each product is a part.
+    """Weights of all adapters for one matrix product, or for a few with the same inputs. Each product is a part.
 
     Adapter `id`, from 1 on, is stored at index id - 1; id 0 means no adapter. Adapters of a rank below the maximum are
     padded with zeros. Shapes and addresses never change.

@@ -1,4 +1,4 @@
-"""Comparison of products by packed weights with their reference, for `wingbeat.kernels.gpu.comparison`."""
+"""Compares matrix products of packed weights with their reference, for `wingbeat.kernels.gpu.comparison`."""
 
 import torch
 from torch import Tensor

@@ -44,7 +44,7 @@ class PackedMatrix(NamedTuple):
     group: int
     """Inputs per group."""
     counters: Tensor
-    """int32 [tiles]: programs that have finished each tile; all zero between products."""
+    """int32 [tiles]: number of programs that have finished each tile; all zero when no product runs."""
     alike: bool = False
     """Whether the bits of a product's rows are independent of the batch. If so, a product of many rows runs as several
     products of few rows."""

@@ -41,7 +41,7 @@ class RemoteChannel:
             device: the verifier's GPU; None for a CPU.
 
         Raises:
-            ChannelError: this process cannot listen on the address, or the memory has no room for the buffers.
+            ChannelError: this process cannot listen on the address, or memory is too small for the buffers.
         """
         memory, secret = _memory(spec, device), new_secret()
         link = VerifierLink(memory)
@@ -141,7 +141,7 @@ def _memory(spec: ChannelSpec, device: torch.device | None, reply_ready: ReadyEv
     """Allocate the buffers and words of one end.
 
     Raises:
-        ChannelError: the memory has no room for the buffers.
+        ChannelError: memory is too small for the buffers.
     """
     free_bytes = free_memory()
     if free_bytes is not None:

@@ -33,8 +33,8 @@ _FLOAT32: _Tiles = {
     (4, 128): (TileConfig(16, 16, 8, 3, 26_112),),
     (4, 256): (TileConfig(16, 16, 8, 1, 34_816),),
 }
-# From 64 rows on, products run on groups of four warps and 64 rows, whose accumulators are spread over more registers
-# or are in tensor memory.
+# From 64 rows on, matrix products run on groups of four warps, 64 rows at a time. Their accumulators are spread over
+# more registers or are in tensor memory.
 WARPGROUP_TILES: _Tiles = _FLOAT32 | {
     (2, 64): (
         TileConfig(16, 128, 4, 5, 75_776),
