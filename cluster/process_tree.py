@@ -65,8 +65,8 @@ def _writes_below(process: Path, folder: Path) -> bool:
 def end(processes: list[PeerProcess], grace_s: float) -> int:
     """Wait `grace_s` for processes to end, then kill those that still run; return the number of killed processes.
 
-    When the function returns, killed processes are gone, so that their resources can be removed; the function waits at
-    most `DEATH_S` seconds for their end.
+    After the kill the function waits until the processes are gone, so that their resources can be removed, but at most
+    `DEATH_S` seconds.
     """
     _wait(processes, grace_s)
     killed = 0

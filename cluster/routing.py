@@ -117,7 +117,7 @@ def choose_engine(
     """Id of the engine at which a request has the lowest `cost_tokens`; None if there are no engines.
 
     Among engines of equal cost, a session always prefers the same engine (`_affinity`). Without a session the engine
-    with the fewest requests is chosen; if these are equal too, the lowest id.
+    with the fewest requests is chosen; if several engines have the fewest, the one with the lowest id.
 
     Args:
         num_cached_tokens: maps an engine's id to the number of prompt tokens whose KV it has cached.

@@ -104,7 +104,7 @@ struct RowChoice {
             double rest = 1.0 - above / total;
             if (above > 0.0 && std::fabs(rest - (1.0 - top_p)) < CLOSE) return false;
             if (above > 0.0 && rest <= 1.0 - top_p) {
-                // an edge within equal scores removes some of them: undecidable here
+                // an edge within equal scores removes only some of them, which cannot be decided here
                 if (score == before) return false;
                 least = before;
                 return true;

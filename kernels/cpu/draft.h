@@ -23,8 +23,9 @@ struct Head {
     int64_t mask_token;
 };
 
-// Runs a head over pairs of tokens and features [num_rows, hidden], and writes out [rows that `last` wants, hidden].
-// May overwrite `features`. All layers but the last run all rows, which `whole` describes.
+// Runs a head over pairs of tokens and features [num_rows, hidden]. All layers but the last run all rows, which `whole`
+// describes; the last layer runs the rows that `last` describes, and writes `out` [num_wanted, hidden]. May overwrite
+// `features`.
 static void run_head(const Head& head, const Batch& whole, const Batch& last, const int64_t* token_ids, float* features,
                      float* out, Room& at) {
     int64_t hidden = head.layer.hidden, num_rows = last.num_rows;

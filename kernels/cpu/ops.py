@@ -263,8 +263,8 @@ def pack_segments(segments: list[Any], dtype: torch.dtype) -> Segments | None:
     Returns None if there are no kernels, if the segments are on another device, or if the dtype is unsupported.
 
     Args:
-        segments: objects with the fields of `wingbeat.runtime.round.rows.Segment`; positions may be None if a request's
-            rows follow its context.
+        segments: objects with the fields of `wingbeat.runtime.round.rows.Segment`; positions may be None if the new
+            rows of each request follow the request's context directly.
         dtype: dtype of keys and values.
     """
     kernels = cpu_kernels() if dtype in CACHE_DTYPES and segments[0].block_tables.is_cpu else None

@@ -64,8 +64,8 @@ static inline void by_kind(int64_t kind, const Run& run) {
 
 static inline vec all(float x) { return x - vec{}; }
 
-// a * b + c, rounded once, by explicit intrinsics: compilers may fuse one loop and not another, and then a row's result
-// would depend on how many rows are computed together.
+// a * b + c, rounded once, by explicit intrinsics, because compilers may fuse one loop and not another, and then a
+// row's result would depend on how many rows are computed together.
 static inline vec fused(vec a, vec b, vec c) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);

@@ -43,7 +43,7 @@ def _add_rms_norm_kernel(
     scale = tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
     normed = wide * scale
-    if weight_ptr.dtype.element_ty == total.dtype:  # the reference rounds too before it multiplies by the weight
+    if weight_ptr.dtype.element_ty == total.dtype:  # as in the reference, round before multiplying by the weight
         normed = normed.to(total.dtype).to(tl.float32)
     normed *= weight
     tl.store(normed_ptr + row + at, normed.to(total.dtype), mask=inside)
@@ -156,7 +156,7 @@ def _normed(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
     low, high = low.to(tl.float32), high.to(tl.float32)
     scale = tl.math.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + eps)[:, None]
     low, high = low * scale, high * scale
-    if weight_low.dtype == dtype:  # the reference rounds too before it multiplies by the weight
+    if weight_low.dtype == dtype:  # as in the reference, round before multiplying by the weight
         low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     return (low * weight_low.to(tl.float32)).to(dtype), (high * weight_high.to(tl.float32)).to(dtype)
 

@@ -53,8 +53,7 @@ def adapt(kernels: CpuKernels, out: Tensor, x: Tensor, adapters: StackedAdapters
 
 
 def addition_of(kernels: CpuKernels, rows: AdapterRows) -> Addition | None:
-    """Builds the addition of adapters to decoder layers' matrix products of these rows; None if no row has an
-    adapter."""
+    """Builds the adapters' addition to decoder layers' matrix products of these rows; None if no row has an adapter."""
     if not rows.runs:
         return None
     runs = runs_of(rows)

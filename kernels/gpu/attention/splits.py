@@ -43,9 +43,9 @@ class Splits(NamedTuple):
     def launched(self, num_reqs: int, max_keys: int, filling: int) -> int:
         """Number of programs per row tile and head, for requests of at most `max_keys` keys.
 
-        A program per request runs its first split; the other programs share the further splits. The number depends on
-        shapes alone, as a captured launch requires. With a program for each split that the longest table allows, nearly
-        all programs of a large batch would have no work.
+        One program per request runs the request's first split; the other programs share the further splits. The number
+        depends on shapes alone, as a captured launch requires. The number is limited, because with a program for each
+        split that the longest table allows, nearly all programs of a large batch would have no work.
 
         Args:
             filling: splits of one request that fill the device.

@@ -272,7 +272,8 @@ def filter_rows(
     Finds the best score of each share, or without `choose` sets removed tokens to -inf in place.
 
     Args:
-        listed_only: skips the search, so rows whose edge is not in their list are filtered by min-p alone.
+        listed_only: skips the search. A row whose edge `nucleus` did not find in the row's list is then filtered by
+            min-p alone.
     """
     num_rows, vocab_size = len(rows.temperatures), workspace.vocab_size
     grid = (num_rows, shares.num_splits)
