@@ -12,13 +12,14 @@ meanwhile, but not shorter than the start of a replica. The downscale delay is l
 to start again.
 """
 SPARE = 0.75
-"""Share of an engine's slots. While at least this share is free, new requests do not queue, so no engine need be added.
+"""Share of an engine's slots. While at least this share of the slots is free, new requests do not queue, so no engine
+is added.
 """
 
 WAKING = {"aggregation_function": "min", "look_back_period_s": 2.0, "metrics_interval_s": 1.0}
-"""Serve settings for scaling up from 0 replicas. By default Serve starts a replica as soon as the mean over 30 s shows
-a waiting call. With these settings a call must have waited for 2 s, so that a call that arrives while the last replica
-ends does not start another replica.
+"""Serve settings for scaling up from 0 replicas. By default Serve starts a replica as soon as its mean over 30 s of the
+number of waiting calls is above 0. With these settings a call must have waited for 2 s, so that a call that arrives
+while the last replica ends does not start another replica.
 """
 
 
@@ -61,10 +62,8 @@ class ReplicaLoad(NamedTuple):
 def desired_replicas(loads: Iterable[ReplicaLoad], target_queue_s: float) -> float:
     """Number of replicas that finish all present work within `target_queue_s`.
 
-    A new request then waits at most that long.
-
-    The result is at most the number at which `SPARE` of the slots is free, but never below the number whose slots and
-    KV hold the requests that run.
+    With this number a new request waits at most `target_queue_s` seconds. The result is at most the number of replicas
+    at which `SPARE` of all slots is free, but at least the number whose slots and KV pools hold the running requests.
 
     Args:
         loads: reports of all running replicas; at least one.
@@ -99,7 +98,7 @@ class SteadyNeed:
     def replicas(
         self, need: float, target: int, now: float, upscale_delay_s: float = 0.0, downscale_delay_s: float = 0.0
     ) -> float:
-        """Number of replicas to request; `target` if neither more nor fewer are needed.
+        """Number of replicas to request from Serve; `target` if neither more nor fewer replicas are needed.
 
         Args:
             need: momentary need from `desired_replicas`.
@@ -130,14 +129,14 @@ class SteadyNeed:
 
     def _forget(self, now: float) -> None:
         self._since = now
-        """Time of the first known need; the load before is unknown."""
+        """Time of the first known need; the load before that time is unknown."""
         self._needs, self._means = Points(), Points()
         """Needs over the last `STEADY_S` seconds, or over the window if the window is longer; and the window's means
         over the time for which fewer replicas must suffice before a reduction.
         """
         self._target, self._peak = -1, 0.0
-        """Target at which fewer replicas began to suffice, or -1 while fewer do not suffice; and the largest mean since
-        then.
+        """Target when fewer replicas began to suffice, or -1 while all replicas are needed; and the largest mean since
+        that time.
         """
 
 

@@ -24,8 +24,8 @@ class ChildProcess:
 
     The output of the child goes where the parent's output goes.
 
-    Construct this object on a thread that lives as long as the child must, because the kernel ends the child when that
-    thread ends.
+    Construct this object on a thread that lives as long as the child is needed, because the kernel ends the child when
+    that thread ends.
 
     Args:
         env: additions to the parent's environment.
@@ -45,7 +45,7 @@ class ChildProcess:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Wait until the child ends; return its exit code, or -N if signal N ended it.
+        """Wait until the child ends; return its exit code, or -N if signal N ended the child.
 
         Returns at the moment at which the child ends.
         """

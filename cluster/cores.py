@@ -1,9 +1,9 @@
 """CPU cores for pairs. Without a GPU, verifier and drafter compute in turn, so each pair gets one core of its own.
 
-While the verifier computes, the drafter waits, and vice versa. If each had a core, the core of the waiting process
-would go idle and resume slowly: it sleeps, and a virtual core is given to other machines meanwhile. On one shared core
-the two processes keep the core awake, and the routers can use all other cores. Claims are file locks, so a dead process
-holds no claim.
+While the verifier computes, the drafter waits, and vice versa. If each process had a core, the core of the waiting
+process would go idle and resume slowly, because an idle core sleeps, and an idle virtual core is given to other
+machines. On one shared core the two processes keep the core awake, and the routers can use all other cores. Claims are
+file locks, so a dead process holds no claim.
 """
 
 import fcntl
@@ -45,7 +45,7 @@ class CoreClaim:
 def claim_core(folder: Path | None = None) -> CoreClaim | None:
     """Claim a core that no other pair holds, the highest number first; None if no core is free or the locks fail.
 
-    The core with the lowest number is never claimed: it is left to processes that belong to no pair.
+    The core with the lowest number is never claimed, because it is left to processes that belong to no pair.
 
     Args:
         folder: folder of the lock files, shared by all pairs of a machine.

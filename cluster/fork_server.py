@@ -47,7 +47,9 @@ class Forked(NamedTuple):
 
 
 def end_process(pid: int) -> None:
-    """Kill a process. Under CUDA's multi-process service it first gets SIGTERM, and `ASKED_S` to end by itself.
+    """Kill a process.
+
+    Under CUDA's multi-process service the process first gets SIGTERM, and `ASKED_S` seconds to end by itself.
 
     If a client of the service is killed while it has work on the device, the service's server may end with all its
     clients.
@@ -65,11 +67,13 @@ def end_process(pid: int) -> None:
 
 
 class ForkServer:
-    """Forks processes that call one function. Construct it on a thread that lives as long as the processes must.
+    """Forks processes that call one function.
+
+    Construct this object on a thread that lives as long as the processes are needed.
 
     Args:
-        target: `module:function`. The function is called with its end of a pipe, and the forked process ends when it
-            returns.
+        target: `module:function`. The function is called with the forked process's end of a pipe, and the process ends
+            when the function returns.
         env: environment variables of the server, in addition to this process's.
     """
 
@@ -84,8 +88,8 @@ class ForkServer:
         """Fork another process; the first call waits until everything is imported.
 
         Raises:
-            EOFError: the server has ended, for example because its imports failed; or it did not answer in time and was
-                killed.
+            EOFError: the server has ended, for example because its imports failed; or the server did not answer in time
+                and was killed.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -124,8 +128,8 @@ def main() -> None:
     # A terminal sends Ctrl-C to the client too, and the client decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=control_fd) as control:
-        # This wait and the waits below need no time limit: the kernel ends this process when its client ends, whatever
-        # ends the client.
+        # This wait and the waits below need no time limit, because the kernel ends this process when its client ends,
+        # whatever ends the client.
         module, _, name = control.recv(LONGEST).decode().partition(":")
         # A forked process shares memory with this one until one of them writes to it, and a garbage collection writes
         # to every object that is not frozen.

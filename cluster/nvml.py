@@ -1,4 +1,4 @@
-"""NVIDIA's management library (NVML): GPUs, memory in use, and driver version, as needed at start.
+"""NVIDIA's management library (NVML): GPUs, memory in use, and driver version, as needed at startup.
 
 NVML is used instead of torch, because NVML creates no CUDA context and takes milliseconds, while importing torch takes
 seconds.

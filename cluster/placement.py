@@ -49,7 +49,7 @@ class Share(NamedTuple):
         return options | ({"resources": bundle} if bundle else {})
 
     def env_vars(self) -> dict[str, str]:
-        """Environment of an actor with this share: an actor with a GPU sees all GPUs of its node."""
+        """Environment of an actor with this share; lets an actor with a GPU see all GPUs of its node."""
         return {NO_NARROWING: "1"} if self.num_gpus > 0 else {}
 
 
@@ -104,8 +104,8 @@ def shared_drafter_options(drafter: Share) -> dict[str, Any]:
 
 def _options(share: Share, strategy: Any) -> dict[str, Any]:
     options = {**share.actor_options(), "scheduling_strategy": strategy}
-    # A share without variables gets no runtime_env: the actor then inherits its creator's runtime_env, and may start in
-    # a prestarted worker process.
+    # A share without environment variables gets no runtime_env. The actor then inherits its creator's runtime_env, and
+    # Ray may use a worker process that is already running.
     return options | ({"runtime_env": {"env_vars": share.env_vars()}} if share.env_vars() else {})
 
 
@@ -137,7 +137,7 @@ def gpus_of_pair(verifier: Share, drafter: Share | None, num_ranks: int = 1) -> 
 def check_node_gpus(
     verifier: Share, drafter: Share | None, node_gpus: Iterable[float], one_node: bool = True, num_ranks: int = 1
 ) -> None:
-    """Refuse a pair that fits on no node; otherwise Ray would wait for such a node for ever.
+    """Refuse a pair that fits on no node; without this check Ray would wait for such a node for ever.
 
     Args:
         verifier: share of each rank of the verifier.
@@ -174,7 +174,7 @@ class Group(NamedTuple):
 
 
 def check_room(groups: Sequence[Group], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Refuse groups for which the cluster is too small; otherwise Ray would wait for resources for ever.
+    """Refuse groups for which the cluster is too small; without this check Ray would wait for resources for ever.
 
     Args:
         nodes: total resources of each live node, including those in use.
@@ -209,7 +209,7 @@ def _holds(node: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
 
 
 def _scarcest(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> tuple[str, float]:
-    """The resource of which the largest share is missing, and its wanted amount."""
+    """The resource of which the largest share is missing, and the wanted amount of that resource."""
     most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
     name = max(wanted, key=lambda name: (wanted[name] - most[name]) / wanted[name])
     return name, wanted[name]
@@ -237,10 +237,11 @@ def choose_channel(requested: str, verifier_device: str, drafter_device: str, on
 
 
 def own_devices_first(assigned: Sequence[int | str], visible: str | None, num_devices: int) -> str:
-    """CUDA_VISIBLE_DEVICES that lists a process's own GPUs first and hides none.
+    """Value of CUDA_VISIBLE_DEVICES that lists a process's own GPUs first and hides no GPU.
 
     Args:
-        assigned: ids of its GPUs, as `ray.get_gpu_ids` returns them: entries of `visible` if that is set.
+        assigned: ids of the process's GPUs, as `ray.get_gpu_ids` returns them: entries of `visible` if `visible` is not
+            None.
         visible: CUDA_VISIBLE_DEVICES as the process found it; None if it is not set.
         num_devices: GPUs of the node; used if `visible` is None.
 

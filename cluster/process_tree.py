@@ -1,4 +1,4 @@
-"""Finds and ends descendant processes: a program that starts Ray must leave none of them behind."""
+"""Finds and ends descendant processes, because a program that starts Ray must leave none of its processes behind."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 RAYS_PROGRAMS = frozenset({"gcs_server", "raylet"})
 POLL_S = 0.05
 DEATH_S = 5.0
-"""Seconds for the kernel to end killed processes; freeing a large memory takes a while."""
+"""Seconds for the kernel to end killed processes, which includes freeing their memory."""
 
 
 def descendants(root: int) -> list[PeerProcess]:
@@ -65,8 +65,8 @@ def _writes_below(process: Path, folder: Path) -> bool:
 def end(processes: list[PeerProcess], grace_s: float) -> int:
     """Wait `grace_s` for processes to end, then kill those that still run; return the number of killed processes.
 
-    When the function returns, killed processes are gone, so their resources can be removed; it waits at most `DEATH_S`
-    for this.
+    After the kill the function waits until the processes are gone, so that their resources can be removed, but at most
+    `DEATH_S` seconds.
     """
     _wait(processes, grace_s)
     killed = 0

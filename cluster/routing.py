@@ -1,7 +1,7 @@
 """Chooses an engine for a request by cached prefixes and load, and computes limits of admission.
 
-A block's hash covers the tokens of the block and of all blocks before it. So a set of these hashes that is searched
-block by block finds the longest cached prefix, like a radix tree. This file uses neither Ray nor HTTP.
+A block's hash covers the tokens of the block and of all blocks before it. So the longest cached prefix is found, as in
+a radix tree, by looking up one block after another in a set of these hashes. This file uses neither Ray nor HTTP.
 """
 
 import math
@@ -29,7 +29,7 @@ class PromptBlocks:
     def __init__(self, token_ids: Sequence[int], block_size: int, salt: str = "", variant: str = "") -> None:
         self.num_tokens = len(token_ids)
         self.block_size = block_size
-        # The last token's block does not count if this token completes it, because the engine always computes the last
+        # If the last token completes a block, that block does not count, because the engine always computes the last
         # token.
         self.num_blocks = max(0, len(token_ids) - 1) // block_size if block_size else 0
         self._token_ids = token_ids
@@ -67,7 +67,7 @@ class PrefixIndex:
             self._known.popitem(last=False)
 
     def snapshot(self) -> CacheChanges:
-        """Changes that make any index equal to this one."""
+        """Changes that, when applied to any other index, make that index equal to this one."""
         return CacheChanges(cleared=True, cached=b"".join(self._known))
 
     def num_cached_tokens(self, prompt: PromptBlocks) -> int:
@@ -80,8 +80,9 @@ class PrefixIndex:
 
 LONGEST_RETRY_S = 60
 MAX_COMPARED = 16
-"""Maximum number of engines that are all compared. If there are more, two engines are drawn at random, because
-otherwise all routers would send their requests to the same least loaded engine at once.
+"""Up to this number of engines, all are compared. If there are more, only two random engines and the engine with the
+longest cached prefix are compared, because otherwise all routers would send their requests to the same least loaded
+engine at once.
 """
 
 
@@ -115,7 +116,8 @@ def choose_engine(
 ) -> str | None:
     """Id of the engine at which a request has the lowest `cost_tokens`; None if there are no engines.
 
-    Among engines of equal cost, the session decides; without a session the number of requests decides, then the id.
+    Among engines of equal cost, a session always prefers the same engine (`_affinity`). Without a session the engine
+    with the fewest requests is chosen; if several engines have the fewest, the one with the lowest id.
 
     Args:
         num_cached_tokens: maps an engine's id to the number of prompt tokens whose KV it has cached.
@@ -144,7 +146,7 @@ def _affinity(session_id: str, engine_id: str) -> bytes:
 def num_missing_places(
     num_wanted: int, num_admitted: int, num_engines: int, max_num_seqs: int, max_queued_requests: int
 ) -> int:
-    """Number of requests that have to end before `num_wanted` more requests are admitted; 0 if these fit now.
+    """Number of requests that have to end before `num_wanted` more requests are admitted; 0 if none has to end.
 
     Args:
         num_admitted: requests that run or queue.

@@ -25,7 +25,7 @@ def compiled(name: str, tensor: Tensor) -> Any:
 
 
 def module_of(name: str) -> Any:
-    """Returns the module of a kernel, or None if no such kernel exists or its reference runs on GPUs too."""
+    """Returns the module of a kernel, or None if no such kernel exists or its reference has replaced it."""
     return None if name in _replaced else _module(name)
 
 

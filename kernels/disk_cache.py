@@ -1,4 +1,4 @@
-"""JSON files of measurements, kept on disk so that a later start need not repeat them.
+"""JSON files of measurements, kept on disk so that a later start need not measure again.
 
 Failures are logged, never raised.
 """
@@ -17,7 +17,7 @@ Kept = TypeVar("Kept")
 
 
 def cache_dir() -> Path:
-    """Folder of the kept measurements: $WINGBEAT_CACHE_DIR, or `wingbeat` in the user's cache folder."""
+    """Folder of the stored measurements: $WINGBEAT_CACHE_DIR, or `wingbeat` in the user's cache folder."""
     own = os.environ.get("WINGBEAT_CACHE_DIR")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "wingbeat"
 

@@ -1,4 +1,4 @@
-"""Quantized weights of few bits, unpacked from a file: groups of inputs share a scale and a shift."""
+"""Quantized weights of few bits, unpacked from a file. Each group of inputs shares a scale and a shift."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 _AT_ONCE = 1 << 21
-"""Elements of a weight that are dequantized at once."""
+"""Maximum number of weight elements that are dequantized at once."""
 
 
 class Form(NamedTuple):
@@ -33,7 +33,7 @@ def half_powers(exponents: Tensor) -> Tensor:
 
 
 class Scales(NamedTuple):
-    """Scales of the groups of each column: one number per group, or the product of two."""
+    """Scales of the groups of each column. The scale of a group is one number, or the product of two numbers."""
 
     numbers: Tensor
     """[columns, num_groups], floating point or 8-bit integers."""
@@ -80,7 +80,7 @@ class GroupedWeight(NamedTuple):
     def dense(self) -> Tensor:
         """Dequantizes the weight to float32 [columns, inputs]."""
         columns, inputs = self.values.shape
-        at_once = max(1, _AT_ONCE // inputs)  # bounds the float64 copies of the same numbers
+        at_once = max(1, _AT_ONCE // inputs)  # limits the memory of the float64 intermediates
         parts = [self._dense(slice(begin, begin + at_once)) for begin in range(0, columns, at_once)]
         return torch.cat(parts) if parts else self.values.float()
 
@@ -91,8 +91,8 @@ class GroupedWeight(NamedTuple):
         else:
             shifts = scales * (self.offset if self.zeros is None else -self.zeros[columns].float())
         numbers = self.form.floats(self.values[columns]).unflatten(1, (-1, self.group))
-        # Float64 intermediates round once: products with float16 scales are exact in float32, those with wider scales
-        # are not.
+        # In float64 number * scale is exact, so the weight is rounded once, to float32. In float32 this product would
+        # be exact only with float16 scales.
         wide = numbers.double().mul_(scales[:, :, None]).add_(shifts[:, :, None]).float().flatten(1)
         return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
 

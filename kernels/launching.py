@@ -1,8 +1,8 @@
 """Launch options that all GPU kernels share: fusion of multiply and add, and programmatic dependent launch.
 
 Programmatic dependent launch (CUDA C++ Programming Guide, compute capability 9.0 and later): programs of a kernel are
-scheduled on multiprocessors while the last programs of the previous launch still run, and wait there until the memory
-that the previous launch wrote is visible.
+placed on multiprocessors while the last programs of the previous launch still run. The placed programs wait until the
+memory that the previous launch wrote is visible.
 """
 
 from functools import cache
@@ -51,11 +51,11 @@ def options(*, fused: bool) -> dict[str, bool]:
 def compiled_capability() -> int:
     """Compute capability that kernels are compiled for on a machine without a GPU, times ten.
 
-    0 if they are interpreted.
+    0 if kernels are interpreted.
     """
     if knobs.runtime.interpret:
         return 0
     try:
         return driver.active.get_current_target().arch
-    except RuntimeError:  # no driver: nothing is compiled
+    except RuntimeError:  # without a driver nothing is compiled
         return 0

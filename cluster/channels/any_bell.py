@@ -17,7 +17,7 @@ from typing import ClassVar
 from wingbeat.cluster.channels.doorbell import YIELD_S, Bell, Timespec, syscall
 
 TURN_S = 0.3e-3
-"""Seconds of each wait if the thread waits on one bell after another, during which no other bell in memory is noticed.
+"""Seconds of each wait if the thread waits on one bell after another. During a wait no other bell in memory is noticed.
 """
 MOST_BELLS = 128
 """Maximum number of bells per futex_waitv call; further bells are checked when the wait ends."""
@@ -89,7 +89,7 @@ def wait_for_any(
     if len(os.sched_getaffinity(0)) == 1:
         yield_until = now
     while True:
-        # Read before the condition is checked, so that a ring in between prevents the sleep.
+        # Counters are read before the condition is checked, so that a ring in between prevents the sleep.
         seen = [bell.words[bell.index] for bell in bells]
         if ready():
             return True

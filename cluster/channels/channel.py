@@ -1,4 +1,4 @@
-"""The channel between a verifier and its drafter: the protocol of rounds, and the channel within one process.
+"""The channel between a verifier and its drafter: the protocol of rounds, and the kind of channel within one process.
 
 All kinds of channels use the classes of this file for their two ends; the kinds differ in their memory and in how their
 doorbells wait. The ends implement the contract of `wingbeat.runtime.protocol.ends`. `docs/architecture.md` specifies
@@ -104,8 +104,8 @@ class VerifierSide:
 
         Also returns None if the drafter dies or is replaced meanwhile.
 
-        The tensors stay valid until round `round_number + 2` is published. Device tensors are complete: this call waits
-        for the drafter's device work, and notices the drafter's death meanwhile.
+        The tensors stay valid until round `round_number + 2` is published. Device tensors are complete, because this
+        call waits for the drafter's device work; the drafter's death during the wait is noticed.
         """
         incarnation, deadline = self.incarnation, time.monotonic() + timeout_s
         if not incarnation or not self._await_answer(round_number, timeout_s):
@@ -128,7 +128,7 @@ class VerifierSide:
             self.on_close()
 
     def _is_answered(self, round_number: int) -> bool:
-        """Whether the attached drafter's latest answer in the buffers of this parity is to exactly this round."""
+        """Whether the attached drafter's latest reply in the buffers of this parity answers exactly this round."""
         words, incarnation = self._words, self.incarnation
         if round_number < 1 or not incarnation or words[Word.REPLIED] < incarnation << ROUND_BITS | round_number:
             return False
@@ -296,7 +296,7 @@ class DrafterSide:
         """Detach from the channel, whose buffers the verifier keeps. Device tensors become invalid."""
         attached, self._attached = self._attached, -1
         released = self.on_close is None or self.on_close() is not False
-        # This mark is set even if the verifier has already closed the channel, because the verifier waits for the mark
+        # The word is set even if the verifier has already closed the channel, because the verifier waits for the word
         # before it frees the shared memory.
         if released and attached == self._words[Word.ATTACHED]:
             self._words[Word.DETACHED] = self.incarnation
@@ -306,7 +306,7 @@ class DrafterSide:
         words = self._words
         if not self._in_charge():
             return False
-        # An earlier drafter was stopped, has resumed and overwritten the word.
+        # If the word differs, an earlier drafter that had been stopped has resumed and overwritten it.
         if words[Word.REPLIED] != self._own_reply_word():
             words[Word.REPLIED] = self._own_reply_word()
         return words[Word.OUTCOME_SEQ] > self._answered
@@ -326,8 +326,8 @@ class InProcessChannel:
     """A channel with both ends in one process, without shared memory.
 
     If the drafter runs in the verifier's thread, set `pump` to a function in which the drafter answers all pending
-    rounds. The verifier's end calls `pump` where it would otherwise wait; if there is a device, it also calls `pump` as
-    soon as a round is published. Without `pump` the drafter must run in another thread.
+    rounds. The verifier's end calls `pump` where it would otherwise wait; if there is a device, the verifier's end also
+    calls `pump` as soon as a round is published. Without `pump` the drafter must run in another thread.
 
     Args:
         device: device whose memory holds the fields that devices access, as in `cuda_ipc`; both ends must use the same

@@ -24,7 +24,7 @@ peer's work.
 """
 ROUND_SLEEP_S = 10e-3
 IDLE_SLEEP_S = 20e-3
-"""Longest sleeps in seconds, within a round and between rounds. A ring ends a sleep at once. These limits bound how
+"""Longest sleep in seconds within a round, and between rounds. A ring ends a sleep at once. These limits bound how
 late a peer's death is noticed, and waking up for them takes well below 2 % of a core.
 """
 NAP_S = 0.5e-3
@@ -43,9 +43,9 @@ _PR_SET_TIMERSLACK = 29
 
 
 def _no_fence() -> None:
-    """Does nothing: x86 keeps stores in order and loads in order.
+    """Does nothing, because x86 keeps stores in order and loads in order.
 
-    So a counter that is written after its data needs no fence.
+    A counter that is written after its data needs no fence.
     """
 
 
@@ -125,7 +125,7 @@ class Doorbell:
         self.max_sleep_s = max_sleep_s
 
     def rang(self) -> None:
-        """Called after the peer's bell was rung; does nothing here.
+        """Called after the peer's bell was rung; does nothing in this class.
 
         A peer in another thread or process wakes by itself.
         """
@@ -140,9 +140,9 @@ class Doorbell:
         """True as soon as `ready()` is true; False after `timeout_s`, or if the peer is gone before that.
 
         Args:
-            quiet_since: time (time.monotonic) at which the waiter last had work; None means now. The time for yields
-                begins here, so a waiter that has been idle for longer sleeps at once instead of yielding again in each
-                call.
+            quiet_since: time (time.monotonic) at which the waiter last had work; None means now. The period of
+                `YIELD_S` for yields begins at this time, so a waiter that has been idle for longer sleeps at once
+                instead of yielding again in each call.
         """
         words, index = self.bell.words, self.bell.index
         now = time.monotonic()
@@ -189,13 +189,13 @@ def poll(ready: Callable[[], bool], timeout_s: float, gone: Callable[[], bool] =
 
 
 class PumpDoorbell(Doorbell):
-    """Doorbell for a peer in the same thread: runs the peer's `pump` instead of sleeping.
+    """Doorbell for a peer in the same thread, which runs the peer's `pump` instead of sleeping.
 
     Without `pump`, this doorbell waits for a peer in another thread, like any other doorbell.
 
     Args:
         at_once: whether `pump` already runs when the bell is rung. With a device, the peer's work is then enqueued
-            behind the round and runs while the host waits for the round. Without a device, the peer's work would only
+            after the round and runs while the host waits for the round. Without a device, the peer's work would only
             delay the round's tokens.
     """
 
@@ -237,7 +237,10 @@ def process_start(pid: int) -> int:
 
 
 def process_stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third one (state) on: the second may contain blanks and parentheses."""
+    """Fields of /proc/PID/stat from the third one (state) on.
+
+    The second field is left out, because it may contain blanks and parentheses.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -279,7 +282,7 @@ class PeerProcess:
         return bool(stat) and stat[0] not in "ZX" and int(stat[19]) == self.start
 
     def works(self) -> bool:
-        """Whether the process can still do work: it is `alive` and has not begun to exit.
+        """Whether the process can still do work, that is, whether it is `alive` and has not begun to exit.
 
         A killed process stays `alive` until the kernel has freed its memory and the memory of its devices, which takes
         a second for 6 GB of host memory. A process that waits for an answer should not wait that long.

@@ -1,9 +1,10 @@
 """Messages between a process and its child: a ring of shared memory for each direction, and a bell for each side.
 
-The memory has no name: the child inherits its file descriptor, and the kernel frees it when both processes have ended.
+The memory has no name; the child inherits its file descriptor, and the kernel frees it when both processes have ended.
 The bells are eventfds, because an event loop can poll an eventfd beside its sockets; the drafter's channel uses
-futexes, which cannot be polled. A message is pickled and preceded by its length, so a message longer than the ring is
-sent in pieces. No method but `wait` blocks: data that do not fit into the ring stay with the sender until `flush`.
+futexes, which cannot be polled. A message is pickled and preceded by its length, so a message that is longer than the
+ring can be sent in pieces. No method but `wait` blocks, because data that do not fit into the ring stay with the sender
+until `flush`.
 """
 
 import contextlib
@@ -90,7 +91,7 @@ _LENGTH_BYTES = 8
 
 
 class Link:
-    """A side of a link, for use by one thread; only `wake` may be called by any thread.
+    """Side of a link, for use by one thread; only `wake` may be called from any thread.
 
     Args:
         memory: file descriptor of the shared memory.
@@ -123,7 +124,7 @@ class Link:
 
     @property
     def child_fds(self) -> tuple[int, int, int]:
-        """File descriptors for the child to inherit, in the order of its own constructor's arguments."""
+        """File descriptors for the child to inherit, in the order in which the child passes them to `Link`."""
         memory, own, peer = self._fds
         return memory, peer, own
 
@@ -190,7 +191,7 @@ class Link:
         self.silence()
 
     def silence(self) -> None:
-        """Clear this side's bell. Call before reading the messages that the bell announced."""
+        """Clear this side's bell. Call this method before reading the messages that the bell announced."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._own_bell)
 

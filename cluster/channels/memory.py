@@ -64,7 +64,9 @@ token history.
 
 
 class ReadyEvents(Protocol):
-    """Orders the reader's device after the writer's device: one event for each parity, for one direction of messages.
+    """Orders the reader's device after the writer's device, for one direction of messages.
+
+    There is one event for each parity.
 
     The writer calls `record` after it has enqueued its writes and before it rings the doorbell. The reader calls `wait`
     or `finished` after the doorbell has rung and before it enqueues its reads. None of these calls makes the host wait
@@ -128,10 +130,11 @@ def check_fits(spec: ChannelSpec, free_bytes: int, place: str = "/dev/shm") -> N
     """Refuse a channel that does not fit into free memory, before it is allocated.
 
     Args:
-        place: name of the place where the memory is allocated, for the error message.
+        place: where the memory is allocated, as named in the error message.
 
     Raises:
-        ChannelError: names the setting, the memory that it requires and the value that fits.
+        ChannelError: the channel does not fit; the message names the setting to lower and the memory that the channel
+            requires, and gives a max_num_seqs that fits, if there is one.
     """
     need = buffer_bytes(spec)
     if need <= free_bytes:

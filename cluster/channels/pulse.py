@@ -15,7 +15,8 @@ _BEAT, _WORK, _SIZE, _NUM_NAMES, _NAMES_LENGTH, _SLOWEST = range(6)
 _NUM_WORDS = _SLOWEST + NUM_SIZES
 PULSE_BYTES = 8 * _NUM_WORDS + NAMES_BYTES
 _FORGETTING = 64
-"""Decay of the slowest time of a size class: each round of the class reduces it by 1/64, to a tenth after 150 rounds.
+"""Decay of a size class's slowest time: each round of the class reduces that time by 1/64. A tenth is left after 150
+rounds.
 """
 
 
@@ -41,7 +42,7 @@ class Beat(NamedTuple):
 
 
 class Pulse:
-    """Access to the record, for the working process, of which only one thread may store, and for its watcher.
+    """Access to the record. In the working process only one thread may write; a watcher process reads.
 
     Args:
         memory: PULSE_BYTES of shared memory, zero at first.
@@ -67,7 +68,7 @@ class Pulse:
         words[_BEAT] += 1
 
     def sized(self, size: int, names: Sequence[str]) -> None:
-        """Record the token count and the requests of the round that has begun; its time is measured from this call.
+        """Record the token count and the requests of the round that has begun, and start measuring the round's time.
 
         If one piece of work has several rounds, the process calls this method for each round.
         """
@@ -76,7 +77,7 @@ class Pulse:
         self._began_ns = time.monotonic_ns()
 
     def end(self) -> None:
-        """End the current piece of work: the process now waits for work."""
+        """End the current piece of work; the process now waits for work."""
         self.begin(Work.NONE, ())
 
     def read(self) -> Beat:

@@ -4,7 +4,7 @@ The file begins with a header of one page: int64 words, then JSON with the kind 
 that a drafter of this kind needs. The body follows. The file is mapped with `mmap` rather than
 `multiprocessing.shared_memory`, because that module's resource tracker in an attaching process unlinks the segment when
 the attaching process ends. Before Python 3.13 this cannot be disabled. Both processes must share /dev/shm and the pid
-namespace, as actors of one node do.
+namespace. Actors on one node do.
 """
 
 import dataclasses
@@ -65,8 +65,8 @@ class Segment:
         """
         path = segment_path(name)
         remove_stale_segments()
-        # The file is written under a private name and then linked to its name, so that a segment with a name is
-        # complete and only one process gets the name.
+        # The file is written under a private name and then linked to the segment's name. So a segment that has its name
+        # is complete, and only one process gets the name.
         draft = path.with_name(f"{path.name}.{os.getpid()}.{process_start(os.getpid())}{UNFINISHED}")
         try:
             mapping = _allocate(draft, HEADER_BYTES + body_bytes)
@@ -105,7 +105,7 @@ def kind_of(name: str) -> str:
 def _allocate(path: Path, num_bytes: int) -> mmap.mmap:
     """Create and map a zeroed file of `num_bytes`.
 
-    All pages are allocated at once, because access to a page for which /dev/shm has no room would raise SIGBUS.
+    All pages are allocated at once, because access to a page for which /dev/shm has no memory left would raise SIGBUS.
     """
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:

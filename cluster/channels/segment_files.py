@@ -22,7 +22,7 @@ UNFINISHED = ".unfinished"
 LOCK_S, LOCK_POLL_S = 10.0, 0.005
 """Longest wait for the lock and the interval of attempts, in seconds. A holder only lists and unlinks a few files."""
 JSON_START = 8 * NUM_WORDS
-"""Offset of the JSON in a segment's header, in bytes: the words come first."""
+"""Offset of the JSON in a segment's header, in bytes. The words come before the JSON."""
 
 
 def close_segment(words: memoryview, path: Path, pid: int) -> None:
@@ -61,8 +61,8 @@ def segment_path(name: str) -> Path:
 def directory_lock() -> Iterator[bool]:
     """Context that locks the segment directory, so that no process takes a stale name again before it is unlinked.
 
-    Yields whether this process holds the lock: False if another process, which may be stopped, holds the lock for
-    longer than LOCK_S.
+    Yields whether this process holds the lock. False means that another process, which may be stopped, has held the
+    lock for longer than LOCK_S.
     """
     fd = os.open(SHM_DIR, os.O_RDONLY | os.O_CLOEXEC)
     try:

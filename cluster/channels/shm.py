@@ -30,7 +30,7 @@ class ShmChannel:
         """Create the segment `name`, after removing segments of dead verifiers.
 
         Raises ChannelError if the name is not a plain file name or belongs to a live verifier, or if /dev/shm or the
-        memory has no room for the slots.
+        machine's memory is too small for the slots.
         """
         remove_stale_segments()
         check_fits(spec, free_shared_memory())

@@ -1,4 +1,4 @@
-"""Comparison of the batch-invariant product with its reference, for `wingbeat.kernels.gpu.comparison`."""
+"""Comparison of the batch-invariant matrix product with its reference, for `wingbeat.kernels.gpu.comparison`."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 
 
 def _product(device: torch.device, shape: Shape) -> list[Tensor]:
-    """Products for every tile height, with several splits: each is stored in float32, and added to a total."""
+    """Returns two products for each tile height: one stored in float32, and one added to a total."""
     weight = AlikeWeight.of(random_numbers(31, 200, 1100, dtype=shape.dtype).to(device))
     bias, outs = random_numbers(32, 200, dtype=shape.dtype).to(device), []
     for count in (3, 20, 50, 100):

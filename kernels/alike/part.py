@@ -1,4 +1,4 @@
-"""Hooks of the batch-invariant products. Triton is imported when a kernel is first requested."""
+"""Hooks of the batch-invariant matrix products. Triton is imported when a kernel is first requested."""
 
 kernels = {"alike_product": "wingbeat.kernels.alike.triton"}
 cases = "wingbeat.kernels.alike.comparison_case:CASES"

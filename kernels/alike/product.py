@@ -1,7 +1,8 @@
-"""Batch-invariant products by a weight, with their torch reference.
+"""Batch-invariant matrix products with a weight, and their torch reference.
 
-Inputs are summed in splits that depend on the weight's shape and the device alone, and the splits' sums are added in a
-fixed order, so that the bits of a row do not depend on the other rows.
+The inputs are divided into splits that depend on the weight's shape and the device alone. Each split is summed by
+itself, and the splits' sums are added in a fixed order. Therefore the bits of a result row do not depend on the other
+rows.
 """
 
 from typing import NamedTuple
@@ -12,17 +13,17 @@ from torch import Tensor
 from wingbeat.kernels import choice
 
 STEP = 64
-"""Inputs that one step of the inner loop multiplies."""
+"""Number of inputs (elements of the summed dimension) per step of the inner loop."""
 
 
 class AlikeWeight(NamedTuple):
-    """Weight of a batch-invariant product, with the kernel's scratch counters."""
+    """Weight of a batch-invariant matrix product, with the kernel's scratch counters."""
 
     weight: Tensor
     """[columns, inputs], contiguous"""
     counters: Tensor
-    """int32 [tiles of columns * 2], for at most two tiles of rows: number of programs that have finished each tile. All
-    zero between products."""
+    """int32 [tiles of columns * 2]: number of programs that have finished each tile; all zero when no product runs. The
+    factor 2 is the maximum number of tiles of rows."""
 
     @classmethod
     def of(cls, weight: Tensor) -> "AlikeWeight":
@@ -42,13 +43,13 @@ class AlikeWeight(NamedTuple):
         return out.copy_(self._summed(rows, bias))
 
     def add_product(self, total: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Adds the product to `total` [num_rows, columns] in place, rounding once, and returns `total`."""
+        """Adds the product to `total` [num_rows, columns] in place, rounds the sum once, and returns `total`."""
         if kernels := choice.compiled("alike_product", rows):
             return kernels.product(rows.contiguous(), self, bias, total, True)
         return total.copy_(total.float() + self._summed(rows, bias))
 
     def _summed(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        # torch may sum in another order in another batch. With sums in float64 the difference is below float32's
-        # resolution.
+        # torch may choose another order of summation for another batch size. In float64 the resulting difference is
+        # below float32's resolution.
         out = (rows.double() @ self.weight.double().t()).float()
         return out if bias is None else out + bias.float()

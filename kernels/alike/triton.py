@@ -1,4 +1,4 @@
-"""Batch-invariant product on a GPU.
+"""Batch-invariant matrix product on a GPU.
 
 The weight is the left operand, so that few rows fill a matrix instruction as well as many rows do. A program sums a
 tile over one split of the inputs, and the last program to finish adds the splits in order. If the tiles alone fill the
@@ -44,7 +44,7 @@ def _alike_product_kernel(
     EARLY: tl.constexpr,
 ):
     wait_for_launch(EARLY)
-    # Programs of the same columns are adjacent, so that they find the weight in the L2 cache.
+    # Programs that compute the same columns have adjacent ids, so that the second one finds the weight in the L2 cache.
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tile = tl.program_id(1)
     columns = tile * OUT + tl.arange(0, OUT)
@@ -134,7 +134,7 @@ def splits_are_shared(device: torch.device, num_rows: int, tiles: tuple[int, int
 
     True if rows are few, or if the tiles fill at most half of the GPU.
     """
-    idle = 2 * tiles[0] * tiles[1] <= _num_sms(device) and tiles[0] <= 2  # there are counters for two tiles of rows
+    idle = 2 * tiles[0] * tiles[1] <= _num_sms(device) and tiles[0] <= 2  # only two tiles of rows have counters
     return splits > 1 and (num_rows <= _FEW_ROWS or idle)
 
 

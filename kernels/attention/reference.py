@@ -2,8 +2,8 @@
 
 Prompt chunks, plain decodes and draft trees differ only in their mask, so one function serves all three. The reference
 adds a dense mask to the logits, and is the CPU path. On GPUs `tree_attention` runs `kernels.gpu.attention.launch`,
-which needs no dense mask, for heads up to `MAX_HEAD_DIM`; wider heads (Gemma 4) run the reference on GPUs too; its
-shapes are fixed as well, so it can be captured.
+which needs no dense mask, for heads up to `MAX_HEAD_DIM`. Wider heads (Gemma 4) use the reference on GPUs too; the
+shapes in the reference are fixed, so a CUDA graph can capture it.
 """
 
 import torch
@@ -35,7 +35,7 @@ def tree_attention(
     workspace: Tensor | None = None,
     alike: bool = False,
 ) -> Tensor:
-    """Attends to the committed context and to the new rows behind it that the mask makes visible.
+    """Attends to the committed context, and to the new rows after the context that the mask makes visible.
 
     New row n is stored at index num_context + n of its request. The queries are the last `num_query` of `num_new` new
     rows: all new rows in a verify pass, the rows of the newest level while a drafter grows a tree. On CUDA the launches
@@ -47,8 +47,8 @@ def tree_attention(
             likewise with value_dim. Slots of new rows hold finite values.
         block_tables: int64 [num_reqs, width]; keys past width * block_size are not read.
         num_context: int64 [num_reqs], tokens before the first new row, on the query's device. A negative value, down to
-            -15, means that the first new rows have no place in the cache: no query sees their keys, and their own
-            results are arbitrary finite numbers.
+            -15, means that the first new rows lie before the sequence and are not in the cache: no query sees their
+            keys, and the results of these rows are arbitrary finite numbers.
         positions: int64 [num_reqs, num_new], logical positions of the new rows (context + depth in a tree). Ignored
             without a mask: row j is then at num_context + j.
         mask_words: int64 [num_reqs, num_query, ceil(num_new / 64)], new rows that each query sees, as packed by
@@ -60,8 +60,8 @@ def tree_attention(
         sinks: [num_heads] logits of an extra key without a value (gpt-oss).
         out: [num_reqs, num_query, num_heads, value_dim] buffer for the result; None allocates a new one.
         workspace: float32 scratch on CUDA, see `wingbeat.kernels.gpu.attention.splits.workspace_size`.
-        alike: on CUDA, makes the bits of a row independent of its batch: the same alone, in a chunk, and at the end of
-            its path in a tree of at most 64 nodes.
+        alike: on CUDA, makes the bits of a row independent of the batch. The bits are the same whether the row is
+            alone, in a chunk, or at the end of its path in a tree of at most 64 nodes.
 
     Returns:
         [num_reqs, num_query, num_heads, value_dim] in the query's dtype.
@@ -120,7 +120,7 @@ def _check_arguments(
 ) -> None:
     """Rejects arguments that the kernels would misread or read out of bounds.
 
-    Checks shapes and dtypes, no tensor values.
+    Checks shapes and dtypes, but not the values in tensors.
     """
     num_reqs, num_query, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = key_cache.shape[2], value_cache.shape[3]
@@ -169,7 +169,7 @@ def context_mask(
     sliding_window: int | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Builds the additive mask of the new rows, or the last of them, over the committed context and the new rows.
+    """Builds the additive mask of the last num_query new rows over the committed context and the new rows.
 
     Args:
         positions: int64 [num_reqs, num_new], logical positions (context + depth in a tree) of the new rows; the queries
@@ -260,7 +260,7 @@ def masked_attention(
     """
     num_kv_heads = key.shape[2]
     group, num_query = query.shape[2] // num_kv_heads, query.shape[1]
-    # The query heads of a group share their keys, so they become rows of one tile, head by head.
+    # The query heads of a group share keys, so the queries of these heads become rows of one tile, head by head.
     tiles = query.unflatten(2, (num_kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     mask = mask[:, None].repeat(1, 1, group, 1)
     out = _attend_tiles(tiles, key.transpose(1, 2), value.transpose(1, 2), mask, scaling, softcap, sinks)

@@ -10,7 +10,7 @@
 // Forced acceptance, for benchmarks: a level is accepted if its random bits are below its limit. Must agree with
 // `runtime/round/forced_acceptance.py`.
 struct Forced {
-    const int32_t* limits;  // [max_depth], or null: the target decides
+    const int32_t* limits;  // [max_depth]; null if the target decides
     int64_t max_depth;
     const int64_t *epochs;  // by slot; seeds of the random bits
     const int64_t *roots;   // [num_reqs], positions of the roots
@@ -28,10 +28,10 @@ struct Forced {
 // negative.
 struct VerifiedTrees {
     int64_t num_reqs, num_nodes;
-    // [num_reqs, num_nodes], [num_reqs, num_nodes], [num_reqs]; the last two null: bare roots
+    // [num_reqs, num_nodes], [num_reqs, num_nodes], [num_reqs]; the last two are null if all trees are bare roots
     const int64_t *token_ids, *parents, *num_valid;
     const int64_t* rows;     // [num_reqs, num_nodes], row of each node in `targets` and `taps`; null: consecutive
-    const int64_t* targets;  // [num_rows], token that the target chooses after each row; null: argmax of `logits`
+    const int64_t* targets;  // [num_rows], token that the target chooses after each row; if null, argmax of `logits`
     const float* logits;     // [num_rows, vocab]
     int64_t vocab;
     const void* taps;        // [num_rows] of `tap_bytes` bytes each, or null
@@ -46,13 +46,13 @@ struct VerifiedTrees {
 struct Paths {
     int64_t longest, width;  // maximum number of nodes of a path; columns of `token_ids`
     int64_t *nodes;          // [num_reqs, longest], the last node repeated
-    int64_t *token_ids;      // [num_reqs, width], 0 behind the path
+    int64_t *token_ids;      // [num_reqs, width], 0 after the path
     int64_t *num_tokens;     // [num_reqs]
     void* taps;              // [num_reqs, longest] of `tap_bytes` bytes each, or null
     int64_t *committed_lens, *last_token_ids;  // by slot, updated in place
 };
 
-// Paged keys and values of all layers, in which accepted nodes are moved to their place in the sequence.
+// Paged keys and values of all layers, in which accepted nodes are moved to their positions in the sequence.
 struct Pools {
     int64_t count;  // number of pools; 0: no rows are moved
     char* const* data;
@@ -88,8 +88,7 @@ static void ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_node
     }
 }
 
-// Accepts a path per tree. Returns true if an accepted node is stored at another position than its place in the
-// sequence.
+// Accepts a path per tree. Returns true if an accepted node is stored elsewhere than at its position in the sequence.
 static bool accept(const VerifiedTrees& trees, const Paths& paths, const Pools& pools) {
     bool moved = false;
     for (int64_t req = 0; req < trees.num_reqs; req++) {

@@ -67,7 +67,7 @@ class Compacted(NamedTuple):
 class Decree(NamedTuple):
     """Forced acceptance, for benchmarks.
 
-    A random number of levels is accepted along first children, whatever the target chooses.
+    A random number of levels is accepted along first children, regardless of the target's choices.
     """
 
     limits: Tensor
@@ -90,7 +90,7 @@ class Accepted(NamedTuple):
     taps: Tensor | None
     """[num_reqs, longest, taps_size]: taps of the nodes in `nodes`."""
     moved: bool
-    """True if an accepted node's keys and values are not at the node's final position in the sequence."""
+    """True if the keys and values of an accepted node are stored elsewhere than at the node's final position."""
 
 
 class TreeAcceptance:
@@ -166,7 +166,7 @@ class TreeAcceptance:
 
     def _room(self, *shape: int) -> "_Room":
         """Result buffers for paths of a shape (num_reqs, longest, width)."""
-        self._rooms.reverse()  # two sets alternate: round n is settled before round n + 2 is accepted
+        self._rooms.reverse()  # two sets suffice, because round n is settled before round n + 2 is accepted
         rooms = self._rooms[0]
         if shape not in rooms:
             if len(rooms) >= MOST_KEPT:

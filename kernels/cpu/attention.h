@@ -12,8 +12,8 @@
 #include "threads.h"
 #include "vectors.h"
 
-// MOST_QUERIES: queries whose two accumulators each fit into the registers. Up to MOST_GROUPS groups of that many
-// queries share the transposed keys.
+// MOST_QUERIES: maximum number of queries for which two accumulators per query fit into the registers. Up to
+// MOST_GROUPS groups of that many queries share the transposed keys.
 constexpr int MOST_QUERIES = REGISTERS == 32 ? 12 : 6, MOST_GROUPS = 4, MOST_OF_TILE = MOST_QUERIES * MOST_GROUPS;
 constexpr int64_t KEYS_AT_ONCE = 2 * LANES, KEYS_PER_PASS = 256;
 constexpr float HIDDEN = -1e30f;
@@ -49,7 +49,7 @@ struct Rows {
         const int64_t* starts = segment->row_starts;
         return segment->start + (starts ? starts[request] : request * segment->num_query) + first + index;
     }
-    // Number of new rows up to the last one that any of these rows sees.
+    // 1 + index of the last new row that any of these rows sees.
     int64_t num_new() const {
         if (!segment->mask) return first + count;
         int64_t most = 0;
@@ -188,8 +188,8 @@ static const float* whole_value(const T* value, int64_t dim, float* copy) {
     return copy;
 }
 
-// Keys that only some rows of a tile see, behind the keys that all of them see, in path order. The sums of a tree node
-// therefore have the same order as without a tree, wherever the nodes of its path are stored.
+// Keys that only some rows of a tile see, in path order; these keys follow the keys that all rows see. The sums of a
+// tree node therefore have the same order as without a tree, wherever the nodes of its path are stored.
 struct OwnKeys {
     std::vector<int64_t> keys;
     int64_t ends[MOST_OF_TILE + 1];  // by row: index of its first key; last element: end of the last row's keys
@@ -285,11 +285,11 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     const T *keys[KEYS_AT_ONCE], *next[KEYS_AT_ONCE], *fetched[KEYS_AT_ONCE];
     int64_t num_next = 0;
     const float* values[KEYS_PER_PASS];
-    int64_t places[KEYS_PER_PASS];  // of a pass's keys, in units of heads
+    int64_t places[KEYS_PER_PASS];  // cache offsets of a pass's keys, in heads
     auto place = [&](int64_t key) {
         return (table[key / block_size] * block_size + key % block_size) * heads.num_kv_heads + kv_head;
     };
-    // Block by block: a division per key would take as long as the key's products.
+    // Block by block, because a division per key would take as long as the key's dot products.
     auto place_pass = [&](int64_t first, int64_t count) {
         for (int64_t index = 0; index < count;) {
             int64_t left = std::min(count - index, block_size - (first + index) % block_size);
@@ -367,7 +367,7 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     }
     for (int q = 0; q < num_queries; q++) {
         float* to = out + rows.row(q / num_heads) * out_stride + (head + q % num_heads) * value_dim;
-        // A padding row may see no key: its keys lie past the table, or its window behind all stored keys.
+        // A padding row may see no key: its keys lie past the table, or its window begins after all stored keys.
         float all_weights = at.total[q] > 0 ? at.total[q] : 1;
         for (int64_t d = 0; d < value_dim; d += LANES)
             store_upto(to + d, load(at.results + q * wide + d) / all_weights, value_dim - d);

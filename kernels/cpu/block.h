@@ -1,5 +1,6 @@
 // One pass of a block drafter (DFlash body). `take_in` computes keys and values of decided positions from taps alone;
-// `grow` then runs all masked slots behind them through the layers together and grows trees from their logits.
+// `grow` then runs all masked slots after those positions through the layers together, and grows trees from the slots'
+// logits.
 #pragma once
 
 #include "walks.h"
@@ -48,14 +49,14 @@ static void take_in(const BlockHead& head, const Sequences& all, const Decided& 
     });
 }
 
-// Number of slots to run. If every layer is causal, the slots behind the last grown level affect no other slot and are
+// Number of slots to run. If every layer is causal, the slots after the last grown level affect no other slot and are
 // left out.
 static int64_t slots_run(const BlockHead& head, const Roots& roots) {
     bool all_causal = std::all_of(head.causal, head.causal + head.num_layers, [](int64_t causal) { return causal; });
     return all_causal ? head.first_slot + roots.num_levels : head.num_slots;
 }
 
-// Runs a block per tree. Returns the stream behind the last layer, [num_reqs * num_slots, hidden].
+// Runs a block per tree. Returns the hidden states after the last layer, [num_reqs * num_slots, hidden].
 static const float* run_block(const BlockHead& head, const Sequences& all, const Roots& roots, int64_t num_slots, Room& at) {
     const Layer& first = head.layers[0];
     int64_t size = first.hidden, dim = first.heads.key_dim, num_reqs = roots.num_reqs;

@@ -24,7 +24,8 @@ struct Sampling {
     bool* sure;       // out: [num_rows]; false where torch must choose instead
 };
 
-// Masses and scores closer than this are undecidable; the distance of scores is relative to 1 + their magnitude.
+// Masses or scores that differ by less than this are left to torch; the difference of scores is relative to 1 + their
+// magnitude.
 constexpr double CLOSE = 2e-5;
 
 struct RowChoice {
@@ -103,7 +104,7 @@ struct RowChoice {
             double rest = 1.0 - above / total;
             if (above > 0.0 && std::fabs(rest - (1.0 - top_p)) < CLOSE) return false;
             if (above > 0.0 && rest <= 1.0 - top_p) {
-                // an edge within equal scores removes some of them: undecidable here
+                // an edge within equal scores removes only some of them, which cannot be decided here
                 if (score == before) return false;
                 least = before;
                 return true;

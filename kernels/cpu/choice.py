@@ -34,7 +34,7 @@ class SamplingRows(NamedTuple):
 
 
 class NativeChoice:
-    """Token choice by the native library.
+    """Chooses tokens with the C++ library.
 
     Args:
         library: from `wingbeat.kernels.cpu.library`.
@@ -47,7 +47,7 @@ class NativeChoice:
     def choose(self, logits: Tensor, rows: SamplingRows, processors: LogitProcessors | None = None) -> Tensor:
         """Chooses a token per row, the same as `kernels.sampling.reference.choose_tokens` would.
 
-        The last bits of C++'s numbers may differ from torch's; rows whose token depends on these bits are passed to
+        The last bits of numbers may differ between C++ and torch. Rows whose token depends on these bits are passed to
         `choose_tokens`.
 
         Args:

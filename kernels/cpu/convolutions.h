@@ -1,15 +1,15 @@
-// Convolutions over the slots of a block, before and behind a sublayer: y[i] = sum over taps of kernel[i, tap] * x[i -
+// Convolutions over the slots of a block, before and after a sublayer: y[i] = sum over taps of kernel[i, tap] * x[i -
 // tap]. A kernel is a fixed base plus a dynamic term computed from the sublayer's normed inputs. x before a block's
 // first slot is zero.
 #pragma once
 
 #include "products.h"
 
-// Both convolutions of a sublayer: before it (side 0) and behind it (side 1).
+// Both convolutions of a sublayer: before the sublayer (side 0) and after it (side 1).
 struct Convolution {
     const float* base;       // [2, num_taps, hidden]
     Matrix dynamic;          // [hidden, 2 * num_taps * hidden / group]
-    int64_t num_taps, group;  // num_taps 0: no convolution; group: channels that share a dynamic kernel
+    int64_t num_taps, group;  // num_taps 0: no convolution; group: number of channels per dynamic kernel
 
     explicit operator bool() const { return num_taps > 0; }
 };

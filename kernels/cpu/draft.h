@@ -17,14 +17,15 @@ struct Head {
     Matrix logits;
     const int64_t* draft_token_ids;
     int64_t norms_feedback, norms_residual;
-    const Layer* behind;  // [num_behind] layers that run behind the first one
+    const Layer* behind;  // [num_behind] layers that run after the first one
     int64_t num_behind;
     const float* mask_features;  // P-EAGLE: [hidden], feature of a masked slot, whose token is mask_token; else null
     int64_t mask_token;
 };
 
-// Runs a head over pairs of tokens and features [num_rows, hidden], and writes out [rows that `last` wants, hidden].
-// May overwrite `features`. All layers but the last run all rows, which `whole` describes.
+// Runs a head over pairs of tokens and features [num_rows, hidden]. All layers but the last run all rows, which `whole`
+// describes; the last layer runs the rows that `last` describes, and writes `out` [num_wanted, hidden]. May overwrite
+// `features`.
 static void run_head(const Head& head, const Batch& whole, const Batch& last, const int64_t* token_ids, float* features,
                      float* out, Room& at) {
     int64_t hidden = head.layer.hidden, num_rows = last.num_rows;
@@ -88,8 +89,8 @@ static void take_in(const Head& head, const Sequences& all, const Decided& decid
         memcpy(all.hidden + decided.slots[i] * hidden, out + i * hidden, hidden * sizeof(float));
 }
 
-// Enters the candidates behind each frontier node of each tree, scored from hidden states [num_reqs * width, hidden].
-// The states become the features of the next level.
+// Enters the candidate children of each frontier node of each tree, scored from hidden states [num_reqs * width,
+// hidden]. The states become the features of the next level.
 static void add_candidates(const Head& head, const Roots& roots, int64_t level, int64_t width, float* hidden, Room& at) {
     int64_t size = head.layer.hidden, num_rows = roots.num_reqs * width, vocab = head.logits.columns;
     float *normed = room(at.normed, num_rows * size), *logits = room(at.logits, num_rows * vocab);
@@ -111,7 +112,8 @@ static void add_candidates(const Head& head, const Roots& roots, int64_t level, 
     });
 }
 
-// Runs the rows of a level whose nodes are expanded; they are stored behind the context and the earlier levels.
+// Runs the rows of a level whose nodes are expanded; their keys and values are stored after the context and the earlier
+// levels.
 static void run_level(const Head& head, const Sequences& all, const Roots& roots, int64_t level, const float* before,
                       int64_t width_before, float* out, Room& at) {
     int64_t width = roots.top_k, num_reqs = roots.num_reqs, num_rows = num_reqs * width, size = head.layer.hidden;
@@ -145,7 +147,8 @@ static void run_level(const Head& head, const Sequences& all, const Roots& roots
     run_head(head, batch, batch, tokens, features, out, at);
 }
 
-// Grows a tree from each root by one pass over masked slots behind its pairs. Returns the number of levels grown.
+// Grows a tree from each root by one pass over masked slots after the sequence's pairs. Returns the number of levels
+// grown.
 static int64_t grow_masked(const Head& head, const Sequences& all, const Roots& roots, Room& at) {
     int64_t num_reqs = roots.num_reqs, num_masked = roots.num_levels - 1, num_rows = num_reqs * num_masked;
     int64_t size = head.layer.hidden, dim = head.layer.heads.key_dim, longest = at.table_width, vocab = head.logits.columns;

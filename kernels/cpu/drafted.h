@@ -18,7 +18,8 @@ struct TreeColumns {
     int64_t* num_valid;  // [num_reqs]
 };
 
-// A drafter's reply in place, and the present state of the sequences. Arrays without a stated size are by slot.
+// A drafter's reply, in the memory where the drafter wrote it, and the present state of the sequences. Arrays without a
+// stated size are by slot.
 struct Answer {
     int64_t num_reqs, num_nodes;
     const int64_t* slots;  // [num_reqs]

@@ -107,8 +107,8 @@ class Shape(NamedTuple):
 class NodeChoice(NamedTuple):
     """Parameters of node selection.
 
-    Nodes of all trees are ranked together by their probability of acceptance; the number of nodes to keep maximises the
-    expected accepted tokens less the price.
+    Nodes of all trees are ranked together by their probability of acceptance, and the best ones are kept. Their number
+    maximises the expected number of accepted tokens less the price.
     """
 
     table: Tensor
@@ -121,7 +121,7 @@ class NodeChoice(NamedTuple):
     useful: list[int]
     """By request: number of levels whose tokens can still be emitted before the request ends."""
     forced: list[bool]
-    """By request: whether all useful nodes are kept."""
+    """By request: whether all nodes at useful levels are kept."""
     kinds: list[int]
     """By request: index of the request's row in `table`."""
     max_depth: int
@@ -129,9 +129,9 @@ class NodeChoice(NamedTuple):
 
 
 class TakenTrees(NamedTuple):
-    """Nodes to verify, and their storage: int64 [num_reqs, width] unless stated.
+    """Nodes to verify, and where they are stored: int64 [num_reqs, width] unless stated otherwise.
 
-    Overwritten by the fourth call after this one.
+    The tensors are overwritten by the fourth call after the call that returned them.
     """
 
     trees: TreeFields
@@ -193,8 +193,8 @@ class DraftIntake:
         self._sources: dict[int, _Source] = {}
         self._taken = Taken()
         self._taken_reference = byref(self._taken)
-        # Two sets of buffers per round: if no drafted tree is usable, bare roots are laid out in the second set. Round
-        # n is settled before round n + 2 begins, so four sets suffice.
+        # A round may need two sets of buffers, because bare roots are laid out in a second set if no drafted tree is
+        # usable. Round n is settled before round n + 2 begins, so four sets suffice.
         self._rooms = deque(_Room(tables, not shape.chains) for _ in range(4))
 
     def roots(self, slots: Tensor) -> TakenTrees:
@@ -220,7 +220,7 @@ class DraftIntake:
 
         Args:
             slots: int64 [num_reqs].
-            wanted: bool [num_reqs]: a tree was requested; ignored if the trees have been checked.
+            wanted: bool [num_reqs]: a tree was requested; ignored for trees that have already been checked.
             by: parameters of node selection; None keeps all nodes.
         """
         num_reqs, taken = len(slots), self._taken
@@ -267,7 +267,7 @@ class _Source:
 
 
 class _Room:
-    """Result buffers of one round, with views that are kept: creating them takes longer than the computation.
+    """Result buffers of one round. Views of them are kept, because creating views takes longer than the computation.
 
     Args:
         block_tables: as in `Present`.
@@ -277,12 +277,12 @@ class _Room:
     def __init__(self, block_tables: Tensor, has_words: bool) -> None:
         self._has_words = has_words
         self._out = torch.empty(0, dtype=torch.int64)
-        self._tables = torch.zeros_like(block_tables)  # zeros, because columns behind the copied ones may be read
+        self._tables = torch.zeros_like(block_tables)  # zeros, because columns after the copied ones may be read
         self._views: dict[tuple[int, ...], tuple] = {}
         self.addresses = 0, self._tables.data_ptr()
 
     def reserve(self, size: int) -> None:
-        """Makes room for `size` int64 elements."""
+        """Makes the buffer at least `size` int64 elements long."""
         if size > len(self._out):
             self._out = torch.empty(size, dtype=torch.int64)
             self.addresses = self._out.data_ptr(), self._tables.data_ptr()

@@ -6,12 +6,12 @@ from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8, UINT4, UINT5, UINT
 
 
 class Layout(NamedTuple):
-    """Storage of a number format in panels: a unit of `inputs` inputs takes `rows` bytes of a column."""
+    """Storage of a number format in panels. A unit holds `inputs` inputs of a column in `rows` bytes."""
 
     kind: int
     """Value of the C++ enumeration in `matrices.h`."""
     inputs: int
-    """Inputs per unit; `rows` is the number of bytes that a unit takes in a column."""
+    """Number of inputs per unit; `rows` is the number of bytes per unit and column."""
     rows: int
 
 

@@ -31,7 +31,8 @@ class GroupPanels(NamedTuple):
     is_whole: bool
     """Whether the stored numbers are integers, so that rows may be rounded to int8 (`round_rows`)."""
     of_groups: tuple[Tensor, ...]
-    """Scales, minima and zero points by panel, [num_panels, num_groups, width] each; keeps the C++ pointers alive."""
+    """Scales, minima and zero points by panel, [num_panels, num_groups, width] each; held here because the C++ has
+    pointers to them."""
     matrices: ctypes.Array
     read: Callable[..., bool]
     """The library function `wingbeat_columns`."""
@@ -68,7 +69,7 @@ class GroupPanels(NamedTuple):
         return cls(storage, (columns,), inputs, torch.float32, bias, order, is_whole, tuple(held), matrices, read)
 
     def round_rows(self) -> bool:
-        """Makes products round their rows to int8 first, in blocks of 32 inputs (`rounded.h`).
+        """Makes matrix products round their input rows to int8 first, in blocks of 32 inputs (`rounded.h`).
 
         Returns False, having changed nothing, if the stored numbers are not integers.
         """
@@ -99,7 +100,7 @@ class GroupPanels(NamedTuple):
 
 
 def can_pack(weight: GroupedWeight) -> bool:
-    """Whether a weight can be packed: a group must be whole units of every layout, and whole steps of rounded rows."""
+    """Whether a weight can be packed: groups must be multiples of all layouts' units and of a rounded row's step."""
     return weight.group % 8 == 0
 
 

@@ -1,5 +1,5 @@
 // Group-quantized weights of few bits: inputs of a column that share a scale and a shift. A weight is number * scale +
-// shift, rounded once to float32; products multiply these float32 weights.
+// shift, rounded once to float32; matrix products use these float32 weights.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,11 @@
 // Columns of a panel: as many as a kernel of many rows can keep sums of in registers.
 constexpr int64_t PANEL = 2 * LANES;
 
-// Number formats. A unit is `INPUTS` inputs of a panel, in `ROWS` bytes per column. `number` reads an input of a unit
-// as floats; `four` reads four integers as bytes, for products with rounded rows; `vector` selects the panel's columns
-// that are read; `put` stores a unit of one column. Up to `BLOCKS` blocks of rows are multiplied by the stored numbers
-// directly; more blocks share an unpacked panel. Each struct has one byte, so that pointer arithmetic counts bytes.
+// Number formats. A unit stores `INPUTS` inputs of all columns of a panel, in `ROWS` bytes per column. `number` reads
+// an input of a unit as floats; `four` reads four integers as bytes, for products with rounded rows; `vector` selects
+// the panel's columns that are read; `put` stores a unit of one column. Up to `BLOCKS` blocks of rows are multiplied by
+// the stored numbers directly; more blocks share an unpacked panel. Each struct has one byte, so that pointer
+// arithmetic counts bytes.
 struct grouped_bytes {
     uint8_t byte;
     static constexpr int INPUTS = 4, ROWS = 4, BLOCKS = 2;
@@ -70,7 +71,8 @@ struct grouped_e2m1 {
     static void put(const uint8_t* numbers, uint8_t* unit, int64_t column) { grouped_nibbles::put(numbers, unit, column); }
 };
 
-// 4-bit numbers, and behind a panel's 4-bit unit BITS more high bits per number, the first input's in the lowest bits.
+// Numbers of 4 + BITS bits: a panel's unit holds the low 4 bits of all numbers, then BITS high bits per number, with
+// those of the first input in the lowest bits.
 template <int BITS>
 struct grouped_planes {
     uint8_t byte;
@@ -132,7 +134,7 @@ static void pack_panels(const uint8_t* values, int64_t column_stride, int64_t in
     }
 }
 
-// run(a value of the format with that index)
+// Calls `run` with a value of the format with that index.
 template <class Run>
 static inline void by_form(int64_t index, const Run& run) {
     switch (index) {
@@ -164,7 +166,7 @@ constexpr bool IS_WHOLE = false;
 template <class T>
 constexpr bool IS_WHOLE<T, decltype((void)T::SIGNED, 0)> = true;
 
-// A format of integers that is multiplied by rows rounded to integers (`rounded.h`).
+// An integer format whose numbers are multiplied by rows that are rounded to integers (`rounded.h`).
 template <class T>
 struct by_rounded : T {};
 
@@ -220,7 +222,7 @@ struct Groups {
     int32_t are_zeros;
     int64_t rounded;
 
-    // Groups from a panel, and a column within it, on.
+    // Returns the same groups, beginning at a panel and at a column within that panel.
     Groups from(int64_t panel, int64_t inputs, int64_t within) const {
         int64_t count = inputs / size;
         return {scales.from(panel, count, within), shifts.from(panel, count, within), size, offset, are_zeros, rounded};

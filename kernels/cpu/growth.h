@@ -159,7 +159,7 @@ static int64_t gather(const Sequences& all, const Decided& decided, int64_t taps
     return num_rows;
 }
 
-// Converts scores of candidates to ranks: tokens that are not allowed behind the root get -infinity, the sequence's
+// Converts scores of candidates to ranks: tokens that are not allowed after the root get -infinity, the sequence's
 // sampling rules change scores, and sampled sequences get the target's noise.
 struct Ranking {
     const int64_t* token_ids;
@@ -193,7 +193,7 @@ struct Ranking {
         for (int64_t i = 0; i < best.count; i++) best.kept[i].score = (best.kept[i].score - whole.top) - whole.log_sum;
     }
 
-    // Enters the best tokens as candidates behind a node of the tree's frontier.
+    // Enters the best tokens as candidate children of a node of the tree's frontier.
     void enter(const Best& best, int64_t node, Table& table) const {
         int64_t above = table.frontier[node].index;
         for (int64_t i = 0; i < best.count; i++)
@@ -211,8 +211,8 @@ static void begin_trees(const Roots& roots, Room& at) {
     }
 }
 
-// Grows a tree from each root, after `begin_trees`: `expand(level, width)` enters candidates behind `width` nodes of
-// each frontier. Returns the number of levels grown.
+// Grows a tree from each root, after `begin_trees`: `expand(level, width)` enters candidate children of `width` nodes
+// of each frontier. Returns the number of levels grown.
 template <class Expand>
 static int64_t grow_levels(const Roots& roots, Room& at, const Expand& expand) {
     int64_t num_reqs = roots.num_reqs, num_words = ((roots.num_levels - 1) * roots.top_k + 63) / 64;

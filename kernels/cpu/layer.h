@@ -1,14 +1,14 @@
-// Decoder layer of the Llama kind: norm, q, k and v, rotation, attention, norm and a gated MLP, with two residuals.
-// Gemma layers also norm the outputs of attention and MLP. Whatever the dtype of weights and caches, computation is in
-// float32; stored and returned values are rounded once.
+// Decoder layer of the Llama kind: norm, q, k and v, rotate-half RoPE, attention, norm and a gated MLP, with two
+// residuals. Gemma layers also norm the outputs of attention and MLP. Whatever the dtype of weights and caches,
+// computation is in float32; stored and returned values are rounded once.
 #pragma once
 
 #include "attention.h"
 #include "convolutions.h"
 #include "products.h"
 
-// Function of an optional kernel part that adds a result to rows of a product, in place. `to` selects the product,
-// `rows` the rows to change.
+// Function of an optional kernel part that adds a result to rows of a matrix product, in place. `to` selects the
+// product, `rows` the rows to change.
 using Add = void (*)(const void* to, const void* rows, const float* x, int64_t x_stride, float* out, int64_t out_stride);
 
 // Weights are stored input-major, [inputs, outputs].
@@ -38,9 +38,9 @@ struct Batch {
     const int64_t* slot_mapping;  // [num_rows]
     const Segment* segments;
     int64_t num_segments;
-    Add add;                      // null: nothing is added to products
+    Add add;                      // null: nothing is added to matrix products
     const void* added;            // passed to `add`
-    const int64_t* wanted;        // ascending rows whose output is wanted, or null: all; segments count wanted rows only
+    const int64_t* wanted;        // ascending rows whose output is wanted; segments count only these; null: all
     int64_t num_wanted;
     int64_t num_slots;            // rows of a block; used by convolutions, which require that all rows are wanted
 };
@@ -74,7 +74,7 @@ static void add_normed(const float* x, const float* weight, float eps, const flo
     });
 }
 
-// Rotates the two halves of a head against each other (GPT-NeoX), in place. Reads the second halves of cos and sin,
+// Applies rotate-half RoPE (GPT-NeoX) to a head, in place. Reads the second halves of cos and sin,
 // because the first half of sin may have a sign folded in.
 static void rotate(float* head, const float* cos, const float* sin, int64_t dim) {
     int64_t half = dim / 2;
@@ -92,14 +92,14 @@ static void copy_row(const From* from, int64_t width, To* to) {
     for (int64_t i = 0; i < width; i += LANES) store_upto(to + i, load_upto(from + i, width - i), width - i);
 }
 
-// Norms (unless `norm` is null) and rotates one head of a query or key.
+// Normalises (unless `norm` is null) one head of a query or key, and applies RoPE to it.
 static void norm_and_rotate(const Layer& layer, const float* norm, float* head, const float* cos, const float* sin) {
     int64_t dim = layer.heads.key_dim;
     if (norm) norm_row(head, norm, layer.query_eps, dim, head);
     rotate(head, cos, sin, dim);
 }
 
-// Stores the keys of all heads at `key`, and the values behind them, in the caches.
+// Copies the keys of all heads from `key`, and the values that follow them in memory, into the caches.
 static void store_row(const Layer& layer, int64_t slot, const float* key) {
     int64_t width = layer.heads.num_kv_heads * layer.heads.key_dim;
     int64_t value_width = layer.heads.num_kv_heads * layer.heads.value_dim;
@@ -121,14 +121,15 @@ static void rotate_and_store(const Layer& layer, const Batch& batch, float* qkv,
         }
         const float* key = own + heads.num_heads * dim;
         store_row(layer, batch.slot_mapping[row], key);
-        // Keys and values are also copied to `captured`, because a replayed row is not written to the caches itself.
+        // Keys and values are also copied to `captured` for the drafter. The caches do not suffice, because a row that
+        // is replayed for the drafter is not written to them.
         int64_t both = heads.num_kv_heads * (dim + heads.value_dim);
         if (layer.captured)
             by_kind(layer.kind, [&](auto number) { copy_row(key, both, (decltype(number)*)layer.captured + row * both); });
     });
 }
 
-// As `products` with `gated`, for layers in which `add` changes both factors.
+// Does the same as `products` with `gated`, for layers in which `add` changes both factors.
 static void added_gate_up(const Layer& layer, const Batch& batch, const float* x, float* both, float* active) {
     int64_t half = layer.intermediate, width = 2 * half;
     Matrix pair[2] = {layer.gate, layer.up};

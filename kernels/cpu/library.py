@@ -20,15 +20,16 @@ MAIN = "native.cpp"
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
 ARCHITECTURE = "WINGBEAT_CPU_ARCH"
-"""Environment variable with a target architecture in the compiler's notation: restricts the library to an older
-processor's instructions, so that tests on a newer machine cover them (`x86-64-v3` has AVX2, `x86-64` no AVX). Unset
-means this processor."""
+"""Environment variable with a target architecture in the compiler's notation (`x86-64-v3` has AVX2, `x86-64` has no
+AVX). The variable restricts the library to the instructions of an older processor, so that tests on a newer machine can
+cover these instructions. Unset means this processor."""
 WIDE = ("native", "x86-64-v4")
 """Architectures that use AVX-512 if the processor has it."""
 TIMEOUT_S = 300
 LARGEST_MATRIX = 1 << 23
-"""Maximum number of elements of a matrix that narrow registers multiply as fast as torch. Measured with AVX2: rounds of
-1 and 16 rows were slower than torch through layers of 2048 x 8192, and no slower through layers of 1024 x 3072."""
+"""Maximum number of elements of a matrix that this library multiplies as fast as torch if registers are narrow.
+Measured with AVX2: with layers of 2048 x 8192, rounds of 1 and 16 rows were slower than in torch; with layers of 1024 x
+3072 the rounds were not slower."""
 
 
 class NoLibraryError(RuntimeError):
@@ -39,7 +40,7 @@ def open_library(folder: Path) -> ctypes.CDLL:
     """Opens the library of these sources for this machine, compiling it into `folder` if it is missing.
 
     Raises:
-        NoLibraryError: there is no compiler, it fails, or the folder is not writable.
+        NoLibraryError: there is no compiler, the compiler fails, or the folder is not writable.
     """
     try:
         path = folder / f"{fingerprint()}.so"
@@ -84,7 +85,7 @@ def _compile(path: Path) -> None:
     if command is None:
         raise NoLibraryError(f"no C++ compiler ({', '.join(COMPILERS)}, or $CXX)")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may compile at once: each replaces the file when it finishes, by an equal file.
+    # Several processes may compile at once. Each one replaces the file when it finishes; the files are equal.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         included = [word for header in _of_parts() for word in ("-include", str(header))]

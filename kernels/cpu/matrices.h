@@ -1,6 +1,6 @@
-// Weight storage read by products. A packed matrix consists of panels of PANEL columns, each of which stores its rows
-// consecutively, so that the matrix is read from first byte to last. An input-major matrix is treated as panels side by
-// side.
+// Weight storage that matrix products read. A packed matrix consists of panels of PANEL columns, each of which stores
+// its rows consecutively, so that the matrix is read from first byte to last. An input-major matrix is treated as
+// panels side by side.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct bfloat_pair {
     uint32_t bits;
 };
 
-// As `bfloat_pair`, for products whose rows may be rounded to bfloat16 pairs too: some processors multiply such pairs
-// natively.
+// As `bfloat_pair`, for matrix products whose rows may be rounded to bfloat16 pairs too, because some processors
+// multiply such pairs natively.
 struct rounding_pair {
     uint32_t bits;
 };
@@ -60,7 +60,7 @@ static inline Matrix plain_matrix(const void* weight, const float* bias, int64_t
     return {weight, bias, columns, stride, 0, kind, nullptr, {}};
 }
 
-// run(a value of the matrix's element type; only the type matters)
+// Calls `run` with a value of the matrix's element type; only the type of the value matters.
 template <class Run>
 static inline void by_number(const Matrix& matrix, const Run& run) {
     if (HAS_PAIRS && matrix.kind == ROUNDING_PAIRS) run(rounding_pair{});

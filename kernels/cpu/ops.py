@@ -54,7 +54,7 @@ class Segments(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """Addition of an optional kernel part to the products of layers, for some rows of a batch."""
+    """Addition that an optional part of the kernels makes to matrix products of layers, for some rows of a batch."""
 
     add: int
     """Address of a C++ function of type `Add`."""
@@ -116,7 +116,7 @@ class CpuKernels:
         return self._product(x, panels.inputs, panels.matrices, sum(panels.parts), wide)
 
     def packed_linears(self, x: Tensor, panels: Sequence[GroupPanels]) -> Tensor:
-        """`packed_linear` with several weights of the same inputs; their output columns are concatenated."""
+        """`packed_linear` with several weights that have the same inputs; their output columns are concatenated."""
         if any(one.order is not None for one in panels):
             return torch.cat([self.packed_linear(x, one) for one in panels], dim=-1)
         _check_rows(x, panels[0])
@@ -219,7 +219,7 @@ class CpuKernels:
     def tree_acceptance(
         self, committed_lens: Tensor, last_token_ids: Tensor, compacted: accept.Compacted | None = None
     ) -> accept.TreeAcceptance:
-        """Creates a `TreeAcceptance` that updates these columns, int64 [num_slots], at the end of each path."""
+        """Creates a `TreeAcceptance` that updates these columns, int64 [num_slots], when a path is accepted."""
         return accept.TreeAcceptance(self._library, committed_lens, last_token_ids, compacted)
 
     def native_choice(self) -> NativeChoice:
@@ -250,7 +250,7 @@ class CpuKernels:
 
 
 def _check_rows(x: Tensor, panels: Panels | GroupPanels) -> None:
-    """Rejects rows that a product would read past their ends; raises ValueError."""
+    """Raises ValueError if a matrix product would read past the end of the rows."""
     if x.dtype != panels.dtype:
         raise ValueError(f"rows are {x.dtype} and weights {panels.dtype}: both must have the same dtype")
     if x.shape[-1] != panels.inputs:
@@ -263,8 +263,8 @@ def pack_segments(segments: list[Any], dtype: torch.dtype) -> Segments | None:
     Returns None if there are no kernels, if the segments are on another device, or if the dtype is unsupported.
 
     Args:
-        segments: objects with the fields of `wingbeat.runtime.round.rows.Segment`; positions may be None if a request's
-            rows follow its context.
+        segments: objects with the fields of `wingbeat.runtime.round.rows.Segment`; positions may be None if the new
+            rows of each request follow the request's context directly.
         dtype: dtype of keys and values.
     """
     kernels = cpu_kernels() if dtype in CACHE_DTYPES and segments[0].block_tables.is_cpu else None
@@ -312,7 +312,7 @@ def batch_of(
     Args:
         cos: [num_tokens, dim], contiguous; `sin` likewise.
         slot_mapping: int64 [num_tokens], contiguous.
-        addition: added to products of the layers.
+        addition: added to matrix products of the layers.
     """
     return Batch(
         len(slot_mapping),

@@ -10,10 +10,10 @@ from wingbeat.kernels.cpu.eight_bits import EightBits, to_eight_bits
 from wingbeat.kernels.cpu.structs import KINDS, Matrix
 
 PAIRS, ROUNDING_PAIRS = 3, 4
-"""Kinds of packed bfloat16, where two inputs of a column are adjacent. With `ROUNDING_PAIRS`, the kind of
-bfloat16 weights, products may round rows to bfloat16 too, because some processors multiply pairs natively."""
+"""Kinds of packed bfloat16, in which two inputs of a column are adjacent. `ROUNDING_PAIRS` is for weights whose
+original dtype is bfloat16: products may round rows to bfloat16 too, because some processors multiply pairs natively."""
 BYTES = 5
-"""Kind of packed int8, whose sums are multiplied by their columns' scales."""
+"""Kind of packed int8 weights. The sum of a column is multiplied by the column's scale."""
 
 
 class Panels(NamedTuple):
@@ -21,10 +21,10 @@ class Panels(NamedTuple):
 
     storage: Tensor
     """[num_panels, inputs, width]; for bfloat16 [num_panels, ceil(inputs / 2), width, 2]. Padding is 0. Float32 weights
-    that bfloat16 represents exactly, as in most checkpoints, are stored as bfloat16: half the memory and reading time,
-    with bit-identical products. For int8 the elements are integers, which `scales` multiply."""
+    that bfloat16 represents exactly, as in most checkpoints, are stored as bfloat16, which halves memory and reading
+    time. Products are bit-identical. For int8 the elements are integers, which `scales` multiply."""
     parts: tuple[int, ...]
-    """Number of columns of each part of a fused product; each part begins at a new panel."""
+    """Number of columns of each part of a fused matrix product; each part begins at a new panel."""
     inputs: int
     dtype: torch.dtype
     """Dtype of the original weight."""
@@ -33,7 +33,7 @@ class Panels(NamedTuple):
     scales: Tensor | None
     """float32 [columns] for int8 storage, else None."""
     matrices: ctypes.Array
-    """The parts in the C++ format; they point into `storage`."""
+    """The parts in the C++ format; their pointers point into `storage`."""
     order: None = None
     """Input order, as in `GroupPanels`; always None, because inputs are stored in order."""
 
@@ -106,7 +106,7 @@ def _matrices(
 
 
 def rounded(matrix: Matrix) -> Matrix:
-    """Copy of a matrix that allows products to round rows to bfloat16, if its storage is bfloat16 pairs."""
+    """Copy of a matrix whose products may round rows to bfloat16 if the matrix is stored as bfloat16 pairs."""
     made = Matrix.from_buffer_copy(matrix)
     if made.kind == PAIRS:
         made.kind = ROUNDING_PAIRS

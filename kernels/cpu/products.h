@@ -1,4 +1,4 @@
-// Products of rows with matrices. A row's result does not depend on the other rows: every element is one sum,
+// Matrix products of rows. A row's result does not depend on the other rows, because each element is one sum,
 // accumulated in input order.
 #pragma once
 
@@ -22,10 +22,11 @@ template <class T>
 struct Strip {
     const T* weight;
     int64_t stride, panel, inputs;
-    int64_t last;  // columns left: of the last vector, or all that are left of whole panels
-    const float* scales;  // of those columns, or null
+    int64_t last;  // number of columns that are left
+    const float* scales;  // from the strip's first column on, or null
     const T* next;
-    // non-zero: panels were read before. Wide, as a spilled byte read as a word would stall on earlier stores
+    // Non-zero: panels were read before. 64 bits, not a bool: if a register that was spilled as a byte is read back as
+    // a word, the read stalls.
     int64_t again;
     Groups groups;
     int64_t vector;  // first vector of columns within a panel of groups
@@ -197,8 +198,8 @@ __attribute__((noinline)) static void multiply(const float* x, int64_t x_stride,
 template <class T>
 using Multiply = void (*)(const float*, int64_t, const Strip<T>&, vec*);
 
-// Variants by columns: as many panels as registers allow for that many rows, one panel, one vector, and part of a
-// vector.
+// Variants by number of columns: as many panels as the registers allow for that many rows; one panel; one vector; part
+// of a vector.
 template <class T>
 struct Multiplies {
     Multiply<T> widest, panel, vector, some;
@@ -240,7 +241,7 @@ static inline void by_gate(int64_t gate, const Run& run) {
     else run(silu);
 }
 
-// One product, as its tiles see it.
+// Arguments of one matrix product, which all of its tiles share.
 struct Tile {
     const float* x;
     int64_t x_stride, inputs;
@@ -249,13 +250,13 @@ struct Tile {
     const float* residual;
     int64_t residual_stride;
     const Matrix* matrix;
-    const Matrix* gated;  // if given, computes gate(matrix) * gated; of the same kind as `matrix`
+    const Matrix* gated;  // if given, computes gate(x * matrix) * (x * gated); same kind as `matrix`
     int64_t gate;         // a `Gate`
-    int64_t skipped;      // columns before the first that the matrices contain
+    int64_t skipped;      // number of output columns before the matrices' first column
 };
 
 // Computes columns [begin, end) of `count` rows from `row` on. `again` is non-zero if earlier rows had the same
-// columns. `begin` starts a vector of a panel.
+// columns. `begin` must be the first column of a vector.
 template <class T>
 static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end, int64_t again) {
     const Multiplies<T>& ways = MULTIPLIES<T>[count];
@@ -283,7 +284,7 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
             }
         };
         int64_t width = vectors * LANES;
-        for (int64_t r = 0; r < count; r++) {  // short lines that a processor does not prefetch by itself
+        for (int64_t r = 0; r < count; r++) {  // output rows are too short for hardware prefetching
             __builtin_prefetch(tile.out + (row + r) * tile.out_stride + column, 1, 3);
             if (tile.residual) __builtin_prefetch(tile.residual + (row + r) * tile.residual_stride + column, 0, 3);
         }
@@ -359,8 +360,8 @@ static int64_t tile_width(int64_t columns, int64_t multiplications) {
     return best;
 }
 
-// Processes rows in parts of at least 32768 elements: a smaller part would be finished before another thread could
-// start.
+// Processes rows in parts of at least 32768 elements, because a smaller part would be finished before another thread
+// could start.
 template <class Run>
 static void by_row(int64_t num_rows, int64_t width, const Run& run) {
     int64_t num_tiles = std::clamp<int64_t>(num_rows * width / 32768, 1, std::min<int64_t>(num_rows, 64));
@@ -369,7 +370,7 @@ static void by_row(int64_t num_rows, int64_t width, const Run& run) {
     });
 }
 
-// Converts float rows to bfloat16 pairs, with a 0 behind an odd last element: [num_rows, (inputs + 1) / 2].
+// Converts float rows to bfloat16 pairs, with a 0 after an odd last element: [num_rows, (inputs + 1) / 2].
 static const float* as_pairs(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs) {
     static thread_local std::vector<bfloat> scratch;
     int64_t width = inputs + inputs % 2, most = num_rows * width;

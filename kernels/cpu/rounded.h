@@ -1,5 +1,5 @@
-// Rows rounded to int8, whose products with integer weights processors sum four at a time. Blocks of ROUNDED_BLOCK
-// inputs share a scale: the block's largest magnitude divided by 127.
+// Rows rounded to int8. Processors multiply them by integer weights and sum four products in one instruction. Blocks of
+// ROUNDED_BLOCK inputs share a scale: the block's largest magnitude divided by 127.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 constexpr int64_t ROUNDED_BLOCK = 32;
 
-// Inputs whose integer products are summed before scaling: they share one group and one block.
+// Number of inputs whose integer products are summed before scaling; these inputs share one group and one block.
 static inline int64_t step_of(int64_t group) { return group % 32 == 0 ? 32 : group % 16 == 0 ? 16 : 8; }
 
 // Layout of a rounded row, in 32-bit words: one byte per input, then scales by block, then sums of the numbers over

@@ -14,7 +14,7 @@ constexpr float NONE = -std::numeric_limits<float>::infinity();
 // Rules by slot, laid out as in `runtime.protocol.sampling_rules`; null `numbers` mean that no slot has rules.
 struct SamplingRules {
     const float* numbers;      // [num_slots, NUM_RULES]
-    const int64_t* token_ids;  // [num_slots, MOST_BIASED], -1 behind the listed tokens
+    const int64_t* token_ids;  // [num_slots, MOST_BIASED], -1 after the listed tokens
     const float* biases;
 };
 
@@ -93,7 +93,8 @@ struct Ruled {
             if (scores[i] < least) scores[i] = NONE;
     }
 
-    // Least score of the smallest set of best scores that has a share of top-p of the mass of all scores >= `least`.
+    // Lowest score that top-p keeps: the least score of the smallest set of best scores whose mass is at least top-p
+    // times the mass of all scores >= `least`.
     float edge_of_nucleus(int64_t count, float temperature, const float* scores, float top, float least) {
         float total = 0.0f, mass = 0.0f;
         sorted.clear();

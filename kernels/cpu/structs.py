@@ -11,7 +11,7 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Scales(Structure):
-    """Scales by panel; each entry of `by`, if given, multiplies `each` neighbouring numbers."""
+    """Scales by panel; each entry of `by`, if given, multiplies a run of `each` neighbouring numbers."""
 
     _fields_ = [("numbers", c_void_p), ("by", c_void_p), ("kind", c_int64), ("each", c_int64)]
 
@@ -19,7 +19,7 @@ class Scales(Structure):
 class Groups(Structure):
     """Groups of `size` inputs with a scale and a shift (`group_panels.GroupPanels`).
 
-    `rounded` makes products round rows to int8.
+    If `rounded` is set, matrix products round input rows to int8.
     """
 
     _fields_ = [
@@ -88,7 +88,7 @@ class Heads(Structure):
 
 
 class Convolution(Structure):
-    """Convolutions before and behind a sublayer; 0 taps mean none."""
+    """Convolutions before and after a sublayer; 0 taps mean none."""
 
     _fields_ = [("base", c_void_p), ("dynamic", Matrix), ("num_taps", c_int64), ("group", c_int64)]
 

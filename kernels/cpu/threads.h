@@ -88,7 +88,7 @@ class Threads {
     // A forked child has none of its parent's threads.
     void forget_after_fork() {
         if (helpers_.empty() || process_ == getpid()) return;
-        // Threads of another process can be neither joined nor detached: their handles are leaked on purpose.
+        // Threads of another process can be neither joined nor detached, so their handles are leaked on purpose.
         new std::vector<std::thread>(std::move(helpers_));
         helpers_.clear();
         asleep_.store(0);
@@ -144,5 +144,5 @@ class Threads {
     std::atomic<bool> ending_{false};
 };
 
-// Never destroyed: its threads may outlive the main thread.
+// Never destroyed, because its threads may outlive the main thread.
 static Threads& threads = *new Threads;

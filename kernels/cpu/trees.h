@@ -1,5 +1,5 @@
-// Draft trees, level by level: candidates behind each node, selection of the nodes to expand, and finally of the best
-// nodes. Must agree with `kernels/tree/candidates.py` and `kernels/tree/table.py`; ties go to the lower index.
+// Draft trees, level by level: candidate children of each node, selection of the nodes to expand, and finally of the
+// best nodes. Must agree with `kernels/tree/candidates.py` and `kernels/tree/table.py`; ties go to the lower index.
 #pragma once
 
 #include <algorithm>
@@ -164,7 +164,7 @@ struct Table {
         size++;
     }
 
-    // Makes the best entries from `first` on the frontier, which is expanded as level `level`.
+    // Selects the new frontier, to be expanded as level `level`: the best entries among those from `first` on.
     void choose(int64_t first, int64_t level, int64_t num_words) {
         chosen.resize(top_k);
         Best best{chosen.data(), top_k, 0};
@@ -182,8 +182,8 @@ struct Table {
         frontier.swap(chosen), visible.swap(seen);
     }
 
-    // Sum over the frontier's nodes of the excess of path probability over the rule's price; `row` [num_bins] are
-    // acceptance rates.
+    // Sum over the frontier's nodes of the path probability minus the rule's price, where that is positive. `row`
+    // [num_bins] holds acceptance rates.
     double worth(const GrowthRules& rules, const GrowthRule& rule, const float* row) {
         double mass = 0.0;
         for (const Scored& node : frontier) {

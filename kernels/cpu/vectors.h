@@ -1,5 +1,5 @@
-// A register of floats as a compiler vector type: 16, 8 or 4 lanes, by architecture. Wider vectors than a register
-// would be kept in memory.
+// A register of floats as a compiler vector type: 16, 8 or 4 lanes, by architecture. A vector that is wider than a
+// register would be kept in memory.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +54,7 @@ static inline const void* element(const void* from, int64_t index, int64_t kind)
     return (const char*)from + index * size_of(kind);
 }
 
-// run(a value of the kind's type; only the type matters)
+// Calls `run` with a value of the kind's type; only the type of the value matters.
 template <class Run>
 static inline void by_kind(int64_t kind, const Run& run) {
     if (kind == FLOAT) run(float{});
@@ -64,8 +64,8 @@ static inline void by_kind(int64_t kind, const Run& run) {
 
 static inline vec all(float x) { return x - vec{}; }
 
-// a * b + c, rounded once, by explicit intrinsics: compilers may fuse one loop and not another, and then a row's result
-// would depend on the rows beside it.
+// a * b + c, rounded once, by explicit intrinsics, because compilers may fuse one loop and not another, and then a
+// row's result would depend on how many rows are computed together.
 static inline vec fused(vec a, vec b, vec c) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -96,8 +96,8 @@ static inline vec load(const bfloat* from) {
     return (vec)(__builtin_convertvector(bits, words) << 16);
 }
 
-// Widens float16. Without native conversion, a product adjusts the exponent, which is correct for subnormal numbers
-// too.
+// Widens float16. Without native conversion, a multiplication adjusts the exponent, which is correct for subnormal
+// numbers too.
 static inline vec from_halves(halves narrow) {
 #if defined(__AVX512F__)
     return (vec)_mm512_cvtph_ps((__m256i)narrow);
@@ -113,7 +113,7 @@ static inline vec from_halves(halves narrow) {
 
 static inline vec load(const half* from) { return from_halves(*(const loose_halves*)from); }
 
-// Widens int8 to float, by explicit intrinsics: compilers widen bytes one by one.
+// Widens int8 to float, by explicit intrinsics, because compilers would widen bytes one by one.
 static inline vec load_whole(const int8_t* from) {
 #if defined(__AVX512F__)
     return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
@@ -247,7 +247,7 @@ static int64_t best_of(const float* scores, int64_t count) {
             if (!(scores[i] <= scores[best])) best = i;
         return best;
     }
-    // The last register overlaps the previous one: seeing a number twice changes nothing.
+    // The last register overlaps the previous one; to see a number twice does not change the maximum.
     vec most = load(scores);
     ints odd = most != most;
     for (int64_t i = LANES; i < count; i += LANES) {

@@ -1,12 +1,12 @@
-// Candidates behind each drafted token, from the slots of a block (as `runtime/one_pass/walks.py`): by the slot's
+// Candidate children of each node, from the slots of a block (as `runtime/one_pass/walks.py`): by the slot's
 // logits alone, with a correction by the preceding token (DSpark), or among a few candidates scored with that token
 // (DFlash2).
 #pragma once
 
 #include "growth.h"
 
-// DSpark's correction of a slot's scores, and the head's confidence in the best token. Matrices without weight are
-// unused.
+// DSpark's correction of a slot's scores, and the head's confidence in the best token. Matrices without a weight are
+// not used.
 struct Markov {
     Embedding tokens;  // rows of `rank` numbers
     int64_t rank;      // 0: scores are left as they are
@@ -57,7 +57,7 @@ static void be_sure(const Best& best, float confidence) {
 }
 
 // Scores by which a slot's candidates are chosen: its logits under the sequence's rules, plus the target's noise.
-// Without the noise a sampled token would rarely be among the candidates. `own` has room for two rows of the
+// Without the noise a sampled token would rarely be among the candidates. `own` is a buffer for two rows of the
 // vocabulary.
 static const float* ranks_of(const Walk& walk, const float* logits, const Roots& roots, int64_t slot, float* own, Room& at) {
     int64_t tree = slot / roots.num_levels, level = slot % roots.num_levels, sequence = roots.slots[tree], vocab = walk.vocab;
@@ -110,7 +110,7 @@ static void choose_candidates(const Walk& walk, const Slots& slots, const Roots&
     });
 }
 
-// Enters candidates behind the frontiers, from each slot's candidates only.
+// Enters candidate children of the frontiers' nodes, chosen among each slot's candidates only.
 static void follow_lattice(const Walk& walk, const Roots& roots, int64_t level, int64_t width, Room& at) {
     const Lattice& lattice = *walk.lattice;
     int64_t count = lattice.num_candidates, rank = lattice.rank, of_slot = rank + count + count * rank;
@@ -138,7 +138,7 @@ static void follow_lattice(const Walk& walk, const Roots& roots, int64_t level, 
     });
 }
 
-// Enters candidates behind the frontiers, regardless of the frontiers' tokens.
+// Enters candidate children of the frontiers' nodes, regardless of the nodes' tokens.
 static void follow_slots(const Walk& walk, const Slots& slots, const Roots& roots, int64_t level, int64_t width, Room& at) {
     int64_t vocab = walk.vocab;
     room(at.best, roots.num_reqs * roots.top_k);
@@ -151,8 +151,8 @@ static void follow_slots(const Walk& walk, const Slots& slots, const Roots& root
     });
 }
 
-// Input rows of DSpark's products. Each row concatenates the state of the preceding tokens, the token, the slot's
-// hidden state, and the token again.
+// Input rows of DSpark's matrix products. Each row concatenates the state of the preceding tokens, the token, the
+// slot's hidden state, and the token again.
 static float* markov_rows(const Walk& walk, const Slots& slots, const Roots& roots, int64_t level, int64_t width, Room& at) {
     const Markov& markov = *walk.markov;
     int64_t rank = markov.rank, hidden = walk.hidden, width_before = level > 1 ? roots.top_k : 1;
@@ -199,7 +199,7 @@ static const float* markov_factors(const Walk& walk, const float* rows, int64_t 
     return factors;
 }
 
-// Enters candidates behind the frontiers, from the slots and the nodes' tokens.
+// Enters candidate children of the frontiers' nodes, from the slots and the nodes' tokens.
 static void follow_markov(const Walk& walk, const Slots& slots, const Roots& roots, int64_t level, int64_t width, Room& at) {
     const Markov& markov = *walk.markov;
     int64_t rank = markov.rank, vocab = walk.vocab, num_rows = roots.num_reqs * width, wide = 3 * rank + walk.hidden;

@@ -1,1 +1,1 @@
-"""GPU kernels in Triton; the torch reference of each is in the folder named after its operation."""
+"""GPU kernels in Triton. The torch reference of each kernel is in the folder named after the kernel's operation."""

@@ -1,4 +1,4 @@
-"""Grouped products by the weights of experts on a GPU.
+"""Grouped matrix products with the weights of experts on a GPU.
 
 A program computes some columns of one block of an expert's rows.
 """

@@ -267,8 +267,8 @@ def _move_kv_kernel(
         word = tl.program_id(2) * CHUNK + tl.arange(0, CHUNK)
         inside = moved[:, None] & (word < num_words)[None, :]
         rows = tl.load(cache_ptr + source[:, None] * num_words + word[None, :], mask=inside, other=0)
-        # A target may be another move's source, so all reads must precede all writes. No other program touches these
-        # words of the request's rows, so a barrier among this program's threads suffices.
+        # A target may be another move's source, so all reads must precede all writes. Each word of a request's rows is
+        # moved by a single program, so a barrier among this program's threads suffices.
         tl.debug_barrier()
         tl.store(cache_ptr + target[:, None] * num_words + word[None, :], rows, mask=inside)
 

@@ -43,7 +43,7 @@ def _add_rms_norm_kernel(
     scale = tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
     normed = wide * scale
-    if weight_ptr.dtype.element_ty == total.dtype:  # the reference rounds too before it multiplies by the weight
+    if weight_ptr.dtype.element_ty == total.dtype:  # as in the reference, round before multiplying by the weight
         normed = normed.to(total.dtype).to(tl.float32)
     normed *= weight
     tl.store(normed_ptr + row + at, normed.to(total.dtype), mask=inside)
@@ -156,7 +156,7 @@ def _normed(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
     low, high = low.to(tl.float32), high.to(tl.float32)
     scale = tl.math.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + eps)[:, None]
     low, high = low * scale, high * scale
-    if weight_low.dtype == dtype:  # the reference rounds too before it multiplies by the weight
+    if weight_low.dtype == dtype:  # as in the reference, round before multiplying by the weight
         low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     return (low * weight_low.to(tl.float32)).to(dtype), (high * weight_high.to(tl.float32)).to(dtype)
 
@@ -183,7 +183,7 @@ def _rotations_kernel(
     quarters = tl.floor(angle * 0.6366197723675814 + 0.5)
     rest = (angle.to(tl.float64) - quarters.to(tl.float64) * _QUARTER).to(tl.float32)
     square = rest * rest
-    # Cephes' polynomials, accurate to one rounding within half a quarter turn on either side.
+    # Cephes' polynomials, accurate to one rounding up to an eighth of a turn on either side of zero.
     sine = ((-1.9515295891e-4 * square + 8.3321608736e-3) * square - 1.6666654611e-1) * square * rest + rest
     cosine = (2.443315711809948e-5 * square - 1.388731625493765e-3) * square + 4.166664568298827e-2
     cosine = cosine * square * square - 0.5 * square + 1.0
@@ -272,7 +272,7 @@ def _rotate_and_store_kernel(
     cos = tl.load(cos_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
     wide_low, wide_high = turned_low.to(tl.float32), turned_high.to(tl.float32)
-    # As in the reference, both products are rounded, and then their sum is rounded.
+    # As in the reference, each product is rounded, and then the sum of the two products is rounded.
     low_cos, high_sin = (wide_low * cos).to(dtype).to(tl.float32), (wide_high * sin).to(dtype).to(tl.float32)
     high_cos, low_sin = (wide_high * cos).to(dtype).to(tl.float32), (wide_low * sin).to(dtype).to(tl.float32)
     turned_low, turned_high = (low_cos - high_sin).to(dtype), (high_cos + low_sin).to(dtype)
@@ -411,5 +411,5 @@ def _check(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype)
 
 
 def _check_weights(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype) -> None:
-    """Checks norm weights; they have the rows' dtype or float32."""
+    """Checks norm weights, whose dtype must be the rows' dtype or float32."""
     _check(parts, torch.float32 if parts and parts[0][1].dtype == torch.float32 else dtype)

@@ -1,4 +1,4 @@
-"""Products of few rows by one weight on a GPU, in as many programs as fill the device.
+"""Matrix products of few rows with one weight on a GPU, in as many programs as fill the device.
 
 Programs that share a tile each sum a part of the inputs; the last program to finish adds the sums in input order.
 """
@@ -21,7 +21,7 @@ _PROGRAMS_OF_SM, _LEAST_STEPS, _MOST_SPLITS = 3, 4, 16
 def _part_of_sum(
     rows_ptr, row, live, weight_ptrs, begin, end, in_features, real, acc, IN: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Adds the products [columns, rows] over the inputs from `begin` to `end` to `acc`."""
+    """Adds the matrix product [columns, rows] over the inputs from `begin` to `end` to `acc`."""
     for start in tl.range(begin, end, IN):
         at = start + tl.arange(0, IN)
         known = at < in_features
@@ -44,7 +44,7 @@ def _few_rows_product_kernel(
     num_rows,
     in_features,
     out_features,
-    steps,  # steps of a program, of IN inputs each
+    steps,  # number of steps of a program, of IN inputs each
     GATED: tl.constexpr,
     ADD: tl.constexpr,
     ROWS: tl.constexpr,
@@ -57,7 +57,7 @@ def _few_rows_product_kernel(
     tile, split = tl.program_id(0), tl.program_id(1)
     columns, row = tile * OUT + tl.arange(0, OUT), tl.arange(0, ROWS)
     real, live = columns < out_features, row < num_rows
-    begin = split * steps * IN  # the compiler must see its alignment, or it does not pipeline the loads
+    begin = split * steps * IN  # a multiple of IN, so that the compiler sees aligned loads and pipelines them
     end = tl.minimum(begin + steps * IN, in_features)
     weights = weight_ptr + columns.to(tl.int64)[:, None] * in_features
     zeros = tl.zeros([OUT, ROWS], tl.float32)
@@ -104,7 +104,7 @@ def few_rows_product(
     limits, height = _limits_of(rows.device), max(triton.next_power_of_2(num_rows), LEAST_TILE)
     in_tile, num_stages = read_ahead(limits, height, rows.element_size())
     steps, splits = shares(limits, triton.cdiv(out_features, _OUT_TILE), triton.cdiv(in_features, in_tile))
-    if gated:  # the two halves of a gated MLP have enough tiles to fill the device
+    if gated:  # not split: the tiles of a gated MLP fill the device
         steps, splits = triton.cdiv(in_features, in_tile), 1
     sums = rows.new_empty(splits, out_features, height, dtype=torch.float32) if splits > 1 else None
     with torch.cuda.device_of(rows):

@@ -1,6 +1,6 @@
 """Operations of a round besides the forward pass, on a GPU: one launch per function of `kernels.round.reference`.
 
-Each program handles a request: trees are small, so the number of launches dominates.
+Each program handles one request. Trees are small, so the time depends mostly on the number of launches.
 """
 
 import torch
@@ -268,7 +268,8 @@ def _settle_kernel(
             path = tl.where(steps == step, node, path)
             if limits is None:
                 child = tl.min(tl.where(counts & (up == node) & (tokens == target), nodes, num_nodes), axis=0)
-                # Once a node has no chosen child, the walk stays at this node, where it finds none again: it has ended.
+                # Once a node has no chosen child, the walk stays at this node in all later steps, so the walk has
+                # ended.
                 goes = (child < num_nodes) & (step + 1 < longest)
             else:
                 child = tl.min(tl.where(counts & (up == node), nodes, num_nodes), axis=0)

@@ -62,8 +62,8 @@ def slot_mapping(block_tables: Tensor, positions: Tensor, block_size: int, count
 def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
     """Describes caches on CUDA for `move_kv`.
 
-    Returns None on other devices. Captured moves read the table, so the caller must keep it alive as long as their
-    graphs.
+    Returns None on other devices. CUDA graphs that captured a move read the table, so the caller must keep the table
+    alive as long as these graphs.
 
     Raises:
         ValueError: a cache on CUDA is not contiguous, or on another device than the first.

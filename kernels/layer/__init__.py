@@ -1,1 +1,1 @@
-"""Steps of a decoder layer besides its dense products and its attention."""
+"""Steps of a decoder layer other than its dense matrix products and its attention."""

@@ -1,8 +1,8 @@
-"""Products by the weights of experts: torch reference; GPUs use `kernels.gpu.experts`, one launch per product.
+"""Matrix products of rows with their experts' weights: torch reference; GPUs use `kernels.gpu.experts`.
 
-Rows are sorted by the expert to which they are routed, and each expert's rows are cut into blocks of one height. Only
-the device knows the number of blocks. The grid has a program for the largest possible number, so the host need not wait
-for the device.
+A product takes one launch. Rows are sorted by the expert to which they are routed, and each expert's rows are cut into
+blocks of one height. The number of blocks is known only on the device. The grid has programs for the largest possible
+number of blocks, so the host need not wait for the device.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class Routes(NamedTuple):
     """Assignment of rows to experts, several experts per row."""
 
     order: Tensor
-    """int64 [num_rows * choices]: indices of choices (row-major), sorted by expert."""
+    """int64 [num_rows * choices]: indices of the (row, choice) pairs in row-major order, sorted by expert."""
     blocks: Tensor
     """int32 [3, blocks]: expert, or -1 for an unused block; first and last index of the block's rows in `order`."""
     height: int

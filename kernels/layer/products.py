@@ -1,7 +1,7 @@
-"""Products of few rows by one weight: torch reference; on GPUs `kernels.gpu.products` reads the weight once.
+"""Matrix products of few rows with one weight: torch reference. On GPUs `kernels.gpu.products` reads the weight once.
 
-A device's default product leaves most multiprocessors idle if a weight has few tiles; which implementation is faster is
-measured when a model is loaded.
+torch's own matrix product leaves most multiprocessors of a GPU idle if a weight has few tiles. Which of the two is
+faster is measured when a model is loaded.
 """
 
 import torch
@@ -12,9 +12,9 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.layer.reference import silu_mul
 
 MOST_ROWS = 64
-"""Maximum number of rows of a product by the GPU kernel."""
+"""Maximum number of rows that the GPU kernel multiplies."""
 LEAST_TILE = 16
-"""Minimum number of columns of a program."""
+"""Minimum number of columns that a program computes."""
 
 
 def few_rows_product(
@@ -31,9 +31,9 @@ def few_rows_product(
         rows: [num_rows, inputs], at most `MOST_ROWS` on a GPU.
         weight: [columns, inputs], contiguous.
         total: [num_rows, columns] in the same dtype, to which the product is added in place; None returns a new tensor.
-        counters: int32 [ceil(columns / LEAST_TILE)], all zero between products; None allocates new ones.
+        counters: int32 [ceil(columns / LEAST_TILE)], all zero when no product runs; None allocates new ones.
         gated: returns silu of the first half of the columns, times the second half: [num_rows, columns / 2]. Each half
-            is rounded first.
+            is rounded before silu and the multiplication.
     """
     if kernels := choice.compiled("few_rows_product", rows):
         if counters is None:
@@ -46,5 +46,5 @@ def few_rows_product(
 
 
 def new_counters(weight: Tensor) -> Tensor:
-    """Allocates the counters of a weight's products; two products with the same counters must not overlap in time."""
+    """Allocates counters for products with a weight; products that use the same counters must not overlap in time."""
     return torch.zeros(-(-len(weight) // LEAST_TILE), dtype=torch.int32, device=weight.device)

@@ -1,7 +1,8 @@
-"""Steps of a decoder layer between its products: torch reference; GPUs use `kernels.gpu.layer`, one launch per step.
+"""Steps of a decoder layer between its matrix products: torch reference.
 
-The steps round where transformers' modules round. A layer composed of these steps therefore computes the same numbers
-as transformers' layer, up to the order in which a norm sums its squares.
+GPUs use `kernels.gpu.layer`, one launch per step. The steps round where transformers' modules round. A layer composed
+of these steps therefore computes the same numbers as transformers' layer, up to the order in which a norm sums its
+squares.
 """
 
 import torch
@@ -12,7 +13,7 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.kv.reference import store_kv
 
 MOST_HIDDEN = 1 << 15
-"""Longest row that the norm kernel supports: one program keeps the row in registers."""
+"""Longest row that the norm kernel supports, because one program keeps the whole row in registers."""
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -20,7 +21,7 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
 
     Args:
         hidden: [num_tokens, hidden_size], contiguous.
-        residual: added to `hidden` first; None norms `hidden` alone.
+        residual: added to `hidden` first; None normalises `hidden` alone.
         weight: [hidden_size] in the same dtype or float32.
 
     Returns:
@@ -53,7 +54,8 @@ def embed_beside(
         weights: norm weights [size] of embeddings and of features.
 
     Returns:
-        [num_rows, 2 * size], and its second half as a tensor of its own.
+        [num_rows, 2 * size]: the normalised embedding, then the normalised features; and [num_rows, size]: a copy of
+        the normalised features.
     """
     if kernels := choice.compiled("add_rms_norm", features):
         return kernels.embed_beside(token_ids, table, features, weights, eps)
@@ -90,7 +92,7 @@ def rotate_and_store(
     key_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Norms and rotates queries and keys, and stores keys and values in their slots (RoFormer, arXiv 2104.09864).
+    """Normalises queries and keys, applies rotate-half RoPE to them (arXiv 2104.09864), and stores keys and values.
 
     Args:
         qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim], contiguous: queries, keys, values.

@@ -1,6 +1,7 @@
-"""Adds LoRA adapters to products, out += (x a) b, per row (arXiv 2106.09685): torch reference, grouped by adapter.
+"""Adds LoRA adapters to matrix products, out += (x a) b: torch reference (arXiv 2106.09685).
 
-On CUDA `adapters_triton` reads the rows' adapter ids on the device; `native.h` is the CPU implementation.
+Each row has its own adapter, or none. On CUDA `adapters_triton` reads the rows' adapter ids on the device; `native.h`
+is the CPU implementation.
 """
 
 import torch
@@ -11,7 +12,7 @@ from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 
 
 def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> Tensor:
-    """Adds to each row of a product the output of the row's adapter, in place.
+    """Adds to each row of a matrix product the output of the row's adapter, in place.
 
     Args:
         out: [num_rows, outputs], in the dtype of the adapters.
@@ -26,8 +27,8 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: Adapte
         return kernels.add_adapters(out, x, adapters, rows.tiles)
     if rows.runs is None:
         for adapter_id in range(1, len(adapters.a) + 1):
-            # All rows are multiplied by each adapter, rows with other adapters as zeros, so that the host need not read
-            # ids.
+            # Each adapter multiplies all rows, with the rows of other adapters set to zero, so that the host need not
+            # read ids.
             own = torch.where((rows.ids == adapter_id)[:, None], x, 0)
             _add(out, own, adapters, adapter_id, adapters.rank)
         return out

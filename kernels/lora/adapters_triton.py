@@ -1,4 +1,4 @@
-"""LoRA adapters on a GPU: two launches per product.
+"""LoRA adapters on a GPU: two launches per matrix product.
 
 Grids depend on shapes alone, and adapter ids are read on the device.
 """
@@ -14,7 +14,7 @@ from wingbeat.kernels.lora.stacked_adapters import TILE_ROWS, StackedAdapters, T
 _INPUTS_TILE = 64
 _OUTPUTS_TILE = 64
 _NUM_PROGRAMS = 264
-"""Programs that fill a large GPU twice: target number of programs that share the inputs of a product."""
+"""Target number of programs of a launch: enough to fill a large GPU twice."""
 _LEAST_STEPS, _MOST_SPLITS = 4, 32
 
 
@@ -29,7 +29,7 @@ def _shrink_kernel(
     begins_ptr,
     ends_ptr,
     inputs,
-    of_split,  # inputs of a program
+    of_split,  # number of inputs that a program sums
     stride_adapter,
     stride_input,
     stride_split,
@@ -192,7 +192,7 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, tiles: Tiles
 def shares(inputs: int, num_programs: int) -> tuple[int, int]:
     """Returns the number of inputs of each program, and the number of programs that share a product's inputs.
 
-    Every program has inputs.
+    Each program gets at least one input.
     """
     num_tiles = triton.cdiv(inputs, _INPUTS_TILE)
     splits = max(min(_NUM_PROGRAMS // num_programs, num_tiles // _LEAST_STEPS, _MOST_SPLITS), 1)

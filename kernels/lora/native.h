@@ -1,13 +1,13 @@
-// Low-rank adapters (LoRA, arXiv 2106.09685) on top of a product: out += (x * a) * b, each row by its own adapter.
-// Compiled with the sources of `kernels/cpu`.
+// Low-rank adapters (LoRA, arXiv 2106.09685) on top of a matrix product: out += (x * a) * b. Each row has its own
+// adapter, or none. Compiled with the sources of `kernels/cpu`.
 #pragma once
 
 #include "../cpu/products.h"
 
 constexpr int MOST_PARTS = 3;
 
-// Weights of all adapters for one product, or for a few products with the same inputs, which are the parts. Weights are
-// stored input-major; adapter `id`, from 1 on, is at index id - 1.
+// Weights of all adapters for one matrix product, or for a few with the same inputs. Each product is a part. Weights
+// are stored input-major; adapter `id`, from 1 on, is at index id - 1.
 struct Adapters {
     // of `kind`, by adapter [inputs, columns of all parts, `rank` each]; rows are `a_row` elements apart
     const void* a;

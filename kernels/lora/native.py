@@ -1,4 +1,4 @@
-"""Python interface of `native.h`: adapters on top of the products of `wingbeat.kernels.cpu`."""
+"""Python interface of `native.h`, which adds adapters to the matrix products of `wingbeat.kernels.cpu`."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_int64, c_void_p
@@ -11,7 +11,7 @@ from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 
 
 class Adapters(Structure):
-    """Low-rank adapters of one product, or of a few products with the same inputs."""
+    """Low-rank adapters of one matrix product, or of a few matrix products with the same inputs."""
 
     _fields_ = [
         ("a", c_void_p),
@@ -53,7 +53,7 @@ def adapt(kernels: CpuKernels, out: Tensor, x: Tensor, adapters: StackedAdapters
 
 
 def addition_of(kernels: CpuKernels, rows: AdapterRows) -> Addition | None:
-    """Builds the addition that decoder layers apply to their products for these rows; None if no row has an adapter."""
+    """Builds the adapters' addition to decoder layers' matrix products of these rows; None if no row has an adapter."""
     if not rows.runs:
         return None
     runs = runs_of(rows)

@@ -10,7 +10,7 @@ TILE_ROWS = 16
 
 
 class StackedAdapters(NamedTuple):
-    """Weights of all adapters for one product, or for a few products with the same inputs, which are the parts.
+    """Weights of all adapters for one matrix product, or for a few with the same inputs. Each product is a part.
 
     Adapter `id`, from 1 on, is stored at index id - 1; id 0 means no adapter. Adapters of a rank below the maximum are
     padded with zeros. Shapes and addresses never change.
@@ -107,8 +107,8 @@ class AdapterRows(NamedTuple):
         """Builds runs or tiles from adapter ids, int64 [num_rows], on the weights' device.
 
         Args:
-            on_host: True if reading ids does not wait for a device: builds runs. Otherwise builds tiles, whose shapes
-                depend on the number of rows only.
+            on_host: True if `ids` can be read without waiting for a device; builds runs. False builds tiles, whose
+                shapes depend on the number of rows only.
         """
         if not on_host:
             return cls(ids, tiles=tiles_of(ids, num_adapters))

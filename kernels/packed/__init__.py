@@ -1,1 +1,1 @@
-"""Group-quantized weights packed for GPUs, and products by them."""
+"""Group-quantized weights packed for GPUs, and matrix products with them."""

@@ -1,4 +1,4 @@
-"""Comparison of products by packed weights with their reference, for `wingbeat.kernels.gpu.comparison`."""
+"""Compares matrix products of packed weights with their reference, for `wingbeat.kernels.gpu.comparison`."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ _COLUMNS, _INPUTS, _EXPERTS = 96, 1024, 4
 
 
 def _weights() -> list[GroupedWeight]:
-    """Returns a weight in each number format; together they have every kind of scales and shifts."""
+    """Returns a weight in each number format; together the weights have every kind of scales and shifts."""
     values = (torch.arange(_COLUMNS * _INPUTS).view(_COLUMNS, _INPUTS) * 7 % 251).to(torch.uint8)
     floats = [random_numbers(23 + seed, _COLUMNS, _INPUTS // 32, dtype=torch.float16) / 8 for seed in range(2)]
     whole, by = (
@@ -31,7 +31,7 @@ def _weights() -> list[GroupedWeight]:
 
 
 def of_every_form(device: torch.device, shape: Shape) -> list[Tensor]:
-    """Returns for each format: a stored and an added product of few rows, the unpacked weight, products of experts."""
+    """Returns for each format: stored and added product of few rows, unpacked weight, and products of experts."""
     inputs = random_numbers(26, 5, _INPUTS, dtype=shape.dtype).to(device)
     bias = random_numbers(27, _COLUMNS, dtype=shape.dtype).to(device)
     chosen = torch.tensor([[0, 2], [3, 0], [2, 3], [0, 3], [2, 0]], device=device)

@@ -1,4 +1,4 @@
-"""Products by packed weights of experts, which are concatenated in one matrix: torch reference."""
+"""Matrix products with packed weights of experts, whose columns are concatenated in one matrix: torch reference."""
 
 import torch
 from torch import Tensor

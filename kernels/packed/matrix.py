@@ -1,4 +1,4 @@
-"""Packed 4-bit and 8-bit weights for GPUs, and products by them: torch reference.
+"""Packed 4-bit and 8-bit weights for GPUs, and matrix products with them: torch reference.
 
 The inputs are divided into steps. A step stores some consecutive bytes of each column, column by column, and a program
 of the kernel reads a tile of the step's columns at a time. A byte holds the number of one input, or of two inputs of
@@ -17,8 +17,8 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.grouped_weight import E2M1, UINT4, Form, GroupedWeight, Scales
 
 FEW_ROWS = 64
-"""Maximum number of rows of a product whose weights are unpacked in registers; for more rows, weights are unpacked into
-memory for the device's own product."""
+"""Maximum number of rows of a product that unpacks weights in registers. For more rows, weights are unpacked into
+memory, and torch computes the matrix product."""
 STEP_BYTES = (64, 32, 16)
 """Candidates for the bytes that a step stores of a column; the largest that divides the group size is used."""
 LEAST_TILE = 16
@@ -44,10 +44,10 @@ class PackedMatrix(NamedTuple):
     group: int
     """Inputs per group."""
     counters: Tensor
-    """int32 [tiles]: programs that have finished each tile; all zero between products."""
+    """int32 [tiles]: number of programs that have finished each tile; all zero when no product runs."""
     alike: bool = False
-    """Whether the bits of a product's rows are independent of the batch: products of many rows then run as several
-    products of few."""
+    """Whether the bits of a product's rows are independent of the batch. If so, a product of many rows runs as several
+    products of few rows."""
 
     @property
     def columns(self) -> int:
@@ -103,7 +103,7 @@ class PackedMatrix(NamedTuple):
 
 
 def can_lay(weight: GroupedWeight) -> bool:
-    """Whether a weight fits the step layout: its groups must consist of whole steps of the smallest size."""
+    """Whether a weight fits the step layout: each group must consist of whole steps of the smallest size."""
     return weight.group % STEP_BYTES[-1] == 0 and weight.values.numel() > 0
 
 
@@ -115,8 +115,8 @@ def lay(weight: GroupedWeight) -> PackedMatrix:
     values = values[:, :, 0] if halves == 1 else values[:, :, 0] | values[:, :, 1] << 4
 
     def turned(part: Tensor) -> Tensor:
-        # `clone` sets all strides by the shape, on which the kernel relies; `contiguous` keeps those of dimensions of
-        # size 1.
+        # The kernel relies on strides that follow from the shape. `clone` sets all strides so; `contiguous` would keep
+        # the strides of dimensions of size 1.
         return part.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     return PackedMatrix(
@@ -205,7 +205,7 @@ def unpack(matrix: PackedMatrix, dtype: torch.dtype, columns: Tensor | None = No
 
 
 def _wide_product(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Computes a product [num_rows, columns] whose result has a wider dtype."""
+    """Computes a product [num_rows, columns] whose result has a wider dtype than its operands."""
     if rows.is_cuda:
         return torch.mm(rows, weight, out_dtype=dtype)
     return rows.to(dtype) @ weight.to(dtype)

@@ -1,4 +1,4 @@
-"""Products of few rows by packed weights on a GPU: weights are unpacked in registers, and read once.
+"""Matrix products of few rows with packed weights on a GPU; weights are read once and unpacked in registers.
 
 A program sums a tile of columns over some of the steps. If several programs share a tile, the last one to finish adds
 their sums in step order.
@@ -29,7 +29,7 @@ _UNPACK_TILE = 64
 
 @triton.jit
 def _numbers(values, CODE: tl.constexpr):
-    """Decodes bytes to float32 with bit operations: conversion instructions run at a quarter of the speed."""
+    """Decodes bytes to float32 with bit operations, because conversion instructions run at a quarter of their speed."""
     bits = values.to(tl.int32)
     if CODE == _WHOLE:
         return (bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
@@ -98,7 +98,7 @@ def _packed_product_kernel(
     in_features,
     out_features,
     num_steps,
-    stride,  # columns in memory from one step or group to the next
+    stride,  # number of columns in memory from one step or group to the next
     out_stride,
     GROUP: tl.constexpr,
     OF_BY: tl.constexpr,
@@ -245,7 +245,7 @@ def _launch(
     add: bool = False,
     routes: Routes | None = None,
 ) -> None:
-    """Launches products of rows by the first `columns` columns, or, with `routes`, by those of each row's expert."""
+    """Launches products with the first `columns` columns, or, given `routes`, with the columns of each row's expert."""
     if not len(out):
         return
     tile, blocks = _tile(columns), 1 if routes is None else routes.blocks.shape[1]

@@ -1,8 +1,8 @@
 """Operations of a verifier's round besides the forward pass: torch reference and CPU path.
 
 Trees have the format of `kernels.tree.reference`. Sequence state is stored by slot; `slots` holds the slot of each row.
-The last, spare slot pads batches, and its length never changes. CUDA tensors use the kernels of `kernels.gpu.round`,
-one launch per function.
+The last slot is a spare one: padding rows of a batch use this slot, whose length never changes. CUDA tensors use the
+kernels of `kernels.gpu.round`, one launch per function.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class SlotColumns(NamedTuple):
 
 
 class DraftedFor(NamedTuple):
-    """State of each slot for which its tree was grown, int64 [num_slots]."""
+    """State of each slot's sequence when the slot's tree was grown, int64 [num_slots]."""
 
     epochs: Tensor
     committed_lens: Tensor
@@ -40,7 +40,7 @@ class TreeRules(NamedTuple):
     last_token: int
     """Highest token id of the vocabulary."""
     chains: bool
-    """Whether each node must follow the node before it: with chains, accepted KV is never moved."""
+    """Whether each node's parent must be the node before it. If so, accepted keys and values are never moved."""
 
 
 def well_formed(tree: GrownTree, rules: TreeRules) -> tuple[Tensor, Tensor]:
@@ -49,8 +49,8 @@ def well_formed(tree: GrownTree, rules: TreeRules) -> tuple[Tensor, Tensor]:
     Depths must be checked, because a wrong depth would shift positions and so change the output.
 
     Returns:
-        bool [num_reqs], whether a tree is well formed; and bool [num_reqs, num_nodes], nodes from the tree's num_valid
-        on.
+        bool [num_reqs]: whether a tree is well formed; and bool [num_reqs, num_nodes]: True for padding nodes, whose
+        index is num_valid or higher.
     """
     num_nodes = tree.token_ids.shape[1]
     index = torch.arange(num_nodes, device=tree.token_ids.device)
@@ -69,7 +69,9 @@ def well_formed(tree: GrownTree, rules: TreeRules) -> tuple[Tensor, Tensor]:
 def check_trees(
     trees: GrownTree, grown: DraftedFor, slots: Tensor, wanted: Tensor, state: SlotColumns, rules: TreeRules
 ) -> GrownTree:
-    """Returns one tree per row: a bare root if the tree in the row's slot was not grown for the sequence's present end.
+    """Returns one tree per row: the tree in the row's slot if it is usable, else a bare root.
+
+    A tree is usable if it was requested, is well formed, and was grown for the sequence's present end.
 
     Args:
         trees: drafted trees, by slot.
@@ -109,7 +111,7 @@ class PlacedNodes(NamedTuple):
     roots: Tensor
     """int64: position of each root."""
     token_ids: Tensor
-    """int64: shares the tree's memory if there is a tree."""
+    """int64: the nodes' tokens, in the memory of `tree.token_ids` if there is a tree."""
     positions: Tensor
     slot_mapping: Tensor
     tables: Tensor | None
@@ -190,7 +192,7 @@ class SettledPaths(NamedTuple):
     sources: Tensor
     """int64 [num_reqs, longest]: slots that accepted keys and values move from, 0 if they stay."""
     targets: Tensor
-    """int64 [num_reqs, longest]: slots that they move to, 0 if they stay."""
+    """int64 [num_reqs, longest]: slots that accepted keys and values move to, 0 if they stay."""
 
 
 def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> SettledPaths:
@@ -226,7 +228,7 @@ def settle_paths(walked: WalkedTrees, state: SlotColumns, shape: PathShape) -> S
 def path_moves(
     slots: Tensor, roots: Tensor, nodes: Tensor, num_tokens: Tensor, state: SlotColumns, shape: PathShape
 ) -> tuple[Tensor, Tensor]:
-    """Slots that accepted nodes' keys and values move from, and slots that they move to; 0 if they stay."""
+    """Slots from which accepted nodes' keys and values move, and slots to which they move; 0 if they stay."""
     steps = torch.arange(nodes.shape[1], device=nodes.device)
     moved, start = (steps < num_tokens[:, None]) & (nodes != steps), roots[:, None]
     tables = state.block_tables[slots]

@@ -50,7 +50,7 @@ def _row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """The 23 random bits behind each noise value, as int32 in [0, 2**23).
+    """The 23 random bits from which each noise value is computed, as int32 in [0, 2**23).
 
     With u32 arithmetic and triple32(x) as above: key_i = triple32(triple32(triple32(low(seed) ^ LANE_i) ^ high(seed)) ^
     low(position)) for i in 1, 2; x = triple32(low(token) ^ TOKEN_LANE) ^ key_1; x = (x ^ x >> 17) * M1; x = (x ^ x >>

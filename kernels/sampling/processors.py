@@ -1,6 +1,6 @@
 """Logit processors applied before temperature, as tensors: bias, penalties, grammar. Torch reference.
 
-Independent of requests and trees. On a GPU `scores` applies the same steps tile by tile.
+This file contains nothing about requests or trees. On a GPU `scores` applies the same steps tile by tile.
 """
 
 from typing import NamedTuple

@@ -14,8 +14,8 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.kernels.sampling.processors import LogitProcessors, apply_processors
 
-# Number of best tokens of a row on the CPU that are examined before the whole row is sorted: a nucleus of real text is
-# rarely larger, and a sort costs 10x more.
+# Number of best tokens of a row on the CPU that are examined before the whole row is sorted. A nucleus of real text is
+# rarely larger, and a full sort takes 10 times as long.
 _WINDOW = 128
 
 
@@ -41,8 +41,9 @@ def _filter(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> T
 def _filter_window(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> tuple[Tensor, Tensor]:
     """`_filter` of each row's best _WINDOW tokens; also returns bool [num_rows]: rows for which the window sufficed.
 
-    Each filter keeps the upper end of the ranking, so if the window's last token is removed, so are all tokens below.
-    Top-k must remove the last token by itself, because top-p's mass is relative to the tokens that top-k keeps.
+    Each filter keeps the upper end of the ranking, so if the window's last token is removed, all tokens below are
+    removed too. If a row has top-k, then top-k must be the filter that removes the last token, because top-p needs the
+    total mass of the tokens that top-k keeps, and all of these must be in the window.
     """
     minus_inf = float("-inf")
     ranked, order = logits.topk(_WINDOW, dim=-1)
@@ -89,8 +90,8 @@ def process_logits(
         any_filtered: False promises that no row uses top-k, top-p or min-p, which saves the search for their edges.
         processors: applied to every row, warped or not, before temperature.
         listed_only: searches edges only among a row's best tokens (128 in torch, about 2000 in the kernels), in few
-            operations of fixed shapes. A row whose edges lie elsewhere is not filtered, or by min-p alone. Meant for
-            drafts, whose filtering does not change the text.
+            operations of fixed shapes. A row whose edges lie elsewhere is not filtered at all in torch, and filtered by
+            min-p alone in the kernels. Meant for drafts, whose filtering does not change the text.
 
     Returns:
         float32 [num_rows, vocab_size], removed tokens at -inf.

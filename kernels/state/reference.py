@@ -63,7 +63,7 @@ def delta_rule(
     Args:
         query, key: [num_reqs, num_nodes, num_key_heads, key_dim]; each key head serves several value heads.
         value: [num_reqs, num_nodes, num_heads, value_dim].
-        decay: [num_reqs, num_nodes, num_heads], logarithms.
+        decay: [num_reqs, num_nodes, num_heads], logarithms of the decay factors.
         beta: [num_reqs, num_nodes, num_heads].
         states: [num_states, num_heads, key_dim, value_dim].
         epsilon: normalises queries and keys to unit length first, with this added to their squared lengths; None leaves

@@ -14,7 +14,7 @@ class TreeRows(NamedTuple):
     """Ancestry of the nodes of some trees, and the states that they continue."""
 
     slots: Tensor
-    """int64 [num_reqs]: row of the states."""
+    """int64 [num_reqs]: row of each tree's state."""
     visible: Tensor
     """bool [num_reqs, num_nodes, num_nodes]: row node descends from column node, or equals it."""
     windows: Tensor
@@ -40,7 +40,10 @@ class TreeRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Path:
-    """Accepted paths by which states advance, and where the new states are stored. All reads precede all writes."""
+    """Accepted paths along which states advance, and the rows in which the new states are stored.
+
+    All reads of states precede all writes.
+    """
 
     slots: Tensor
     """int64 [num_ends]: rows of the states to advance."""

@@ -1,6 +1,6 @@
 """Gated delta rule over draft trees on a GPU, one launch for all trees and heads; the reference is `reference`.
 
-A program computes the nodes of one tree for one value head and a part of its columns, all in registers.
+A program computes the nodes of one tree for one value head and a part of this head's columns, all in registers.
 """
 
 import torch
@@ -14,9 +14,9 @@ from wingbeat.kernels.state.rows import Added, TreeRows
 MOST_NODES, MOST_KEYS = 16, 128
 """Maximum number of nodes of a tree, and maximum head dimension of keys, that a program's registers hold."""
 _LEAST = 16
-"""Minimum dimension of a product on tensor cores."""
+"""Minimum dimension of a matrix product on tensor cores."""
 _PRECISION = tl.constexpr("tf32x3")
-"""Precision of float32 products: as exact as their sums, and fits into registers, unlike `ieee`."""
+"""Precision of float32 matrix products: as exact as float32 sums. `ieee` would need more registers than there are."""
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def _delta_rule_kernel(
 
 
 def fits(query: Tensor) -> bool:
-    """Whether a program's registers hold such trees; query is [num_reqs, num_nodes, num_key_heads, key_dim]."""
+    """Whether a program's registers hold trees of this size; query is [num_reqs, num_nodes, num_key_heads, key_dim]."""
     return query.shape[1] <= MOST_NODES and query.shape[3] <= MOST_KEYS
 
 

@@ -15,8 +15,8 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
     """Likeliest continuations of each node, and their log-probabilities.
 
     With a coupling, scores are logits / temperature + Gumbel noise, and log-probabilities are the log-softmax of these
-    scores: the best candidate is likeliest to equal the target's own choice (Daliri et al., arXiv:2408.07978). On ties
-    the kernel takes the lower draft index, the CPU path any.
+    scores. The best candidate is then the likeliest to equal the target's own choice (Daliri et al., arXiv:2408.07978).
+    On ties the kernel takes the lower draft index; the CPU path may take either.
 
     Args:
         logits: [num_reqs, width, draft_vocab_size], any float type.
@@ -24,7 +24,7 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
         top_k: candidates of a node, 1 to draft_vocab_size.
 
     Raises:
-        ValueError: top_k is out of range, or draft_token_ids does not have the logits' vocabulary.
+        ValueError: top_k is out of range, or draft_token_ids and logits differ in vocabulary size.
     """
     vocab_size = logits.shape[-1]
     if not 1 <= top_k <= vocab_size:
@@ -40,7 +40,7 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
         sampled = (coupling.temperatures > 0)[:, None]
         noise = gumbel_noise(coupling.seeds, coupling.positions, draft_token_ids).masked_fill_(~sampled, 0.0)
         scores = scores / torch.where(sampled, coupling.temperatures[:, None], 1.0)[..., None] + noise[:, None]
-    if top_k == 1:  # three passes over the vocabulary instead of five
+    if top_k == 1:  # faster: three passes over the vocabulary instead of five
         likeliest = scores.softmax(dim=-1).max(dim=-1, keepdim=True)
         return Candidates(draft_token_ids[likeliest.indices], likeliest.values.log())
     best = torch.topk(scores, top_k, dim=-1)
@@ -56,7 +56,7 @@ def top_among(scores: Tensor, token_ids: Tensor, top_k: int, coupling: Coupling 
         top_k: candidates of a node, 1 to num_candidates.
 
     Raises:
-        ValueError: top_k is out of range, or token_ids does not have the scores' candidates.
+        ValueError: top_k is out of range, or token_ids and scores differ in the number of candidates.
     """
     num_candidates = scores.shape[-1]
     if not 1 <= top_k <= num_candidates:

@@ -2,8 +2,8 @@
 
 Torch reference.
 
-The walk follows first children for the drawn number of levels, and emits the target's choice at its end. On GPUs the
-kernel that settles paths, in `kernels.gpu.round`, performs the walk.
+The walk follows first children for the drawn number of levels, and emits the target's choice after the last accepted
+node. On GPUs the kernel that settles paths, in `kernels.gpu.round`, performs the walk.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ NOISE_BITS = 23
 class Draws(NamedTuple):
     """Source of drawn lengths.
 
-    Lengths depend on (epoch, position) alone, so that replays of a CUDA graph draw new ones.
+    Lengths depend on (epoch, position) alone, so that replays of a CUDA graph draw new lengths.
     """
 
     limits: Tensor

@@ -107,7 +107,7 @@ def walk_tree(
 
     If several children carry the chosen token, the lowest index is taken.
 
-    The emitted tokens are the target's own choices, hence exactly the tokens that it would emit without a tree.
+    The emitted tokens are the target's own choices, hence exactly the tokens that the target would emit without a tree.
 
     Args:
         token_ids: int64 [num_reqs, num_nodes].
@@ -129,7 +129,7 @@ def walk_tree(
     path, walking = [node], [torch.ones_like(node, dtype=torch.bool)]
     for _ in range(max_path - 1):
         child = chosen_child.gather(1, node)
-        # Once a node has no chosen child, the walk stays at this node, where it finds none again: it has ended.
+        # Once a node has no chosen child, the walk stays at this node in all later steps, so the walk has ended.
         moved = child < num_nodes
         node = torch.where(moved, child, node)
         path.append(node)

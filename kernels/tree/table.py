@@ -28,8 +28,8 @@ class TreeTable:
 
     The root has top_k children; each later level expands the top_k nodes of the previous level with the best cumulative
     log-probability, into top_k children each. Entry 0 is the root, entries 1..top_k are its children, then come
-    top_k**2 entries per level. A table is reusable: level 0 starts the next tree in the same memory. top_k = 1 grows a
-    chain.
+    top_k**2 entries per level. A table is reusable, because level 0 starts the next tree in the same memory. top_k = 1
+    grows a chain.
     """
 
     def __init__(self, num_reqs: int, top_k: int, steps: int, device: torch.device | str) -> None:
@@ -40,13 +40,14 @@ class TreeTable:
         self._token_ids = torch.zeros(num_reqs, self.size, dtype=torch.int64, device=device)
         self._parents = torch.zeros(num_reqs, self.size, dtype=torch.int64, device=device)
         self._scores = torch.full((num_reqs, self.size), float("-inf"), dtype=torch.float32, device=device)
-        # Computed on the device: tables are created in the middle of a round, where an upload would make the host wait.
+        # Computed on the device, because tables are created in the middle of a round, where an upload would make the
+        # host wait.
         below = torch.arange(self.size, device=device) - 1
         self._depths = (below >= 0).long() + (below >= top_k) * (1 + (below - top_k) // (top_k * top_k))
         self._frontier: Frontier | None = None
 
     def add_level(self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor) -> Frontier:
-        """Enters the children of the current frontier and selects the next frontier.
+        """Enters the children of the current frontier's nodes, and selects the next frontier.
 
         Args:
             level: 0 for the root's children, then one more each call, below `steps`.
@@ -121,7 +122,7 @@ class TreeTable:
             return kernels.finalize(table, self._depths, root_token_ids, num_nodes)
         scores = self._scores[:, 1:]
         best = select_frontier(scores, min(num_nodes, self.size) - 1)
-        # Missing candidates (scores of -inf) are sorted behind real ones, so that the valid nodes come first in the
+        # Missing candidates (scores of -inf) are sorted after real ones, so that the valid nodes come first in the
         # tree.
         missing = scores.gather(1, best) == float("-inf")
         order = (best + missing * self.size).sort(dim=1).values

@@ -1,1 +1,1 @@
-"""The channel through CUDA memory that two processes of a node map; also lending of weights between such processes."""
+"""The channel through CUDA memory that two processes of a node map, and lending of weights between such processes."""

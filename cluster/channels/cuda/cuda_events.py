@@ -29,7 +29,8 @@ class DeviceEvents:
         self._device = device
         self._events = events
         self.last_stream: object | None = None
-        """The last stream that recorded or awaited one of these events; it must be drained before the memory is freed.
+        """The last stream that recorded or awaited one of these events; this stream must be drained before the memory
+        is freed.
         """
 
     def record(self, parity: int) -> None:

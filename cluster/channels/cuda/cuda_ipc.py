@@ -33,7 +33,8 @@ of its two events into the header's words before it becomes visible as attached.
 
 In some virtual machines CUDA reports success although data do not arrive in the other process. Therefore each new
 drafter is tested. The block ends with a pattern that the verifier has written. The drafter checks this pattern, writes
-an answer behind it and records both of its events. The verifier reads the answer once these events are finished.
+an answer after the pattern, and records both of its own events. The verifier reads the answer once these events are
+finished.
 """
 
 import logging
@@ -62,9 +63,9 @@ DRAIN_TIMEOUT_S = 5.0
 DETACH_TIMEOUT_S = 2.0
 """Seconds that the verifier waits for the drafter to detach, which a live drafter does within one pass."""
 TRIAL_TIMEOUT_S = 10.0
-"""Seconds for a device to finish an event with no work before it."""
+"""Seconds for a device to finish an event that waits for no earlier work."""
 PATTERN_BYTES = 64
-"""Size of the verifier's pattern at the end of the device block, and of the drafter's answer behind it."""
+"""Size of the verifier's pattern at the end of the device block, and of the drafter's answer after the pattern."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class _Mapping:
     def drain(self) -> bool:
         """Wait for this process's device to finish with the block; False after `DRAIN_TIMEOUT_S`."""
         streams = [events.last_stream for events in (self.outcome_ready, self.reply_ready)]
-        # Both events may have been used on the same stream; the second wait then returns at once.
+        # Both events may have been used on the same stream. If so, the second wait returns at once.
         return all(s is None or self.runtime.drain(self.device, s, DRAIN_TIMEOUT_S) for s in streams)
 
     def release_events(self) -> None:
@@ -115,8 +116,8 @@ class CudaIpcChannel:
         mapping = self._mapping = replace(mapping, reply_ready=self._replies)
         self.verifier_end = VerifierSide(mapping.memory(segment), Doorbell(Bell(segment.words, Word.REPLIED)))
         pid = os.getpid()
-        # Finalizers run in reverse order of their creation: `unlink` marks the channel as closed before `free` runs, so
-        # that the drafter detaches first.
+        # Finalizers run in reverse order of their creation, so `unlink` marks the channel as closed before `free` runs,
+        # and the drafter detaches first.
         free = weakref.finalize(self.verifier_end, _free, mapping, segment.words, pid)
         free.atexit = False  # an interpreter that exits must not wait for a device that may hang
         unlink = weakref.finalize(self.verifier_end, close_segment, segment.words, segment.path, pid)
@@ -199,8 +200,8 @@ class CudaIpcChannel:
         """
         segment = Segment.attach(name, KIND, host_bytes)
         if not PeerProcess(segment.words[Word.VERIFIER_PID], segment.words[Word.VERIFIER_START]).works():
-            # This is checked before the handles are opened, because CUDA's message would not say that the exporting
-            # process is dead.
+            # The owner is checked before the handles are opened, because CUDA's message would not say that the
+            # exporting process is dead.
             raise ChannelError(f"channel {name!r}: its verifier has closed it or is gone")
         details = segment.header.details
         try:

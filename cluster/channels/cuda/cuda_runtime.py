@@ -7,8 +7,8 @@ export, and every killed drafter would leak the memory. The runtime functions us
 CUDA 5.0.
 
 Events come from `torch.cuda.Event`, whose IPC interface is public and unchanged from torch 2.11 to 2.13. Tensors over
-an address are created by DLPack, because there the caller names the device. So memory of a peer GPU counts as memory of
-the GPU that mapped it, and kernels of the mapping GPU read it over NVLink or PCIe.
+an address are created with DLPack, because with DLPack the caller names the device. So the memory of a peer GPU counts
+as memory of the GPU that mapped it, and kernels of the mapping GPU read that memory over NVLink or PCIe.
 """
 
 import ctypes
@@ -34,7 +34,9 @@ class CudaError(RuntimeError):
 
 
 class CudaRuntime:
-    """CUDA by torch and the CUDA runtime library that torch has loaded; tests without a GPU replace it by a fake.
+    """CUDA functions from torch and from the CUDA runtime library that torch has loaded.
+
+    Tests without a GPU use a fake in place of this class.
 
     Every method may raise CudaError.
     """
@@ -48,7 +50,7 @@ class CudaRuntime:
         return f"cuda:{device.index} ({torch.cuda.get_device_name(device)}, {self.uuid(device)})"
 
     def uuid(self, device: torch.device) -> str:
-        """UUID of the GPU, which does not depend on the process and its CUDA_VISIBLE_DEVICES."""
+        """UUID of the GPU, which is the same in all processes, whatever their CUDA_VISIBLE_DEVICES."""
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
     def find(self, uuid: str) -> torch.device | None:
@@ -73,7 +75,7 @@ class CudaRuntime:
         size = -(-num_bytes // GRANULARITY_BYTES) * GRANULARITY_BYTES
         _call(device, "cudaMalloc", ctypes.byref(address), ctypes.c_size_t(size))
         self.tensor(device, _number(address), size).zero_()
-        # The zeros must be written before another stream or process uses the memory.
+        # Wait, because the zeros must be written before another stream or process uses the memory.
         self.current_stream(device).synchronize()
         return _number(address)
 

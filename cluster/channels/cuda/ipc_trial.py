@@ -1,6 +1,6 @@
 """Tests whether CUDA IPC works between two processes of this machine, with a channel and a minimal drafter.
 
-Run as a module, this file is the drafter: it attaches, waits until its input ends, and detaches.
+If run as a module, this file is the drafter, which attaches, waits until its standard input ends, and detaches.
 """
 
 import secrets

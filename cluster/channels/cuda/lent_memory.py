@@ -1,9 +1,9 @@
 """Tensors of one process that other processes map on the same GPU instead of holding copies.
 
-The owner exports the allocations of its tensors once. Any number of borrowers may map these allocations, also again
-after a restart; the mappings of a process end with the process. CUDA maps all memory writable, so it is only a
-convention that nobody writes to lent tensors. Lent memory must stay in place: its owner may free or move it only after
-all borrowers have ended.
+The owner exports the allocations of its tensors once. Any number of borrowers may map these allocations, and may map
+them again after a restart. The mappings of a process end with the process. CUDA maps all memory writable, so it is only
+a convention that nobody writes to lent tensors. Lent memory must stay in place: its owner may free or move it only
+after all borrowers have ended.
 
 torch's allocator places tensors in larger allocations, so a tensor is lent as the handle of its allocation and an
 offset. Memory of expandable segments or of the driver's pool (cudaMallocAsync) has no IPC handle and is not lent.
@@ -80,7 +80,7 @@ class Borrower:
         self._loan, self._device = loan, device
         self._runtime = runtime or CudaRuntime()
         self._mapped: dict[bytes, int] = {}
-        """Addresses in this process by handle: several tensors may share an allocation."""
+        """Addresses in this process, by handle, because several tensors may share an allocation."""
 
     @property
     def is_beside(self) -> bool:

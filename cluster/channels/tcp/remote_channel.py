@@ -1,7 +1,8 @@
 """The channel between two nodes: one TCP connection that carries the contents of the buffers as frames.
 
-Each end has its own buffers and words in host memory, which is pinned if a GPU copies from or to it. The ends are
-derived from the ends of every channel and differ in their bells only. `docs/architecture.md` specifies the wire format.
+Each end has its own buffers and words in host memory, which is pinned if a GPU copies from or to it. The classes of the
+ends are derived from those of `channel`, and differ only in their bells. `docs/architecture.md` specifies the wire
+format.
 """
 
 import os
@@ -40,7 +41,7 @@ class RemoteChannel:
             device: the verifier's GPU; None for a CPU.
 
         Raises:
-            ChannelError: this process cannot listen on the address, or the memory has no room for the buffers.
+            ChannelError: this process cannot listen on the address, or memory is too small for the buffers.
         """
         memory, secret = _memory(spec, device), new_secret()
         link = VerifierLink(memory)
@@ -124,11 +125,11 @@ class _StreamReady:
         self._device = device
 
     def record(self, parity: int) -> None:
-        """Wait until the calling thread's current stream has done its work, since the host sends the data."""
+        """Wait until the calling thread's current stream has done its work; the host sends the data afterwards."""
         torch.cuda.current_stream(self._device).synchronize()
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
-        """Always True: received data are complete."""
+        """Always True, because received data are complete."""
         return True
 
     def finished(self, parity: int) -> bool:
@@ -140,7 +141,7 @@ def _memory(spec: ChannelSpec, device: torch.device | None, reply_ready: ReadyEv
     """Allocate the buffers and words of one end.
 
     Raises:
-        ChannelError: the memory has no room for the buffers.
+        ChannelError: memory is too small for the buffers.
     """
     free_bytes = free_memory()
     if free_bytes is not None:

@@ -1,8 +1,8 @@
 """Frames over one authenticated TCP connection: each frame is the length of a body, then the body.
 
-Neither end ever waits for the rest of a frame: a frame is processed only once it is complete, and the length of a body
-is bounded. The standard library's messages block until the rest of a message arrives, so a drafter that is stopped
-while it sends a message would block the engine.
+Neither end ever waits for the rest of a frame. A frame is processed only once it is complete, and the length of a body
+is bounded. The standard library's `multiprocessing.connection` is not used, because its calls block until the rest of a
+message arrives, so a drafter that is stopped while it sends a message would block the engine.
 """
 
 import select
@@ -25,7 +25,7 @@ busy pair by rounds without an answer.
 
 
 class FrameError(RuntimeError):
-    """A frame is not one that this channel's other end would send now, or its shape differs from the channel's."""
+    """A received frame is not the one that is due now, or its shape does not fit this channel."""
 
 
 class Connection:
@@ -120,9 +120,10 @@ class Connection:
 
 
 class _Sender:
-    """Writes frames in order. If the kernel does not take a whole frame at once, a thread sends the rest.
+    """Writes frames in order.
 
-    Meanwhile the caller continues. The hidden states of a long prompt are many times larger than the kernel's buffer.
+    If the kernel does not take a whole frame at once, a thread sends the rest while the caller continues. This is usual
+    for the hidden states of a long prompt, which are many times larger than the kernel's buffer.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -154,7 +155,7 @@ class _Sender:
     def _write(self, data: memoryview) -> int:
         """Write to the socket; return the number of bytes that the kernel took.
 
-        On a broken connection all bytes count as taken, because the reader detects that the connection is broken.
+        On a broken connection all bytes count as taken; the reading side of this connection reports the break.
         """
         try:
             return self._sock.send(data)

@@ -137,9 +137,9 @@ class OutcomeSender:
         return body.end
 
     def _changed_blocks(self, parity: int, fields: dict[str, np.ndarray], busy: np.ndarray) -> np.ndarray:
-        """For each changed row, the extent of entries that the drafter's buffer of this parity lacks.
+        """For each changed row, the range of entries that the drafter's buffer of this parity lacks.
 
-        An extent reaches from the first to the last of these entries.
+        The range reaches from the first to the last of these entries.
         """
         now, there = fields["block_tables"][busy], self._tables[parity]
         differs = now != there[busy]

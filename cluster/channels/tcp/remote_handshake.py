@@ -4,8 +4,8 @@
     drafter -> verifier   incarnation, digest of the layout
     verifier -> drafter   code, latest incarnation
 
-Nothing is unpickled: messages are bytes of bounded length. The standard library's waits have no time limit, so a timer
-shuts the socket down at the deadline, which ends all waits.
+Nothing is unpickled, because messages are bytes of bounded length. The standard library's waits have no time limit, so
+a timer shuts the socket down at the deadline, which ends all waits.
 """
 
 import contextlib

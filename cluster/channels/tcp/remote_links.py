@@ -1,7 +1,8 @@
 """Connects an end's memory to its connection: sends published rounds and replies, and unpacks received frames.
 
-Rounds and replies are sent and received in the thread that uses the end, when it rings and when it waits. Only when a
-drafter connects, a thread of the listener first handles its connection and then offers it to the verifier's thread.
+Rounds and replies are sent and received in the thread that uses the end, when it rings and when it waits. As the only
+exception, a new drafter's connection is first handled by a thread of the listener, which then offers the connection to
+the verifier's thread.
 """
 
 import logging
@@ -91,7 +92,8 @@ class VerifierLink(Link):
                 return
             code = self._judge(hello)
             if code == Code.WELCOME:
-                # Set before the drafter is answered: anybody whom the drafter informs then finds it attached here.
+                # Set before the drafter is answered, so that any process that the drafter notifies finds the drafter
+                # attached here.
                 self._latest = hello.incarnation
                 replaced, self._offered = self._offered, (hello.incarnation, Connection(sock, self._most))
             answer(sock, code, self._latest)
@@ -101,7 +103,10 @@ class VerifierLink(Link):
             replaced[1].close()
 
     def adopt(self) -> None:
-        """Switch to the drafter that was accepted last, if it is new; rounds published earlier are not sent to it."""
+        """Switch to the drafter that was accepted since the last call, if any.
+
+        Rounds that were published earlier are not sent to this drafter.
+        """
         if self._offered is None:
             return
         with self._lock:
@@ -155,10 +160,10 @@ class VerifierLink(Link):
 
 
 class DrafterLink(Link):
-    """The drafter's link; its channel ends with its only connection.
+    """The drafter's link. A drafter's channel has only one connection, and ends when the connection ends.
 
     Args:
-        skip_to: method that gets the number of the first received round, before the round counts as published.
+        skip_to: method that is called with the number of the first received round before the round counts as published.
     """
 
     def __init__(self, memory: ChannelMemory, sock: socket.socket, skip_to: Callable[[int], None]) -> None:
@@ -166,7 +171,7 @@ class DrafterLink(Link):
         self.connection = Connection(sock, most_bytes(memory.spec))
         self._replies = ReplyFrames(memory)
         self._outcomes = OutcomeReceiver(memory)
-        # A weak reference: the end owns this link, and a strong reference would keep the end alive.
+        # A weak reference, because the end owns this link, and a strong reference would keep the end alive.
         self._skip_to = weakref.WeakMethod(skip_to)
 
     def send(self) -> None:

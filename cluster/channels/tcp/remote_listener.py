@@ -25,7 +25,7 @@ class Listener:
         host: address of this node to listen on.
 
     Raises:
-        ChannelError: the address cannot be listened on.
+        ChannelError: this process cannot listen on the address.
     """
 
     def __init__(self, host: str, secret: bytes, spec: ChannelSpec, admit: Admit) -> None:
@@ -66,7 +66,7 @@ class Listener:
                 self._pending.append(sock)
             try:
                 threading.Thread(target=self._meet, args=(sock,), name="wingbeat-remote-stranger", daemon=True).start()
-            except RuntimeError:  # too many threads: refuse this connection, but keep the listener running
+            except RuntimeError:  # with too many threads, refuse this connection but keep the listener running
                 with self._lock:
                     self._pending.remove(sock)
                 sock.close()

@@ -33,7 +33,7 @@ class DeviceLimits(NamedTuple):
 
     @property
     def has_warpgroups(self) -> bool:
-        """Whether Triton runs products of 64 rows and more on groups of four warps (wgmma or tcgen05)."""
+        """Whether Triton runs matrix products of 64 rows and more on groups of four warps (wgmma or tcgen05)."""
         return self.capability // 10 in (9, 10)
 
     def resident_programs(self, shared_bytes: int, registers: int, num_warps: int, tensor_columns: int = 0) -> int:

@@ -1,8 +1,8 @@
 """The attention kernel: assigns tiles of query rows and splits of the requests' keys to programs.
 
-`launch` launches it. The number of splits in a batch depends on its requests' lengths; the number of programs that
-share them depends on shapes alone. Each request's first split has a program of its own, which suffices for a request
-that is not split. The other programs locate the further splits by scanning the lengths.
+`launch` launches it. The number of splits in a batch depends on the requests' lengths; the number of programs that
+share the splits depends on shapes alone. Each request's first split has a program of its own, which suffices for a
+request that is not split. The other programs locate the further splits by scanning the lengths.
 """
 
 import triton
@@ -99,8 +99,8 @@ def tree_attention_kernel(
                 context_ptr, num_reqs, num_new, split_window, max_keys, most_splits, least_keys, BLOCK_KEYS
             )
         step = tl.maximum(tl.num_programs(0) - num_first, 1)
-        # `disable_licm` makes each iteration recompute values that do not change: to keep them takes a third more
-        # registers.
+        # `disable_licm` makes each iteration recompute values that do not change, because keeping them takes a third
+        # more registers.
         for at in tl.range(unit, end, step, num_stages=1, disable_licm=True):
             req = at // of_split
             split = 0

@@ -2,9 +2,9 @@
 
 The context of a request is split over programs until they fill the device; a second kernel merges the splits by their
 log-sum-exp (Flash-Decoding, Dao et al. 2023). The length of a split depends on the request's own length and on the size
-of the batch, so that the bits of its result do not depend on the other requests. The grid depends on shapes alone,
-never on device data: a launch can be captured in a CUDA graph and replayed with other lengths, whose splits are
-distributed over the same programs.
+of the batch, so that the bits of a request's result do not depend on the other requests. The grid depends on shapes
+alone, never on device data, so a launch can be captured in a CUDA graph and replayed with other lengths. The splits of
+those lengths are distributed over the same programs.
 
 Reference: `wingbeat.kernels.attention.reference`.
 """
@@ -299,8 +299,8 @@ def partial_bytes(
 def _resident_programs(launch: _Launch) -> int:
     """Number of programs of a launch that a multiprocessor holds at once, from the compiled kernel's resources.
 
-    The first launch of a kind compiles the kernel both with and without splits: lengths decide which variant a round
-    needs, and no later round may wait for the compiler.
+    The first launch of a kind compiles the kernel both with and without splits, because lengths decide which variant a
+    round needs, and no later round may wait for kernel compilation.
     """
     query, key_cache = launch.tensors[:2]
     given = tuple(tensor is not None for tensor in launch.tensors)
@@ -314,7 +314,7 @@ def _resident_programs(launch: _Launch) -> int:
         arguments, merge_constants = launch.merge_arguments(partial, splits)
         merge_splits_kernel.warmup(*arguments, grid=one, **merge_constants)
         compiled = tree_attention_kernel.warmup(*launch.arguments(partial, splits), SPLIT=True, grid=one, **constants)
-        if compiled is None:  # interpreted: there is no multiprocessor to fill
+        if compiled is None:  # kernels are interpreted, so there is no multiprocessor to fill
             return 1
         _ = compiled.run  # loads the kernel, so that its register count is known
         _RESIDENT[key] = device_limits(index).resident_programs(

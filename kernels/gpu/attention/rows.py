@@ -1,8 +1,8 @@
 """Attention of a tile of query rows over the keys of one split; called by the programs of `kernel`.
 
-The heads of a group share their keys, so (node, head of the group) are the rows of one tile. Tiles of committed keys
-need no mask; among new keys, mask words or the row order determine the visible ones (online softmax, FlashAttention-2,
-arXiv:2307.08691).
+The heads of a group share their keys, so each pair (node, head of the group) is a row of one tile. Tiles of committed
+keys need no mask; among new keys, mask words or the row order determine the visible ones (online softmax,
+FlashAttention-2, arXiv:2307.08691).
 """
 
 import triton
@@ -122,7 +122,7 @@ def _places_of_path(
 ):
     """int32 [BLOCK_KEYS]: storage index of the keys at some positions of a path.
 
-    `end` for positions behind the path.
+    `end` for positions after the path.
     """
     bits = _bits_of(word)
     depths = tl.cumsum(bits, 0) - 1  # parents precede their children
@@ -228,7 +228,7 @@ def attend_rows(
     last_node = tl.minimum((row_tile * BLOCK_ROWS + BLOCK_ROWS - 1) // GROUP, num_query - 1)
     if words_ptr is None:
         end = tl.minimum(context + last_node + 1, max_keys)
-        shared = tl.minimum(context + first_node + 1, end)  # keys before it are visible to every row
+        shared = tl.minimum(context + first_node + 1, end)  # keys before `shared` are visible to every row
         position = context + node
     else:
         end = tl.minimum(context + num_new, max_keys)
@@ -249,8 +249,8 @@ def attend_rows(
         per_split, num_splits = split_keys(
             context, num_new, None if ALIKE else window, max_keys, most_splits, least_keys, BLOCK_KEYS
         )
-        # Splits are counted for the request. A tile that sees fewer keys, because of a window or of its place in a
-        # chunk, may have splits without keys.
+        # Splits are counted for the request. A tile that sees fewer keys, because of a window or of the tile's position
+        # in a chunk, may have splits without keys.
         if ALIKE:
             low = split * per_split
             high = tl.minimum(low + per_split, end)
@@ -258,7 +258,7 @@ def attend_rows(
         else:
             low = begin + split * per_split
             high = tl.minimum(low + per_split, end)
-    bare = shared // BLOCK_KEYS * BLOCK_KEYS  # tiles before it need no mask
+    bare = shared // BLOCK_KEYS * BLOCK_KEYS  # tiles before `bare` need no mask
 
     key_dims = tl.arange(0, BLOCK_KEY_DIM)
     query_ptrs = query_ptr + req * stride_query_req + (node * stride_query_node + head * stride_query_head)[:, None]
@@ -393,7 +393,7 @@ def attend_rows(
     out_rows = req * stride_out_req + (node * stride_out_node + head * stride_out_head).to(tl.int64)
     if SPLIT:
         if num_splits > 1:
-            # A split of which a row sees no key is not written; a log-sum-exp of -inf marks the gap for the merge.
+            # If a row sees no key of a split, no result is written; a log-sum-exp of -inf marks the gap for the merge.
             lse = tl.where(seen, peak + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
             cell = ((split.to(tl.int64) * num_reqs + req) * num_query + node) * (NUM_KV_HEADS * GROUP) + head
             tl.store(lse_ptr + cell, lse, mask=live)

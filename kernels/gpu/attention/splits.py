@@ -9,7 +9,8 @@ import triton.language as tl
 from wingbeat.kernels.launching import wait_for_launch
 
 MAX_SPLITS = 128
-# A split of fewer tiles than this costs more time for its partial result than it saves.
+# Minimum number of tiles of a split: writing the partial result of a smaller split costs more time than the split
+# saves.
 _MIN_TILES_PER_SPLIT = 2
 # Number of keys of a split if the requests' first splits fill the device by themselves; only contexts much longer than
 # the others are then split further. If the first splits fill a fraction of the device, this number is multiplied by the
@@ -32,8 +33,8 @@ class Splits(NamedTuple):
     most: int
     """Maximum number of splits of one request, at most MAX_SPLITS."""
     least_keys: int
-    """Minimum number of keys of a split except the last, a multiple of the tile's block_keys: shorter requests have
-    fewer splits."""
+    """Minimum number of keys of a split except the last, a multiple of the tile's block_keys. Therefore shorter
+    requests have fewer splits."""
 
     def at_most(self, max_keys: int) -> int:
         """Maximum number of splits of a request of at most `max_keys` keys."""
@@ -42,9 +43,9 @@ class Splits(NamedTuple):
     def launched(self, num_reqs: int, max_keys: int, filling: int) -> int:
         """Number of programs per row tile and head, for requests of at most `max_keys` keys.
 
-        A program per request runs its first split; the other programs share the further splits. The number depends on
-        shapes alone, as a captured launch requires. With a program for each split that the longest table allows, nearly
-        all programs of a large batch would have no work.
+        One program per request runs the request's first split; the other programs share the further splits. The number
+        depends on shapes alone, as a captured launch requires. The number is limited, because with a program for each
+        split that the longest table allows, nearly all programs of a large batch would have no work.
 
         Args:
             filling: splits of one request that fill the device.
@@ -53,12 +54,12 @@ class Splits(NamedTuple):
 
 
 FIXED_SPLITS = Splits(512, 512)
-"""Splits for rows that must have the same bits in any batch and table: short enough for one request, long enough for
-many."""
+"""Splits for rows that must have the same bits in any batch and with any table. The splits are short enough for a
+single request to use the device, and long enough for a large batch."""
 
 
 def choose_splits(num_reqs: int, num_programs: int, device_programs: int, block_keys: int) -> Splits:
-    """Chooses splits that fill the device: with one long request as well as with a large batch.
+    """Chooses splits that fill the device, both with a single long request and with a large batch.
 
     Args:
         num_reqs: requests of the launch, rounded up to a power of two, because captured rounds contain padding.
@@ -106,8 +107,8 @@ def workspace_size(num_splits: int, num_reqs: int, num_query: int, num_heads: in
 def split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS: tl.constexpr):
     """Returns the keys of a split and the number of splits, for a request or a vector of requests.
 
-    Both depend on the request's own length only: the summation order of a row is independent of other lengths, of the
-    table and of the graph.
+    Both depend on the request's own length only, so the summation order of a row is independent of other lengths, of
+    the table and of the graph.
     """
     length = context + num_new
     if window is not None:
@@ -175,7 +176,8 @@ def find_further_split(
             ),
             0,
         )
-        # Requests whose last split is before the item; none unless all earlier blocks of requests are.
+        # Requests of this block whose last split comes before the item. Skipped once the item's request is found: `req`
+        # then differs from `first`.
         before = (ends <= item) & (req == first)
         req += tl.sum(before.to(tl.int32), 0)
         item -= tl.max(tl.where(before, ends, 0), 0)
@@ -241,7 +243,7 @@ def merge_splits_kernel(
                     other=0.0,
                 )
                 acc += tl.sum(weight[:, None] * partial, 0)
-            # a row that sees keys in one split only keeps that result's bits
+            # if a row sees keys in a single split, its result keeps the bits of that split's result
             acc = tl.div_rn(acc, tl.where(total > 0, total, 1.0))
             out_ptrs = out_ptr + row // num_query * stride_out_req + row % num_query * stride_out_node
             out_ptrs += head * stride_out_head

@@ -25,16 +25,16 @@ class TileConfig(NamedTuple):
 _Tiles = dict[tuple[int, int], tuple[TileConfig, ...]]
 
 # The keys of these tables are (bytes of an element, padded head dim); each value has one entry per tile height. Below
-# 64 rows a tile is read faster than it is computed, and several programs share a multiprocessor. Every second pipeline
-# stage prefetches keys and values, because the block ids must be loaded first. float32 uses no tensor cores, and its
-# operands are in registers, so its tiles are small.
+# 64 rows reading a tile takes less time than computing it, and several programs share a multiprocessor. Every second
+# pipeline stage prefetches keys and values, because the block ids must be loaded first. float32 uses no tensor cores,
+# and its operands are in registers, so its tiles are small.
 _FLOAT32: _Tiles = {
     (4, 64): (TileConfig(16, 32, 4, 3, 23_040), TileConfig(32, 32, 8, 3, 29_184)),
     (4, 128): (TileConfig(16, 16, 8, 3, 26_112),),
     (4, 256): (TileConfig(16, 16, 8, 1, 34_816),),
 }
-# From 64 rows on, products run on groups of four warps and 64 rows, whose accumulators are spread over more registers
-# or are in tensor memory.
+# From 64 rows on, matrix products run on groups of four warps, 64 rows at a time. Their accumulators are spread over
+# more registers or are in tensor memory.
 WARPGROUP_TILES: _Tiles = _FLOAT32 | {
     (2, 64): (
         TileConfig(16, 128, 4, 5, 75_776),
@@ -110,7 +110,7 @@ def tile_config(dtype: torch.dtype, head_dim: int, num_rows: int, limits: Device
 def fixed_tile(dtype: torch.dtype, head_dim: int, limits: DeviceLimits = KNOWN["H100"]) -> TileConfig:
     """Returns the tile for batch-invariant rows, which does not depend on the number of rows.
 
-    The tile has at most 32 rows, so that products are of one warp and one kind of instruction.
+    The tile has at most 32 rows, so that each matrix product runs on one warp, with one kind of instruction.
     """
     config = [config for config in device_tiles(dtype, head_dim, limits) if config.block_rows <= 32][-1]
     return config._replace(block_keys=min(config.block_keys, 64))

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p on a GPU: searches their edges, and finds the best score among the tokens they keep.
+"""Top-k, top-p and min-p on a GPU: searches the filters' edges, and finds the best score among the kept tokens.
 
 If `nucleus` found a row's edge in a list, the search's launches return at once for that row. Other edges are searched
 digit by digit of the float's bits, without a sort: each launch bins the tokens that match the digits found so far, and
@@ -52,7 +52,7 @@ def _find_kth(bins, states, digit, top_k, row, num_rows, num_splits, vocab_size,
     rank = tl.minimum(top_k, vocab_size).to(tl.int64)
     if digit > 0:
         state = states + ((digit - 1) * num_rows + row) * 3
-        # Before the first digit nothing was stored: the initial state is used.
+        # Before the first digit nothing has been stored, so the initial state is used.
         prefix = tl.load(state, mask=digit > 1, other=0)
         rank = tl.where(digit > 1, tl.load(state + 1, mask=digit > 1, other=0), rank)
         counts = _merged_bins(bins, 0, digit - 1, row, num_rows, num_splits, SPLITS)
@@ -154,7 +154,7 @@ def _search_kernel(
         values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
         keys = sortable(values)
         digits = keys >> shift
-        # Two shifts, because a shift by all 32 bits is undefined.
+        # Shifted in two steps, because a shift by all 32 bits is undefined.
         matching = mask & ((digits >> DIGIT_BITS) == wanted)
         if MASS:
             matching = matching & (keys >= lowest)
@@ -210,8 +210,8 @@ def _filter_kernel(
         return
     largest = largest_of_row(maxima, row, num_splits, SPLITS)
     floor = tl.load(edges + row * 2)
-    # Among tokens whose key equals the floor, top-p removes those of the lowest ids: all up to `last_removed` if
-    # `nucleus` found the floor, else the first `num_removed`.
+    # Among tokens whose key equals the floor, top-p removes the tokens with the lowest ids. If `nucleus` found the
+    # floor, these are all ids up to `last_removed`, else the first `num_removed` tokens.
     last_removed = tl.full([], -1, dtype=tl.int64)
     num_removed = tl.full([], 0, dtype=tl.int64)
     num_equal = tl.full([], 0, dtype=tl.int64)
@@ -226,8 +226,8 @@ def _filter_kernel(
                 floor, below, total = _find_nucleus(bins, states, NUM_DIGITS, top_p, row, num_rows, num_splits, SPLITS)
                 each = mass_of(weight_of(unsortable(floor.to(tl.uint32)), largest), SCALE)
                 num_removed = num_outside(below, each, total, nucleus_limit(top_p), ID_BITS)
-                # Bins of the last digit hold equal keys, so their masses divided by a key's mass count the equal keys
-                # in earlier shares.
+                # A bin of the last digit holds equal keys, so the bin's mass divided by the mass of one key is the
+                # number of equal keys. Only the bins of earlier shares are summed.
                 before = tl.arange(0, SPLITS)
                 last = (((2 * NUM_DIGITS - 1) * num_rows + row) * num_splits + before) * NUM_BINS
                 masses = tl.load(bins + last + (floor & (NUM_BINS - 1)), mask=before < split, other=0)
@@ -272,7 +272,8 @@ def filter_rows(
     Finds the best score of each share, or without `choose` sets removed tokens to -inf in place.
 
     Args:
-        listed_only: skips the search: rows whose edge is not in their list are filtered by min-p alone.
+        listed_only: skips the search. A row whose edge `nucleus` did not find in the row's list is then filtered by
+            min-p alone.
     """
     num_rows, vocab_size = len(rows.temperatures), workspace.vocab_size
     grid = (num_rows, shares.num_splits)

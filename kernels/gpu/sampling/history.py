@@ -12,8 +12,8 @@ _TILE = 512
 
 
 @triton.jit(
-    # Callers pass different strides and views, for which no further variants are compiled: only the number of steps
-    # selects a variant, and the start compiles these.
+    # Callers pass different strides and views, but no variant is compiled for each of them: only the number of steps
+    # selects a variant, and these variants are compiled at startup.
     do_not_specialize=["token_stride", "prompt_stride", "width", "num_columns"],
     do_not_specialize_on_alignment=["token_ids", "lens", "num_prompt_tokens", "slots", "in_prompt", "in_output"],
 )

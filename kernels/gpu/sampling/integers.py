@@ -44,7 +44,7 @@ def largest_of_row(maxima, row, num_splits, SPLITS: tl.constexpr):
 
 @triton.jit
 def is_outside(mass, total, limit):
-    """Whether top-p removes a token, given the mass of all tokens up to and including it in ascending order."""
+    """Whether top-p removes a token, given the mass of this token and of all tokens that are less likely."""
     return (mass < total) & ((mass.to(tl.float64) / tl.maximum(total, 1).to(tl.float64)).to(tl.float32) <= limit)
 
 

@@ -1,8 +1,8 @@
 """The edge of top-p on a GPU in one pass over the vocabulary: lists the tokens that may be kept, and searches the list.
 
-A token with less than (1 - top_p) / vocabulary of the largest probability is always removed: all such tokens together
-have less mass than top-p leaves out. Usually a few hundred tokens remain. Rows with more remaining tokens than the list
-holds, or fewer than their top-k keeps, are left to the search of `filter`.
+A token with less than (1 - top_p) / vocabulary of the largest probability is always removed, because all such tokens
+together have less mass than top-p leaves out. Usually a few hundred tokens remain. Rows with more remaining tokens than
+the list holds, or with fewer remaining tokens than top-k keeps, are left to the search of `filter`.
 
 With `listed_only`, where nothing is searched, rows with top-k alone are listed too, down to an estimated bound.
 """
@@ -41,7 +41,7 @@ def _bound_of_top_k(maxima, row, num_splits, top_k, temperature, SPLITS: tl.cons
     peaks = tl.load(maxima + row * num_splits + at, mask=there, other=float("-inf"))
     keys = tl.where(there, sortable(peaks).to(tl.int64), -1)
     # The bound is the `rank`-th largest maximum, so at least `rank` tokens reach it. The lower half of the maxima is
-    # not used: a share without likely tokens carries no information.
+    # not used, because a share without likely tokens carries no information.
     rank = tl.minimum(top_k, tl.maximum((num_splits + 1) // 2, 1).to(tl.int64))
     one = tl.full([], 1, dtype=tl.int64)
     bound = tl.full([], 0, dtype=tl.int64)
@@ -86,8 +86,8 @@ def _collect_kernel(
     if _has_list(temperature, top_k, top_p, TOP_K_ALONE) == 0:
         return
     largest = largest_of_row(maxima, row, num_splits, SPLITS)
-    # Subtracting 0.7 halves the bound, as a margin for rounding. Subtracting 8.0 lists more tokens for rows with top-k,
-    # whose top-p may keep tokens that it would not keep without top-k.
+    # Subtracting 0.7 halves the bound of the probability, as a margin for rounding. Subtracting 8.0 for rows with top-k
+    # lists more tokens, because after top-k top-p may keep tokens that it would remove without top-k.
     lowest = largest + tl.log((1.0 - top_p) / vocab_size) - 0.7
     lowest = tl.where(top_k > 0, lowest - 8.0, lowest)
     if TOP_K_ALONE:  # noqa: SIM102

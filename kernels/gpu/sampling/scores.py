@@ -154,7 +154,7 @@ def _scale_kernel(
 
 @triton.jit
 def merge_last(best_scores, best_ids, num_done, out, row, num_splits, SPLITS: tl.constexpr):
-    """Writes a row's token from the last of the programs that share the row; 0 if every score is -inf."""
+    """The last program to finish a row writes the row's token; 0 if every score is -inf."""
     tl.debug_barrier()  # the program's own best is stored before one thread increments the counter
     done = tl.atomic_add(num_done + row, 1, sem="acq_rel")
     if done == num_splits - 1:
@@ -224,7 +224,7 @@ def find_best(logits: Tensor, workspace: SamplingWorkspace, shares: Shares, out:
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _merge_kernel(best_scores, best_ids, out, num_splits, SPLITS: tl.constexpr, EARLY: tl.constexpr):
-    """Merges the best scores of the programs that shared a row into its token; 0 if every score is -inf."""
+    """Writes a row's token, from the best scores of the programs that shared the row; 0 if every score is -inf."""
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, SPLITS)

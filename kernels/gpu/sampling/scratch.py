@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A float's 32 bits are searched in 8 digits of 4 bits: 16 bins per lane are what a program holds in registers.
+# A float's 32 bits are searched in 8 digits of 4 bits, because a program can hold 16 bins per lane in registers.
 DIGIT_BITS = tl.constexpr(4)
 NUM_BINS = tl.constexpr(16)
 NUM_DIGITS = tl.constexpr(8)
 
-# Tokens that a program handles at a time, for one value and for NUM_BINS values per token; both divide a program's
-# share.
+# Tokens that a program handles at a time, for one value and for NUM_BINS values per token; both numbers divide a
+# program's share.
 _TILE = 1024
 _SEARCH_TILE = 512
 # Number of programs that fill a large GPU twice; and the maximum number of programs that share a row, which is bounded
@@ -21,7 +21,7 @@ _SEARCH_TILE = 512
 _NUM_PROGRAMS = 264
 _MAX_SPLITS = 128
 _LISTED = 2048
-"""Maximum number of listed tokens of a row, a power of two: as many as one program searches in registers."""
+"""Maximum number of listed tokens of a row, a power of two: as many as one program can search in registers."""
 
 
 class SamplingWorkspace:
@@ -84,8 +84,8 @@ class Shares(NamedTuple):
 
     num_splits: int
     most_splits: int
-    """Power of two that `num_splits` never exceeds for this vocabulary: kernels are compiled for it, not for each
-    number."""
+    """Power of two that `num_splits` never exceeds for this vocabulary. Kernels are compiled for this maximum, not for
+    each number."""
     length: int
     """Tokens of one program, a multiple of both tiles."""
     tile: int

@@ -1,8 +1,8 @@
 """Candidate selection on a GPU; the reference is `candidates`.
 
-Programs that share a row find the best candidates of their shares, and a second launch merges them: a small batch has
-few rows, and one program per row would leave most of the device idle. The host never waits for the device, and launches
-depend on shapes alone.
+Programs that share a row find the best candidates of their shares, and a second launch merges them. Rows are shared
+because a small batch has few rows, and one program per row would leave most of the device idle. The host never waits
+for the device, and launches depend on shapes alone.
 """
 
 import torch
@@ -117,7 +117,7 @@ def _merge_shares_kernel(
 ):
     """Merges a row's shares.
 
-    Shares are in ascending order of ids, and so are equal scores within each share: ties go to the lower id.
+    Shares are in ascending order of ids, and so are equal scores within each share. Therefore ties go to the lower id.
     """
     wait_for_launch(EARLY)
     row = tl.program_id(0).to(tl.int64)

@@ -153,7 +153,7 @@ def _finalize_kernel(
     # Keys are unique: among equal scores the lower entry has the larger key. -0 and 0 are equal.
     keys = (sortable(tl.where(scores == 0, 0.0, scores)).to(tl.int64) << LANE_BITS) | (LANES - 1 - lanes)
     keys = tl.where(entered & (lanes > 0), keys, -1)
-    # Finds the num_kept-th largest key bit by bit; it is above every key if none is kept.
+    # Finds the num_kept-th largest key bit by bit. If no key is kept, the result is above every key.
     edge = tl.full([], 0, dtype=tl.int64)
     for bit in range(32 + LANE_BITS):
         higher = edge | (tl.full([], 1, dtype=tl.int64) << (31 + LANE_BITS - bit))

@@ -1,7 +1,7 @@
 """Walks and masks of draft trees on a GPU; the reference is `tree`. Each function is one launch.
 
-Each program handles a request, in registers: trees are small, so the number of launches dominates. The host never waits
-for the device, and launches depend on shapes alone.
+Each program handles one request, in registers. Trees are small, so the time depends mostly on the number of launches.
+The host never waits for the device, and launches depend on shapes alone.
 """
 
 import torch
@@ -56,7 +56,7 @@ def _walk_kernel(
         tl.store(out_nodes + req * max_path + step, node.to(tl.int64))
         tl.store(out_token_ids + req * max_path + step, tl.where(walking, target, 0))
         child = tl.min(tl.where(counts & (up == node) & (tokens == target), nodes, num_nodes), axis=0)
-        # Once a node has no chosen child, the walk stays at this node, where it finds none again: it has ended.
+        # Once a node has no chosen child, the walk stays at this node in all later steps, so the walk has ended.
         walking = (child < num_nodes) & (step + 1 < max_path)
         node = tl.where(walking, child, node)
         length += walking.to(tl.int64)
