@@ -1,4 +1,4 @@
-"""Registers the attention function "wingbeat", by which transformers' modeling code uses the paged KV cache."""
+"""Registers the attention function "wingbeat", through which transformers' modeling code uses the paged KV cache."""
 
 from typing import Any
 
@@ -74,8 +74,8 @@ def attend_segments(
     """Computes attention of a flattened batch whose KV is already stored: [num_tokens, num_heads, dim] in and out.
 
     Args:
-        packed: the segments, packed for a runtime part's kernels; if None, they are packed here, provided that a part
-            can do so.
+        packed: the segments, packed for a runtime part's kernels; if None, the segments are packed here if a runtime
+            part can do so.
         options: options of `attend_in_blocks`.
     """
     if packed is None and query.dtype == key_cache.dtype:

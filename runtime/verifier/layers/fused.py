@@ -2,8 +2,8 @@
 
 `OPS` lists the device types with fused steps. A layer is swapped if its class is known and if, in a comparison at load
 time, the fused layer returns the same numbers within `_TOLERANCE`. All other layers run as transformers wrote them.
-Products of the same input become one product: the weights of q, k and v are joined, as are those of gate and up. The
-model's own tensors become views of the joined weight.
+Projections of the same input become one matrix product: the weights of the q, k and v projections are joined, and so
+are the weights of the gate and up projections. The model's own tensors become views of the joined weight.
 """
 
 import inspect
@@ -45,8 +45,9 @@ KNOWN_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
 )
-"""Class names of layers with pre-norm, rotation in halves and a silu gate, and without steps between norms and
-products."""
+"""Class names of the decoder layers that have pre-norm, rotate-half RoPE and a SiLU-gated MLP, and nothing between a
+norm and the matrix product that follows the norm.
+"""
 
 _NUM_ROWS, _BLOCK_SIZE = 7, 16
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -112,7 +113,8 @@ def fuse(
     deterministic: bool = False,
     division: Division | None = None,
 ) -> int:
-    """Swaps a model's layers and the norms outside layers, if only speed changes. Returns the number of swapped layers.
+    """Swaps a model's layers and the norms outside layers, if the swap changes only the speed, not the results. Returns
+    the number of swapped layers.
 
     Args:
         attention: attention parameters of each layer, as probed.
@@ -186,14 +188,15 @@ def name_of(kind: type) -> str:
 
 
 class SwappedLayer(nn.Module):
-    """First base class of a swapped layer: replaces `forward`, and joins products of the same input.
+    """First base class of a swapped layer: replaces `forward`, and computes projections of the same input as one matrix
+    product.
 
     The layer's original class is the second base class. Weights, parameter names and submodules stay unchanged.
     """
 
 
 class FusedLayer(SwappedLayer, Joined):
-    """A decoder layer that runs by `LayerOps`."""
+    """A decoder layer that is computed with the functions of `LayerOps`."""
 
     _ops: LayerOps
     _half: AttentionHalf
@@ -240,12 +243,12 @@ class FusedLayer(SwappedLayer, Joined):
         return out if self._division is None else self._division.sum(out)
 
     def _added(self, out: Tensor, x: Tensor, product: int, rows: Rows) -> Tensor:
-        """Adds a runtime part's term (such as LoRA) to a product, in place."""
+        """Adds a runtime part's term (such as LoRA) to a matrix product, in place."""
         add = self._half.add
         return out if add is None else add(out, x, product, rows)
 
     def add_by(self, add: Add) -> None:
-        """Sets the function by which a runtime part adds to the layer's products."""
+        """Sets the function with which a runtime part adds terms (such as LoRA) to the layer's matrix products."""
         self._half.add = add
 
     def join(self) -> None:
@@ -257,7 +260,7 @@ class FusedLayer(SwappedLayer, Joined):
                 linear.__dict__[FEW_ROWS] = Product(linear.weight.data, linear.bias, adds=adds)
 
     def products(self) -> dict[str, Product]:
-        """Returns the products for which the runtime's few-rows kernel may be chosen."""
+        """Returns the layer's matrix products for which the runtime's few-rows kernel may be chosen."""
         found = {"qkv": self._half.qkv, "gate_up": self._gate_up}
         for name, linear in (("o", self.self_attn.o_proj), ("down", self.mlp.down_proj)):
             found[name] = linear.__dict__.get(FEW_ROWS)
@@ -269,9 +272,9 @@ class FusedLayer(SwappedLayer, Joined):
 
 
 class FusedNorm(Joined):
-    """A norm outside fused layers that runs by `LayerOps`.
+    """A norm outside fused layers that is computed with the functions of `LayerOps`.
 
-    The class of single modules is changed, so modules created later are not fused.
+    Single module objects are given this class, so modules that are created later are not fused.
     """
 
     _ops: LayerOps | None = None
@@ -319,8 +322,8 @@ _STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 class FusedRotary(nn.Module):
     """Rotary embedding that computes cosines and sines in one step.
 
-    If the module's forward takes a layer type, the angles depend on that type. The class of single modules is changed,
-    so modules created later are not fused.
+    If the module's forward takes a layer type, the angles depend on that type. Single module objects are given this
+    class, so modules that are created later are not fused.
     """
 
     _ops: LayerOps | None = None
@@ -386,7 +389,9 @@ def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple
 
 
 def _rows(size: int, like: Tensor) -> Tensor:
-    """Random rows of increasing magnitude, so that an epsilon in another place changes the result."""
+    """Random rows of increasing magnitude, so that an epsilon added at another point of the computation changes the
+    result.
+    """
     rows = torch.randn(_NUM_ROWS, size, generator=torch.Generator().manual_seed(0))
     return (rows * torch.logspace(-3, 2, _NUM_ROWS)[:, None]).to(like.device, like.dtype)
 

@@ -1,7 +1,8 @@
-"""Chooses between the library's product and the few-rows kernel for fused layers on a GPU, by timing at load.
+"""Chooses between the library's matrix product and the few-rows kernel for fused layers on a GPU, by timing at load.
 
-Libraries optimise large products. With few rows, a product is bound by reading the weight, and the library's few tiles
-leave multiprocessors idle. Library and kernel are timed on the GPU for each shape and number of rows.
+Libraries are optimised for large matrix products. With few rows, a product takes the time to read the weight, and the
+library's few tiles leave multiprocessors idle. Library and kernel are timed on the GPU for each shape and number of
+rows.
 """
 
 import logging
@@ -30,7 +31,7 @@ _LEAST_GAIN = 0.97
 
 
 class Product:
-    """Products of rows and a weight [columns, inputs], by the library or by the few-rows kernel."""
+    """Matrix product of rows and a weight [columns, inputs], computed with the library or with the few-rows kernel."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, adds: bool = False, gated: bool = False) -> None:
         """Stores a weight.

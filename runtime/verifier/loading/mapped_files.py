@@ -9,7 +9,8 @@ SMALL_BYTES = 1 << 20
 
 
 def copy_what_stays(model: PreTrainedModel) -> None:
-    """Copies those CPU tensors that are used as loaded: vectors, and embedding tables that are not tied.
+    """Copies those CPU tensors that are used in the form in which they were loaded: vectors, and embedding tables that
+    are not tied.
 
     A file stays mapped, and its pages count as this process's memory, while any of its tensors is in use. Matrices of
     linear layers are copied when they are packed, or are served from the file.

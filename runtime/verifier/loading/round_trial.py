@@ -45,7 +45,8 @@ def decode_rounds(loaded: LoadedModel, rows: tuple[int, ...] = ROWS) -> Callable
 
 @torch.inference_mode()
 def least_seconds(ways: Mapping[Way, Callable[[], list[Round]]], pause_s: float = 0.0) -> dict[Way, list[float]]:
-    """Returns the least seconds of each round, by setting, over several turns; over two turns if rounds are long.
+    """Returns the shortest time of each round in seconds, by setting, over several turns (two turns if rounds are
+    long).
 
     Args:
         ways: for each setting, a function that applies the setting and returns the rounds to time.
@@ -62,7 +63,9 @@ def least_seconds(ways: Mapping[Way, Callable[[], list[Round]]], pause_s: float 
 
 
 def share(seconds: list[float], of: list[float]) -> float:
-    """Returns the mean, over the numbers of rows, of the ratio of `seconds` to another setting's round times `of`."""
+    """Divides a setting's round times `seconds` by another setting's round times `of`; returns the mean of these
+    ratios, which has one ratio per number of rows.
+    """
     return sum(now / before for now, before in zip(seconds, of, strict=True)) / len(of)
 
 

@@ -11,7 +11,8 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 @torch.inference_mode()
 def try_rows(loaded: LoadedModel, texts: list[TrialText]) -> None:
-    """Compares the logits of tree leaves, with several trees in a pass, bit for bit with those of single prompts.
+    """Verifies several trees in one pass, and compares the leaves' logits bit for bit with the logits of single
+    prompts.
 
     Raises:
         UnsupportedModelError: the bits differ; the message does not contain the model's name.
