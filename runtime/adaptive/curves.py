@@ -64,7 +64,7 @@ class DraftCurve(NamedTuple):
 
     @property
     def row_s(self) -> float:
-        """Seconds that each context token adds which the drafter must process before drafting."""
+        """Seconds added by each context token that the drafter must process before drafting."""
         return max(self.level_s[-1] - self.level_s[0], 0.0) / max(self.num_reqs[-1] - self.num_reqs[0], 1)
 
 
@@ -82,8 +82,9 @@ class Factor:
         Args:
             now: number of the round.
         """
-        # The ratio is clamped on both sides. A round of many times the usual duration shows an interruption, not a
-        # cost. Trees that arrived before the host waited show almost no seconds, but had a cost.
+        # The ratio is clamped on both sides. From above, because a round that takes many times the usual duration was
+        # interrupted, so its duration is not its cost. From below, because a tree that arrived before the host began
+        # to wait measures as almost zero seconds, although the tree did cost time.
         most = 2.0 if self._weight else 10.0
         ratio = min(max(ratio, self.value / most), self.value * most)
         self._weight *= (1.0 - FADE) ** (now - self._seen_at)
@@ -152,7 +153,7 @@ class RoundCosts:
     Prompts are left out because they cost the same with and without drafts.
 
     A round after a draft shares cores with the drafter, publishes accepted tokens and makes a new plan. Even without
-    drafted nodes, such a round takes longer than a plain round among plain rounds.
+    drafted nodes, such a round takes longer than a plain round that follows plain rounds.
     """
 
     def __init__(self, passes: PassCurve, drafts: DraftCurve) -> None:
@@ -219,8 +220,8 @@ class RoundCosts:
         """Corrects the predictions with a measured round.
 
         A plain round is used only if the round before was plain and no draft was requested during the round, because
-        otherwise the drafter uses caches and cores. A draft after a round of another kind is not used, because the
-        drafter must first process context.
+        otherwise the drafter's work slows the round, by using caches and cores. A draft after a round of another kind
+        is not used, because the drafter must first process context.
         """
         draft = took.draft
         kind = self._verify if draft is not None else self._text if took.num_extra else self._plain

@@ -200,8 +200,8 @@ class DraftStages:
             last_token_ids = batch.token_ids.gather(1, last[:, None])[:, 0]
         copies = [(rows.taps[:count, :width], batch.decode_taps)] if self.spec.taps_size else []
         if self.reads_history and count:
-            # Positions are clamped, because a sequence may have been moved past the end of its history by a round that
-            # ended it, before the host processed that round.
+            # Positions are clamped, because the device may have advanced a sequence past the end of its history in
+            # the sequence's last round, which the host has not processed yet.
             positions = batch.decode_positions.clamp(0, batch.token_ids.shape[1] - 1)
             copies.append((rows.first_token_ids[:count], batch.token_ids[rows.slots[:count, 0], positions]))
         if self.moves and batch.position_deltas is not None:

@@ -16,7 +16,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 class PhaseTimes:
     """Host seconds in each phase, summed over all rounds.
 
-    On an accelerator they are mostly the time to enqueue kernels.
+    On an accelerator, most of this time is spent on enqueueing kernels.
     """
 
     num_rounds: int = 0

@@ -1,6 +1,6 @@
-"""Waits of an engine's rounds for the drafter. Each wait is bounded, also if the drafter died or hangs.
+"""Waits of an engine's rounds for the drafter. Each wait is bounded, even if the drafter died or hangs.
 
-A drafter that does not answer in time is late: rounds continue without drafts until its answer arrives. A drafter that
+A drafter that does not answer in time is late: rounds continue without drafts until the answer arrives. A drafter that
 stays late for `DrafterWaits.patience_s` is lost. The channel detects a dead process sooner.
 """
 
@@ -30,7 +30,7 @@ class DrafterWaits:
     """Waits for one drafter at a time, and tracks how long its answers usually take.
 
     Args:
-        timeout_s: silence after which a drafter counts as stuck.
+        timeout_s: seconds of silence after which a drafter counts as stuck.
         on_cpu: whether the drafter runs on a CPU, where it compiles no kernels.
         clock: monotonic time in seconds.
     """

@@ -131,7 +131,7 @@ class Engine:
     def attach_drafter(self, end: VerifierEnd) -> None:
         """Requests trees through this channel end from the next round on.
 
-        A running sequence gets trees once the drafter has its context.
+        A running sequence gets trees once the drafter has the sequence's context.
         """
         self._settle(leave=0)
         self.runner.prepare_trees()
@@ -212,9 +212,9 @@ class Engine:
     def _is_held_up(self) -> bool:
         """Whether to settle every round in flight before scheduling.
 
-        True if every sequence waits for its tokens in flight, after which its grammar may force tokens. Also True if a
-        drafter is attached and every sequence is masked: the drafter then gets root masks, which are worth more than
-        overlap.
+        True in two cases. Either every sequence waits for its tokens in flight, because its grammar may force further
+        tokens after these. Or a drafter is attached and every sequence is masked; settling then lets the drafter get
+        root masks, which gain more than overlap.
         """
         running = self.scheduler.running
         if self.drafter_state is DrafterState.ATTACHED and all(seq.masker is not None for seq in running):
@@ -224,7 +224,8 @@ class Engine:
     def _held(self) -> RoundInFlight | None:
         """Waits for the second-latest round and returns it, if running sequences skipped the latest round.
 
-        The drafter drafts for them while the device computes the latest round. Returns None if no sequence waits.
+        The drafter drafts for the skipped sequences while the device computes the latest round. Returns None if no
+        sequence waits.
         """
         awaited = (seq for seq in self.scheduler.running if seq.is_awaited and seq.in_flight)
         if len(self._in_flight) < 2 or next(awaited, None) is None:
@@ -238,8 +239,8 @@ class Engine:
         """Recovers from a round that raised: recomputes the running sequences, one at a time.
 
         The exception does not identify the request, so the engine retries the sequences one at a time and fails a
-        sequence whose round raises while it runs alone. The other sequences keep their tokens. The drafter is dropped:
-        it may have raised, and dropping it costs only speed.
+        sequence whose round raises while it runs alone. The other sequences keep their tokens. The drafter is dropped,
+        because it may have raised and dropping it costs only speed.
 
         Raises:
             RoundFailed: the probe request raises too, an inner drafter raised, or the backend was lost.

@@ -244,7 +244,8 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     small = replace(small, num_kv_blocks=1 + small.max_blocks_per_seq + config.max_num_seqs * per_seq)
     held = torch.cuda.memory_allocated(device)
     engine = Engine(loaded, small, needs)
-    # allocated now, to be measured; else the first request with a penalty would allocate the tables
+    # allocated now so that the tables are included in the measurement; otherwise the first request with a penalty
+    # would allocate the tables
     engine.slots.processors.allocate()
     held += engine.cache.num_blocks * engine.cache.block_bytes
     held += sum(feature.held_bytes for feature in engine.features)

@@ -1,7 +1,7 @@
 """Writes the data of a round that the drafter receives: the only writer of an `Outcome` and of its tables by slot.
 
 An `Outcome` holds context (prompt chunks, replays, recorded prefixes, deferred pairs), accepted paths, and the
-sequences for which trees are requested with their grammar masks behind the roots.
+sequences for which trees are requested, with the grammar masks of the tokens after the roots.
 """
 
 from collections.abc import Callable

@@ -135,7 +135,7 @@ class ChunkBuffers:
     def reserve(self, sample: ModelOutput) -> None:
         """Allocates result buffers with the row shapes of `sample`, and turns all input pieces into padding.
 
-        Without padding, the passes that are captured next would store the latest round's KV again.
+        If the inputs were not padding, the passes that are captured next would store the latest round's KV again.
         """
         self._inputs.zero_()
         if self._results is None:

@@ -217,7 +217,7 @@ class DecodeGraphs:
         return self._chunks.take(num_pieces, num_samples, num_tokens)
 
     def _replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
-        # removed before the replay: if that raises, the inputs' content is undefined
+        # removed before the replay, because the inputs' content is undefined if the replay raises
         before = self._loaded.pop(runner, None)
         if before is not None and before[0] is rows and before[1] == bucket:  # the batch seldom changes between rounds
             output = runner.replay(bucket, len(rows.slots))

@@ -1,4 +1,5 @@
-"""Forced acceptance for benchmarks: accepted lengths are drawn from a profile instead of compared with the target.
+"""Forced acceptance for benchmarks: the number of accepted levels is drawn from a profile, and drafts are not compared
+with the target's tokens.
 
 All kernels of a round run as usual except the walk along the tree, which follows each node's first child for the drawn
 number of levels.

@@ -1,8 +1,8 @@
 """Rows of a forward pass: decodes, the flattened batch of decodes and prompt chunks, and the interface of features.
 
 A feature (adapters, spans, recurrent state, ...) adds columns to the rows, and context managers that enclose the model
-call. Code that builds and runs batches handles features by this interface only; features that an engine lacks cost no
-time.
+call. Code that builds and runs batches handles features through this interface only; features that an engine lacks cost
+no time.
 """
 
 from abc import ABC, abstractmethod
@@ -299,7 +299,7 @@ class Feature:
         return nullcontext()
 
     def took(self, accepted: AcceptedPaths) -> None:
-        """Updates the feature's columns by the accepted paths of the latest pass's decodes.
+        """Updates the feature's columns according to the accepted paths of the latest pass's decodes.
 
         Tensor shapes must depend on the arguments' shapes alone, so that the method can be captured.
         """
@@ -314,7 +314,7 @@ class Feature:
 
 
 class KeepingFeature(Feature, ABC):
-    """Feature that stores tensors of fixed size for cached prefixes, beside their keys and values."""
+    """Feature that stores tensors of fixed size for cached prefixes, in addition to the prefixes' keys and values."""
 
     marks: dict[str, int]
     """Additional prompt length at which the tensors are stored, because a saved prefix ends there; by request id."""

@@ -31,13 +31,15 @@ _MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 )
 """Candidates for the graphs of mixed rounds: (maximum number of decode rows for each batch size, numbers of pieces).
 The first candidate that stays within the limit of graphs is used. The first 128 rows of a pass cost almost nothing;
-with more rows the matrix products take as long as their launches."""
+with more rows, the matrix products take as long as the launches of their kernels.
+"""
 _PROMPTS = (4, 8, 12, 16, 24, 32)
 """Numbers of pieces in rounds of prompts alone. Up to 12 pieces, padding costs no time, because launching the kernels
 takes longer than computing the pieces. Beyond 12 pieces, less than a third of the pieces is padding. Rounds of more
 than 32 pieces are not captured, because computing them takes longer than launching their kernels."""
 _SIZES_KEPT = 5
-"""Number of batch sizes of each width that are reserved for rounds of decodes alone before graphs go to mixed rounds.
+"""Number of batch sizes of each width that are reserved for rounds of decodes alone; only graphs beyond these are
+captured for mixed rounds.
 """
 _MOST_PADDED = 384
 """Number of rows up to which a mixed graph is used even if most rows are padding, because computing so few rows takes

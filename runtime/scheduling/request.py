@@ -334,8 +334,9 @@ class RequestOutput(NamedTuple):
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache; set on the last output."""
     failure: str | None = None
-    """Error raised while the request was processed, which ended the request with `ABORT`: its tokens are not a complete
-    answer."""
+    """Error raised while the request was processed, which ended the request with `ABORT`; the request's tokens are then
+    not a complete answer.
+    """
     is_refusal: bool = False
     """Whether the request's content caused `failure`, whose text then begins with the name of the field."""
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -4,9 +4,10 @@ Running sequences decode first; the remaining token budget goes to prompt chunks
 first plans decodes without trees, then preempts sequences: the youngest sequence of the lowest priority first.
 `runtime.scheduling.admission_order` selects the sequence that gets a free slot.
 
-A round may be scheduled while the previous round is in flight, so that sequence lengths are only bounds. Blocks and
-slots may nevertheless be reassigned at once. Rounds run in launch order, so a round in flight no longer uses a block
-when the block's next owner writes to it. A round in flight writes only after the last cached position of a sequence.
+A round may be scheduled while the previous round is in flight; the host then has only bounds for the sequences'
+lengths. Blocks and slots may nevertheless be reassigned at once. Rounds run in launch order, so a round in flight no
+longer uses a block when the block's next owner writes to it. A round in flight writes only after the last cached
+position of a sequence.
 """
 
 import logging
@@ -50,7 +51,7 @@ class Scheduler:
     """Owner of the waiting and running queues.
 
     Args:
-        eos_token_ids: tokens that end a request unless it ignores them.
+        eos_token_ids: tokens that end a request, except requests with `ignore_eos`.
         seats: seats that requests need beside a slot; None if no request needs any.
         left: function called with each slot that a sequence has left.
     """
@@ -352,7 +353,9 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Takes slot and blocks from a running sequence; its tokens are recomputed once there is room again."""
+        """Takes slot and blocks from a running sequence; the KV of its tokens is recomputed once a slot and blocks are
+        free again.
+        """
         self.running.remove(seq)
         self._free(seq)
         seq.preempted = True

@@ -85,7 +85,7 @@ class StateKeeper(KeepingFeature):
         columns are used cyclically.
         """
         self._reserved: dict[int, tuple[int, int]] = {}
-        """By saved row, the index in `_targets` where it is stored."""
+        """Index in `_targets` of the entry that holds a saved row; keys are the saved rows."""
         self._reach = [0] * config.max_num_seqs
         """By slot, the length up to which rows are assigned."""
 
@@ -234,7 +234,9 @@ class StateKeeper(KeepingFeature):
         return regular
 
     def _saved_row(self, seq: Sequence, length: int) -> int | None:
-        """Returns the row to save the state after a sequence's first `length` tokens; cancels other writes to it."""
+        """Returns the row in which to save the state after a sequence's first `length` tokens; cancels other writes to
+        that row.
+        """
         row = self.saved.take(seq.blocks[length // self.config.block_size - 1])
         if (place := self._reserved.pop(row, None)) is not None:
             current = self._targets[place]

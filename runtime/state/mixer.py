@@ -34,14 +34,13 @@ class Mixer:
     def __init__(self, module: nn.Module, state: LayerState, entries: list[nn.Linear], exit: nn.Linear | None) -> None:
         self.module, self.state = module, state
         self.states: RoundStates | None = None
-        """States of the running pass; they are stored here because some decoder layers do not pass keyword arguments
-        on.
+        """States of the running pass, stored here because some decoder layers do not pass keyword arguments on.
         """
         self._given: list[Tensor] | None = None
         self._view: StateView | None = None
         edges = {*entries, exit}
         self.inner_linears = {m for m in module.modules() if isinstance(m, nn.Linear) and m not in edges}
-        """Linear layers that process the tokens of one sequence after those of another."""
+        """Linear layers of the inner part, which process only some rows of a batch in a call."""
         self._entries = [self._stand_in(linear, index) for index, linear in enumerate(entries)]
         self._exit = None if exit is None else self._stand_in(exit, None)
         arguments = inspect.signature(type(module).forward).parameters
@@ -101,7 +100,7 @@ class Mixer:
         """Runs the part of the mixer between its outer products; returns its outputs, usually one tensor.
 
         Args:
-            parts: [num_seqs, length, ...]: the mixer's input, and the product of each entry.
+            parts: [num_seqs, length, ...]: the mixer's input, and the output of each layer of `entries`.
             view: the states, which advance by the tokens.
         """
         inputs, *self._given = parts

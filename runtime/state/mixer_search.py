@@ -97,7 +97,9 @@ def _mixer_modules(model: nn.Module) -> dict[int, list[nn.Module]]:
 def _edges(
     model: PreTrainedModel, mixers: list[nn.Module], attention: str
 ) -> dict[nn.Module, tuple[list[nn.Linear], nn.Linear | None]]:
-    """By mixer, the linear layers that multiply its unmodified input, and the linear layer whose result it returns."""
+    """Returns, for each mixer, the linear layers that multiply the mixer's unmodified input, and the linear layer whose
+    output the mixer returns.
+    """
     inputs: dict[nn.Module, Tensor] = {}
     outputs: dict[nn.Module, object] = {}
 

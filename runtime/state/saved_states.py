@@ -55,10 +55,12 @@ class SavedStates:
         return following if self.enabled and following <= end else None
 
     def take(self, block_id: int) -> int | None:
-        """Returns a row for the state at the end of a live block; None if all rows are lent or pinned.
+        """Reserves a row in which to save the state at the end of a live block, and returns the row's index.
 
-        If no row is free and no cached state can be evicted, the oldest pending state is dropped, usually the state of
-        an earlier block of the same prompt. Rows must be written in the order in which they are taken.
+        Takes the row that is already pending for this block; else a free row; else the row of a cached state that can
+        be evicted; else the row of the oldest pending state, which is dropped (usually the state of an earlier block of
+        the same prompt). Returns None if all rows are lent or pinned. The caller must write rows in the order in which
+        it took them.
         """
         row = self._pending.pop(block_id, None)
         if row is None:
