@@ -17,8 +17,9 @@ MOST_OF_ENGINE = {
     **{"max_num_seqs": 2**20, "max_model_len": 2**31 - 1, "max_num_batched_tokens": 2**30, "block_size": 2**16},
     **{"num_kv_blocks": 2**31 - 1},
 }
-"""Upper bounds that only typing errors exceed. No machine has memory for larger values, or items are created one at a
-time; either would fail without a clear error."""
+"""Upper bounds that only typing errors exceed. Larger values would fail without a clear error, because no machine has
+the memory or because items are created one at a time.
+"""
 
 
 def check_most(config: object, most: dict[str, int]) -> None:
@@ -46,7 +47,7 @@ class DrawnTree(Protocol):
 
     @property
     def width(self) -> int:
-        """Number of candidates per expanded node; or the largest number of nodes that a level expands, if larger."""
+        """The larger of two numbers: candidates per expanded node, and nodes expanded at a level (maximum)."""
         ...
 
 
@@ -71,8 +72,9 @@ class SpeculationConfig:
     verify_tree_size: int = 16
     """Number of nodes, including the root, that the verifier checks in each round of a sequence."""
     adaptive: bool = False
-    """Whether each round's depth and nodes are chosen by measured costs and tracked acceptance. Rounds then stay within
-    the shape above and may have no draft at all. False without the part `adaptive`."""
+    """Whether each round's depth and nodes are chosen from measured costs and tracked acceptance. Rounds then stay
+    within the shape above and may have no draft at all. False without the part `adaptive`.
+    """
     draft_tree: DrawnTree | None = None
     """Fixed tree to draft regardless of probabilities; the three numbers above follow from this tree. If None, the
     likeliest nodes are drafted."""
@@ -316,8 +318,9 @@ class EngineConfig(SettingsOfParts):
     and with its prefix cached or computed. This holds for each dtype, and requires layers that run on Wingbeat's
     kernels."""
     forced_acceptance: ForcedAcceptance | None = None
-    """Profile from which acceptance is drawn in benchmarks, so that the text is not the model's. The setting is refused
-    unless the environment variable WINGBEAT_BENCHMARK is 1, and every output is marked."""
+    """Profile from which acceptance is drawn in benchmarks, so that the generated text is not the model's. The setting
+    is refused unless the environment variable WINGBEAT_BENCHMARK is 1, and every output is marked.
+    """
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
@@ -350,10 +353,7 @@ class EngineConfig(SettingsOfParts):
             )
 
     def asked(self) -> dict[Feature, str]:
-        """Features, among those that exclude others, that this configuration asks for.
-
-        Each with the text of its setting.
-        """
+        """Requested features that exclude other features, each with the text of the setting that requests it."""
         asked = {
             Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),

@@ -92,7 +92,10 @@ def _fetch(name: HubName, with_weights: bool) -> Path:
 
 
 def _complete(name: HubName, folder: Path, with_weights: bool) -> Path:
-    """Refuses a folder that lacks requested files: if offline, huggingface_hub may return an incomplete cache."""
+    """Refuses a folder that lacks requested files.
+
+    When offline, huggingface_hub may return such an incomplete folder of the cache.
+    """
     if not (folder / "config.json").is_file():
         raise HubError(
             f"{name} of the Hugging Face hub has no config.json: give a repository with a transformers checkpoint"

@@ -53,7 +53,8 @@ class InnerDrafter:
         Args:
             convention: convention by which the drafter's head is interpreted; None if the head's files define the
                 convention.
-            loaded: the verifier, whose embedding and output head the drafter shares if they are on its device.
+            loaded: the verifier, whose embedding and output head the drafter shares if both are on the drafter's
+                device.
 
         Raises:
             ValueError, FileNotFoundError: the drafter's checkpoint cannot be used; the message is one line that names

@@ -121,8 +121,8 @@ class PairEngine(NamedTuple):
 def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: Lender | None = None) -> Drafter | None:
     """Loads the drafter; returns None without speculation.
 
-    With drafter auto, MTP modules of the verifier's checkpoint that cannot be loaded do not prevent the start: the
-    fallback drafter replaces them.
+    With drafter auto, if the MTP modules of the verifier's checkpoint cannot be loaded, the fallback drafter is used
+    instead.
 
     Args:
         lender: function that returns weights of the verifier that are already on the device, so that the drafter shares

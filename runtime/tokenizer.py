@@ -54,8 +54,8 @@ class Tokenizer:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.hugging_face = tokenizer
         if tokenizer.is_fast:
-            # Truncation and padding, which a checkpoint may enable, are disabled here: disabling them in each call
-            # would change state that threads share.
+            # Truncation and padding, which a checkpoint may enable, are disabled here, because disabling them in each
+            # call would change state that threads share.
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
         self._longest_token = longest_token(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
@@ -243,7 +243,7 @@ def piece_reader(backend: "BackendTokenizer | None") -> Callable[[str], bytes]:
     """Returns a function from a vocabulary's pieces to the bytes they stand for.
 
     Args:
-        backend: the tokenizer; None if its pieces are not byte-level letters, as GPT-2's are.
+        backend: the tokenizer; None if the pieces are not byte-level letters (GPT-2's pieces are such letters).
     """
     letters: Mapping[str, int] = {}
     if backend is not None and '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"]):

@@ -105,16 +105,18 @@ class AdaptiveSpeculation(Speculation):
         return self.policy.slow_down(len(running), num_drafting, mean_context(running))
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
-        """Returns all unfollowed sequences. Once plain decoding has been faster for a long time, returns only one
-        sequence if a probe is overdue, else none.
+        """Returns all unfollowed sequences.
+
+        Once plain decoding has been faster for a long time, returns only one sequence if a probe is overdue, else none.
         """
         if self._following.follows_all:
             return unfollowed
         return unfollowed[:1] if self.policy.overdue() else []
 
     def follows_next(self) -> bool:
-        """True for every request. Once plain decoding has been faster for a long time, True for only a fraction of the
-        requests.
+        """True for every request.
+
+        Once plain decoding has been faster for a long time, True for only a fraction of the requests.
         """
         return self._following.takes_next()
 

@@ -1,7 +1,7 @@
 """Tests whether a drafter suits its verifier, by generating short texts with the real engine and channel at start.
 
 A head that is interpreted with a wrong convention, or that belongs to another verifier, costs speed but never changes
-tokens: only its low acceptance shows the mistake. The test does not depend on checkpoints and processes.
+tokens, so only the head's low acceptance reveals the mistake. The test does not depend on checkpoints and processes.
 """
 
 import logging
@@ -127,7 +127,8 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
     num_tokens = _NUM_TOKENS if engine.config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
     requests = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, num_tokens, engine.config.max_model_len)
     test, started = SelfTest(0, 0, 0.0, SpeculationMetrics()), time.perf_counter()
-    # drafts are fixed and waits long, because the test is about acceptance, not speed
+    # drafts have the fixed shape and waits for the drafter may be long, because the test is about acceptance, not
+    # speed
     with engine.policy.fixed(), engine.drafting.waits.unbounded():
         for turn in range(_NUM_TURNS):
             texts = requests[turn::_NUM_TURNS]

@@ -135,9 +135,7 @@ class DraftBatch(NamedTuple):
     """Inputs of the chunks; None if no chunk contains or precedes tokens of media spans."""
 
     def chunk_tokens(self, head: DraftHead) -> Tensor:
-        """Returns the chunks' token ids, int64 [num_chunk_tokens], or their embeddings if some positions are in media
-        spans.
-        """
+        """Returns token ids int64 [num_chunk_tokens] of the chunks, or embeddings if some positions are in media spans."""
         if self.chunk_inputs is None or not head.embedding_width:
             return self.chunk_next_token_ids
         return self.chunk_inputs.embedded(head.embed(self.chunk_next_token_ids))
@@ -205,8 +203,9 @@ class Drafter(ABC):
         raise ValueError(f"{type(self).__name__} has no conventions to choose from")
 
     def prepare_head(self, source: str) -> NextHead:
-        """Load and check another head of the same shape for `take_head`; may run in another thread while this drafter
-        drafts.
+        """Load and check another head of the same shape for `take_head`.
+
+        May run in another thread while this drafter drafts.
 
         Args:
             source: folder of the head.

@@ -38,8 +38,9 @@ class HeadPasses(ABC):
 
     @abstractmethod
     def prepare(self, head: Any) -> Any:
-        """Convert another head of the same shape to these passes' weight format; may run in another thread while these
-        passes draft.
+        """Convert another head of the same shape to these passes' weight format.
+
+        May run in another thread while these passes draft.
         """
 
     @abstractmethod

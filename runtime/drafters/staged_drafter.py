@@ -153,8 +153,9 @@ class StagedDrafter(Drafter):
 
     @torch.inference_mode()
     def _warm_up(self, spec: ChannelSpec) -> None:
-        """Runs a padding chunk, so that kernels are compiled now. A drafter that compiled kernels during a later round
-        would seem stuck.
+        """Runs a padding chunk, so that kernels are compiled now.
+
+        A drafter that compiled kernels during a later round would seem stuck.
         """
         self._commit_chunks(_nobodys_chunk(spec, self.pool.num_slots, self.device))
 

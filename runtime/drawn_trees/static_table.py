@@ -10,7 +10,9 @@ from wingbeat.kernels.tree.results import Frontier, GrownTree
 from wingbeat.runtime.drawn_trees.static_tree import StaticTree
 
 _LEAST_LOG_PROB = -100.0
-"""Log-probability of a disallowed candidate, which keeps its place in the tree but gives its paths no weight."""
+"""Log-probability of a disallowed candidate, which keeps its position in the tree but gives its paths almost no
+probability.
+"""
 
 
 class StaticTable:

@@ -231,7 +231,7 @@ class BlockManager:
     def release(self, blocks: Sequence[int]) -> None:
         """Drops one reference to each block of a table; blocks without references become free.
 
-        The last block is freed first, because the first blocks should be evicted last: a prefix is useful without its
+        The last block is freed first, so that the first blocks are evicted last, because a prefix is useful without its
         continuation.
 
         Raises:

@@ -27,7 +27,7 @@ class PrefixContents:
     Args:
         states: feature that stores the model's recurrent states; None if the model has no recurrent states.
         contexts: taps recorded for drafters.
-        needs: layers that the engine's drafter needs, which select its taps.
+        needs: layers that the engine's drafter needs; these decide which of a prefix's taps the engine can use.
     """
 
     def __init__(

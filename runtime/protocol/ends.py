@@ -61,8 +61,9 @@ class DrafterEnd(Protocol):
         ...
 
     def has_outcome(self) -> bool:
-        """Whether a round with complete data is pending; a pass over such a round does not have to wait for the
-        verifier's device.
+        """Whether a round with complete data is pending.
+
+        A pass over such a round does not have to wait for the verifier's device.
         """
         ...
 

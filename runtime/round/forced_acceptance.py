@@ -1,5 +1,6 @@
-"""Forced acceptance for benchmarks: the number of accepted levels is drawn from a profile, and drafts are not compared
-with the target's tokens.
+"""Forced acceptance for benchmarks: draws the number of accepted levels from a profile.
+
+Drafts are not compared with the target's tokens.
 
 All kernels of a round run as usual except the walk along the tree, which follows each node's first child for the drawn
 number of levels.

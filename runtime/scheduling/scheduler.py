@@ -353,8 +353,9 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Takes slot and blocks from a running sequence; the KV of its tokens is recomputed once a slot and blocks are
-        free again.
+        """Takes slot and blocks from a running sequence.
+
+        The KV of the sequence's tokens is recomputed once a slot and blocks are free again.
         """
         self.running.remove(seq)
         self._free(seq)

@@ -1,5 +1,6 @@
-"""Sequences suspected of making a round raise or an engine die; each such sequence runs alone until it is past that
-round.
+"""Sequences suspected of making a round raise or an engine die.
+
+Each such sequence runs alone until it is past that round.
 """
 
 import math

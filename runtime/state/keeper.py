@@ -234,8 +234,9 @@ class StateKeeper(KeepingFeature):
         return regular
 
     def _saved_row(self, seq: Sequence, length: int) -> int | None:
-        """Returns the row in which to save the state after a sequence's first `length` tokens; cancels other writes to
-        that row.
+        """Returns the row in which to save the state after a sequence's first `length` tokens.
+
+        Cancels other writes to that row.
         """
         row = self.saved.take(seq.blocks[length // self.config.block_size - 1])
         if (place := self._reserved.pop(row, None)) is not None:

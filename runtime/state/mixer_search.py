@@ -97,8 +97,10 @@ def _mixer_modules(model: nn.Module) -> dict[int, list[nn.Module]]:
 def _edges(
     model: PreTrainedModel, mixers: list[nn.Module], attention: str
 ) -> dict[nn.Module, tuple[list[nn.Linear], nn.Linear | None]]:
-    """Returns, for each mixer, the linear layers that multiply the mixer's unmodified input, and the linear layer whose
-    output the mixer returns.
+    """Returns the linear layers at the edges of each mixer.
+
+    These are the layers that multiply the mixer's unmodified input, and the layer whose output the mixer returns (None
+    if there is none).
     """
     inputs: dict[nn.Module, Tensor] = {}
     outputs: dict[nn.Module, object] = {}

@@ -142,9 +142,7 @@ class VerifierModel(nn.Module):
         return ModelOutput(logits[0], taps)
 
     def _logits(self, inputs: dict[str, Any], into: ModelOutput | None) -> Tensor:
-        """Returns logits [1, num_rows, vocab_size]; writes them directly into `into` if the output head supports
-        this.
-        """
+        """Returns logits [1, num_rows, vocab_size], in the memory of `into` if the output head supports this."""
         output = self._output
         if into is None or not getattr(output, "wide", False):
             return self.model(use_cache=False, **inputs).logits

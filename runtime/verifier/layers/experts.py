@@ -1,4 +1,4 @@
-"""Mixture-of-experts matrix products without host synchronisation, for GPUs on which torch's grouped product
+"""Mixture-of-experts products without host synchronisation, for GPUs on which torch's grouped matrix product
 synchronises.
 
 torch has a grouped kernel for bfloat16 on compute capability 9.0 and 10.0. On other GPUs torch copies the groups' end

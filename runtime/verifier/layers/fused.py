@@ -113,8 +113,9 @@ def fuse(
     deterministic: bool = False,
     division: Division | None = None,
 ) -> int:
-    """Swaps a model's layers and the norms outside layers, if the swap changes only the speed, not the results. Returns
-    the number of swapped layers.
+    """Swaps a model's layers and the norms outside layers, if the swap changes only the speed, not the results.
+
+    Returns the number of swapped layers.
 
     Args:
         attention: attention parameters of each layer, as probed.
@@ -188,8 +189,7 @@ def name_of(kind: type) -> str:
 
 
 class SwappedLayer(nn.Module):
-    """First base class of a swapped layer: replaces `forward`, and computes projections of the same input as one matrix
-    product.
+    """First base class of a swapped layer: replaces `forward`, and joins projections of the same input.
 
     The layer's original class is the second base class. Weights, parameter names and submodules stay unchanged.
     """
@@ -389,8 +389,9 @@ def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple
 
 
 def _rows(size: int, like: Tensor) -> Tensor:
-    """Random rows of increasing magnitude, so that an epsilon added at another point of the computation changes the
-    result.
+    """Returns random rows of increasing magnitude.
+
+    With such rows, an epsilon added at another point of the computation changes the result.
     """
     rows = torch.randn(_NUM_ROWS, size, generator=torch.Generator().manual_seed(0))
     return (rows * torch.logspace(-3, 2, _NUM_ROWS)[:, None]).to(like.device, like.dtype)

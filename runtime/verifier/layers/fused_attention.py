@@ -102,8 +102,9 @@ class Joined(nn.Module):
         ...
 
     def take_written(self) -> None:
-        """Called after weights were overwritten in place: copies them into the derived tensors' existing memory, which
-        captured graphs read.
+        """Copies overwritten weights into the derived tensors.
+
+        The copies go into the tensors' existing memory, because captured graphs read that memory.
         """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Joined":

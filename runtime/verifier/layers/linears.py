@@ -167,8 +167,9 @@ def add_product(linear: nn.Linear, total: Tensor, rows: Tensor) -> Tensor:
 
 
 class WideLinear(nn.Linear):
-    """A frozen linear layer on a GPU that returns its output as float32, the dtype in which the product is
-    accumulated.
+    """A frozen linear layer on a GPU with float32 output.
+
+    The product is accumulated in float32 anyway, whatever the dtype of the weights.
     """
 
     wide = True

@@ -23,9 +23,7 @@ _EPS_NAMES = ("variance_epsilon", "eps")
 
 
 def speed_up(model: nn.Module, deterministic: bool = False) -> None:
-    """Replaces norms and rotations if no bit of their results changes, and lays out linear layers
-    (`lay_out_linears`).
-    """
+    """Replaces norms and rotations if no bit of the results changes, and lays out linear layers."""
     fuse_norms(model)
     fuse_rope(model)
     lay_out_linears(model, deterministic)
@@ -67,8 +65,7 @@ def _fused_norm(kind: type[nn.Module], eps_name: str) -> type[nn.Module]:
 
 
 class Rope:
-    """Replacement for one model's `apply_rotary_pos_emb` (RoFormer, arXiv 2104.09864; rotate-half variant as in
-    GPT-NeoX).
+    """Replacement for one model's `apply_rotary_pos_emb` (arXiv 2104.09864; rotate-half as in GPT-NeoX).
 
     Rotates queries and keys at once. The negation of one half is moved into the sines, which are computed once for all
     layers.
@@ -99,8 +96,9 @@ class Rope:
 
 @torch.inference_mode()
 def fuse_rope(model: nn.Module) -> int:
-    """Makes attention modules rotate with `Rope`, which needs 7 operations per layer instead of 16. Returns the number
-    of modules.
+    """Makes attention modules rotate with `Rope`, which needs 7 operations per layer instead of 16.
+
+    Returns the number of modules.
     """
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.get_default_dtype())
     fused: dict[type[nn.Module], type[nn.Module] | None] = {}

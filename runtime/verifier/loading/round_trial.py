@@ -45,8 +45,9 @@ def decode_rounds(loaded: LoadedModel, rows: tuple[int, ...] = ROWS) -> Callable
 
 @torch.inference_mode()
 def least_seconds(ways: Mapping[Way, Callable[[], list[Round]]], pause_s: float = 0.0) -> dict[Way, list[float]]:
-    """Returns the shortest time of each round in seconds, by setting, over several turns (two turns if rounds are
-    long).
+    """Returns the shortest time of each round, in seconds, by setting.
+
+    Rounds are timed in several turns, or in two turns if they are long.
 
     Args:
         ways: for each setting, a function that applies the setting and returns the rounds to time.
@@ -63,8 +64,9 @@ def least_seconds(ways: Mapping[Way, Callable[[], list[Round]]], pause_s: float 
 
 
 def share(seconds: list[float], of: list[float]) -> float:
-    """Divides a setting's round times `seconds` by another setting's round times `of`; returns the mean of these
-    ratios, which has one ratio per number of rows.
+    """Returns the mean ratio of a setting's round times `seconds` to another setting's round times `of`.
+
+    There is one ratio for each number of rows.
     """
     return sum(now / before for now, before in zip(seconds, of, strict=True)) / len(of)
 

@@ -11,8 +11,9 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 @torch.inference_mode()
 def try_rows(loaded: LoadedModel, texts: list[TrialText]) -> None:
-    """Verifies several trees in one pass, and compares the leaves' logits bit for bit with the logits of single
-    prompts.
+    """Compares logits of tree leaves bit for bit with the logits of single prompts.
+
+    Several trees are verified in one pass.
 
     Raises:
         UnsupportedModelError: the bits differ; the message does not contain the model's name.
