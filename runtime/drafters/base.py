@@ -135,7 +135,10 @@ class DraftBatch(NamedTuple):
     """Inputs of the chunks; None if no chunk contains or precedes tokens of media spans."""
 
     def chunk_tokens(self, head: DraftHead) -> Tensor:
-        """Returns token ids int64 [num_chunk_tokens] of the chunks, or embeddings if some positions are in media spans."""
+        """Returns the token ids of the chunks, int64 [num_chunk_tokens].
+
+        If some positions are in media spans, returns the chunks' embeddings instead.
+        """
         if self.chunk_inputs is None or not head.embedding_width:
             return self.chunk_next_token_ids
         return self.chunk_inputs.embedded(head.embed(self.chunk_next_token_ids))

@@ -1,5 +1,4 @@
-"""Mixture-of-experts products without host synchronisation, for GPUs on which torch's grouped matrix product
-synchronises.
+"""Mixture-of-experts matrix products without host synchronisation, for GPUs where torch's grouped product synchronises.
 
 torch has a grouped kernel for bfloat16 on compute capability 9.0 and 10.0. On other GPUs torch copies the groups' end
 indices to the host in every layer (pytorch issues 169970 and 186620), which prevents CUDA graph capture.
