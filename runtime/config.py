@@ -280,7 +280,7 @@ class EngineConfig(SettingsOfParts):
     """Whether max_model_len is lowered to the length that model and memory allow
     (`wingbeat.runtime.engine.memory.fit_to_memory`)."""
     max_num_batched_tokens: int = PROMPT_TOKENS["cpu"]
-    """Maximum number of prompt tokens computed per round, besides the running sequences' trees."""
+    """Maximum number of prompt tokens computed per round; tokens of running sequences' trees are not counted."""
     lower_max_num_batched_tokens: bool = False
     """Whether max_num_batched_tokens is lowered, on a GPU, if the memory of such a round is needed for KV
     (`fit_to_memory`)."""
@@ -309,7 +309,9 @@ class EngineConfig(SettingsOfParts):
     """Member of `GRAPH_MODES`: "full" replays rounds as CUDA graphs, including rounds with prompt chunks if captured;
     "decode_only" replays only rounds without prompt chunks; "none" replays no graphs. None is "full" on CUDA."""
     kernels: str = "auto"
-    """`auto` runs compiled kernels on CUDA if they match their torch references; `torch` runs only the references."""
+    """`auto` runs compiled kernels on CUDA if the kernels match their torch references; `torch` runs only the
+    references.
+    """
     overlap: bool | None = None
     """Whether each round is launched before the previous round's tokens are processed on the host. None means True,
     except on a CPU."""

@@ -116,7 +116,7 @@ def build_model(config: "PretrainedConfig", auto_class: Any = None, **options: A
 def one_line(name: str) -> Iterator[None]:
     """Converts transformers' exceptions about malformed checkpoints into one line that names the architecture.
 
-    transformers uses fields and tensors before it checks them, so a malformed field or tensor can raise nearly any
+    transformers uses fields and tensors before checking them, so a malformed field or tensor can raise nearly any
     exception. Wingbeat's own errors and memory errors, which are not about the checkpoint, pass unchanged.
 
     Raises:

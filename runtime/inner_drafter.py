@@ -48,7 +48,7 @@ class InnerDrafter:
         self._load = load or self._load_own
 
     def needs(self, convention: HeadConvention | None, loaded: "LoadedModel") -> DrafterNeeds:
-        """Loads the drafter and returns what it needs of the verifier.
+        """Loads the drafter and returns the drafter's requirements on the verifier.
 
         Args:
             convention: convention by which the drafter's head is interpreted; None if the head's files define the

@@ -101,7 +101,7 @@ class MemoryPromises:
         """Updates the file; if another call is writing the file, that call also writes this change.
 
         A mapping may end in any thread, or in the garbage collector in the middle of a write. In the latter case, this
-        call interrupts the write and must not wait for it.
+        call interrupts the write and must not wait for its end.
         """
         self._stale = True
         while self._stale and self._turn.acquire(timeout=0):

@@ -99,7 +99,10 @@ class Tokenizer:
 
     @classmethod
     def find(cls, directory: str | Path) -> "Tokenizer | None":
-        """Returns the tokenizer of a checkpoint folder; None if it has no tokenizer file. Raises like `load`."""
+        """Returns the tokenizer of a checkpoint folder; None if the folder has no tokenizer file.
+
+        Raises like `load`.
+        """
         has_files = any((Path(directory) / name).is_file() for name in _TOKENIZER_FILES)
         return cls.load(directory) if has_files else None
 

@@ -40,7 +40,7 @@ class LaunchedRound(NamedTuple):
     """Whether each decode's next token was certain (forced by its grammar); accepting such a token is no evidence about
     the drafter."""
     seen: Any = None
-    """Trees as recorded at launch by a round kind that has them on the host; None in device rounds."""
+    """Trees as recorded at launch, if the round kind has the trees on the host; None in device rounds."""
 
 
 class AdaptiveSpeculation(Speculation):

@@ -1,9 +1,9 @@
 """Cost model of rounds: one curve for verifier passes and one for drafts, each corrected by the times of real rounds.
 
 Curves are measured at a few points when an engine starts and interpolated linearly. A curve predicts well how cost
-grows with size, but its level may be off. Each of four kinds of work (plain rounds, rounds after a draft, rounds with
-trees from text, drafts) therefore multiplies its curve by a factor: the decaying average of the ratio of measured to
-predicted seconds, by batch size. All times are in seconds.
+grows with size, but the curve's level may be wrong. Therefore, for each of four kinds of work (plain rounds, rounds
+after a draft, rounds with trees from text, drafts), the curve is multiplied by a factor: the decaying average of the
+ratio of measured to predicted seconds, by batch size. All times are in seconds.
 """
 
 import math
@@ -83,8 +83,8 @@ class Factor:
             now: number of the round.
         """
         # The ratio is clamped on both sides. From above, because a round that takes many times the usual duration was
-        # interrupted, so its duration is not its cost. From below, because a tree that arrived before the host began
-        # to wait measures as almost zero seconds, although the tree did cost time.
+        # interrupted, so the measured duration is not the round's cost. From below, because a tree that arrived
+        # before the host began to wait measures as almost zero seconds, although the tree did cost time.
         most = 2.0 if self._weight else 10.0
         ratio = min(max(ratio, self.value / most), self.value * most)
         self._weight *= (1.0 - FADE) ** (now - self._seen_at)
@@ -150,7 +150,7 @@ class RoundTook(NamedTuple):
 class RoundCosts:
     """Predicts the duration of rounds without prompts.
 
-    Prompts are left out because they cost the same with and without drafts.
+    Prompts are left out, because prompts cost the same with and without drafts.
 
     A round after a draft shares cores with the drafter, publishes accepted tokens and makes a new plan. Even without
     drafted nodes, such a round takes longer than a plain round that follows plain rounds.
@@ -169,9 +169,9 @@ class RoundCosts:
         """Factors of the latest round's kind."""
 
     def plain_s(self, num_reqs: int, context: float) -> float:
-        """Predicts the seconds of a plain round after plain rounds.
+        """Predicts the seconds of a plain round that follows plain rounds.
 
-        Until a plain round was observed, the factor of drafted rounds is used.
+        Until such a round was observed, the factor of drafted rounds is used.
         """
         factor = self._plain.at(num_reqs) or self._verify.at(num_reqs)
         return float(self.passes.seconds(num_reqs, np.zeros(1), context)[0]) * (factor.value if factor else 1.0)
@@ -203,7 +203,9 @@ class RoundCosts:
         return math.hypot(*(0.0 if factor is None else factor.doubt for factor in seen))
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
-        """Predicts seconds at a short context, by number of requests: of a plain round, a draft, and its verification.
+        """Predicts seconds of a plain round, a draft, and the draft's verification, by number of requests.
+
+        The context is short.
 
         Args:
             levels: number of levels of the draft.

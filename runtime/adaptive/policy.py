@@ -3,7 +3,7 @@
     tokens(levels, nodes)  = sequences + expected accepted nodes, for the best `nodes` nodes of trees of `levels` levels
     seconds(levels, nodes) = predicted time to draft and verify these trees
 
-Plain decoding is the choice with 0 levels. Decisions change the speed of generation, never its result.
+Plain decoding is the choice with 0 levels. Decisions change the speed of generation, never the generated tokens.
 """
 
 from typing import NamedTuple
@@ -147,9 +147,9 @@ class SpeculationPolicy:
             num_drafting: number of these sequences for which trees may be requested.
             mean_context: mean number of context tokens per sequence.
             forced: whether some sequences demand drafts even at a loss. Held decisions and probes are not affected.
-            num_unfollowed: number of sequences that could get trees if the drafter had their context. While there are
-                such sequences, only probes are drafted; `pays` then states whether drafting for all sequences would be
-                better.
+            num_unfollowed: number of sequences that could get trees if the drafter had the sequences' context. While
+                there are such sequences, only probes are drafted; `pays` then states whether drafting for all sequences
+                would be better.
             num_rounds: number of rounds since the latest call.
         """
         plan = self._now = self._plan(num_reqs, num_drafting, mean_context, num_unfollowed, num_rounds)
@@ -266,7 +266,7 @@ class SpeculationPolicy:
     def text_prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
         """Returns prices as `prices` does, for a pass whose trees are all built from earlier text.
 
-        Returns None if all nodes are to be verified to measure their cost.
+        Returns None if all nodes are to be verified, so that the cost of nodes is measured.
         """
         token_s = self._text.token_s(self._token_s[0])
         return None if token_s is None else self.costs.text_s(num_reqs, np.arange(most + 1), mean_context) / token_s
@@ -316,9 +316,9 @@ class SpeculationPolicy:
     def prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
         """Returns the cost in tokens of passes with 0, 1, .. `most` drafted nodes after a draft: float64 [most + 1].
 
-        Returns None before the first decision. The cost of drafting the trees is not included, because it is already
-        spent. In a probe of drafts, the first `num_reqs` nodes cost nothing: the acceptance of nodes that are never
-        verified could not be observed.
+        Returns None before the first decision. The cost of drafting the trees is not included, because that time is
+        already spent. In a probe of drafts, the first `num_reqs` nodes cost nothing: the acceptance of nodes that are
+        never verified could not be observed.
         """
         token_s, key = self._token_s[bool(self._now.levels)], (num_reqs, most, self._now.reason)
         if not token_s:

@@ -57,7 +57,7 @@ class DevicePruner(Pruner):
     def upload(self, table: np.ndarray) -> None:
         """Replaces the table by `Acceptance.table`.
 
-        The copy is enqueued after the rounds in flight, and the host does not wait for it.
+        The copy is enqueued after the rounds in flight, and the host does not wait for the copy.
         """
         values = torch.from_numpy(table.astype(np.float32))
         self._table.copy_(values.pin_memory() if self._table.is_cuda else values, non_blocking=True)

@@ -142,7 +142,7 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
 
 
 def _write(engine: Engine, texts: list[Request], metrics: SpeculationMetrics) -> int:
-    """Generates texts until all have ended, adds their metrics to `metrics`, and returns the number of tokens."""
+    """Generates texts until all have ended, adds the texts' metrics to `metrics`, and returns the number of tokens."""
     num_tokens = 0
     for request in texts:
         engine.add_request(request)

@@ -71,7 +71,8 @@ def trial_prompts(loaded: LoadedModel, tokenizer: Tokenizer | None) -> list[list
     """Returns token ids of a few prompts.
 
     If the tokenizer has a chat template, the prompts are questions in this template, because chat models produce
-    unusual text without it. Otherwise the prompts are beginnings of texts; without a tokenizer they are random tokens.
+    unusual text without the template. Otherwise the prompts are beginnings of texts; without a tokenizer they are
+    random tokens.
     """
     if tokenizer is None:
         generator = torch.Generator().manual_seed(0)

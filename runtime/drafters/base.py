@@ -146,7 +146,7 @@ class DraftBatch(NamedTuple):
     def chunk_rotations(self, positions: list[Tensor]) -> Tensor:
         """Returns RoPE positions of the chunks' pairs.
 
-        They are int64 [num_chunk_tokens], or [3, num_chunk_tokens] for multi-axis RoPE.
+        The result is int64 [num_chunk_tokens], or [3, num_chunk_tokens] for multi-axis RoPE.
 
         Args:
             positions: int64 position of every pair, one tensor per chunk.

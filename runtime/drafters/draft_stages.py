@@ -124,8 +124,8 @@ class DraftStages:
         proposals = [Bucket(n, depth) for n in self.buckets for depth in growth.depths]
         self._accept = GraphRunner(Stage.DRAFT_ACCEPT, self._commit, self._padding, accepts, self._pool)
         self._proposal = GraphRunner(Stage.DRAFT_PROPOSAL, self._draft, self._padding, proposals, self._pool)
-        # Sampling rules have graphs of their own, because they add six or more launches per level, which would slow
-        # down rounds without rules.
+        # Rounds with sampling rules have graphs of their own, because rules add six or more launches per level, which
+        # would slow down rounds without rules.
         self._ruled = GraphRunner(Stage.DRAFT_RULED, self._draft_ruled, self._padding, proposals, self._pool)
         runners = (self._accept, self._proposal, self._ruled)
         for runner in runners:
@@ -138,7 +138,10 @@ class DraftStages:
         return self._pool.stats
 
     def fit(self, spec: ChannelSpec) -> bool:
-        """Whether the stages also serve a channel of this shape; the caller checks that its slots and blocks fit."""
+        """Whether the stages also serve a channel of this shape.
+
+        The caller checks that the channel's slots and blocks fit.
+        """
         mine = self.spec
         return (spec.block_size, spec.max_blocks_per_seq) == (mine.block_size, mine.max_blocks_per_seq)
 
@@ -183,7 +186,7 @@ class DraftStages:
         return tables, TokenTree(ids, parents, depths, ids.to(torch.float32), torch.ones_like(ones))
 
     def _load(self, rows: PassRows, batch: DraftBatch, tree_slots: list[int]) -> None:
-        """Copies all inputs of a pass, in two launches if they are on the GPU.
+        """Copies all inputs of a pass, in two launches if the inputs are on the GPU.
 
         Rows past the end of the batch get the spare slot.
 

@@ -1,4 +1,4 @@
-"""Interface of compiled passes that replace a drafter's torch operations; the hook `draft_passes` supplies them."""
+"""Interface of compiled passes that replace a drafter's torch operations. The hook `draft_passes` supplies such passes."""
 
 from abc import ABC, abstractmethod
 from typing import Any

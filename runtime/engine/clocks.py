@@ -107,9 +107,9 @@ class RoundClock(RoundObserver):
             trace.drafted(figures, request_ids())
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Stores the round's draft wait in its times.
+        """Stores the draft wait in the round's times.
 
-        The seconds of its forward pass are moved from `accept` to `verify`.
+        The seconds of the forward pass are moved from `accept` to `verify`.
         """
         flight.times.draft_s = self._take(self.draft_wait)
         self.verify.seconds += flight.times.forward_s

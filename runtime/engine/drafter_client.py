@@ -194,7 +194,7 @@ class DrafterClient(RoundObserver):
             rows: the plan's decodes on the device.
 
         Returns:
-            The received trees; None if none arrived in time, so that every decode verifies its root alone.
+            The received trees; None if no tree arrived in time; each decode then verifies only its root.
         """
         if self._end is None or not any(plan.with_trees()):
             return None

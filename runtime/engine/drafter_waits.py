@@ -15,8 +15,9 @@ from wingbeat.runtime.protocol.messages import Outcome, TreeReply
 LEAST_S = 0.15
 """Shortest bound of a wait, in seconds."""
 TIMES_USUAL, MOST_BOUNDS = 2.0, 4.0
-"""Bound of a wait, as a multiple of the usual answer time; and the largest time that a late answer adds to the moving
-average, as a multiple of the bound."""
+"""`TIMES_USUAL`: bound of a wait, as a multiple of the usual answer time. `MOST_BOUNDS`: largest time that a late
+answer adds to the moving average, as a multiple of that bound.
+"""
 WEIGHT = 1 / 8
 """Weight of the latest answer in the moving average of answer times."""
 FIRST_REPLY_S = 60.0
@@ -70,7 +71,7 @@ class DrafterWaits:
             self._unbounded = False
 
     def acquire(self, end: VerifierEnd) -> Outcome | None:
-        """Returns the buffers of the next round; None if the drafter still uses them when the bound is over."""
+        """Returns the buffers of the next round; None if the drafter still uses the buffers when the bound is over."""
         return self._timed(lambda: end.acquire_outcome(self.bound_s))
 
     def reply(self, end: VerifierEnd, round_number: int) -> TreeReply | None:

@@ -37,7 +37,7 @@ class Engine:
         config: limits of the engine; max_model_len must not exceed the model's number of positions.
         needs: properties of the drafter that will be attached, such as the verifier layers that it reads.
         graph_device: device that captures decode rounds in place of CUDA, for tests.
-        on_host: whether an engine on a CPU uses the CPU round kind; False makes it use device rounds.
+        on_host: whether an engine on a CPU uses the CPU round kind; False makes such an engine use device rounds.
         backend: builds the verifier model and its KV cache.
 
     Raises:
@@ -222,7 +222,7 @@ class Engine:
         return all(seq.is_awaited for seq in running)
 
     def _held(self) -> RoundInFlight | None:
-        """Waits for the second-latest round and returns it, if running sequences skipped the latest round.
+        """If running sequences skipped the latest round, waits for the round before that and returns it.
 
         The drafter drafts for the skipped sequences while the device computes the latest round. Returns None if no
         sequence waits.
@@ -240,7 +240,7 @@ class Engine:
 
         The exception does not identify the request, so the engine retries the sequences one at a time and fails a
         sequence whose round raises while it runs alone. The other sequences keep their tokens. The drafter is dropped,
-        because it may have raised and dropping it costs only speed.
+        because the drafter may have raised and dropping it costs only speed.
 
         Raises:
             RoundFailed: the probe request raises too, an inner drafter raised, or the backend was lost.
@@ -385,7 +385,7 @@ class Engine:
         return self._hand_out()
 
     def recompute(self) -> list[RequestOutput]:
-        """Makes the KV of all sequences be recomputed from their tokens; returns outputs as `settle` does."""
+        """Schedules the KV of all sequences to be recomputed from their tokens; returns outputs as `settle` does."""
         outputs = self.settle()
         self.scheduler.recompute()
         self.reset_prefix_cache()

@@ -33,8 +33,8 @@ class ForwardResult(NamedTuple):
 class ForwardBuffers:
     """Result of the latest forward pass, at fixed addresses that depend on the number of nodes per sequence.
 
-    Only the latest result is kept. Rows that the latest pass did not fill hold values of an earlier pass with as many
-    nodes per sequence, so indices in these rows are within range.
+    Only the latest result is kept. Rows that the latest pass did not fill hold values of an earlier pass with the same
+    number of nodes per sequence, so that indices in such rows are within range.
     """
 
     def __init__(self) -> None:

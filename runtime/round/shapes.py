@@ -29,9 +29,9 @@ _MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((128,), (8, 32)),
     ((128,), (8,)),
 )
-"""Candidates for the graphs of mixed rounds: (maximum number of decode rows for each batch size, numbers of pieces).
-The first candidate that stays within the limit of graphs is used. The first 128 rows of a pass cost almost nothing;
-with more rows, the matrix products take as long as the launches of their kernels.
+"""Candidates for the graphs of mixed rounds, as pairs: the maximum number of decode rows for each batch size, and the
+numbers of pieces. The first candidate that stays within the limit of graphs is used. The first 128 rows of a pass cost
+almost nothing; with more rows, the matrix products take as long as the launches of their kernels.
 """
 _PROMPTS = (4, 8, 12, 16, 24, 32)
 """Numbers of pieces in rounds of prompts alone. Up to 12 pieces, padding costs no time, because launching the kernels

@@ -88,7 +88,7 @@ class PromptReport:
 
     @property
     def is_of_all(self) -> bool:
-        """Whether the report needs every prompt token, also cached tokens.
+        """Whether the report needs all prompt tokens, including tokens that are in the prefix cache.
 
         The value is False if the report needs only the last token.
         """

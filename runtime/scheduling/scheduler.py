@@ -52,7 +52,7 @@ class Scheduler:
 
     Args:
         eos_token_ids: tokens that end a request, except requests with `ignore_eos`.
-        seats: seats that requests need beside a slot; None if no request needs any.
+        seats: seats that requests need in addition to a slot; None if no request needs any.
         left: function called with each slot that a sequence has left.
     """
 
@@ -83,8 +83,8 @@ class Scheduler:
         """Queues a request, whose tokens `masker` may restrict.
 
         Raises:
-            ValueError: the prompt is empty or leaves no room for a token under max_model_len, or the request names a
-                variant and the engine has none.
+            ValueError: the prompt is empty or leaves no position for a token below max_model_len, or the request names
+                a variant and the engine has none.
         """
         if request.variant is not None and self._seats is None:
             raise ValueError(f"model {request.variant.name} is a variant: this engine serves none")
@@ -274,7 +274,7 @@ class Scheduler:
         return output
 
     def _schedule_decodes(self) -> tuple[list[Sequence], tuple[Sequence, ...]]:
-        """Returns the sequences that decode, and those of them for whose trees no blocks are free."""
+        """Returns the sequences that decode; and, among these, the sequences for whose trees no blocks are free."""
         decodes: list[Sequence] = []
         without_room: list[Sequence] = []
         num_nodes = self.config.speculation.num_nodes

@@ -2,15 +2,15 @@
 
 A state cannot be rolled back, so a state advances only by decided tokens. Prompt chunks advance states in their own
 pass. A tree is verified from the state before its root; that state stays unchanged, and the mixers' inputs for the
-tree's nodes are kept. Once the accepted path is known, the states advance along it on the device, in the graph that
-chooses the tokens, so that the next round can be launched before the host has this round's result.
+tree's nodes are kept. Once the accepted path is known, the states advance along that path on the device, in the graph
+that chooses the tokens, so that the next round can be launched before the host has this round's result.
 
 States at some lengths are saved for other requests. The pool rows for such states are assigned before the round, for
-every length that the round may reach, and stored in per-slot columns. If a block is released before it is full, its row
-becomes free again.
+every length that the round may reach, and stored in per-slot columns. If a block is released before it is full, the row
+assigned to the block becomes free again.
 
-In a replay, the verifier runs context again for a drafter that lacks it. A replay starts from the zero state or from a
-saved state, in a row of its own.
+In a replay, the verifier recomputes context for a drafter that lacks this context. A replay starts from the zero state
+or from a saved state, in a row of its own.
 """
 
 from collections.abc import Iterator

@@ -169,7 +169,10 @@ class Mixer:
 
 
 def copied(module: nn.Module, forward: Callable[..., Tensor], names: dict[str, Callable]) -> Callable[..., Tensor]:
-    """Returns transformers' forward with some global functions replaced; unchanged if it uses none of these."""
+    """Returns transformers' forward with some global functions replaced.
+
+    If the forward uses none of these functions, returns the forward unchanged.
+    """
     plain = inspect.unwrap(type(module).forward)
     if not names.keys() & set(plain.__code__.co_names):
         return forward

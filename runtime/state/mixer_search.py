@@ -1,7 +1,7 @@
 """Finds a model's mixers (layer parts with a recurrent state) and adapts them to an engine's rounds.
 
-transformers' mixers read and write states through methods of its cache. Two passes over a few tokens determine which
-modules do so, the shapes of their states, and the linear layers at their edges.
+transformers' mixers read and write states through methods of transformers' cache. Two passes over a few tokens
+determine which modules do so, the shapes of their states, and the linear layers at their edges.
 """
 
 import inspect

@@ -46,7 +46,10 @@ class SavedStates:
 
     @property
     def most_pinned(self) -> int:
-        """Maximum number of pinned states; the other half of the rows is for running sequences and for replays."""
+        """Maximum number of pinned states: half of the rows.
+
+        The other half is for running sequences and for replays.
+        """
         return self.num_rows // 2
 
     def next_end(self, position: int, end: int) -> int | None:

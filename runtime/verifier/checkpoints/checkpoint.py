@@ -92,15 +92,15 @@ def _check_layers(config: ConfigFile, names: Iterable[str]) -> None:
 
 
 def check_weights(config: ConfigFile) -> None:
-    """Builds the model on the meta device and compares its tensors' names and shapes with those in the files.
+    """Builds the model on the meta device and compares the names and shapes of its tensors with those in the files.
 
     Raises:
         ModelCheckpointError: a tensor is missing, unexpected or of another shape, or transformers refuses the
             checkpoint.
     """
     if config.quantization is not None:
-        # Packed tensors are not compared here: only the quantiser can map packed tensors to weights, and the quantiser
-        # needs its device. See `load_weights`.
+        # Packed tensors are not compared here: only the quantiser can map packed tensors to weights, and the
+        # quantiser needs the device on which the model will run. See `load_weights`.
         return
     _loaded(config, device_map="meta")
 

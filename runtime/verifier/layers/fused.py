@@ -83,8 +83,8 @@ class OpsSwap(Swap):
 
     def __init__(self, ops: LayerOps, division: Division | None) -> None:
         self.ops, self._division = ops, division
-        # Attention alone is not swapped in a divided model: the output projection needs a sum across processes, which
-        # its own module computes.
+        # Attention alone is not swapped in a divided model, because the output projection needs a sum across
+        # processes, which the projection's own module computes.
         self.known_attentions = KNOWN_ATTENTIONS if division is None else frozenset()
 
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
@@ -151,7 +151,7 @@ def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, divis
     ops = ops or OPS.get(parameter.device.type)
     if ops is not None:
         return OpsSwap(ops, division) if parameter.dtype in _TOLERANCE else None
-    # Runtime parts run a layer as a single call, which leaves no place for sums across processes.
+    # Runtime parts run a layer as a single call, into which sums across processes cannot be inserted.
     return None if division is not None else first("swap_layers", parameter, deterministic)
 
 
@@ -159,7 +159,7 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
     """Swaps one layer. Returns the reason if the layer, or a part of the layer, stays unchanged; else None."""
     kind, attn = type(layer), getattr(layer, "self_attn", None)
     is_whole, attention_kind = swap.knows(layer), type(attn)
-    # `speed_up` may have replaced the class by its own subclass of transformers' class.
+    # `speed_up` may have replaced transformers' class by a subclass.
     is_ours = attention_kind.__module__ == speed_up.__name__
     if not is_whole and name_of(attention_kind.__base__ if is_ours else attention_kind) not in swap.known_attentions:
         return f"{kind.__qualname__} is not supported"

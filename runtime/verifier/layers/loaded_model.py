@@ -141,12 +141,12 @@ class LoadedModel:
 
     @property
     def own_features(self) -> tuple[Feature, ...]:
-        """Features that this model adds to batches, besides those of every model; none in this class."""
+        """Features that this model adds to batches, in addition to the features of all models. None in this class."""
         return ()
 
     @property
     def seats(self) -> Seats | None:
-        """Seats that some requests need beside a slot; None if no request needs a seat."""
+        """Seats that some requests need in addition to a slot; None if no request needs a seat."""
         return next((part.seats for part in self.parts.values() if part.seats is not None), None)
 
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:

@@ -27,7 +27,7 @@ _SAMPLE, _REPEATS = 8, 7
 """Number of weights of the same shape that are read in turn, so that caches do not hold them, and number of timed
 repetitions."""
 _LEAST_GAIN = 0.97
-"""The kernel is chosen if it takes less than this fraction of the library's time."""
+"""The kernel is chosen if the kernel's time is less than this fraction of the library's time."""
 
 
 class Product:

@@ -24,7 +24,9 @@ _LEAST_GAIN = 0.95
 """Twice as many threads are used only if rounds then take less than this fraction of the time, because other processes
 need cores too."""
 _PAUSE_S = 0.5e-3
-"""Seconds of pause before a timed pass; idle threads spin for less time before they sleep."""
+"""Seconds of pause before a timed pass. Idle threads sleep before the pause is over, so the timed pass includes the
+time to wake them.
+"""
 
 
 def choose_threads(loaded: LoadedModel, most: int) -> int:
