@@ -88,9 +88,9 @@ class SpeculationConfig:
     def default(cls, device: str, **given: Any) -> "SpeculationConfig":
         """Returns the default shape for a device, with the fields that the user has set.
 
-        On a CPU every verified node costs time, so the default is a chain, as deep as heads are trained for. A GPU
-        verifies a small tree in the time of a single token, so the default is a tree. With `adaptive`, chain and tree
-        are pruned to the nodes that pay.
+        On a CPU every verified node costs time, so the default is a chain, as deep as draft heads are trained for. A
+        GPU verifies a small tree in the time of a single token, so the default is a tree. With `adaptive`, chain and
+        tree are pruned to the nodes that pay.
 
         Args:
             device: "cpu" or "cuda".

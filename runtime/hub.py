@@ -17,8 +17,9 @@ WEIGHTS = ("*.safetensors",)
 CONFIGS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 """File name patterns of small files: configurations, shard indices, tokenizers, chat templates."""
 NEVER = ("*/*", "consolidated*")
-"""File name patterns of files that hold the same weights in other formats: subfolders, and Mistral's files beside the
-shards."""
+"""File name patterns of files that hold the same weights in other formats: subfolders, and Mistral's consolidated files
+next to the shards.
+"""
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 

@@ -120,7 +120,7 @@ class MemoryPromises:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             text = json.dumps({"pid": self._pid, "of": _names(), "ahead": self._ahead, "mapped": [*mapped.items()]})
             self._file.seek(0)
-            # the newline ends the text for readers, even if the rest of a longer earlier text follows
+            # the newline marks the end of the text for readers, because the rest of a longer earlier text may follow
             self._file.write(text + "\n")
             self._file.truncate()
             self._file.flush()

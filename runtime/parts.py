@@ -41,7 +41,7 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   switched; None for a text model. The test's `serve(loaded)` adds a `SpanReader`, or returns the reasons why spans
   cannot be served, by kind of span.
 - `read_span(fields)`: a prompt span from the result of `PromptSpan.as_fields`.
-- `remembered(layers)`: the state of a model's layers beside keys and values, see `verifier.layers.model_part`.
+- `remembered(layers)`: the state of a model's layers in addition to keys and values, see `verifier.layers.model_part`.
 - `other_folder(folder)`: description of a folder without config.json, and what to give instead; None for other folders.
 - `lay_out_linears(module, deterministic)`: stores weights in the layout that the device reads fastest, or makes linear
   layers use the part's kernels, see `verifier.layers.linears`.

@@ -52,8 +52,8 @@ class TextWorth:
     def token_s(self, plain_s: float) -> float | None:
         """Returns seconds per token in rounds with trees from text, or in plain decoding if that takes less.
 
-        Returns None to request a trial: nothing was measured, or the last `HOLD` rounds verified no node, so the
-        measured cost may be outdated.
+        Returns None to request a trial, if nothing was measured yet, or if the last `HOLD` rounds verified no node so
+        that the measured cost may be outdated.
 
         Args:
             plain_s: seconds per token in plain decoding; 0 if unknown.

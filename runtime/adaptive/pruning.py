@@ -1,4 +1,4 @@
-"""Prunes trees on the device to the nodes most likely to be accepted, as many as a captured graph verifies.
+"""Prunes trees on the device to the nodes most likely to be accepted; keeps as many nodes as a captured graph verifies.
 
 The host chooses how many nodes of each tree are verified; this module chooses the nodes, with the ranking of
 `runtime.adaptive`. Tensor shapes here depend on no tensor's values, so that pruning can be captured. A captured

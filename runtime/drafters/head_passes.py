@@ -1,4 +1,7 @@
-"""Interface of compiled passes that replace a drafter's torch operations. The hook `draft_passes` supplies such passes."""
+"""Interface of compiled passes that replace a drafter's torch operations.
+
+The hook `draft_passes` supplies objects with this interface.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Any

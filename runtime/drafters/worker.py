@@ -1,4 +1,4 @@
-"""The drafter's side of the channel: one batched pass over every attached verifier that waits for trees.
+"""The drafter's side of the channel: one batched pass over all attached verifiers that wait for trees.
 
 A channel is in host memory, or partly on a device: `cluster.channels.cuda.cuda_ipc` lists the fields. Values that
 decide the shapes of a pass are always in host memory. Values that a device computed stay on that device, so that a

@@ -275,7 +275,7 @@ class DrafterClient(RoundObserver):
 
         The drafter is not notified. The token history is written if the drafter starts to follow a sequence.
 
-        Planning happens once every `Speculation.plan_every` rounds: because a plan takes a few hundredths of the time
+        Planning happens once every `Speculation.plan_every` rounds, because a plan takes a few hundredths of the time
         of a small model's round, and rounds without followed sequences occur only once plain decoding has been faster
         for a long time.
         """
@@ -352,7 +352,8 @@ class DrafterClient(RoundObserver):
         self._asked = []
 
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
-        """Keeps back a round's pairs (taps, next token) if the host can count the pairs and the buffers have room.
+        """Keeps back a round's pairs (taps, next token) if the host can count the pairs and the pairs fit into the
+        buffers.
 
         Called if no trees are requested next. Returns False if the round has to be published now.
         """

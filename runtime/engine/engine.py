@@ -210,7 +210,7 @@ class Engine:
         self._settle(leave=1 if self.overlap else 0)
 
     def _is_held_up(self) -> bool:
-        """Whether to settle every round in flight before scheduling.
+        """Whether to settle all rounds in flight before scheduling.
 
         True in two cases. Either every sequence waits for its tokens in flight, because its grammar may force further
         tokens after these. Or a drafter is attached and every sequence is masked; settling then lets the drafter get

@@ -46,7 +46,7 @@ _CHOICES = (
     replace(_SAMPLED, frequency_penalty=0.5),
     replace(_SAMPLED, top_p=1.0, frequency_penalty=0.5),
 )
-"""Sampling parameters that cover every kernel a GPU has for choosing first tokens."""
+"""Sampling parameters with which all GPU kernels that choose first tokens are run."""
 
 
 def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
@@ -161,10 +161,10 @@ def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
 
 
 def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> int:
-    """Bytes that a GPU needs beside weights and KV: the largest round, the graphs and the drafter's passes.
+    """Bytes that a GPU needs in addition to weights and KV: the largest round, the graphs and the drafter's passes.
 
     Raises:
-        ValueError: the largest round does not fit beside the weights; the message names its limits.
+        ValueError: the GPU's memory does not hold the weights and the largest round; the message names its limits.
     """
     try:
         chunks, trees = activation_bytes(loaded, config, needs)
@@ -228,7 +228,7 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     The first peak includes the engine's buffers beside KV.
 
     Both rounds run on a small KV pool. Further prompts cover every tile height of attention and every way to choose a
-    token, so that no later request waits for a compiler.
+    token, so that no later request waits for kernels to be compiled.
     """
     device, prompt_len = loaded.device, min(config.max_num_batched_tokens, loaded.max_position_embeddings - 2)
     small = replace(

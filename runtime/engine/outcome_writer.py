@@ -220,7 +220,7 @@ def write_context(
 
     Other chunks are replayed later.
 
-    Recorded rows of a saved prefix are written before the sequence's chunk, as far as the outcome's buffers have room.
+    Recorded rows of a saved prefix are written before the sequence's chunk, as many as fit into the outcome's buffers.
     """
     room = writer.capacity - sum(chunk.length for chunk in plan.chunks)
     begin = num_sampled = 0

@@ -16,7 +16,7 @@ RESERVED_BLOCK = 0
 
 
 class KeptBeside(Protocol):
-    """Tensors such as recurrent states, kept for some prefixes beside keys and values.
+    """Tensors such as recurrent states, kept for some prefixes in addition to keys and values.
 
     The key is the last block's hash.
     """
@@ -78,8 +78,8 @@ class BlockManager:
     pinned block is a cached block that is live while it is pinned.
 
     Args:
-        beside: tensors kept for prefixes, for models with layer state beside keys and values; only prefixes with such a
-            tensor then match.
+        beside: tensors kept for prefixes, for models with layer state in addition to keys and values; only prefixes
+            with such a tensor then match.
 
     Raises:
         ValueError: num_blocks is below 2, or block_size is below 1.

@@ -130,7 +130,9 @@ def read_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str]) 
 
 
 def prefix_digest(prefix: SavedPrefix) -> str:
-    """Returns a digest of the data that, beside the model, determine a prefix's KV: tokens, spans and adapter."""
+    """Returns a digest of the data that, together with the model, determine a prefix's KV: tokens, spans and
+    adapter.
+    """
     return hashlib.sha256(json.dumps([prefix.variant_digest, prefix.hashed_ids]).encode()).hexdigest()[:32]
 
 

@@ -168,7 +168,10 @@ class PrefixKeeper:
         return None if self._store is None else self._store.record(name)
 
     def take(self, output: RequestOutput) -> None:
-        """Receives the outputs of all requests. Pins a prefix once the request that computes the prefix has finished."""
+        """Receives the outputs of all requests.
+
+        A prefix is pinned once the request that computes the prefix has finished.
+        """
         if output.finish_reason is None or output.request_id not in self._computing:
             return
         if output.failure is not None:

@@ -49,8 +49,9 @@ class TokenReports:
             self._tokens += PackedLogprobs.of_round(packed, self._params.logprobs)
 
     def take(self, num_tokens: int) -> tuple[tuple[TokenLogprob, ...], Sequence[TokenLogprob]]:
-        """Returns log-probabilities of an output's `num_tokens` tokens and, for the first output, of the prompt's
-        tokens.
+        """Returns log-probabilities of an output's `num_tokens` tokens.
+
+        For the first output, also returns log-probabilities of the prompt's tokens.
         """
         tokens, self._tokens = tuple(self._tokens[:num_tokens]), []
         prompt, self._prompt = self._prompt, []

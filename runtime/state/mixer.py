@@ -97,11 +97,11 @@ class Mixer:
                 pool.store(layer, targets, view, num_tokens == step + 1)
 
     def _run(self, parts: list[Tensor], view: StateView) -> tuple[Tensor, ...]:
-        """Runs the part of the mixer between its outer products; returns its outputs, usually one tensor.
+        """Runs the part of the mixer between the mixer's outer linear layers; returns its outputs, usually one tensor.
 
         Args:
             parts: [num_seqs, length, ...]: the mixer's input, and the output of each layer of `entries`.
-            view: the states, which advance by the tokens.
+            view: the states, which this method advances past the tokens.
         """
         inputs, *self._given = parts
         self._view = view
@@ -122,7 +122,7 @@ class Mixer:
         return {"chunk_size": min(64, inputs.shape[1])} if _DELTA_RULE in self._names else {}
 
     def _stand_in(self, linear: nn.Linear, index: int | None) -> Callable[[Tensor], Tensor]:
-        """Replaces a linear layer's forward, so that it returns its precomputed product while the mixer runs.
+        """Replaces a linear layer's forward, so that the layer returns its precomputed output while the mixer runs.
 
         Returns the layer's original forward.
         """

@@ -1,8 +1,8 @@
 """Chooses between the library's matrix product and the few-rows kernel for fused layers on a GPU, by timing at load.
 
 Libraries are optimised for large matrix products. With few rows, a product takes the time to read the weight, and the
-library's few tiles leave multiprocessors idle. Library and kernel are timed on the GPU for each shape and number of
-rows.
+library splits the product into so few tiles that multiprocessors are idle. Library and kernel are timed on the GPU for
+each shape and number of rows.
 """
 
 import logging

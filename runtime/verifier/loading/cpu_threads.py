@@ -1,7 +1,8 @@
 """Chooses the number of CPU threads for a verifier's or drafter's passes by timing rounds.
 
 A second thread may share its core with the first thread, or with a process that keeps the core busy. Between two passes
-of a process other processes run, and the process's threads fall asleep; the time to wake them is part of the next pass.
+of a process, other processes run and the threads of the process fall asleep. The time to wake these threads is part of
+the next pass.
 """
 
 import logging

@@ -231,7 +231,9 @@ class Trial:
         return list(logits.unflatten(0, tuple(token_ids.shape)))
 
     def _step_behind_path(self) -> Tensor:
-        """Runs a plain step of both sequences with the tree node `_BEHIND` as root, after its path was accepted."""
+        """Runs a plain step of both sequences with the tree node `_BEHIND` as root, after the path to that node was
+        accepted.
+        """
         for seq in self.seqs:
             for node in _ACCEPTED[1:]:
                 self._take(seq, self.texts[seq.slot].tree[node])
