@@ -28,8 +28,9 @@ LOADER_FIELDS = frozenset(
         *("experts_implementation", "_experts_implementation_internal", "kernel_config"),
     }
 )
-"""Fields of config.json by which transformers would load another file, kernel or package; the model's layers and
-weights do not depend on these fields."""
+"""Fields of config.json that would make transformers load another file, kernel or package; the model's layers and
+weights do not depend on these fields.
+"""
 
 
 def read_config(folder: str | Path) -> "PretrainedConfig":
@@ -84,7 +85,7 @@ def generation_of(folder: str | Path) -> dict[str, Any]:
 
 
 def load_files(auto_class: Any, folder: str | Path | None, **options: Any) -> Any:
-    """Loads a folder by a class of transformers or an Auto class; GGUF weights are dequantised.
+    """Loads a folder with a class of transformers, which may be an Auto class; GGUF weights are dequantised.
 
     Args:
         folder: None if `options` contain the weights.

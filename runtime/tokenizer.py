@@ -136,8 +136,9 @@ class Tokenizer:
 
         Args:
             messages: as transformers' chat templates read them.
-            variables: further template variables, such as `tools`, and transformers' `add_generation_prompt` (default
-                true: the text ends where the assistant's answer begins) or `continue_final_message`.
+            variables: further template variables, such as `tools`, and transformers' `add_generation_prompt` or
+                `continue_final_message`. By default `add_generation_prompt` is true, so that the text ends where the
+                assistant's answer begins.
             chat_template: template text sent by a caller, which replaces the model's template and is rendered within
                 limits of time and memory.
 

@@ -23,7 +23,9 @@ class PassCurve(NamedTuple):
     short_s: tuple[float, ...]
     """Seconds of each measured pass at a short context."""
     context_s: tuple[float, float] = (0.0, 0.0)
-    """Seconds added for each token of a sequence's context: by the sequence's first row, and by each further row."""
+    """Seconds that each token of a sequence's context adds. The first value is for the sequence's first row, the second
+    value for each further row.
+    """
 
     def seconds(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
         """Returns seconds, float64 [n], of passes over `num_reqs` roots and, in total, `num_extra` [n] drafted nodes.
@@ -222,8 +224,8 @@ class RoundCosts:
         """Corrects the predictions with a measured round.
 
         A plain round is used only if the round before was plain and no draft was requested during the round, because
-        otherwise the drafter's work slows the round, by using caches and cores. A draft after a round of another kind
-        is not used, because the drafter must first process context.
+        otherwise the drafter's work slows the round, by using caches and cores. A draft is used only if the round
+        before was of the same kind as this round, because otherwise the drafter must first process context.
         """
         draft = took.draft
         kind = self._verify if draft is not None else self._text if took.num_extra else self._plain

@@ -317,8 +317,8 @@ class SpeculationPolicy:
         """Returns the cost in tokens of passes with 0, 1, .. `most` drafted nodes after a draft: float64 [most + 1].
 
         Returns None before the first decision. The cost of drafting the trees is not included, because that time is
-        already spent. In a probe of drafts, the first `num_reqs` nodes cost nothing: the acceptance of nodes that are
-        never verified could not be observed.
+        already spent. In a probe of drafts, the first `num_reqs` nodes count as free, because otherwise these nodes
+        might never be verified, and their acceptance could never be observed.
         """
         token_s, key = self._token_s[bool(self._now.levels)], (num_reqs, most, self._now.reason)
         if not token_s:

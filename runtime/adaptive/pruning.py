@@ -28,7 +28,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class DevicePruner(Pruner):
-    """Table of calibrated acceptance probabilities on a device, and the pruning based on it.
+    """Table of calibrated acceptance probabilities on a device, and the pruning based on this table.
 
     Args:
         num_slots: number of rows of the slot state, including the spare slot.

@@ -111,7 +111,7 @@ def check_drafter(engine: Engine, tokenizer: Tokenizer | None, name: str, allow_
 
 
 def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
-    """Generates short texts with drafts of the full configured shape, half of them greedily.
+    """Generates short texts with drafts of the full configured shape, half of the texts greedily.
 
     The engine is reset afterwards, so that no cached prefix and no statistics remain.
 

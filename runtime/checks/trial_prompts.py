@@ -47,7 +47,9 @@ _BEGINNINGS = (
 def trial_requests(
     loaded: LoadedModel, tokenizer: Tokenizer | None, num_texts: int, num_tokens: int, max_model_len: int
 ) -> list[Request]:
-    """Returns `num_texts` requests of up to `num_tokens` tokens: for each prompt greedy, then for each prompt sampled.
+    """Returns `num_texts` requests of up to `num_tokens` tokens.
+
+    A greedy request for each prompt is followed by a sampled request for each prompt.
 
     The same verifier always gets the same requests. If max_model_len is too short for prompt and text, prompts are cut
     to half of max_model_len.

@@ -1,6 +1,6 @@
 """A drafter's pass captured as CUDA graphs: one graph per batch size and depth, with inputs at fixed addresses.
 
-This module does not depend on the kind of drafter: the graphs capture two functions that the drafter passes in.
+This module does not depend on the kind of drafter, because the graphs capture two functions that the drafter passes in.
 """
 
 from collections.abc import Callable
@@ -89,8 +89,8 @@ class DraftStages:
     """The captured stages of a drafter for every batch bucket and depth.
 
     Args:
-        commit, draft: functions to capture. Rows of slot num_slots of the pool are padding and must not change any
-            sequence's state.
+        commit, draft: functions to capture. Rows with slot num_slots are padding; for such rows, the functions must not
+        change any sequence's state.
         growth: the `Growth` that `draft` uses.
         pool: the drafter's KV pool; its addresses must not change.
         graph_device: captures the stages.

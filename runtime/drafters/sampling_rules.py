@@ -24,8 +24,8 @@ class DraftColumns:
 
     def __init__(self, draft_token_ids: Tensor) -> None:
         self.size = len(draft_token_ids)
-        # Token ids are looked up by binary search: the size of a direct table would have to be read from the device,
-        # which synchronises.
+        # Token ids are looked up by binary search, because the size of a direct table would have to be read from the
+        # device, which would synchronise.
         self.places = draft_token_ids.sort()
         """Two tensors int64 [size]: token ids in ascending order, and the columns of these token ids."""
 

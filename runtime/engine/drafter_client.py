@@ -129,9 +129,10 @@ class DrafterClient(RoundObserver):
         self.state = DrafterState.NONE
 
     def returned(self) -> VerifierEnd | None:
-        """Returns the channel end of a late drafter whose answer has arrived, for the caller to re-attach; else None.
+        """Returns the channel end of a late drafter whose answer has arrived; else None.
 
-        Gives up a late drafter that died or whose patience is over.
+        The caller re-attaches the drafter. Gives up the late drafter if it died or was late for
+        `DrafterWaits.patience_s`.
         """
         end = self._late_end
         if end is None:
@@ -352,8 +353,7 @@ class DrafterClient(RoundObserver):
         self._asked = []
 
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
-        """Keeps back a round's pairs (taps, next token) if the host can count the pairs and the pairs fit into the
-        buffers.
+        """Keeps back a round's pairs (taps, next token) if the host can count them and they fit into the buffers.
 
         Called if no trees are requested next. Returns False if the round has to be published now.
         """

@@ -122,7 +122,7 @@ class Speculation(RoundObserver):
         Args:
             running: sequences that decode in the next round.
             proposals: sequences for which a tree may be requested.
-            num_unfollowed: number of further sequences that could get a tree if the drafter had their context.
+            num_unfollowed: number of further sequences that could get a tree if the drafter had the sequences' context.
             num_rounds: number of rounds since the latest plan; may exceed 1 if no drafts were requested in these
                 rounds.
         """

@@ -1,4 +1,6 @@
-"""Contents of a prefix in an engine, as tensors by name: KV of whole blocks, recurrent state after them, and taps.
+"""Contents of a prefix in an engine, as tensors by name.
+
+These are KV of whole blocks, recurrent state after these blocks, and taps.
 
 `layers.N.keys` and `layers.N.values` are [num_tokens, num_kv_heads, dim], stored as uint8 if the pool is float8_e4m3fn.
 `states.L.KIND.I` is a part of layer L's recurrent state. `taps.LAYERS` [num_tokens, taps_size] are the taps for a

@@ -65,8 +65,8 @@ def joined(parts: list[tuple[ChunkInputs | None, Tensor]]) -> ChunkInputs | None
     """Concatenates the inputs of several verifiers' chunks; returns None if no verifier sent inputs.
 
     Args:
-        parts: inputs of each verifier's chunks, and the positions int64 [num_tokens] of their pairs, which are the
-            rotary positions of text.
+        parts: inputs of each verifier's chunks, and the positions int64 [num_tokens] of the chunks' pairs; for text,
+            these are also the rotary positions.
     """
     told = [one for one, _ in parts if one is not None]
     if not told:

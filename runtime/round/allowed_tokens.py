@@ -26,7 +26,9 @@ class TokenMasks:
 
     @contextmanager
     def started(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Iterator[Future[list[int]]]":
-        """Computes the masks of a round whose plan `is_masked` on the worker thread while the `with` block runs.
+        """Context manager that computes a round's masks on the worker thread while the `with` block runs.
+
+        The round's plan must be masked (`SchedulerOutput.is_masked`).
 
         The `with` block ends only once the worker has finished, even if an exception is raised, because a later write
         could change the mask of the slot's next sequence.

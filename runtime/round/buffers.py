@@ -23,9 +23,10 @@ class ForwardResult(NamedTuple):
     evidence: Tensor | None
     """Evidence of pruned trees, see `AcceptedPaths.evidence`."""
     chunks: ModelOutput | None = None
-    """Output for prompt chunks; None without chunks. The logits are of the chunks that sample, then of the prompt
-    tokens that are reported; the taps are of all chunk tokens. In a captured pass, logits and taps are of all pieces,
-    padding included."""
+    """Output for prompt chunks; None without chunks. The first rows of logits belong to the chunks that sample, the
+    other rows to the prompt tokens that are reported; the taps belong to all chunk tokens. In a captured pass, logits
+    and taps belong to all pieces, padding included.
+    """
     forward_s: float = 0.0
     """Host seconds spent in the model."""
 
@@ -79,7 +80,7 @@ class ForwardBuffers:
         self._small[num_nodes][_NUM_VALID][rows] = 1
 
     def take(self, slots: Tensor, num_nodes: int) -> ForwardResult:
-        """Returns views of the latest result. `slots`, int64 [num_reqs], must have the order of the pass.
+        """Returns views of the latest result. `slots`, int64 [num_reqs], must be in the order of the pass.
 
         Rows of padding slots hold values of earlier passes.
         """

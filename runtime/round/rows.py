@@ -178,7 +178,7 @@ class Pruner(Protocol):
         ...
 
     def prune(self, trees: TokenTree, slots: Tensor, num_nodes: int) -> tuple[TokenTree, Tensor]:
-        """Keeps the root and the best num_nodes - 1 drafted nodes of each tree, in their order.
+        """Keeps the root and the best num_nodes - 1 drafted nodes of each tree, in unchanged order.
 
         Args:
             trees: [num_reqs, num_drafted]; a tree that must not be verified has only its root as a valid node.

@@ -219,7 +219,7 @@ class ModelRunner:
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor
     ) -> Tensor | None:
-        """Returns log-probabilities of the tokens sampled after chunks, then of prompt tokens.
+        """Returns log-probabilities: first of the tokens sampled after chunks, then of the reported prompt tokens.
 
         Returns None if no request asks for log-probabilities.
         """

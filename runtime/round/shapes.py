@@ -21,7 +21,7 @@ OF_ANOTHER_WIDTH = 12
 """Number of graphs allowed beyond `MOST_GRAPHS` for engines with many sequences and narrow trees, which get more
 widths."""
 _CHOICES_APART = 16
-"""Minimum ratio of the second to the first batch size in which the choice of tokens is captured."""
+"""The choice of tokens is captured in only a few batch sizes; the second size is at least this many times the first."""
 _MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((128, 512), (2, 8, 32)),
     ((128, 512), (2, 8)),

@@ -133,7 +133,7 @@ class Scheduler:
             return None
 
     def restart(self, drafted: bool) -> None:
-        """Makes all running sequences be recomputed after a round that raised.
+        """Sends all running sequences back to the queue, to be recomputed after a round that raised.
 
         Each sequence runs alone until it has more tokens than the failed round could have given it.
 

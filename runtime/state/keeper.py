@@ -227,7 +227,7 @@ class StateKeeper(KeepingFeature):
         return pieces
 
     def _next_end(self, seq: Sequence, position: int, end: int) -> int | None:
-        """Returns the first prompt length after `position`, up to `end`, whose state is saved; None if none is."""
+        """Returns the first prompt length in (position, end] at which the state is saved; None if there is none."""
         regular, mark = self.saved.next_end(position, end), self.marks.get(seq.request.request_id, 0)
         if self.saved.enabled and position < mark <= end:
             return mark if regular is None else min(mark, regular)

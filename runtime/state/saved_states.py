@@ -53,7 +53,7 @@ class SavedStates:
         return self.num_rows // 2
 
     def next_end(self, position: int, end: int) -> int | None:
-        """Returns the first prefix length after `position`, up to `end`, whose state is saved; None if none is."""
+        """Returns the first prefix length in (position, end] at which the state is saved; None if there is none."""
         following = (position // self.interval + 1) * self.interval
         return following if self.enabled and following <= end else None
 

@@ -25,8 +25,8 @@ class LayerTaps:
 
     Args:
         layers: the decoder's layers, as `decoder_layers` finds them.
-        tap_layers: layers whose *input* is tapped, ascending. The number of layers selects the input of the output
-            head, which is the final norm's result. An empty tuple taps nothing.
+        tap_layers: layers whose *input* is tapped, ascending. An index equal to the number of layers selects the final
+            norm's output, which is the input of the output head. An empty tuple taps nothing.
 
     Raises:
         ValueError: a tap layer does not exist.

@@ -129,7 +129,8 @@ def attend_in_blocks(
 def _padded(segment: Segment) -> tuple[Tensor, Tensor]:
     """Pads trees of unequal width to a common width.
 
-    Returns row indices, int64 [n], and bool [n], which is True for real rows; padding has any valid row index.
+    Returns row indices int64 [n], and a mask bool [n] that is True for real rows. Padding rows have an arbitrary valid
+    index.
     """
     starts, ends = segment.row_starts[:-1, None], segment.row_starts[1:, None]
     rows = starts + torch.arange(segment.num_query)

@@ -228,7 +228,7 @@ def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
-    """Returns the decoder's layer list: the outermost ModuleList each of whose members contains one attention module.
+    """Returns the decoder's layer list: the outermost ModuleList in which each member contains one attention module.
 
     Raises:
         UnsupportedModelError: the model has no such list.

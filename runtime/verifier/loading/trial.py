@@ -116,7 +116,9 @@ def _compare(reference: Reference, rows: Tensor) -> list[Apart]:
 
 
 def check(rows: list[Apart]) -> None:
-    """Refuses rows whose median distance rounding does not explain; the rows are all in trees, or all outside trees.
+    """Raises UnsupportedModelError if rounding does not explain the median distance of the rows.
+
+    The rows are all in trees, or all outside trees.
 
     Single half-precision rows are not judged, because in either implementation another choice of experts or a single
     unexpected token can move a row by as much as the spread of its logits.
@@ -231,8 +233,9 @@ class Trial:
         return list(logits.unflatten(0, tuple(token_ids.shape)))
 
     def _step_behind_path(self) -> Tensor:
-        """Runs a plain step of both sequences with the tree node `_BEHIND` as root, after the path to that node was
-        accepted.
+        """Runs a plain step of both sequences whose root is the tree node `_BEHIND`.
+
+        The path to that node was accepted before.
         """
         for seq in self.seqs:
             for node in _ACCEPTED[1:]:
