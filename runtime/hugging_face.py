@@ -146,7 +146,10 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Context manager that silences transformers, whose warnings are either checked as errors here or harmless."""
+    """Context manager that silences transformers' warnings.
+
+    Warnings are either harmless or raised as errors by checks here.
+    """
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

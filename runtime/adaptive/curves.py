@@ -79,7 +79,7 @@ class Factor:
         self._seen_at = 0
 
     def observe(self, ratio: float, now: int) -> None:
-        """Adds one round.
+        """Adds the ratio of one round.
 
         Args:
             now: number of the round.

@@ -28,8 +28,9 @@ class StaticTable:
     def __init__(self, tree: StaticTree, num_reqs: int, top_k: int, device: torch.device | str) -> None:
         self.num_reqs, self.top_k = num_reqs, top_k
         self._chosen: list[Tensor] = []
-        """Candidates that become nodes, for each level: indices among the candidates of all nodes expanded at the
-        previous level, int64 [nodes]."""
+        """For each level, the candidates that become nodes, int64 [nodes]. They are indices into the candidates of all
+        nodes expanded at the previous level.
+        """
         self._expanded: list[Tensor] = []
         """Indices, for each level, of the candidates to expand, padded with the first of these indices, int64 [top_k].
         """

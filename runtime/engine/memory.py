@@ -225,7 +225,7 @@ def _graph_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds,
 def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tuple[int, int]:
     """Measures the peak bytes of the largest round of prompt chunks, and of the largest round of trees.
 
-    The first peak includes the engine's buffers beside KV.
+    The first peak includes all of the engine's buffers except KV.
 
     Both rounds run on a small KV pool. Further prompts cover every tile height of attention and every way to choose a
     token, so that no later request waits for kernels to be compiled.

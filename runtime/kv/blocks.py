@@ -114,7 +114,7 @@ class BlockManager:
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
         self._pins: Counter[int] = Counter()
-        """Number of pinned prefixes that contain a block, by block."""
+        """By block id, the number of pinned prefixes that contain the block."""
         self._draft_incarnations = [0] * num_blocks
         self._draft_filled = [0] * num_blocks
 

@@ -43,8 +43,9 @@ class ChannelSpec:
     embedding_width: int = 0
     """Width of the embeddings of prompt spans; 0 if embeddings are not sent."""
     num_axes: int = 0
-    """Number of rotary positions sent per token: 3 (time, row and column) for prompts with spans that have these; else
-    0."""
+    """Number of rotary positions sent per token: 3 (time, row and column) if prompts may have spans with such
+    positions; else 0.
+    """
 
     @classmethod
     def of(cls, config: EngineConfig, **others: Any) -> "ChannelSpec":

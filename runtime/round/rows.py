@@ -322,7 +322,7 @@ class KeepingFeature(Feature, ABC):
     """Feature that stores tensors of fixed size for cached prefixes, in addition to the prefixes' keys and values."""
 
     marks: dict[str, int]
-    """Additional prompt length at which the tensors are stored, because a saved prefix ends there; by request id."""
+    """By request id, an additional prompt length at which the tensors are stored, because a saved prefix ends there."""
     kept_bytes: int
     """Bytes stored for one prefix."""
 

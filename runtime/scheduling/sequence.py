@@ -84,14 +84,14 @@ class TokenMasker(Protocol):
         ...
 
     def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
-        """Writes the mask of tokens allowed after `token_ids`, which are next tokens not yet passed to `accept`.
+        """Writes the mask of tokens allowed after `token_ids`, which have not been passed to `accept` yet.
 
         Args:
             token_ids: zero or more tokens that follow the last accepted token.
             mask: int32 [ceil(vocab_size / 32)], written like a row of `fill`.
 
         Returns:
-            False if the mask is not known or nothing is forbidden; `mask` must not be read then.
+            False if the mask is not computed yet or if no token is forbidden; `mask` must not be read then.
         """
         ...
 

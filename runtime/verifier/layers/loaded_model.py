@@ -123,7 +123,7 @@ class LoadedModel:
         return budget, config
 
     def manage_blocks(self, config: EngineConfig, num_blocks: int) -> BlockManager:
-        """Creates the block manager, including the state that parts keep with blocks.
+        """Creates the block manager, including the bookkeeping of the state that parts keep for cached blocks.
 
         `config` is a result of `limits`.
         """

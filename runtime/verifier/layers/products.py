@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 ROWS = (1, 8, 16, MOST_ROWS)
 """Numbers of rows that are timed; other numbers of rows use the result of the next larger timed number."""
 _SAMPLE, _REPEATS = 8, 7
-"""Number of weights of the same shape that are read in turn, so that caches do not hold them, and number of timed
-repetitions."""
+"""`_SAMPLE`: number of weights of the same shape that are read in turn, so that no cache holds a weight when it is read
+again. `_REPEATS`: number of timed repetitions.
+"""
 _LEAST_GAIN = 0.97
 """The kernel is chosen if the kernel's time is less than this fraction of the library's time."""
 
