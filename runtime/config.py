@@ -17,8 +17,9 @@ MOST_OF_ENGINE = {
     **{"max_num_seqs": 2**20, "max_model_len": 2**31 - 1, "max_num_batched_tokens": 2**30, "block_size": 2**16},
     **{"num_kv_blocks": 2**31 - 1},
 }
-"""Upper bounds that only typing errors exceed. No machine has memory for larger values, or items are created one at a
-time; either would fail without a clear error."""
+"""Upper bounds that only typing errors exceed. Larger values would fail without a clear error, because no machine has
+the memory or because items are created one at a time.
+"""
 
 
 def check_most(config: object, most: dict[str, int]) -> None:
@@ -46,7 +47,7 @@ class DrawnTree(Protocol):
 
     @property
     def width(self) -> int:
-        """Number of candidates per expanded node; or the largest number of nodes that a level expands, if larger."""
+        """The larger of two numbers: candidates per expanded node, and nodes expanded at a level (maximum)."""
         ...
 
 
@@ -71,8 +72,9 @@ class SpeculationConfig:
     verify_tree_size: int = 16
     """Number of nodes, including the root, that the verifier checks in each round of a sequence."""
     adaptive: bool = False
-    """Whether each round's depth and nodes are chosen by measured costs and tracked acceptance. Rounds then stay within
-    the shape above and may have no draft at all. False without the part `adaptive`."""
+    """Whether each round's depth and nodes are chosen from measured costs and tracked acceptance. Rounds then stay
+    within the shape above and may have no draft at all. False without the part `adaptive`.
+    """
     draft_tree: DrawnTree | None = None
     """Fixed tree to draft regardless of probabilities; the three numbers above follow from this tree. If None, the
     likeliest nodes are drafted."""
@@ -86,9 +88,9 @@ class SpeculationConfig:
     def default(cls, device: str, **given: Any) -> "SpeculationConfig":
         """Returns the default shape for a device, with the fields that the user has set.
 
-        On a CPU every verified node costs time, so the default is a chain, as deep as heads are trained for. A GPU
-        verifies a small tree in the time of a single token, so the default is a tree. With `adaptive`, chain and tree
-        are pruned to the nodes that pay.
+        On a CPU every verified node costs time, so the default is a chain, as deep as draft heads are trained for. A
+        GPU verifies a small tree in the time of a single token, so the default is a tree. With `adaptive`, chain and
+        tree are pruned to the nodes that pay.
 
         Args:
             device: "cpu" or "cuda".
@@ -278,7 +280,7 @@ class EngineConfig(SettingsOfParts):
     """Whether max_model_len is lowered to the length that model and memory allow
     (`wingbeat.runtime.engine.memory.fit_to_memory`)."""
     max_num_batched_tokens: int = PROMPT_TOKENS["cpu"]
-    """Maximum number of prompt tokens computed per round, besides the running sequences' trees."""
+    """Maximum number of prompt tokens computed per round; tokens of running sequences' trees are not counted."""
     lower_max_num_batched_tokens: bool = False
     """Whether max_num_batched_tokens is lowered, on a GPU, if the memory of such a round is needed for KV
     (`fit_to_memory`)."""
@@ -307,7 +309,9 @@ class EngineConfig(SettingsOfParts):
     """Member of `GRAPH_MODES`: "full" replays rounds as CUDA graphs, including rounds with prompt chunks if captured;
     "decode_only" replays only rounds without prompt chunks; "none" replays no graphs. None is "full" on CUDA."""
     kernels: str = "auto"
-    """`auto` runs compiled kernels on CUDA if they match their torch references; `torch` runs only the references."""
+    """`auto` runs compiled kernels on CUDA if the kernels match their torch references; `torch` runs only the
+    references.
+    """
     overlap: bool | None = None
     """Whether each round is launched before the previous round's tokens are processed on the host. None means True,
     except on a CPU."""
@@ -316,8 +320,9 @@ class EngineConfig(SettingsOfParts):
     and with its prefix cached or computed. This holds for each dtype, and requires layers that run on Wingbeat's
     kernels."""
     forced_acceptance: ForcedAcceptance | None = None
-    """Profile from which acceptance is drawn in benchmarks, so that the text is not the model's. The setting is refused
-    unless the environment variable WINGBEAT_BENCHMARK is 1, and every output is marked."""
+    """Profile from which acceptance is drawn in benchmarks, so that the generated text is not the model's. The setting
+    is refused unless the environment variable WINGBEAT_BENCHMARK is 1, and every output is marked.
+    """
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
@@ -350,10 +355,7 @@ class EngineConfig(SettingsOfParts):
             )
 
     def asked(self) -> dict[Feature, str]:
-        """Features, among those that exclude others, that this configuration asks for.
-
-        Each with the text of its setting.
-        """
+        """Requested features that exclude other features, each with the text of the setting that requests it."""
         asked = {
             Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),

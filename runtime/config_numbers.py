@@ -14,12 +14,16 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Dtypes, by torch's names, that a config may declare for its weights."""
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 MOST_MODULES = 2**16
-"""Largest number of layers or experts that a config may declare: a module is created for each, or code loops over them.
+"""Largest number of layers or experts that a config may declare; limited because code creates a module for each or
+loops over them.
 """
 
 
 class _Rule(NamedTuple):
-    """Range of allowed numbers. Fields that are null or absent are not checked: the config class's default applies."""
+    """Range of allowed numbers.
+
+    Fields that are null or absent are not checked, because the config class's default then applies.
+    """
 
     least: float
     most: float

@@ -1,6 +1,6 @@
-"""Measures the seconds that a device spends in each stage: with CUDA events, without waiting.
+"""Measures the seconds that a device spends in each stage.
 
-On CPUs with the host clock.
+GPUs are timed with CUDA events, for which the host does not wait; CPUs are timed with the host clock.
 """
 
 import time

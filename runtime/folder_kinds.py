@@ -11,17 +11,18 @@ from wingbeat.runtime.parts import first, hooks
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _GGUF = "GGUF files are not read: give the folder of the safetensors checkpoint that it was made from"
 _HEAD_PARTS = ("midlayer.", "d2t", "t2d", "fc.weight", "candidate_selector.", "markov_head.", "encoder.fc.")
-"""Prefixes of tensor names that no language model has. Names of layers do not show a head, because a model may be saved
-without its name prefix."""
+"""Prefixes of tensor names that no language model has. Layer names cannot identify a head, because a whole model may be
+saved without its name prefix.
+"""
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """Names of vocabulary files; a tokenizer needs at least one such file."""
 _LFS = b"version https://git-lfs"
 
 
 def folder_problem(folder: str | Path) -> str | None:
-    """Returns the problem of a checkpoint folder that its file names show; None if there is none.
+    """Returns the problem that the file names of a checkpoint folder show; None if there is none.
 
-    A folder with a config.json has no problem. Neither has the name of a published model, which is resolved elsewhere.
+    Returns None for a folder with a config.json, and for the name of a published model, which is resolved elsewhere.
     """
     folder = Path(folder)
     if first("named_model", folder) is not None:

@@ -13,7 +13,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def free_memory() -> int | None:
     """Returns bytes that can be allocated without swapping, within the container's limit; None if unknown.
 
-    Memory that engines have reserved for KV counts as taken, even if they have not used it yet.
+    Memory that engines have reserved for KV counts as taken, even before the engines use that memory.
     """
     available = _of_machine("MemAvailable:")
     limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")

@@ -1,8 +1,8 @@
 """Reads generation_config.json: rules that apply to every request, and fields that are not applied.
 
 Fields that end a text or ban tokens apply to every request, as in transformers. Sampling fields are left to each
-request. Other fields that would change texts are not applied, and are listed once, at start. This module imports no
-torch.
+request. All other fields that would affect the generated text are ignored; their names are reported once at startup.
+This module imports no torch.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -41,7 +41,7 @@ NOT_APPLIED = frozenset(
         *("watermarking_config", "renormalize_logits", "remove_invalid_values"),
     }
 )
-"""Fields that would change texts but are not implemented."""
+"""Fields that would affect the generated text, but are not implemented and therefore ignored."""
 WITHOUT_EFFECT = frozenset(
     {
         *("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "_from_model_config"),
@@ -53,7 +53,7 @@ WITHOUT_EFFECT = frozenset(
         *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"),
     }
 )
-"""Fields about transformers' way of computing, on which no text depends."""
+"""Fields about how transformers computes, which do not affect the generated text."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), (1,)),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "length_penalty", "typical_p"), (1,)),
@@ -102,7 +102,7 @@ def read_rules(folder: Path, vocab_size: int, tokenizer: "Tokenizer | None" = No
 
     Args:
         vocab_size: size of the model's vocabulary; token ids beyond this size are never generated.
-        tokenizer: tokenizer of the folder. The tokenizer's eos token, and the token that its chat template writes after
+        tokenizer: tokenizer of the folder. The tokenizer's eos token, and the token that the chat template writes after
             an answer, end texts.
 
     Raises:
@@ -155,7 +155,7 @@ class _Reader:
     def ids(self, name: str) -> tuple[int, ...]:
         """Returns token ids within the vocabulary.
 
-        Negative ids are dropped: in files like Whisper's they mean no token.
+        Negative ids are dropped, because in files like Whisper's a negative id means that there is no token.
         """
         value = self.fields.get(name)
         listed = [] if value is None else value if isinstance(value, list) else [value]

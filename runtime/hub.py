@@ -17,8 +17,9 @@ WEIGHTS = ("*.safetensors",)
 CONFIGS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 """File name patterns of small files: configurations, shard indices, tokenizers, chat templates."""
 NEVER = ("*/*", "consolidated*")
-"""File name patterns of files that hold the same weights in other formats: subfolders, and Mistral's files beside the
-shards."""
+"""File name patterns of files that hold the same weights in other formats: subfolders, and Mistral's consolidated files
+next to the shards.
+"""
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 
@@ -92,7 +93,10 @@ def _fetch(name: HubName, with_weights: bool) -> Path:
 
 
 def _complete(name: HubName, folder: Path, with_weights: bool) -> Path:
-    """Refuses a folder that lacks requested files: if offline, huggingface_hub may return an incomplete cache."""
+    """Refuses a folder that lacks requested files.
+
+    When offline, huggingface_hub may return such an incomplete folder of the cache.
+    """
     if not (folder / "config.json").is_file():
         raise HubError(
             f"{name} of the Hugging Face hub has no config.json: give a repository with a transformers checkpoint"

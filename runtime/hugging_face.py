@@ -28,8 +28,9 @@ LOADER_FIELDS = frozenset(
         *("experts_implementation", "_experts_implementation_internal", "kernel_config"),
     }
 )
-"""Fields of config.json by which transformers would load another file, kernel or package; the model's layers and
-weights do not depend on these fields."""
+"""Fields of config.json that would make transformers load another file, kernel or package; the model's layers and
+weights do not depend on these fields.
+"""
 
 
 def read_config(folder: str | Path) -> "PretrainedConfig":
@@ -84,7 +85,7 @@ def generation_of(folder: str | Path) -> dict[str, Any]:
 
 
 def load_files(auto_class: Any, folder: str | Path | None, **options: Any) -> Any:
-    """Loads a folder by a class of transformers or an Auto class; GGUF weights are dequantised.
+    """Loads a folder with a class of transformers, which may be an Auto class; GGUF weights are dequantised.
 
     Args:
         folder: None if `options` contain the weights.
@@ -116,7 +117,7 @@ def build_model(config: "PretrainedConfig", auto_class: Any = None, **options: A
 def one_line(name: str) -> Iterator[None]:
     """Converts transformers' exceptions about malformed checkpoints into one line that names the architecture.
 
-    transformers uses fields and tensors before it checks them, so a malformed field or tensor can raise nearly any
+    transformers uses fields and tensors before checking them, so a malformed field or tensor can raise nearly any
     exception. Wingbeat's own errors and memory errors, which are not about the checkpoint, pass unchanged.
 
     Raises:
@@ -145,7 +146,10 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Context manager that silences transformers, whose warnings are either checked as errors here or harmless."""
+    """Context manager that silences transformers' warnings.
+
+    Warnings are either harmless or raised as errors by checks here.
+    """
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -48,12 +48,13 @@ class InnerDrafter:
         self._load = load or self._load_own
 
     def needs(self, convention: HeadConvention | None, loaded: "LoadedModel") -> DrafterNeeds:
-        """Loads the drafter and returns what it needs of the verifier.
+        """Loads the drafter and returns the drafter's requirements on the verifier.
 
         Args:
             convention: convention by which the drafter's head is interpreted; None if the head's files define the
                 convention.
-            loaded: the verifier, whose embedding and output head the drafter shares if they are on its device.
+            loaded: the verifier, whose embedding and output head the drafter shares if both are on the drafter's
+                device.
 
         Raises:
             ValueError, FileNotFoundError: the drafter's checkpoint cannot be used; the message is one line that names

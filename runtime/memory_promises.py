@@ -101,7 +101,7 @@ class MemoryPromises:
         """Updates the file; if another call is writing the file, that call also writes this change.
 
         A mapping may end in any thread, or in the garbage collector in the middle of a write. In the latter case, this
-        call interrupts the write and must not wait for it.
+        call interrupts the write and must not wait for its end.
         """
         self._stale = True
         while self._stale and self._turn.acquire(timeout=0):
@@ -120,7 +120,7 @@ class MemoryPromises:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             text = json.dumps({"pid": self._pid, "of": _names(), "ahead": self._ahead, "mapped": [*mapped.items()]})
             self._file.seek(0)
-            # the newline ends the text for readers, even if the rest of a longer earlier text follows
+            # the newline marks the end of the text for readers, because the rest of a longer earlier text may follow
             self._file.write(text + "\n")
             self._file.truncate()
             self._file.flush()

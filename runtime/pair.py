@@ -121,12 +121,12 @@ class PairEngine(NamedTuple):
 def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: Lender | None = None) -> Drafter | None:
     """Loads the drafter; returns None without speculation.
 
-    With drafter auto, MTP modules of the verifier's checkpoint that cannot be loaded do not prevent the start: the
-    fallback drafter replaces them.
+    With drafter auto, if the MTP modules of the verifier's checkpoint cannot be loaded, the fallback drafter is used
+    instead.
 
     Args:
         lender: function that returns weights of the verifier that are already on the device, so that the drafter shares
-            them instead of copying them.
+            these weights instead of copying them.
 
     Raises:
         ValueError, FileNotFoundError: a checkpoint cannot be used; the message is one line that names the tensor or
@@ -269,7 +269,7 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
 def _choose_threads(loaded: "LoadedModel", settings: PairSettings) -> None:
     """Chooses the number of CPU threads by timing.
 
-    Called after a drafter in another process has loaded, because its loading would disturb the timing.
+    Called after a drafter in another process has loaded, because loading a drafter would disturb the timing.
     """
     from wingbeat.runtime.verifier.loading.cpu_threads import choose_threads
 

@@ -8,17 +8,20 @@ application's hooks. If a hook returns None, its part does not handle the case, 
   `drafters.head_drafter.HeadDrafter`; None if torch drafts.
 - `host_round(kv_dtype)`: the runner class of engines on a CPU over KV of this dtype; None for the device round.
 - `speculation(loaded, runner, config)`: an `engine.speculation.Speculation` that adapts trees to measured costs; None
-  for fixed trees. `host_speculation(runner)`: its class for the rounds of a runner of `host_round`.
-- `pruner(num_slots, max_depth, device)`: a `round.rows.Pruner` of such an engine.
-- `growth_rule(outcome, header)`: a `drafters.base.GrowthRule` that such an engine sent; None if every level is grown.
+  for fixed trees. `host_speculation(runner)`: the class of that object for a runner from `host_round`.
+- `pruner(num_slots, max_depth, device)`: a `round.rows.Pruner` for an engine that adapts trees.
+- `growth_rule(outcome, header)`: a `drafters.base.GrowthRule`, read from the outcome of an engine that adapts trees;
+  None if every level is grown.
 - `bin_edges()`: boundaries of the bins of `Outcome.acceptance_table`, as log-probabilities.
 - `shared_tokens(draft, draft_size, target, target_size)`: a `heads.vocabulary.SharedTokens` of a draft model's folder
-  and a verifier's, for vocabularies that differ; sizes are rows of embeddings. None if the two cannot be compared.
+  and a verifier's, for vocabularies that differ; sizes are rows of embeddings. None if the two vocabularies cannot be
+  compared.
 - `compressed_head(body, layout, shapes)`: config class and extra fields of an EAGLE-3 head with compressed (latent)
   attention; see `heads.head_config`.
 - `choose_convention(source, target, loaded, tokenizer)`: a choice among the conventions that a head's files leave open,
   with `best.convention` and `as_dict()`; None if only one is possible.
-- `family_of_head(folder)`: the family of a head, according to the head's files; None for other heads.
+- `family_of_head(folder)`: the family of a head, according to the head's files; None if the head belongs to
+  no family of the part.
 - `trained_families`: by family name, the path `module:function` of a function () -> `training.family.Family`.
 - `drawn_tree(given)`: a `config.DrawnTree` from a user's value; raises ValueError if the value is no tree.
 - `tree_table(tree, num_reqs, top_k, device)`: growth of drawn trees, as `kernels.tree.table.TreeTable`.
@@ -35,51 +38,57 @@ application's hooks. If a hook returns None, its part does not handle the case, 
 - `extend_model(loaded, config)`: extends a whole verifier that torch runs, see `verifier.layers.model_part`.
 - `extend_shard(loaded, ranks, config)`: extends one rank's shard of a verifier.
 - `open_trial(model, texts, whole, refused)`: a test of the media spans that a model accepts, before its layers are
-  switched; None for a text model. Its `serve(loaded)` adds a `SpanReader`, or returns the reasons against it, by kind.
+  switched; None for a text model. The test's `serve(loaded)` adds a `SpanReader`, or returns the reasons why spans
+  cannot be served, by kind of span.
 - `read_span(fields)`: a prompt span from the result of `PromptSpan.as_fields`.
-- `remembered(layers)`: the state of a model's layers beside keys and values, see `verifier.layers.model_part`.
+- `remembered(layers)`: the state of a model's layers in addition to keys and values, see `verifier.layers.model_part`.
 - `other_folder(folder)`: description of a folder without config.json, and what to give instead; None for other folders.
 - `lay_out_linears(module, deterministic)`: stores weights in the layout that the device reads fastest, or makes linear
   layers use the part's kernels, see `verifier.layers.linears`.
 - `pack_segments(segments, dtype)`: a `round.rows.PackedSegments` over KV of this dtype; None if the part does not
   attend.
-- `swap_layers(parameter, deterministic)`: a `verifier.layers.fused.Swap` for layers like this parameter; None leaves
-  them. `finish_layers(model, layers)` is called after all layers were processed.
+- `swap_layers(parameter, deterministic)`: a `verifier.layers.fused.Swap` for layers with this parameter's device and
+  dtype; None leaves the layers unchanged. `finish_layers(model, layers)` is called after all layers were processed.
 - `round_linears(model, layers)`: rounds weights to int8, before anything is tested; raises UnsupportedModelError.
-- `rows_alike`: mapping from device types to the path of the deterministic mode's module. Its `check(model)`, before a
-  model's layers are switched, and `make(model, layers)`, afterwards, raise UnsupportedModelError; its
-  `check_limits(config)` raises ValueError; rounds use its `pack_segments`.
-- `adapt_layer(layer, stacks)`: applies adapters to the products of a layer that the part has swapped.
+- `rows_alike`: mapping from device types to the path of the deterministic mode's module. In that module,
+  `check(model)`, called before a model's layers are switched, and `make(model, layers)`, called afterwards, raise
+  UnsupportedModelError; `check_limits(config)` raises ValueError; rounds use the module's `pack_segments`.
+- `adapt_layer(layer, stacks)`: applies adapters to the matrix products of a layer that the part has swapped.
 - `adapt_product(linear)`: a function that replaces `kernels.lora.adapters.add_adapters`; None keeps that function.
 - `pack_weight(module, weight, bias, place)`: a `GroupedWeight` packed for the kernels of a `Place`, for the module that
   will hold it; None if there are no such kernels. `pack_experts(count, gated, read, place)`: likewise for experts,
   where `read(kind, expert)` reads an expert's weight and bias of kind `gated` or `down`. `keep_packed(module, held)`
   gives the part's packed weight to a module; None if another part packed it.
-- `join_packed(linears)`: the products of linear layers with one input, as one function of rows; None if none is packed.
+- `join_packed(linears)`: the matrix products of linear layers with the same input, as one function of rows; None if no
+  layer is packed.
 - `kernel_head(head)`: a draft head with its weights packed for drafting kernels; None for other heads.
 - `why_not_compiled()`: the reason why code that is compiled on first use is missing on this machine; None if it is
   compiled.
 - `library_fingerprint()`: identifies the compiled code with which a machine's speed was measured.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not supported.
 - `named_model(source)`: whether the text is the name of a published model, which `folder_of` resolves; None for others.
-- `own_head(source)`: the folder of the draft head that comes with Wingbeat for such a name; None if there is none.
+- `own_head(source)`: the folder of the draft head that comes with Wingbeat for the name of a published model; None if
+  there is no such head.
 - `folder_of(source)`: a Hugging Face folder that represents a model file of another format; None for other sources.
-- `files_of(folder)`: the model files that such a folder represents; None for other folders.
+- `files_of(folder)`: the model files that a folder from `folder_of` represents; None for other folders.
 - `served_weights(loaded)`: writer of a model's weights while the model is served.
 - `render_apart(template, messages, variables, special_tokens)`: a conversation rendered with a request's own template.
-- `lent_tensors(folder)`: by name, readers of the input embedding and the output head of a folder from such a file.
-- `stored_shapes(folder)`: shapes of its tensors by the file's own names; for a draft head, by the names of the head's
-  layout.
-- `stored_tensors(folder)`: tensors of a draft head in such a file; None for other folders.
+- `lent_tensors(folder)`: readers, by tensor name, of the input embedding and the output head of a folder from
+  `folder_of`.
+- `stored_shapes(folder)`: shapes of the tensors of a folder from `folder_of`, by the model file's own tensor names; for
+  a draft head, by the names of the head's layout.
+- `stored_tensors(folder)`: tensors of a draft head in a folder from `folder_of`; None for other folders.
 - `load_quantised(config, load, packed)`: loads a quantised model; see `verifier.checkpoints.checkpoint`.
-- `quantised_head(settings)`: reader of a quantised draft head or MTP module, by its `quantization_config` ({} without
-  one); its `shapes(stored)` and `tensors(stored)` return those of plain weights, see `heads.plain_weights`.
+- `quantised_head(settings)`: reader of a quantised draft head or MTP module, chosen by `settings`, the checkpoint's
+  `quantization_config` ({} if absent). The reader's `shapes(stored)` and `tensors(stored)` return shapes and tensors of
+  plain weights, see `heads.plain_weights`.
 - `open_backend(settings, device)`: a backend that runs a verifier instead of torch in this process alone; None if the
   settings do not request one.
 - `extend_engine(directory, loaded, device)`: extends a verifier that a compiled engine runs.
 - `embedded_rows(columns)`: rows of an engine's batch that have their own embeddings; None without such rows.
-- `visual_of(loaded)`, `export_visual(loaded, visual, limits, ops, file)`, `visual_profiles(limits)`: for the vision
-  encoder of an engine directory: its config, its ONNX file, and the sizes for which it is built.
+- `visual_of(loaded)`, `export_visual(loaded, visual, limits, ops, file)`, `visual_profiles(limits)`: for an engine
+  directory, the config of the vision encoder, the encoder's export to an ONNX file, and the sizes for which the encoder
+  is built.
 - `open_drafter(settings, device)`: a drafter from the engine directory; None for kinds that torch runs.
 - `graph_limits`, `graph_fields`: fields of `tensorrt.limits.Limits` and of `BaseEngineConfig` by name, as
   `pydantic.create_model` takes them.

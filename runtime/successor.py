@@ -1,7 +1,7 @@
 """Checks whether a folder holds other weights of the served model, such as a trainer's next step.
 
-The check runs as a separate process: transformers builds the model on the meta device, which changes torch settings and
-blocks the interpreter, and either would disturb the serving process.
+The check runs as a separate process, because transformers builds the model on the meta device, which changes torch
+settings and blocks the interpreter; both would disturb the serving process.
 """
 
 import json

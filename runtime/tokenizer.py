@@ -54,8 +54,8 @@ class Tokenizer:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.hugging_face = tokenizer
         if tokenizer.is_fast:
-            # Truncation and padding, which a checkpoint may enable, are disabled here: disabling them in each call
-            # would change state that threads share.
+            # Truncation and padding, which a checkpoint may enable, are disabled here, because disabling them in each
+            # call would change state that threads share.
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
         self._longest_token = longest_token(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
@@ -99,7 +99,10 @@ class Tokenizer:
 
     @classmethod
     def find(cls, directory: str | Path) -> "Tokenizer | None":
-        """Returns the tokenizer of a checkpoint folder; None if it has no tokenizer file. Raises like `load`."""
+        """Returns the tokenizer of a checkpoint folder; None if the folder has no tokenizer file.
+
+        Raises like `load`.
+        """
         has_files = any((Path(directory) / name).is_file() for name in _TOKENIZER_FILES)
         return cls.load(directory) if has_files else None
 
@@ -133,8 +136,9 @@ class Tokenizer:
 
         Args:
             messages: as transformers' chat templates read them.
-            variables: further template variables, such as `tools`, and transformers' `add_generation_prompt` (default
-                true: the text ends where the assistant's answer begins) or `continue_final_message`.
+            variables: further template variables, such as `tools`, and transformers' `add_generation_prompt` or
+                `continue_final_message`. By default `add_generation_prompt` is true, so that the text ends where the
+                assistant's answer begins.
             chat_template: template text sent by a caller, which replaces the model's template and is rendered within
                 limits of time and memory.
 
@@ -243,7 +247,7 @@ def piece_reader(backend: "BackendTokenizer | None") -> Callable[[str], bytes]:
     """Returns a function from a vocabulary's pieces to the bytes they stand for.
 
     Args:
-        backend: the tokenizer; None if its pieces are not byte-level letters, as GPT-2's are.
+        backend: the tokenizer; None if the pieces are not byte-level letters (GPT-2's pieces are such letters).
     """
     letters: Mapping[str, int] = {}
     if backend is not None and '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"]):

@@ -30,8 +30,8 @@ def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:
     """Refuses a tokenizer that cannot be read, or that produces tokens without an embedding in the model.
 
     Added tokens may be beyond the model's vocabulary, unless every prompt contains such a token. Many checkpoints have
-    such tokens for padding or images; a request that contains one is refused by itself. A folder without tokenizer.json
-    is left to transformers, which reads other formats.
+    such tokens for padding or images; only requests that contain such a token are refused. A folder without
+    tokenizer.json is left to transformers, which reads other formats.
 
     Args:
         vocab_size: number of rows of the model's embedding; None if the config does not define the number.

@@ -109,7 +109,7 @@ def prior_table() -> np.ndarray:
     """Returns the assumed acceptance before there is evidence, in the layout of `Acceptance.table`.
 
     A greedy target agrees with EAGLE heads far more often than the heads' confidence suggests. Confidences of trees
-    built from earlier text are estimated from counts, so they are used unchanged.
+    built from earlier text are estimated from counts, so these confidences are used unchanged.
     """
     centres = (np.arange(NUM_BINS) + 0.5) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
     log_odds = np.stack([1.2 * centres + 2.4, 0.7 * centres + 0.7, centres, centres])

@@ -40,7 +40,7 @@ class LaunchedRound(NamedTuple):
     """Whether each decode's next token was certain (forced by its grammar); accepting such a token is no evidence about
     the drafter."""
     seen: Any = None
-    """Trees as recorded at launch by a round kind that has them on the host; None in device rounds."""
+    """Trees as recorded at launch, if the round kind has the trees on the host; None in device rounds."""
 
 
 class AdaptiveSpeculation(Speculation):
@@ -107,14 +107,17 @@ class AdaptiveSpeculation(Speculation):
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         """Returns all unfollowed sequences.
 
-        If plain decoding has been better for long, returns one sequence when a probe is overdue, else none.
+        Once plain decoding has been faster for a long time, returns only one sequence if a probe is overdue, else none.
         """
         if self._following.follows_all:
             return unfollowed
         return unfollowed[:1] if self.policy.overdue() else []
 
     def follows_next(self) -> bool:
-        """True for every request; once plain decoding has been better for long, True for a fraction of requests."""
+        """True for every request.
+
+        Once plain decoding has been faster for a long time, True for only a fraction of the requests.
+        """
         return self._following.takes_next()
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
@@ -139,8 +142,8 @@ class AdaptiveSpeculation(Speculation):
         if drafted is None:
             asked = NOT_ASKED
             if self._plan.reason == Reason.PROBE_PLAIN:
-                # A plan that probes plain decoding applies to one round only: no later plan replaces it while no
-                # drafter answers.
+                # A plan that probes plain decoding applies to one round only, because no later plan would replace it
+                # while no drafter answers.
                 trees, self._plan = None, asked
         kinds = [draft_kind(seq) for seq in decodes]
         self._pruned = LaunchedRound(asked, len(decodes), kinds, [bool(seq.certain(1)) for seq in decodes])

@@ -21,7 +21,9 @@ from wingbeat.runtime.round.rows import Model
 from wingbeat.runtime.verifier.loading.round_trial import LONG_S
 
 POINTS = 4
-"""Number of passes of different size that make up a curve. Each pass runs as many times; its first run is a warm-up."""
+"""Number of passes of different size that make up a curve. Each pass is also run this many times; the first run is a
+warm-up.
+"""
 HOST_ROWS, HOST_PASS_S = 64, 1.0
 """Rows of the largest pass measured on a CPU, and the predicted seconds above which a pass is not measured."""
 LONG_CONTEXT = 1024
@@ -37,7 +39,7 @@ def pass_curve(model: Model, cache: KVCache, config: EngineConfig, graphs: Graph
     """
     most_reqs, num_nodes = config.max_num_seqs, config.speculation.num_nodes
     short = -(-num_nodes // config.block_size)
-    # Positions stay below max_model_len: the model may have no further positions.
+    # Positions stay below max_model_len, because the model may have no further positions.
     more = max(min(config.max_blocks_per_seq - short, LONG_CONTEXT // config.block_size), 0)
 
     def seconds(num_reqs: int, rows: int, width: int = short) -> float:
@@ -73,8 +75,8 @@ def draft_curve(end: VerifierEnd, config: EngineConfig, patience_s: float) -> Dr
         patience_s: silence after which the drafter counts as stuck.
     """
     deepest, short = end.spec.max_path - 1, end.spec.max_path + 1
-    # With one block per sequence only the short context is measured: a drafter may treat a context beyond its block as
-    # lost.
+    # With one block per sequence only the short context is measured, because a drafter may treat a context beyond
+    # that block as lost.
     long = max(min(config.max_model_len // 2, LONG_CONTEXT), short) if config.max_blocks_per_seq > 1 else short
     batches = sorted({1, config.max_num_seqs})
     points = [(num_reqs, levels, short) for num_reqs in batches for levels in (1, deepest)] + [(1, deepest, long)]
@@ -132,8 +134,8 @@ def replay_ms(step: Callable[[], object], graphs: GraphDevice, repeats: int) -> 
     """Returns median milliseconds of a step replayed as a CUDA graph.
 
     Args:
-        graphs: the capturing device, shared by all steps: each `GraphDevice` has a stream, and each stream a workspace
-            that is never freed.
+        graphs: the capturing device, which all steps share because each `GraphDevice` has a stream, and each stream a
+            workspace that is never freed.
     """
     graphs.warm_up(step)
     graph, _ = graphs.capture(step, graphs.new_pool())

@@ -1,9 +1,9 @@
 """Cost model of rounds: one curve for verifier passes and one for drafts, each corrected by the times of real rounds.
 
 Curves are measured at a few points when an engine starts and interpolated linearly. A curve predicts well how cost
-grows with size, but its level may be off. Each of four kinds of work (plain rounds, rounds after a draft, rounds with
-trees from text, drafts) therefore multiplies its curve by a factor: the decaying average of the ratio of measured to
-predicted seconds, by batch size. All times are in seconds.
+grows with size, but the curve's level may be wrong. Therefore, for each of four kinds of work (plain rounds, rounds
+after a draft, rounds with trees from text, drafts), the curve is multiplied by a factor: the decaying average of the
+ratio of measured to predicted seconds, by batch size. All times are in seconds.
 """
 
 import math
@@ -23,7 +23,9 @@ class PassCurve(NamedTuple):
     short_s: tuple[float, ...]
     """Seconds of each measured pass at a short context."""
     context_s: tuple[float, float] = (0.0, 0.0)
-    """Seconds added for each token of a sequence's context: by the sequence's first row, and by each further row."""
+    """Seconds that each token of a sequence's context adds. The first value is for the sequence's first row, the second
+    value for each further row.
+    """
 
     def seconds(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
         """Returns seconds, float64 [n], of passes over `num_reqs` roots and, in total, `num_extra` [n] drafted nodes.
@@ -64,7 +66,7 @@ class DraftCurve(NamedTuple):
 
     @property
     def row_s(self) -> float:
-        """Seconds that each context token adds which the drafter must process before drafting."""
+        """Seconds added by each context token that the drafter must process before drafting."""
         return max(self.level_s[-1] - self.level_s[0], 0.0) / max(self.num_reqs[-1] - self.num_reqs[0], 1)
 
 
@@ -77,13 +79,14 @@ class Factor:
         self._seen_at = 0
 
     def observe(self, ratio: float, now: int) -> None:
-        """Adds one round.
+        """Adds the ratio of one round.
 
         Args:
             now: number of the round.
         """
-        # The ratio is clamped on both sides. A round of many times the usual duration shows an interruption, not a
-        # cost. Trees that arrived before the host waited show almost no seconds, but had a cost.
+        # The ratio is clamped on both sides. From above, because a round that takes many times the usual duration was
+        # interrupted, so the measured duration is not the round's cost. From below, because a tree that arrived
+        # before the host began to wait measures as almost zero seconds, although the tree did cost time.
         most = 2.0 if self._weight else 10.0
         ratio = min(max(ratio, self.value / most), self.value * most)
         self._weight *= (1.0 - FADE) ** (now - self._seen_at)
@@ -149,10 +152,10 @@ class RoundTook(NamedTuple):
 class RoundCosts:
     """Predicts the duration of rounds without prompts.
 
-    Prompts are left out because they cost the same with and without drafts.
+    Prompts are left out, because prompts cost the same with and without drafts.
 
     A round after a draft shares cores with the drafter, publishes accepted tokens and makes a new plan. Even without
-    drafted nodes, such a round takes longer than a plain round among plain rounds.
+    drafted nodes, such a round takes longer than a plain round that follows plain rounds.
     """
 
     def __init__(self, passes: PassCurve, drafts: DraftCurve) -> None:
@@ -168,9 +171,9 @@ class RoundCosts:
         """Factors of the latest round's kind."""
 
     def plain_s(self, num_reqs: int, context: float) -> float:
-        """Predicts the seconds of a plain round after plain rounds.
+        """Predicts the seconds of a plain round that follows plain rounds.
 
-        Until a plain round was observed, the factor of drafted rounds is used.
+        Until such a round was observed, the factor of drafted rounds is used.
         """
         factor = self._plain.at(num_reqs) or self._verify.at(num_reqs)
         return float(self.passes.seconds(num_reqs, np.zeros(1), context)[0]) * (factor.value if factor else 1.0)
@@ -202,7 +205,9 @@ class RoundCosts:
         return math.hypot(*(0.0 if factor is None else factor.doubt for factor in seen))
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
-        """Predicts seconds at a short context, by number of requests: of a plain round, a draft, and its verification.
+        """Predicts seconds of a plain round, a draft, and the draft's verification, by number of requests.
+
+        The context is short.
 
         Args:
             levels: number of levels of the draft.
@@ -219,8 +224,8 @@ class RoundCosts:
         """Corrects the predictions with a measured round.
 
         A plain round is used only if the round before was plain and no draft was requested during the round, because
-        otherwise the drafter uses caches and cores. A draft after a round of another kind is not used, because the
-        drafter must first process context.
+        otherwise the drafter's work slows the round, by using caches and cores. A draft is used only if the round
+        before was of the same kind as this round, because otherwise the drafter must first process context.
         """
         draft = took.draft
         kind = self._verify if draft is not None else self._text if took.num_extra else self._plain

@@ -10,7 +10,7 @@ from wingbeat.runtime.protocol.messages import Outcome, RoundHeader
 
 
 class AcceptanceRule(GrowthRule):
-    """Growth rule by the acceptance table and the limits of the policy.
+    """Growth rule based on the acceptance table and the limits of the policy.
 
     Args:
         growth: limits from the policy.

@@ -3,7 +3,7 @@
     tokens(levels, nodes)  = sequences + expected accepted nodes, for the best `nodes` nodes of trees of `levels` levels
     seconds(levels, nodes) = predicted time to draft and verify these trees
 
-Plain decoding is the choice with 0 levels. Decisions change the speed of generation, never its result.
+Plain decoding is the choice with 0 levels. Decisions change the speed of generation, never the generated tokens.
 """
 
 from typing import NamedTuple
@@ -17,14 +17,16 @@ from wingbeat.runtime.engine.speculation import DraftPlan, PolicyStats, Reason
 HOLD = 8
 """Number of rounds for which a decision holds at unchanged load, and number of rounds until the first probe."""
 PROBE_ROUNDS = 3
-"""Consecutive rounds that try plain decoding, as the first of them shows little; probes of drafts take one round
-less."""
+"""Number of consecutive rounds in a probe of plain decoding; more than one, because the first round shows little.
+Probes of drafts take one round less.
+"""
 PROBE_LOSS = 0.01
 """Maximum fraction of time that probes may cost."""
 DOUBTS = 2.0
-"""Minimum gain over plain decoding, in standard errors, at which drafts are chosen: the best of many noisy estimates is
-biased upwards, and a drafter slows the plain rounds that follow its drafts. The standard error is taken to be at least
-`FADE`, the weight of a single observation in an average."""
+"""Minimum gain over plain decoding, in standard errors, at which drafts are chosen. A margin is needed because the best
+of many noisy estimates is biased upwards, and because a drafter slows the plain rounds that follow its drafts. The
+standard error is taken to be at least `FADE`, the weight of a single observation in an average.
+"""
 
 
 class GrowthLimits(NamedTuple):
@@ -50,8 +52,8 @@ class TextWorth:
     def token_s(self, plain_s: float) -> float | None:
         """Returns seconds per token in rounds with trees from text, or in plain decoding if that takes less.
 
-        Returns None to request a trial: nothing was measured, or the last `HOLD` rounds verified no node, so the
-        measured cost may be outdated.
+        Returns None to request a trial, if nothing was measured yet, or if the last `HOLD` rounds verified no node so
+        that the measured cost may be outdated.
 
         Args:
             plain_s: seconds per token in plain decoding; 0 if unknown.
@@ -95,12 +97,13 @@ class SpeculationPolicy:
         reached = np.append(0.0, prior ** np.arange(1, num_nodes)).cumsum()
         levels, nodes = np.ogrid[: max_levels + 1, :num_nodes]
         self._gain = reached[np.minimum(levels, nodes)]
-        """Expected number of accepted nodes per drafted sequence, by [levels, nodes]: if its first `levels` levels are
-        drafted and the best `nodes` nodes of these are verified."""
+        """Expected number of accepted nodes per drafted sequence, indexed by [levels, nodes], if the tree has `levels`
+        levels and its best `nodes` drafted nodes are verified.
+        """
         self._grown = np.arange(max_levels + 1.0)
         """Average number of levels that are grown, by the number of levels allowed."""
         self._onward = prior
-        """Average ratio of a level's probability mass to that of the level before."""
+        """Average ratio of a level's probability mass to the previous level's probability mass."""
         self._num_observed = 0
         self._until_probe = HOLD
         self._probe_every: dict[int, int] = {}
@@ -144,9 +147,9 @@ class SpeculationPolicy:
             num_drafting: number of these sequences for which trees may be requested.
             mean_context: mean number of context tokens per sequence.
             forced: whether some sequences demand drafts even at a loss. Held decisions and probes are not affected.
-            num_unfollowed: number of sequences that could get trees if the drafter had their context. While there are
-                such sequences, only probes are drafted; `pays` then states whether drafting for all sequences would be
-                better.
+            num_unfollowed: number of sequences that could get trees if the drafter had the sequences' context. While
+                there are such sequences, only probes are drafted; `pays` then states whether drafting for all sequences
+                would be better.
             num_rounds: number of rounds since the latest call.
         """
         plan = self._now = self._plan(num_reqs, num_drafting, mean_context, num_unfollowed, num_rounds)
@@ -182,7 +185,7 @@ class SpeculationPolicy:
         """Begins a probe of the alternative that is not chosen: plain decoding, or the best draft.
 
         In engines with captured rounds the duration of passes is not measured, so a probe of plain decoding would show
-        nothing; while drafts are chosen, the probe is a draft of a whole tree.
+        nothing. Instead, while drafts are chosen, the probe is a draft of a whole tree.
         """
         every = self._probe_every[load] = min(2 * self._probe_every.get(load, HOLD), self._most_every)
         self._until_probe, self._load, self._probe_left = every, None, 0
@@ -213,7 +216,8 @@ class SpeculationPolicy:
         # drafts.
         self._break_even = 1.0 + (plain / drafted * tokens - 1.0) * num_reqs / num_drafting
         lost = (plain / drafted - 1.0) * tokens if not self.pays else (drafted / plain - 1.0) / tokens
-        # A quarter of the rounds after which evidence has decayed, so that several probes happen before.
+        # A quarter of the rounds after which evidence has decayed, so that several probes happen before the evidence
+        # has decayed.
         self._most_every = int(min(max(PROBE_ROUNDS * lost / PROBE_LOSS, 8 * HOLD), FORGET_ROUNDS // 4))
         if self.widths is not None:
             self._drafted = DraftPlan(levels, Reason.SPECULATE, self.widths[column])
@@ -226,7 +230,8 @@ class SpeculationPolicy:
 
         The columns are `widths`, if set; else 0, 1, .. drafted nodes per tree.
         """
-        # In captured rounds every sequence has as many rows as its tree may have nodes, also without a tree.
+        # In captured rounds each sequence has as many rows as a tree may have nodes, even if the sequence has no
+        # tree.
         verified = (num_drafting if self.widths is None else num_reqs) * self._nodes
         tokens = num_reqs + num_drafting * self._gain[:, self._nodes]
         draft_s = self.costs.draft_s(num_drafting, self._grown, mean_context)
@@ -261,7 +266,7 @@ class SpeculationPolicy:
     def text_prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
         """Returns prices as `prices` does, for a pass whose trees are all built from earlier text.
 
-        Returns None if all nodes are to be verified to measure their cost.
+        Returns None if all nodes are to be verified, so that the cost of nodes is measured.
         """
         token_s = self._text.token_s(self._token_s[0])
         return None if token_s is None else self.costs.text_s(num_reqs, np.arange(most + 1), mean_context) / token_s
@@ -311,9 +316,9 @@ class SpeculationPolicy:
     def prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
         """Returns the cost in tokens of passes with 0, 1, .. `most` drafted nodes after a draft: float64 [most + 1].
 
-        Returns None before the first decision. The cost of drafting the trees is not included, because it is already
-        spent. In a probe of drafts, the first `num_reqs` nodes cost nothing: the acceptance of nodes that are never
-        verified could not be observed.
+        Returns None before the first decision. The cost of drafting the trees is not included, because that time is
+        already spent. In a probe of drafts, the first `num_reqs` nodes count as free, because otherwise these nodes
+        might never be verified, and their acceptance could never be observed.
         """
         token_s, key = self._token_s[bool(self._now.levels)], (num_reqs, most, self._now.reason)
         if not token_s:

@@ -1,4 +1,4 @@
-"""Prunes trees on the device to the nodes most likely to be accepted, as many as a captured graph verifies.
+"""Prunes trees on the device to the nodes most likely to be accepted; keeps as many nodes as a captured graph verifies.
 
 The host chooses how many nodes of each tree are verified; this module chooses the nodes, with the ranking of
 `runtime.adaptive`. Tensor shapes here depend on no tensor's values, so that pruning can be captured. A captured
@@ -28,7 +28,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class DevicePruner(Pruner):
-    """Table of calibrated acceptance probabilities on a device, and the pruning based on it.
+    """Table of calibrated acceptance probabilities on a device, and the pruning based on this table.
 
     Args:
         num_slots: number of rows of the slot state, including the spare slot.
@@ -57,7 +57,7 @@ class DevicePruner(Pruner):
     def upload(self, table: np.ndarray) -> None:
         """Replaces the table by `Acceptance.table`.
 
-        The copy is enqueued after the rounds in flight, and the host does not wait for it.
+        The copy is enqueued after the rounds in flight, and the host does not wait for the copy.
         """
         values = torch.from_numpy(table.astype(np.float32))
         self._table.copy_(values.pin_memory() if self._table.is_cuda else values, non_blocking=True)

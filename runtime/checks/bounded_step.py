@@ -15,7 +15,7 @@ class StepTimeout(ValueError):
 
 
 def bounded_step(what: str, most_s: float, instead: str, work: Callable[[], ResultT]) -> ResultT:
-    """Returns the result of `work()`, which may take `most_s` seconds.
+    """Returns the result of `work()`, which may take at most `most_s` seconds.
 
     A hanging call stays in its thread until the process ends.
 

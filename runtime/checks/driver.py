@@ -1,7 +1,7 @@
 """Tests in another process whether the GPU driver responds.
 
-The test needs another process, because a call that hangs in the driver holds Python's interpreter lock, so no timeout
-of its own process can fire.
+The test needs another process, because a call that hangs in the driver holds Python's interpreter lock, so that no
+timeout within the same process could fire.
 """
 
 import subprocess

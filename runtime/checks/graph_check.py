@@ -1,4 +1,4 @@
-"""Checks that an engine's captured rounds produce the tokens of eager rounds; disables replay if they do not."""
+"""Checks that an engine's captured rounds produce the tokens of eager rounds; disables replay if the tokens differ."""
 
 import logging
 
@@ -19,7 +19,7 @@ _NUM_TEXTS, _NUM_TOKENS = 2, 12
 def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
     """Generates short texts with and without graphs: first each text alone, then all texts together.
 
-    Rounds with and without graphs have the same shapes and kernels, so they must produce the same tokens. The engine is
+    Rounds with and without graphs have the same shapes and kernels, so both must produce the same tokens. The engine is
     reset afterwards.
 
     Args:

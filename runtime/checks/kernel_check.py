@@ -22,7 +22,7 @@ LIMIT_S = 300.0
 def choose_kernels(
     kernels: str, device: torch.device, dtype: torch.dtype, fp8_cache: bool = False, model: Path | None = None
 ) -> tuple[str, ...]:
-    """Replaces kernels that fail to compile, or whose results differ from their references', by the references.
+    """Replaces kernels that fail to compile, or that give other results than their torch references, by the references.
 
     Each replacement is logged.
 
@@ -64,7 +64,10 @@ def choose_kernels(
 
 
 def _heads(model: Path | None) -> dict[str, int]:
-    """Returns the attention head counts and size of a model's config; empty if the config does not define them."""
+    """Returns head counts and head size of a model's attention, as in the config.
+
+    Empty if the config does not define these numbers.
+    """
     if model is None:
         return {}
     file = ConfigFile.read(model)

@@ -1,7 +1,7 @@
 """Tests whether a drafter suits its verifier, by generating short texts with the real engine and channel at start.
 
 A head that is interpreted with a wrong convention, or that belongs to another verifier, costs speed but never changes
-tokens: only its low acceptance shows the mistake. The test does not depend on checkpoints and processes.
+tokens, so only the head's low acceptance reveals the mistake. The test does not depend on checkpoints and processes.
 """
 
 import logging
@@ -111,7 +111,7 @@ def check_drafter(engine: Engine, tokenizer: Tokenizer | None, name: str, allow_
 
 
 def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
-    """Generates short texts with drafts of the full configured shape, half of them greedily.
+    """Generates short texts with drafts of the full configured shape, half of the texts greedily.
 
     The engine is reset afterwards, so that no cached prefix and no statistics remain.
 
@@ -127,7 +127,8 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
     num_tokens = _NUM_TOKENS if engine.config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
     requests = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, num_tokens, engine.config.max_model_len)
     test, started = SelfTest(0, 0, 0.0, SpeculationMetrics()), time.perf_counter()
-    # drafts are fixed and waits long, because the test is about acceptance, not speed
+    # drafts have the fixed shape and waits for the drafter may be long, because the test is about acceptance, not
+    # speed
     with engine.policy.fixed(), engine.drafting.waits.unbounded():
         for turn in range(_NUM_TURNS):
             texts = requests[turn::_NUM_TURNS]
@@ -141,7 +142,7 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
 
 
 def _write(engine: Engine, texts: list[Request], metrics: SpeculationMetrics) -> int:
-    """Generates texts until all have ended, adds their metrics to `metrics`, and returns the number of tokens."""
+    """Generates texts until all have ended, adds the texts' metrics to `metrics`, and returns the number of tokens."""
     num_tokens = 0
     for request in texts:
         engine.add_request(request)

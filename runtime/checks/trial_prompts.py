@@ -47,7 +47,9 @@ _BEGINNINGS = (
 def trial_requests(
     loaded: LoadedModel, tokenizer: Tokenizer | None, num_texts: int, num_tokens: int, max_model_len: int
 ) -> list[Request]:
-    """Returns `num_texts` requests of up to `num_tokens` tokens: for each prompt greedy, then for each prompt sampled.
+    """Returns `num_texts` requests of up to `num_tokens` tokens.
+
+    A greedy request for each prompt is followed by a sampled request for each prompt.
 
     The same verifier always gets the same requests. If max_model_len is too short for prompt and text, prompts are cut
     to half of max_model_len.
@@ -71,7 +73,8 @@ def trial_prompts(loaded: LoadedModel, tokenizer: Tokenizer | None) -> list[list
     """Returns token ids of a few prompts.
 
     If the tokenizer has a chat template, the prompts are questions in this template, because chat models produce
-    unusual text without it. Otherwise the prompts are beginnings of texts; without a tokenizer they are random tokens.
+    unusual text without the template. Otherwise the prompts are beginnings of texts; without a tokenizer they are
+    random tokens.
     """
     if tokenizer is None:
         generator = torch.Generator().manual_seed(0)

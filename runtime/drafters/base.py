@@ -30,8 +30,9 @@ class DrafterNeeds(NamedTuple):
     decodes, and replays positions that the drafter lacks; the taps sent have width 0 if `tap_layers` is empty. If
     False, the drafter reads only the token history in the channel."""
     kv_layers: tuple[int, ...] = ()
-    """Layers, ascending, whose keys and values are tapped. They follow the hidden states in the taps of each position:
-    for each layer the key, flattened over heads, then the value."""
+    """Layers, ascending, whose keys and values are tapped. In the taps of each position, these keys and values follow
+    the hidden states: for each layer the key, flattened over heads, then the value.
+    """
     token_bytes: int = 0
     """Bytes per position of the drafter's own KV cache, which uses the verifier's block ids."""
     embedding_width: int = 0
@@ -52,7 +53,7 @@ class NextHead(NamedTuple):
 
 
 class GrowthRule(Protocol):
-    """Decides after each level of one verifier's trees whether to grow another."""
+    """Decides, after each level of a verifier's trees, whether to grow another level."""
 
     def pays(self, log_probs: np.ndarray, chosen: np.ndarray) -> bool:
         """Whether another level is worth its cost; called at every depth, from 1 on.
@@ -109,8 +110,9 @@ class DraftBatch(NamedTuple):
     """Length of the longest sequence among decodes, chunks and proposals, or an upper bound; limits the context that is
     gathered."""
     max_levels: int | None = None
-    """Maximum number of levels to grow in this pass; None means the configured depth. Drafters for which levels cost no
-    time ignore this limit and grow all levels."""
+    """Maximum number of levels to grow in this pass; None means the configured depth. Drafters for which further levels
+    cost no time ignore this limit and grow all levels.
+    """
     last_token_ids: Tensor | None = None
     """int64 [num_slots] by slot: last committed token of each sequence; None if only `token_ids` holds these tokens."""
     growth_rules: tuple[tuple[slice, GrowthRule], ...] = ()
@@ -133,9 +135,9 @@ class DraftBatch(NamedTuple):
     """Inputs of the chunks; None if no chunk contains or precedes tokens of media spans."""
 
     def chunk_tokens(self, head: DraftHead) -> Tensor:
-        """Returns the chunks' token ids, int64 [num_chunk_tokens].
+        """Returns the token ids of the chunks, int64 [num_chunk_tokens].
 
-        Embeddings instead if some positions are in media spans.
+        If some positions are in media spans, returns the chunks' embeddings instead.
         """
         if self.chunk_inputs is None or not head.embedding_width:
             return self.chunk_next_token_ids
@@ -144,7 +146,7 @@ class DraftBatch(NamedTuple):
     def chunk_rotations(self, positions: list[Tensor]) -> Tensor:
         """Returns RoPE positions of the chunks' pairs.
 
-        They are int64 [num_chunk_tokens], or [3, num_chunk_tokens] for multi-axis RoPE.
+        The result is int64 [num_chunk_tokens], or [3, num_chunk_tokens] for multi-axis RoPE.
 
         Args:
             positions: int64 position of every pair, one tensor per chunk.
@@ -194,7 +196,7 @@ class Drafter(ABC):
     """Longest context that the weights were trained for, in tokens; None if there is no such limit."""
 
     def read_as(self, convention: HeadConvention) -> None:
-        """Interpret the weights by another convention, before the first `resize`.
+        """Interpret the weights according to another convention; called before the first `resize`.
 
         Implemented by kinds of drafters whose checkpoint files leave the convention open.
 
@@ -204,7 +206,9 @@ class Drafter(ABC):
         raise ValueError(f"{type(self).__name__} has no conventions to choose from")
 
     def prepare_head(self, source: str) -> NextHead:
-        """Load and check another head of the same shape for `take_head`; thread-safe while this drafter drafts.
+        """Load and check another head of the same shape for `take_head`.
+
+        May run in another thread while this drafter drafts.
 
         Args:
             source: folder of the head.
@@ -273,7 +277,7 @@ class Drafter(ABC):
         return None
 
     def answer(self, end: DrafterEnd, outcome: Outcome) -> bool:
-        """Draft the last polled round of the only attached verifier directly into the reply buffer.
+        """Draft for the round that was polled last, directly into the reply buffer of the only attached verifier.
 
         The caller publishes the reply.
 

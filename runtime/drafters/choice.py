@@ -62,11 +62,11 @@ class DrafterChoice(NamedTuple):
     label: str
     """Short name for display."""
     automatic: bool = False
-    """Whether `auto` chose the drafter, so that another drafter replaces it if it cannot be loaded."""
+    """Whether `auto` chose the drafter. If such a drafter cannot be loaded, another drafter is used instead."""
 
     @property
     def asked(self) -> str | Path:
-        """Setting from which `parse_drafter`, given the model's folder too, returns this choice."""
+        """Setting for which `parse_drafter`, called with the model's folder as well, returns this choice."""
         return "auto" if self.automatic else self.source
 
     @property

@@ -105,7 +105,7 @@ class DraftPool:
         return block_tables[:, : max(-(-longest // self.block_size), 1)]
 
     def tables(self, block_tables: Tensor, num_context: Tensor) -> Tensor:
-        """Return block tables with each sequence's private blocks inserted after its context.
+        """Return block tables with each sequence's private blocks inserted after the sequence's context.
 
         Args:
             block_tables: int64 [num_reqs, num_blocks], covering all contexts; num_reqs is at most num_slots.
@@ -211,7 +211,7 @@ class DraftedRows:
 def grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a zero tensor of `shape` that starts with the rows of `old` if row shapes match.
 
-    Returns `old` itself if it is large enough.
+    Returns `old` itself if `old` is large enough.
     """
     same_rows = old.shape[1:] == shape[1:]
     if same_rows and old.shape[0] >= shape[0]:

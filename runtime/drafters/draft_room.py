@@ -11,7 +11,7 @@ memory. An engine's KV pool has the same limit (`runtime.kv.capacity.fit`)."""
 
 
 class NoRoomError(ValueError):
-    """A verifier does not fit beside the attached verifiers.
+    """A verifier does not fit in addition to the attached verifiers.
 
     The message states what the verifier needs and what is left.
     """

@@ -1,6 +1,6 @@
 """A drafter's pass captured as CUDA graphs: one graph per batch size and depth, with inputs at fixed addresses.
 
-This module does not depend on the kind of drafter: the graphs capture two functions that the drafter passes in.
+This module does not depend on the kind of drafter, because the graphs capture two functions that the drafter passes in.
 """
 
 from collections.abc import Callable
@@ -89,8 +89,8 @@ class DraftStages:
     """The captured stages of a drafter for every batch bucket and depth.
 
     Args:
-        commit, draft: functions to capture. Rows of slot num_slots of the pool are padding and must not change any
-            sequence's state.
+        commit, draft: functions to capture. Rows with slot num_slots are padding; for such rows, the functions must not
+        change any sequence's state.
         growth: the `Growth` that `draft` uses.
         pool: the drafter's KV pool; its addresses must not change.
         graph_device: captures the stages.
@@ -124,8 +124,8 @@ class DraftStages:
         proposals = [Bucket(n, depth) for n in self.buckets for depth in growth.depths]
         self._accept = GraphRunner(Stage.DRAFT_ACCEPT, self._commit, self._padding, accepts, self._pool)
         self._proposal = GraphRunner(Stage.DRAFT_PROPOSAL, self._draft, self._padding, proposals, self._pool)
-        # Sampling rules have graphs of their own, because they add six or more launches per level, which would slow
-        # down rounds without rules.
+        # Rounds with sampling rules have graphs of their own, because rules add six or more launches per level, which
+        # would slow down rounds without rules.
         self._ruled = GraphRunner(Stage.DRAFT_RULED, self._draft_ruled, self._padding, proposals, self._pool)
         runners = (self._accept, self._proposal, self._ruled)
         for runner in runners:
@@ -138,7 +138,10 @@ class DraftStages:
         return self._pool.stats
 
     def fit(self, spec: ChannelSpec) -> bool:
-        """Whether the stages also serve a channel of this shape; the caller checks that its slots and blocks fit."""
+        """Whether the stages also serve a channel of this shape.
+
+        The caller checks that the channel's slots and blocks fit.
+        """
         mine = self.spec
         return (spec.block_size, spec.max_blocks_per_seq) == (mine.block_size, mine.max_blocks_per_seq)
 
@@ -183,7 +186,7 @@ class DraftStages:
         return tables, TokenTree(ids, parents, depths, ids.to(torch.float32), torch.ones_like(ones))
 
     def _load(self, rows: PassRows, batch: DraftBatch, tree_slots: list[int]) -> None:
-        """Copies all inputs of a pass, in two launches if they are on the GPU.
+        """Copies all inputs of a pass, in two launches if the inputs are on the GPU.
 
         Rows past the end of the batch get the spare slot.
 
@@ -200,8 +203,8 @@ class DraftStages:
             last_token_ids = batch.token_ids.gather(1, last[:, None])[:, 0]
         copies = [(rows.taps[:count, :width], batch.decode_taps)] if self.spec.taps_size else []
         if self.reads_history and count:
-            # Positions are clamped, because a sequence may have been moved past the end of its history by a round that
-            # ended it, before the host processed that round.
+            # Positions are clamped, because the device may have advanced a sequence past the end of its history in
+            # the sequence's last round, which the host has not processed yet.
             positions = batch.decode_positions.clamp(0, batch.token_ids.shape[1] - 1)
             copies.append((rows.first_token_ids[:count], batch.token_ids[rows.slots[:count, 0], positions]))
         if self.moves and batch.position_deltas is not None:

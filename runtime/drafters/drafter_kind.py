@@ -42,9 +42,10 @@ class DrafterKind(NamedTuple):
     """Function, for classes: (import path) -> a line that names the missing module or package on this machine, or None.
     """
     modules: str | None = None
-    """Function (tensor names of a verifier's checkpoint, its number of layers) -> tensor names of each draft module in
-    it. The kind drafts with modules of the verifier's own checkpoint, and `auto` selects the kind if such modules
-    exist."""
+    """Function (tensor names of a verifier's checkpoint, number of the verifier's layers) -> tensor names of each draft
+    module in the checkpoint. The kind drafts with modules of the verifier's own checkpoint, and `auto` selects the kind
+    if such modules exist.
+    """
     modules_title: str = ""
     """Name of these modules for users."""
     copies_text: bool = False

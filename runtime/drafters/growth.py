@@ -143,8 +143,8 @@ class Growth:
             slots: int64 [num_reqs], the proposals' slots on the drafter's device.
         """
         lens = batch.committed_lens[slots]
-        # The index is clamped, because a sequence may have been moved past the end of its history by a round that ended
-        # it, before the host processed that round.
+        # The index is clamped, because the device may have advanced a sequence past the end of its history in the
+        # sequence's last round, which the host has not processed yet.
         last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
         positions = lens + self._steps[: self.depth(batch), None]
         rules, sampling_rules = None, batch.sampling_rules
@@ -319,7 +319,7 @@ def _continuations(given: Tensor | Continuations) -> Continuations:
 
 
 def _sure_of(log_probs: Tensor, confidence: Tensor) -> Tensor:
-    """Replaces the best of each node's log-probabilities, [num_reqs, width, top_k], by the head's own confidence.
+    """Replaces the largest of each node's log-probabilities [num_reqs, width, top_k] by the head's own confidence.
 
     The other tokens share the remaining probability in unchanged proportion, but none gets more than the best token.
     """

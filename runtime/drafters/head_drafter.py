@@ -23,7 +23,7 @@ class HeadDrafter(StagedDrafter):
     load_head: Callable[[str], Any] | None = None
     """Loads another head from a folder with this head's options; None if swapping is not supported."""
     hidden: Tensor = torch.zeros(0)
-    """State by slot, for kinds of drafters that keep state; the code that writes the state chooses its float type."""
+    """State by slot, for kinds of drafters that keep state; the code that writes the state chooses the float type."""
     passes: HeadPasses | None = None
     """Compiled passes that replace torch operations; None if torch runs them."""
 
@@ -57,7 +57,9 @@ class HeadDrafter(StagedDrafter):
                 if tensor.data_ptr() != others[name].data_ptr():
                     tensor.copy_(others[name])
             return
-        if self.passes is not None:  # `prepared` is None if the head was prepared before the first verifier attached
+        if self.passes is not None:
+            # `self.passes` exists only once a verifier is attached. If `prepare_head` ran earlier, `head.prepared` is
+            # None although the passes need prepared weights, so the head is converted here.
             self.passes.take(self.passes.prepare(head.head) if head.prepared is None else head.prepared)
         self.head = head.head
 

@@ -1,4 +1,7 @@
-"""Interface of compiled passes that replace a drafter's torch operations; the hook `draft_passes` supplies them."""
+"""Interface of compiled passes that replace a drafter's torch operations.
+
+The hook `draft_passes` supplies objects with this interface.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -40,7 +43,7 @@ class HeadPasses(ABC):
     def prepare(self, head: Any) -> Any:
         """Convert another head of the same shape to these passes' weight format.
 
-        Thread-safe while these passes draft.
+        May run in another thread while these passes draft.
         """
 
     @abstractmethod

@@ -50,8 +50,8 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
     The outcome of a single verifier on the drafter's device is not copied.
 
     For a drafter on the CPU, decode columns are cut to the longest path of this round, and growth rules are included.
-    On other devices shapes stay fixed and growth rules are left out, since evaluating them would synchronise. Sampling
-    rules are included on every device.
+    On other devices shapes stay fixed and growth rules are left out, since evaluating the rules would synchronise.
+    Sampling rules are included on every device.
 
     Args:
         pending: verifiers with a round to answer, and their outcomes.

@@ -24,8 +24,8 @@ class DraftColumns:
 
     def __init__(self, draft_token_ids: Tensor) -> None:
         self.size = len(draft_token_ids)
-        # Token ids are looked up by binary search: the size of a direct table would have to be read from the device,
-        # which synchronises.
+        # Token ids are looked up by binary search, because the size of a direct table would have to be read from the
+        # device, which would synchronise.
         self.places = draft_token_ids.sort()
         """Two tensors int64 [size]: token ids in ascending order, and the columns of these token ids."""
 
@@ -145,8 +145,9 @@ class RequestRules:
         """Apply the rules to continuations: excluded logits become -inf, other logits are divided by the temperature.
 
         The logits of a head's own short candidate list get biases and penalties, but are neither filtered nor divided
-        by the temperature. Their probabilities are not those of the full vocabulary, and filtering or dividing them
-        made drafts worse. The logits from which the list was selected were filtered and divided.
+        by the temperature. The probabilities of such a list are not those of the full vocabulary, and filtering or
+        dividing the list's logits made drafts worse. The full logits, from which the head selected the list, have
+        already been filtered and divided.
 
         Args:
             given: continuations of the nodes.

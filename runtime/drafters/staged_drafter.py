@@ -42,7 +42,9 @@ class StagedDrafter(Drafter):
         self.pool, self.growth = pool, growth
         self.device, self.dtype = pool.device, pool.dtype
         self.fixed_shapes = graph_device is not None or pool.device.type != "cpu"
-        """Whether shapes are independent of the data; on CPUs this may be set to True before a verifier is attached."""
+        """Whether shapes are independent of the data; on CPUs, the attribute may be set to True before a verifier is
+        attached.
+        """
         self._graph_device = graph_device
         self._stages: DraftStages | None = None
         self._moves = False
@@ -102,7 +104,8 @@ class StagedDrafter(Drafter):
     def commit(self, batch: DraftBatch) -> None:
         """Commit decided tokens; see `Drafter.commit`.
 
-        Chunks are committed first, because a sequence may decode in the same pass that completes its context.
+        Chunks are committed first, because a sequence may decode in the same pass that completes the sequence's
+        context.
         """
         if batch.chunk_slots:
             self._commit_chunks(batch)
@@ -153,7 +156,10 @@ class StagedDrafter(Drafter):
 
     @torch.inference_mode()
     def _warm_up(self, spec: ChannelSpec) -> None:
-        """Runs a padding chunk, so that kernels are compiled now: later, a drafter that compiles would seem stuck."""
+        """Runs a padding chunk, so that kernels are compiled now.
+
+        A drafter that compiled kernels during a later round would seem stuck.
+        """
         self._commit_chunks(_nobodys_chunk(spec, self.pool.num_slots, self.device))
 
 

@@ -1,4 +1,4 @@
-"""The drafter's side of the channel: one batched pass over every attached verifier that waits for trees.
+"""The drafter's side of the channel: one batched pass over all attached verifiers that wait for trees.
 
 A channel is in host memory, or partly on a device: `cluster.channels.cuda.cuda_ipc` lists the fields. Values that
 decide the shapes of a pass are always in host memory. Values that a device computed stay on that device, so that a
@@ -26,8 +26,9 @@ LONG_CHUNKS = 64
 chunk tokens, so that a verifier's long prompt does not delay the trees of other verifiers."""
 
 MOST_FAILURES = 3
-"""Number of consecutive rounds that may fail in passes of their own before the drafter, instead of the verifiers,
-counts as broken."""
+"""Number of consecutive failed single-verifier passes after which the drafter, instead of the verifiers, counts as
+broken. If a shared pass fails, each verifier's round is drafted again in a pass of its own.
+"""
 
 Pending = list[tuple[Attachment, Outcome]]
 HeadFailed = Callable[[Exception], object]
@@ -65,7 +66,7 @@ class DraftWorker:
         """Head that is being swapped in, or that has not answered a round yet; else None."""
 
     def attach(self, name: str, end: DrafterEnd) -> None:
-        """Serve the verifier behind this channel end from the next pass on.
+        """Serve the verifier at the other end of this channel from the next pass on.
 
         Raises:
             ValueError: the name is in use, the channel's shapes differ from those already served, or a limit of `room`
@@ -87,8 +88,8 @@ class DraftWorker:
             token_bytes = self.drafter.needs.token_bytes
             self.room.check(end.spec, num_slots, num_blocks, token_bytes)
             if self.drafter.device.type != "cpu":
-                # Memory for all verifiers that may be attached is allocated at once: captured graphs hold addresses,
-                # and capturing again would stall the attached verifiers.
+                # Memory for all verifiers that may be attached is allocated at once, because captured graphs hold
+                # addresses, and capturing the graphs again would stall the attached verifiers.
                 num_slots = self.room.num_slots
                 num_blocks = max(num_blocks, self.room.num_blocks(spec, token_bytes))
         self.drafter.resize(spec, num_slots, num_blocks)
@@ -129,8 +130,8 @@ class DraftWorker:
         Args:
             version: number to report for this head.
             head: result of this drafter's `prepare_head`.
-            failed: called with an exception that the swap, or the first round after the swap, raises, before the worker
-                raises it.
+            failed: function that is called with the exception if the swap or the first round after the swap fails; the
+                worker raises the exception afterwards.
         """
         self._next_head = OfferedHead(version, head, failed)
 
@@ -163,8 +164,8 @@ class DraftWorker:
         """Answer every pending round; returns False if no round was pending. Closed channels are detached.
 
         The worker does not wait for verifiers without a pending round. If several verifiers are attached, a round that
-        its device has not finished counts as not pending, because a pass that waits for this device would delay all
-        verifiers.
+        the verifier's device has not finished counts as not pending, because a pass that waits for that device would
+        delay all verifiers.
         """
         self._drop_closed()
         if self._next_head is not None:
@@ -187,11 +188,12 @@ class DraftWorker:
     def _answer(self, pending: Pending) -> None:
         """Runs one pass.
 
-        If the pass raises, runs a pass for each verifier, since a single verifier's round may be the cause.
+        If the pass raises and several verifiers are attached, runs one pass per verifier, because a single verifier's
+        round may be the cause.
 
         Raises:
-            Exception: the drafter's exception, if one verifier is attached or if MOST_FAILURES rounds in a row failed
-                in passes of their own.
+            Exception: the drafter's exception, if only one verifier is attached or if MOST_FAILURES single-verifier
+                passes in a row failed.
         """
         try:
             self._draft(pending)

@@ -10,7 +10,9 @@ from wingbeat.kernels.tree.results import Frontier, GrownTree
 from wingbeat.runtime.drawn_trees.static_tree import StaticTree
 
 _LEAST_LOG_PROB = -100.0
-"""Log-probability of a disallowed candidate, which keeps its place in the tree but gives its paths no weight."""
+"""Log-probability of a disallowed candidate, which keeps its position in the tree but gives its paths almost no
+probability.
+"""
 
 
 class StaticTable:
@@ -26,8 +28,9 @@ class StaticTable:
     def __init__(self, tree: StaticTree, num_reqs: int, top_k: int, device: torch.device | str) -> None:
         self.num_reqs, self.top_k = num_reqs, top_k
         self._chosen: list[Tensor] = []
-        """Candidates that become nodes, for each level: indices among the candidates of all nodes expanded at the
-        previous level, int64 [nodes]."""
+        """For each level, the candidates that become nodes, int64 [nodes]. They are indices into the candidates of all
+        nodes expanded at the previous level.
+        """
         self._expanded: list[Tensor] = []
         """Indices, for each level, of the candidates to expand, padded with the first of these indices, int64 [top_k].
         """

@@ -59,7 +59,7 @@ class StaticTree(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Number of candidates needed per expanded node, or largest number of expanded nodes per level, if larger."""
+        """The larger of two numbers: candidates per expanded node, and nodes expanded at a level (maximum)."""
         return max(1 + max(map(max, self.paths)), *(len(level.expanded) for level in self.levels()))
 
     def levels(self) -> list[TreeLevel]:

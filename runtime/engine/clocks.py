@@ -16,7 +16,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 class PhaseTimes:
     """Host seconds in each phase, summed over all rounds.
 
-    On an accelerator they are mostly the time to enqueue kernels.
+    On an accelerator, most of this time is spent on enqueueing kernels.
     """
 
     num_rounds: int = 0
@@ -107,9 +107,9 @@ class RoundClock(RoundObserver):
             trace.drafted(figures, request_ids())
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Stores the round's draft wait in its times.
+        """Stores the draft wait in the round's times.
 
-        The seconds of its forward pass are moved from `accept` to `verify`.
+        The seconds of the forward pass are moved from `accept` to `verify`.
         """
         flight.times.draft_s = self._take(self.draft_wait)
         self.verify.seconds += flight.times.forward_s

@@ -3,9 +3,10 @@
 The verifier is the source of truth. A tree is used only if the attached drafter incarnation grew it from the sequence's
 committed length, epoch and root. A missing or mismatched tree costs speed and never fails a request.
 
-This module never reads the result of a round in flight. A rejected tree is a bare root in device data, and accepted
-tokens are copied from the device to the channel directly. With a channel in host memory `publish` waits for the device,
-because the published data must be complete; with a channel in device memory it does not wait.
+This module never reads the result of a round in flight. Therefore the device itself replaces a rejected tree by a bare
+root, and accepted tokens are copied from the device to the channel directly. With a channel in host memory `publish`
+waits for the device, because the published data must be complete; with a channel in device memory `publish` does not
+wait.
 """
 
 import logging
@@ -128,9 +129,10 @@ class DrafterClient(RoundObserver):
         self.state = DrafterState.NONE
 
     def returned(self) -> VerifierEnd | None:
-        """Returns the channel end of a late drafter whose answer has arrived, for the caller to re-attach; else None.
+        """Returns the channel end of a late drafter whose answer has arrived; else None.
 
-        Gives up a late drafter that died or whose patience is over.
+        The caller re-attaches the drafter. Gives up the late drafter if it died or was late for
+        `DrafterWaits.patience_s`.
         """
         end = self._late_end
         if end is None:
@@ -145,7 +147,7 @@ class DrafterClient(RoundObserver):
         return end.incarnation != self._incarnation or not end.peer_alive()
 
     def _missed(self) -> None:
-        """Makes a drafter that did not answer within the wait's bound LATE or LOST."""
+        """Sets the state to LATE or LOST after the drafter did not answer within the bound of the wait."""
         end = self._end
         if self._is_gone(end) or self.waits.is_over:
             return self.lose()
@@ -187,13 +189,13 @@ class DrafterClient(RoundObserver):
 
     @torch.inference_mode()
     def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> Trees:
-        """Waits for the trees that the last round requested, at most for the wait's bound.
+        """Waits for the trees that the last round requested, at most `DrafterWaits.bound_s` seconds.
 
         Args:
             rows: the plan's decodes on the device.
 
         Returns:
-            The received trees; None if none arrived in time, so that every decode verifies its root alone.
+            The received trees; None if no tree arrived in time; each decode then verifies only its root.
         """
         if self._end is None or not any(plan.with_trees()):
             return None
@@ -218,8 +220,8 @@ class DrafterClient(RoundObserver):
         seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks), *held)
         if self._end is None or not any(seq.request.params.speculation for seq in seqs):
             return
-        # Prompt chunks are written before planning: a chunk may complete the drafter's context of a sequence, which can
-        # then be drafted for next.
+        # Prompt chunks are written before planning, because a chunk may complete the drafter's context of a sequence;
+        # the plan can then request a tree for that sequence.
         with_context = any(chunk.seq.draft.followed for chunk in plan.chunks)
         with_context |= any(seq.draft.is_recorded for seq in plan.decodes)
         if not with_context:
@@ -274,8 +276,9 @@ class DrafterClient(RoundObserver):
 
         The drafter is not notified. The token history is written if the drafter starts to follow a sequence.
 
-        Planning happens once every `Speculation.plan_every` rounds: a plan takes a few hundredths of a small model's
-        round, and such rounds occur only once plain decoding has been better for a long time.
+        Planning happens once every `Speculation.plan_every` rounds, because a plan takes a few hundredths of the time
+        of a small model's round, and rounds without followed sequences occur only once plain decoding has been faster
+        for a long time.
         """
         if self._end is None or not any(seq.draft.may_be_followed for seq in plan.decodes):
             return
@@ -350,7 +353,7 @@ class DrafterClient(RoundObserver):
         self._asked = []
 
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
-        """Keeps back a round's pairs (taps, next token) if the host can count the pairs and the buffers have room.
+        """Keeps back a round's pairs (taps, next token) if the host can count them and they fit into the buffers.
 
         Called if no trees are requested next. Returns False if the round has to be published now.
         """
@@ -384,7 +387,7 @@ class DrafterClient(RoundObserver):
                 advance(seq, seq.num_computed + len(token_ids), self.block_manager, self._incarnation)
 
     def abandoned(self) -> None:
-        """Drops the drafter: the drafter may have caused the failed round, and dropping it costs only speed."""
+        """Drops the drafter, because it may have caused the failed round and dropping it costs only speed."""
         self.lose()
 
     def _write_decodes(self, decodes: list[Sequence], paths: AcceptedPaths, writer: OutcomeWriter) -> None:

@@ -40,7 +40,7 @@ class RecordedContexts:
         return torch.cat([self._nothing(), *self.recording.pop(request_id, [])])
 
     def keep(self, block_hash: bytes, taps: Tensor) -> None:
-        """Keeps the taps of a prefix, keyed by the hash of its last block."""
+        """Keeps the taps of a prefix, keyed by the hash of the prefix's last block."""
         self._kept[block_hash] = taps
 
     def forget(self, block_hash: bytes) -> None:
@@ -112,7 +112,7 @@ def with_replays(plan: SchedulerOutput, features: tuple[Feature, ...]) -> Schedu
     """Adds chunks that replay context which the drafter lacks, for the oldest sequences first.
 
     The last chunk of a replay must end at the sequence's current length. The host does not have that length while a
-    round is in flight, so a sequence that is due its last chunk skips this round.
+    round is in flight, so a sequence that needs only the last chunk of its replay skips this round.
 
     Args:
         features: features of the engine; each feature may move the position at which a replay begins.

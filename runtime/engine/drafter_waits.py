@@ -1,6 +1,6 @@
-"""Waits of an engine's rounds for the drafter. Each wait is bounded, also if the drafter died or hangs.
+"""Waits of an engine's rounds for the drafter. Each wait is bounded, even if the drafter died or hangs.
 
-A drafter that does not answer in time is late: rounds continue without drafts until its answer arrives. A drafter that
+A drafter that does not answer in time is late: rounds continue without drafts until the answer arrives. A drafter that
 stays late for `DrafterWaits.patience_s` is lost. The channel detects a dead process sooner.
 """
 
@@ -15,8 +15,9 @@ from wingbeat.runtime.protocol.messages import Outcome, TreeReply
 LEAST_S = 0.15
 """Shortest bound of a wait, in seconds."""
 TIMES_USUAL, MOST_BOUNDS = 2.0, 4.0
-"""Bound of a wait, as a multiple of the usual answer time; and the largest time that a late answer adds to the moving
-average, as a multiple of the bound."""
+"""`TIMES_USUAL`: bound of a wait, as a multiple of the usual answer time. `MOST_BOUNDS`: largest time that a late
+answer adds to the moving average, as a multiple of that bound.
+"""
 WEIGHT = 1 / 8
 """Weight of the latest answer in the moving average of answer times."""
 FIRST_REPLY_S = 60.0
@@ -30,7 +31,7 @@ class DrafterWaits:
     """Waits for one drafter at a time, and tracks how long its answers usually take.
 
     Args:
-        timeout_s: silence after which a drafter counts as stuck.
+        timeout_s: seconds of silence after which a drafter counts as stuck.
         on_cpu: whether the drafter runs on a CPU, where it compiles no kernels.
         clock: monotonic time in seconds.
     """
@@ -70,7 +71,7 @@ class DrafterWaits:
             self._unbounded = False
 
     def acquire(self, end: VerifierEnd) -> Outcome | None:
-        """Returns the buffers of the next round; None if the drafter still uses them when the bound is over."""
+        """Returns the buffers of the next round; None if the drafter still uses the buffers when the bound is over."""
         return self._timed(lambda: end.acquire_outcome(self.bound_s))
 
     def reply(self, end: VerifierEnd, round_number: int) -> TreeReply | None:

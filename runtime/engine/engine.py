@@ -37,7 +37,7 @@ class Engine:
         config: limits of the engine; max_model_len must not exceed the model's number of positions.
         needs: properties of the drafter that will be attached, such as the verifier layers that it reads.
         graph_device: device that captures decode rounds in place of CUDA, for tests.
-        on_host: whether an engine on a CPU uses the CPU round kind; False makes it use device rounds.
+        on_host: whether an engine on a CPU uses the CPU round kind; False makes such an engine use device rounds.
         backend: builds the verifier model and its KV cache.
 
     Raises:
@@ -131,7 +131,7 @@ class Engine:
     def attach_drafter(self, end: VerifierEnd) -> None:
         """Requests trees through this channel end from the next round on.
 
-        A running sequence gets trees once the drafter has its context.
+        A running sequence gets trees once the drafter has the sequence's context.
         """
         self._settle(leave=0)
         self.runner.prepare_trees()
@@ -210,11 +210,11 @@ class Engine:
         self._settle(leave=1 if self.overlap else 0)
 
     def _is_held_up(self) -> bool:
-        """Whether to settle every round in flight before scheduling.
+        """Whether to settle all rounds in flight before scheduling.
 
-        True if every sequence waits for its tokens in flight, after which its grammar may force tokens. Also True if a
-        drafter is attached and every sequence is masked: the drafter then gets root masks, which are worth more than
-        overlap.
+        True in two cases. Either every sequence waits for its tokens in flight, because its grammar may force further
+        tokens after these. Or a drafter is attached and every sequence is masked; settling then lets the drafter get
+        root masks, which gain more than overlap.
         """
         running = self.scheduler.running
         if self.drafter_state is DrafterState.ATTACHED and all(seq.masker is not None for seq in running):
@@ -222,9 +222,10 @@ class Engine:
         return all(seq.is_awaited for seq in running)
 
     def _held(self) -> RoundInFlight | None:
-        """Waits for the second-latest round and returns it, if running sequences skipped the latest round.
+        """If running sequences skipped the latest round, waits for the round before that and returns it.
 
-        The drafter drafts for them while the device computes the latest round. Returns None if no sequence waits.
+        The drafter drafts for the skipped sequences while the device computes the latest round. Returns None if no
+        sequence waits.
         """
         awaited = (seq for seq in self.scheduler.running if seq.is_awaited and seq.in_flight)
         if len(self._in_flight) < 2 or next(awaited, None) is None:
@@ -238,8 +239,8 @@ class Engine:
         """Recovers from a round that raised: recomputes the running sequences, one at a time.
 
         The exception does not identify the request, so the engine retries the sequences one at a time and fails a
-        sequence whose round raises while it runs alone. The other sequences keep their tokens. The drafter is dropped:
-        it may have raised, and dropping it costs only speed.
+        sequence whose round raises while it runs alone. The other sequences keep their tokens. The drafter is dropped,
+        because the drafter may have raised and dropping it costs only speed.
 
         Raises:
             RoundFailed: the probe request raises too, an inner drafter raised, or the backend was lost.
@@ -384,7 +385,7 @@ class Engine:
         return self._hand_out()
 
     def recompute(self) -> list[RequestOutput]:
-        """Makes the KV of all sequences be recomputed from their tokens; returns outputs as `settle` does."""
+        """Schedules the KV of all sequences to be recomputed from their tokens; returns outputs as `settle` does."""
         outputs = self.settle()
         self.scheduler.recompute()
         self.reset_prefix_cache()

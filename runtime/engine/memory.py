@@ -46,7 +46,7 @@ _CHOICES = (
     replace(_SAMPLED, frequency_penalty=0.5),
     replace(_SAMPLED, top_p=1.0, frequency_penalty=0.5),
 )
-"""Sampling parameters that cover every kernel a GPU has for choosing first tokens."""
+"""Sampling parameters with which all GPU kernels that choose first tokens are run."""
 
 
 def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
@@ -161,10 +161,10 @@ def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
 
 
 def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> int:
-    """Bytes that a GPU needs beside weights and KV: the largest round, the graphs and the drafter's passes.
+    """Bytes that a GPU needs in addition to weights and KV: the largest round, the graphs and the drafter's passes.
 
     Raises:
-        ValueError: the largest round does not fit beside the weights; the message names its limits.
+        ValueError: the GPU's memory does not hold the weights and the largest round; the message names its limits.
     """
     try:
         chunks, trees = activation_bytes(loaded, config, needs)
@@ -225,10 +225,10 @@ def _graph_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds,
 def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tuple[int, int]:
     """Measures the peak bytes of the largest round of prompt chunks, and of the largest round of trees.
 
-    The first peak includes the engine's buffers beside KV.
+    The first peak includes all of the engine's buffers except KV.
 
     Both rounds run on a small KV pool. Further prompts cover every tile height of attention and every way to choose a
-    token, so that no later request waits for a compiler.
+    token, so that no later request waits for kernels to be compiled.
     """
     device, prompt_len = loaded.device, min(config.max_num_batched_tokens, loaded.max_position_embeddings - 2)
     small = replace(
@@ -244,7 +244,8 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     small = replace(small, num_kv_blocks=1 + small.max_blocks_per_seq + config.max_num_seqs * per_seq)
     held = torch.cuda.memory_allocated(device)
     engine = Engine(loaded, small, needs)
-    # allocated now, to be measured; else the first request with a penalty would allocate the tables
+    # allocated now so that the tables are included in the measurement; otherwise the first request with a penalty
+    # would allocate the tables
     engine.slots.processors.allocate()
     held += engine.cache.num_blocks * engine.cache.block_bytes
     held += sum(feature.held_bytes for feature in engine.features)

@@ -1,7 +1,7 @@
-"""Writes the data of a round that the drafter receives: the only writer of an `Outcome` and of its tables by slot.
+"""Writes the data of a round that the drafter receives. No other module writes an `Outcome` or its tables by slot.
 
 An `Outcome` holds context (prompt chunks, replays, recorded prefixes, deferred pairs), accepted paths, and the
-sequences for which trees are requested with their grammar masks behind the roots.
+sequences for which trees are requested, with the grammar masks of the tokens after the roots.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Advance = Callable[[Sequence, int], None]
 
 
 class OutcomeWriter:
-    """Writer of one round: any number of chunks, decodes at most once, then `finish`.
+    """Writer of one round. The caller adds any number of chunks, and decodes at most once, then calls `finish`.
 
     Args:
         outcome: buffers that were acquired and are not yet published.
@@ -220,7 +220,7 @@ def write_context(
 
     Other chunks are replayed later.
 
-    Recorded rows of a saved prefix are written before the sequence's chunk, as far as the outcome's buffers have room.
+    Recorded rows of a saved prefix are written before the sequence's chunk, as many as fit into the outcome's buffers.
     """
     room = writer.capacity - sum(chunk.length for chunk in plan.chunks)
     begin = num_sampled = 0

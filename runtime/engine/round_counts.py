@@ -43,7 +43,7 @@ WITHOUT_DRAFTER = {
 def plain_reason(drafting: DrafterClient, plan: SchedulerOutput, seqs: list[Sequence]) -> str:
     """Returns the reason to report if `seqs` verify no tree in the round that is being launched.
 
-    The reason is a plain str, because it is sent to processes that do not import the enum's module.
+    The reason is a plain str, because the reason is sent to processes that do not import the enum's module.
     """
     if drafting.state is not DrafterState.ATTACHED:
         reason = WITHOUT_DRAFTER[drafting.state]
@@ -199,7 +199,10 @@ class ShownRounds(RoundObserver):
         """Latest settled round of each request, by request id, until `with_rounds` attaches the round to an output."""
 
     def launched(self, flight: RoundInFlight) -> None:
-        """Starts downloading the trees of traced requests now: the next round may overwrite their buffers."""
+        """Starts downloading the trees of traced requests.
+
+        The download cannot start later, because the next round may overwrite the trees' buffers.
+        """
         plan, paths = flight.plan, flight.decodes
         if plan.admitted:
             self._request_ids |= {seq.request.request_id for seq in plan.admitted if seq.request.params.trace}

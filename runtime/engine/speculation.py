@@ -28,7 +28,7 @@ class Reason(StrEnum):
     """Trees built from earlier text gain more than a draft, so no draft is requested."""
     SPECULATE = "speculate"
     PROBE_PLAIN = "probe_plain"
-    """Rounds are plain for a while to measure their cost, on which every decision depends."""
+    """Rounds are plain for a while, to measure the cost of plain rounds, on which all decisions depend."""
     PROBE_DRAFT = "probe_draft"
     """Rounds are drafted for a while, because otherwise no measurement could show that drafts pay."""
     FORCED = "forced"
@@ -122,7 +122,7 @@ class Speculation(RoundObserver):
         Args:
             running: sequences that decode in the next round.
             proposals: sequences for which a tree may be requested.
-            num_unfollowed: number of further sequences that could get a tree if the drafter had their context.
+            num_unfollowed: number of further sequences that could get a tree if the drafter had the sequences' context.
             num_rounds: number of rounds since the latest plan; may exceed 1 if no drafts were requested in these
                 rounds.
         """
@@ -160,14 +160,14 @@ class Speculation(RoundObserver):
         return 0.0
 
     def slow_down(self, running: list[Sequence], num_drafting: int) -> float | None:
-        """Returns the ratio of a round's time with drafts for `num_drafting` sequences to its time without drafts.
+        """Returns a round's time with drafts for `num_drafting` sequences, divided by the round's time without drafts.
 
         Returns None if drafting does not pay and no draft is to be tried.
         """
         return 1.0
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
-        """Returns those of the unfollowed running sequences that the drafter is to follow from now on."""
+        """Returns the unfollowed running sequences that the drafter is to follow from now on."""
         return unfollowed
 
     def follows_next(self) -> bool:

@@ -1,1 +1,1 @@
-"""Drafting by a model with another vocabulary than the verifier's."""
+"""Drafting with a model whose vocabulary differs from the verifier's."""

@@ -1,18 +1,19 @@
 """Token-level intersection of two vocabularies (TLI; Timor et al., arXiv:2502.05202, algorithm 4).
 
 A draft model with its own tokenizer drafts only tokens that both vocabularies spell by the same bytes. Pieces are
-compared as bytes, because byte-level BPE and SentencePiece write one text differently. Special tokens are compared
-with special tokens: by their text, then bos with bos and eos with eos.
+compared as bytes, because byte-level BPE and SentencePiece write one text differently. Special tokens are paired only
+with special tokens: first tokens of equal text, then bos with bos and eos with eos.
 
-Every token of the verifier takes exactly one position of the draft model, so that the draft KV keeps the verifier's
-positions and block tables, and no text is tokenized while drafting. A context token outside of the intersection is
-therefore represented by one draft token: the longest one that ends the text of the context token, since the next token
-continues that end. Re-encoding would give several draft tokens. A token without text, or a special token without
-counterpart, becomes the draft model's eos token, a boundary that the model was trained on. Where the draft model's
-tokenizer begins every text with bos, bos replaces the first token of the context: Gemma, for one, drafts badly without
-it. Approximate contexts lower acceptance; the text is always the verifier's.
+Each token of the verifier takes exactly one position of the draft model, so that the draft KV can use the verifier's
+positions and block tables, and no text is tokenized while drafting. A context token outside the intersection is
+therefore represented by a single draft token, although re-encoding its text would give several. The draft token is the
+longest token whose text is a suffix of the context token's text, because the next token continues that suffix. A
+context token for which there is no such draft token, or a special token without counterpart, becomes the draft model's
+eos token, because the draft model was trained on eos as a boundary. If the draft model's tokenizer begins every text
+with bos, bos replaces the first token of the context, because some models (such as Gemma) draft badly without bos.
+Approximate contexts lower the acceptance rate, but never change the generated text.
 
-WordPiece vocabularies are not handled: `##` is compared as text.
+WordPiece vocabularies are not handled: the prefix `##` of a piece is compared as if it were text.
 """
 
 import logging
@@ -30,8 +31,10 @@ from wingbeat.runtime.tokenizer_file import FILE
 logger = logging.getLogger(__name__)
 
 MIN_SHARE = 0.05
-"""Least share of the verifier's tokens that the draft model must have. 32,000 tokens of an English vocabulary are a
-tenth of the largest vocabularies; unrelated vocabularies share bytes and letters, less than a hundredth."""
+"""Minimum fraction of the verifier's tokens that must also be in the draft model's vocabulary. An English vocabulary of
+32,000 tokens has a tenth of the tokens of the largest vocabularies. Unrelated vocabularies share only bytes and
+letters, which are less than a hundredth.
+"""
 _SETTINGS = "tokenizer_config.json"
 
 
@@ -39,18 +42,18 @@ class Vocabulary(NamedTuple):
     """Tokens of a checkpoint that have an embedding."""
 
     ids: dict[bytes, int]
-    """Ids by text. Where a byte piece has the text of another piece, the other piece's id."""
+    """Token ids by text. If a byte piece and another piece have the same text, the id is that of the other piece."""
     texts: dict[int, bytes]
-    """Text of every token but special ones; may be part of a character."""
+    """Texts of all tokens except special tokens, by token id. A text may be a part of a character."""
     special: dict[str, int]
     roles: tuple[str | None, str | None]
     """Names of the bos and eos tokens."""
     first: int | None
-    """Id of the bos token if the tokenizer puts it before every text."""
+    """Id of the bos token if the tokenizer puts bos before every text; else None."""
 
     @classmethod
     def read(cls, folder: Path, size: int) -> "Vocabulary":
-        """Read a checkpoint's tokenizer; ids from `size` on are dropped."""
+        """Reads a checkpoint's tokenizer; token ids of at least `size` are dropped."""
         backend = Tokenizer.from_file(str(folder / FILE))
         bytes_of, added = piece_reader(backend), backend.get_added_tokens_decoder()
         pieces = backend.get_vocab(with_added_tokens=False).items()
@@ -58,7 +61,7 @@ class Vocabulary(NamedTuple):
         texts |= {token_id: token.content.encode() for token_id, token in added.items()}
         special = {token.content: token_id for token_id, token in added.items() if token.special and token_id < size}
         texts = {i: text for i, text in texts.items() if i < size and not (i in added and added[i].special)}
-        # Later entries win: byte pieces come first.
+        # If texts are equal, later entries replace earlier ones. Byte pieces therefore come first.
         is_byte = {token_id: piece.startswith("<0x") for piece, token_id in pieces}
         ordered = sorted(texts, key=lambda token_id: (not is_byte.get(token_id, False), -token_id))
         settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
@@ -68,19 +71,19 @@ class Vocabulary(NamedTuple):
         return cls(ids, texts, special, roles, bos if backend.encode("").ids[:1] == [bos] else None)
 
     def closest(self, text: bytes) -> int | None:
-        """Id of the longest token that ends a text."""
+        """Returns the id of the longest token whose text is a suffix of the given text; None if there is none."""
         ends = (self.ids.get(text[begin:]) for begin in range(len(text)))
         return next((token_id for token_id in ends if token_id is not None), None)
 
 
 def shared_tokens(draft: Path, draft_size: int, target: Path, target_size: int) -> SharedTokens | None:
-    """Intersect the vocabularies of a draft model and a verifier; None if a folder has no tokenizer.json.
+    """Returns the tokens that a draft model and a verifier share; None if a folder has no tokenizer.json.
 
     Args:
-        draft_size, target_size: rows of the models' embeddings.
+        draft_size, target_size: numbers of rows of the models' embeddings.
 
     Raises:
-        VocabularyError: the two share less than `MIN_SHARE` of the verifier's tokens.
+        VocabularyError: the models share less than `MIN_SHARE` of the verifier's tokens.
     """
     if not all((folder / FILE).is_file() for folder in (draft, target)):
         return None
@@ -113,7 +116,10 @@ def shared_tokens(draft: Path, draft_size: int, target: Path, target_size: int) 
 
 
 def _special_pairs(theirs: Vocabulary, ours: Vocabulary) -> dict[int, int]:
-    """Draft ids of special tokens by target id; a role counts where neither vocabulary has the other's token."""
+    """Returns the draft model's ids of special tokens, by the verifier's ids.
+
+    Tokens are paired by text; bos and eos tokens that are then unpaired are paired by role.
+    """
     pairs = {ours.special[text]: theirs.special[text] for text in ours.special.keys() & theirs.special.keys()}
     for our_text, their_text in zip(ours.roles, theirs.roles, strict=True):
         target_id, draft_id = ours.special.get(our_text), theirs.special.get(their_text)
@@ -123,5 +129,5 @@ def _special_pairs(theirs: Vocabulary, ours: Vocabulary) -> dict[int, int]:
 
 
 def _content(token: Any) -> str | None:
-    """Text of a special token in tokenizer_config.json."""
+    """Returns the text of a special token from its entry in tokenizer_config.json."""
     return token.get("content") if isinstance(token, dict) else token

@@ -1,3 +1,3 @@
-"""Hooks for draft models with another vocabulary."""
+"""Hooks for draft models whose vocabulary differs from the verifier's."""
 
 shared_tokens = "wingbeat.runtime.foreign_vocabulary.intersection:shared_tokens"

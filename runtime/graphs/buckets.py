@@ -8,9 +8,11 @@ from collections.abc import Sequence
 MOST_GRAPHS = 60
 """Maximum number of graphs of a verifier, and of a drafter, because each graph costs seconds at start, and memory."""
 _FREE_ROWS = 128
-"""Number of rows that take almost no extra time in a pass, because its products take as long as reading the weights."""
+"""Number of rows that take almost no extra time in a pass, because the pass's matrix products take only the time to
+read the weights.
+"""
 _FARTHEST = 8
-"""Largest ratio of neighbouring batch sizes; limited because padding also costs time outside the products."""
+"""Largest ratio of neighbouring batch sizes; limited because padding also costs time outside the matrix products."""
 
 
 def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:
@@ -73,7 +75,11 @@ def draft_batches(max_num_seqs: int, max_path: int, top_k: int) -> tuple[int, ..
 
 
 def _apart(sizes: tuple[int, ...], rows: int, ratio: float, farthest: float) -> tuple[int, ...]:
-    """Keeps sizes that cost `ratio` times as much as the previous kept size, or that are `farthest` times as large."""
+    """Returns the first and last size, and the sizes between them that are far enough from the previous kept size.
+
+    A size is far enough if its pass costs at least `ratio` times as much, or if the size is at least `farthest` times
+    as large.
+    """
     kept = list(sizes[:1])
     for size, following in zip(sizes[1:], (*sizes[2:], None), strict=True):
         cost, before = _FREE_ROWS + size * rows, _FREE_ROWS + kept[-1] * rows

@@ -123,8 +123,8 @@ class GraphPool:
     def capture(self, *runners: "GraphRunner") -> None:
         """Captures every bucket of `runners`, largest first, so that small buckets reuse the memory of large buckets.
 
-        If a stage's first capture fails for another reason than memory, no other bucket of the stage is tried: an
-        invalid operation fails in all captures of a model, and each attempt costs seconds and a memory pool. If a
+        If a stage's first capture fails for another reason than memory, no other bucket of the stage is tried, because
+        an invalid operation fails in all captures of a model and each attempt costs seconds and a memory pool. If a
         runner's first capture fails although another runner of the stage has graphs, no other bucket of that runner is
         tried.
 

@@ -16,7 +16,7 @@ RESERVED_BLOCK = 0
 
 
 class KeptBeside(Protocol):
-    """Tensors such as recurrent states, kept for some prefixes beside keys and values.
+    """Tensors such as recurrent states, kept for some prefixes in addition to keys and values.
 
     The key is the last block's hash.
     """
@@ -78,8 +78,8 @@ class BlockManager:
     pinned block is a cached block that is live while it is pinned.
 
     Args:
-        beside: tensors kept for prefixes, for models with layer state beside keys and values; only prefixes with such a
-            tensor then match.
+        beside: tensors kept for prefixes, for models with layer state in addition to keys and values; only prefixes
+            with such a tensor then match.
 
     Raises:
         ValueError: num_blocks is below 2, or block_size is below 1.
@@ -114,7 +114,7 @@ class BlockManager:
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
         self._pins: Counter[int] = Counter()
-        """Number of pinned prefixes that contain a block, by block."""
+        """By block id, the number of pinned prefixes that contain the block."""
         self._draft_incarnations = [0] * num_blocks
         self._draft_filled = [0] * num_blocks
 
@@ -231,7 +231,7 @@ class BlockManager:
     def release(self, blocks: Sequence[int]) -> None:
         """Drops one reference to each block of a table; blocks without references become free.
 
-        The last block is freed first, because the first blocks should be evicted last: a prefix is useful without its
+        The last block is freed first, so that the first blocks are evicted last, because a prefix is useful without its
         continuation.
 
         Raises:

@@ -43,8 +43,8 @@ def fit(config: EngineConfig, budget: int, block_bytes: int, num_positions: int 
     if num_blocks < needed:
         raise ValueError(_too_small(config, budget, num_blocks, longest, needed, needed * block_bytes))
     if config.num_kv_blocks is None:
-        # A larger pool would only cost memory: with four times as many blocks as all slots can use, there is room for
-        # the prefix cache.
+        # A larger pool would only cost memory, because four times as many blocks as all slots can use leave enough
+        # blocks for the prefix cache.
         num_blocks = min(num_blocks, 1 + 4 * config.max_num_seqs * settled.max_blocks_per_seq)
     return replace(settled, num_kv_blocks=num_blocks)
 

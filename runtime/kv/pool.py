@@ -22,7 +22,7 @@ CONTEXT_BYTES = 600 << 20
 class LayerAttention:
     """Attention parameters of one layer, as probed by `wingbeat.runtime.verifier.layers.probe.probe_attention`.
 
-    A layer without attention has 0 heads and takes no space in the pool.
+    A layer without attention has 0 heads and needs no memory in the pool.
     """
 
     num_heads: int
@@ -95,7 +95,7 @@ def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0,
     """Returns the bytes of a pool whose number of blocks is not configured. The weights must be on the device already.
 
     Args:
-        reserved: bytes needed beside the pool, on a GPU.
+        reserved: bytes needed in addition to the pool, on a GPU.
         held_beside: bytes that the drafter's process holds on the same GPU.
 
     Raises:

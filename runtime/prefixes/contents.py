@@ -1,4 +1,6 @@
-"""Contents of a prefix in an engine, as tensors by name: KV of whole blocks, recurrent state after them, and taps.
+"""Contents of a prefix in an engine, as tensors by name.
+
+These are KV of whole blocks, recurrent state after these blocks, and taps.
 
 `layers.N.keys` and `layers.N.values` are [num_tokens, num_kv_heads, dim], stored as uint8 if the pool is float8_e4m3fn.
 `states.L.KIND.I` is a part of layer L's recurrent state. `taps.LAYERS` [num_tokens, taps_size] are the taps for a
@@ -27,7 +29,7 @@ class PrefixContents:
     Args:
         states: feature that stores the model's recurrent states; None if the model has no recurrent states.
         contexts: taps recorded for drafters.
-        needs: layers that the engine's drafter needs, which select its taps.
+        needs: layers that the engine's drafter needs; these decide which of a prefix's taps the engine can use.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ def write_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str],
     """Writes the contents of a prefix.
 
     Args:
-        identity: identity of the engine that computed the contents: entries by name.
+        identity: identity of the engine that computed the contents, as entries by name.
 
     Raises:
         OSError: the file cannot be written.
@@ -130,7 +130,7 @@ def read_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str]) 
 
 
 def prefix_digest(prefix: SavedPrefix) -> str:
-    """Returns a digest of the data that, beside the model, determine a prefix's KV: tokens, spans and adapter."""
+    """Returns a digest of tokens, spans and adapter, which together with the model determine a prefix's KV."""
     return hashlib.sha256(json.dumps([prefix.variant_digest, prefix.hashed_ids]).encode()).hexdigest()[:32]
 
 

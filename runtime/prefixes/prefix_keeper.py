@@ -74,8 +74,8 @@ class PrefixKeeper:
         max_pinned_tokens: maximum number of pinned tokens of all prefixes; None allows a quarter of the blocks.
 
     Raises:
-        ValueError: the settings leave no blocks for a sequence of max_model_len beside pinned prefixes. The message
-            names the setting to change.
+        ValueError: the settings leave too few blocks for a sequence of max_model_len beside pinned prefixes. The
+            message names the setting to change.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PrefixKeeper:
         return found
 
     def save(self, prefix: SavedPrefix) -> "Future[Refusal | None]":
-        """Pins a prefix: loads its contents from its file if the file matches, else computes them.
+        """Pins a prefix: loads the contents from the prefix's file if the file matches, else computes the contents.
 
         The prefix is not written to disk; `keep` does that.
 
@@ -168,7 +168,10 @@ class PrefixKeeper:
         return None if self._store is None else self._store.record(name)
 
     def take(self, output: RequestOutput) -> None:
-        """Receives the outputs of all requests; pins a prefix once its request has finished."""
+        """Receives the outputs of all requests.
+
+        A prefix is pinned once the request that computes the prefix has finished.
+        """
         if output.finish_reason is None or output.request_id not in self._computing:
             return
         if output.failure is not None:
@@ -207,7 +210,7 @@ class PrefixKeeper:
     def _start(self, prefix: SavedPrefix, is_new: bool) -> None:
         """Pins a prefix that is to be kept, at once or when it is computed.
 
-        Files of the prefix that are not on disk are written.
+        Writes the files of the prefix that are not on disk yet.
 
         Args:
             is_new: whether the prefix may differ from the prefix of this name on disk.

@@ -53,7 +53,8 @@ class PrefixStore:
         """Returns the computed contents of a prefix; None if there is no usable file.
 
         Args:
-            mismatch: function that returns why tensors cannot be the contents of this prefix, or None.
+            mismatch: function that returns the reason why tensors cannot be the contents of this prefix, or None if
+                there is no such reason.
         """
         path = self.path(prefix)
         if not (self.has_contents and path.exists()):

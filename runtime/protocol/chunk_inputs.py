@@ -20,15 +20,16 @@ class PlacedChunk(NamedTuple):
 
 
 TellInputs = Callable[[Any, list[PlacedChunk]], int]
-"""Function (outcome, its chunks) -> `RoundHeader.has_inputs`, which writes those inputs for which the outcome has
-fields."""
+"""Function (outcome, chunks of the outcome) that writes the inputs for which the outcome has fields, and returns the
+value of `RoundHeader.has_inputs`.
+"""
 
 
 class ChunkInputs(NamedTuple):
     """Drafter inputs of pairs (taps at position i, token i + 1), in the order of the chunks.
 
     A pair's rotary position is its token's rotary position minus one; for text, this is i. Trainers of heads on prompts
-    with spans number positions in the same way, because they leave out a sequence's first token.
+    with spans number positions in the same way, because trainers leave out a sequence's first token.
     """
 
     axes: Tensor
@@ -64,8 +65,8 @@ def joined(parts: list[tuple[ChunkInputs | None, Tensor]]) -> ChunkInputs | None
     """Concatenates the inputs of several verifiers' chunks; returns None if no verifier sent inputs.
 
     Args:
-        parts: inputs of each verifier's chunks, and the positions int64 [num_tokens] of their pairs, which are the
-            rotary positions of text.
+        parts: inputs of each verifier's chunks, and the positions int64 [num_tokens] of the chunks' pairs; for text,
+            these are also the rotary positions.
     """
     told = [one for one, _ in parts if one is not None]
     if not told:

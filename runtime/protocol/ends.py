@@ -61,7 +61,10 @@ class DrafterEnd(Protocol):
         ...
 
     def has_outcome(self) -> bool:
-        """Whether a round with complete data is pending, so that a pass does not wait for the verifier's device."""
+        """Whether a round with complete data is pending.
+
+        A pass over such a round does not have to wait for the verifier's device.
+        """
         ...
 
     @property

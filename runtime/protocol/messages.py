@@ -37,13 +37,15 @@ class ChannelSpec:
     """Whether the drafter keeps state for each committed position and must therefore receive every position; see
     `DrafterNeeds`."""
     vocab_size: int = 0
-    """Vocabulary size of the verifier; 0 if masks of allowed tokens are never sent, because with rounds in flight the
-    host gets the roots too late."""
+    """Vocabulary size of the verifier; 0 if masks of allowed tokens are never sent; with overlapping rounds, the host
+    gets the roots too late to compute masks.
+    """
     embedding_width: int = 0
     """Width of the embeddings of prompt spans; 0 if embeddings are not sent."""
     num_axes: int = 0
-    """Number of rotary positions sent per token: 3 (time, row and column) for prompts with spans that have these; else
-    0."""
+    """Number of rotary positions sent per token: 3 (time, row and column) if prompts may have spans with such
+    positions; else 0.
+    """
 
     @classmethod
     def of(cls, config: EngineConfig, **others: Any) -> "ChannelSpec":

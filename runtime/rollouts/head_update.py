@@ -137,7 +137,7 @@ def served_folder(directory: Path) -> Path | None:
 
 
 def follow(directory: Path, worker: DraftWorker) -> None:
-    """Starts a thread that makes a drafter use the served head whenever it changes.
+    """Starts a thread that makes a drafter use the served head whenever that head changes.
 
     The thread ends with its process.
     """

@@ -51,7 +51,8 @@ class ServedWeights:
     def _tie(self) -> None:
         """Gives names that share a tensor the same list of places.
 
-        This includes tied weights that are packed, of which the output matrix is a separate copy of the embedding.
+        Tied weights that are packed count as shared too, although the output matrix is then a separate copy of the
+        embedding.
         """
         ends = (self._model.get_input_embeddings(), self._model.get_output_embeddings())
         tied = self._model.config.get_text_config().tie_word_embeddings and None not in ends

@@ -2,7 +2,7 @@
 
 Tensors that do not fit are refused before anything is written. If an update does not finish, the tensors that it has
 written are torn: they hold weights of an unknown version. An engine with torn tensors serves nothing until an update
-has written all of them. With a journal of the previous values, the previous values are restored instead.
+has written all of them. If a journal of the previous values is kept, these values are restored instead.
 """
 
 import logging

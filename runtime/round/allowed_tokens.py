@@ -26,10 +26,12 @@ class TokenMasks:
 
     @contextmanager
     def started(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Iterator[Future[list[int]]]":
-        """Computes the masks of a round whose plan `is_masked` on the worker thread while the `with` block runs.
+        """Context manager that computes a round's masks on the worker thread while the `with` block runs.
 
-        The `with` block ends only once the worker has finished, also on an exception: a later write could change the
-        mask of the slot's next sequence.
+        The round's plan must be masked (`SchedulerOutput.is_masked`).
+
+        The `with` block ends only once the worker has finished, even if an exception is raised, because a later write
+        could change the mask of the slot's next sequence.
 
         Yields:
             Future of the decode rows for which only the root's mask was ready in time; only the roots of these trees
@@ -44,7 +46,7 @@ class TokenMasks:
     def send(self, plan: SchedulerOutput, trees: TokenTree | None) -> "SentTrees":
         """Starts the download of the trees of a round's masked decodes.
 
-        For rounds whose forward pass is enqueued before the masks can be computed.
+        Used for rounds whose forward pass is enqueued before the masks can be computed.
         """
         decodes = _masked(plan)
         if trees is None or not decodes:
@@ -58,7 +60,7 @@ class TokenMasks:
 
         Call `fill` after the sequences have taken the previous round's tokens.
 
-        The copies to the device are enqueued behind the round's forward pass.
+        The copies to the device are enqueued after the round's forward pass.
 
         Returns:
             Decode rows for which only the root's mask was ready in time, as in `started`.

@@ -23,9 +23,10 @@ class ForwardResult(NamedTuple):
     evidence: Tensor | None
     """Evidence of pruned trees, see `AcceptedPaths.evidence`."""
     chunks: ModelOutput | None = None
-    """Output for prompt chunks; None without chunks. The logits are of the chunks that sample, then of the prompt
-    tokens that are reported; the taps are of all chunk tokens. In a captured pass, logits and taps are of all pieces,
-    padding included."""
+    """Output for prompt chunks; None without chunks. The first rows of logits belong to the chunks that sample, the
+    other rows to the prompt tokens that are reported; the taps belong to all chunk tokens. In a captured pass, logits
+    and taps belong to all pieces, padding included.
+    """
     forward_s: float = 0.0
     """Host seconds spent in the model."""
 
@@ -33,8 +34,8 @@ class ForwardResult(NamedTuple):
 class ForwardBuffers:
     """Result of the latest forward pass, at fixed addresses that depend on the number of nodes per sequence.
 
-    Only the latest result is kept. Rows that the latest pass did not fill hold values of an earlier pass with as many
-    nodes per sequence, so indices in these rows are within range.
+    Only the latest result is kept. Rows that the latest pass did not fill hold values of an earlier pass with the same
+    number of nodes per sequence, so that indices in such rows are within range.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class ForwardBuffers:
         self._small[num_nodes][_NUM_VALID][rows] = 1
 
     def take(self, slots: Tensor, num_nodes: int) -> ForwardResult:
-        """Returns views of the latest result. `slots`, int64 [num_reqs], must have the order of the pass.
+        """Returns views of the latest result. `slots`, int64 [num_reqs], must be in the order of the pass.
 
         Rows of padding slots hold values of earlier passes.
         """
@@ -135,7 +136,7 @@ class ChunkBuffers:
     def reserve(self, sample: ModelOutput) -> None:
         """Allocates result buffers with the row shapes of `sample`, and turns all input pieces into padding.
 
-        Without padding, the passes that are captured next would store the latest round's KV again.
+        If the inputs were not padding, the passes that are captured next would store the latest round's KV again.
         """
         self._inputs.zero_()
         if self._results is None:

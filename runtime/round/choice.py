@@ -75,7 +75,7 @@ class Choosing(StrEnum):
 
 
 class TokenChooser:
-    """Chooses tokens for the sequences of one engine, by the sampling parameters in their slots.
+    """Chooses tokens for the sequences of one engine, according to the sampling parameters in the sequences' slots.
 
     Args:
         slots: device state by slot.

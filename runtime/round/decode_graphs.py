@@ -3,11 +3,11 @@
 A round replays two graphs: the forward pass, captured once per bucket, and the choice of tokens, which is cheap and
 therefore captured in only a few batch sizes for each `Choosing`. `round_shapes` lists the buckets. A round is padded to
 the smallest bucket that holds it. A round with more rows than the largest bucket runs eagerly through the same
-functions, which costs little because its computation takes longer than its kernel launches.
+functions, which costs little because computing so many rows takes longer than launching the kernels.
 
-A mixed round, with decodes and prompt chunks, is also a single forward pass, so that the weights are read once. Its
-graphs are captured for a few numbers of chunk pieces. A mixed round that fits no graph runs its forward pass eagerly,
-and still replays a graph for its choice of tokens. Rounds of prompts alone are in `prompt_graphs`.
+A mixed round, with decodes and prompt chunks, is also a single forward pass, so that the weights are read once. Graphs
+of mixed rounds are captured for a few numbers of chunk pieces. A mixed round that fits no graph runs its forward pass
+eagerly, and still replays a graph for its choice of tokens. Rounds of prompts alone are in `prompt_graphs`.
 """
 
 import time
@@ -77,7 +77,7 @@ class DecodeGraphs:
     Args:
         fixed: functions that are captured; they are called directly if no graph holds the round.
         eager: runs prompt chunks that no graph holds.
-        slots: state by slot; all inputs are on its device.
+        slots: state by slot; all inputs are on the same device as this state.
         inbox: holds the trees of captured rounds and checks them.
         last_position: last position that the model supports.
         graph_device: captures and replays graphs.
@@ -139,7 +139,7 @@ class DecodeGraphs:
         The result is valid until any graph of the pool is replayed.
 
         Args:
-            trees: trees that are already checked, or the inbox itself, whose unchecked trees the graphs check.
+            trees: trees that are already checked; or the inbox itself, if the graphs are to check the inbox's trees.
             num_nodes: nodes of each tree, one of `node_buckets`.
         """
         started = time.perf_counter()
@@ -217,7 +217,7 @@ class DecodeGraphs:
         return self._chunks.take(num_pieces, num_samples, num_tokens)
 
     def _replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
-        # removed before the replay: if that raises, the inputs' content is undefined
+        # removed before the replay, because the inputs' content is undefined if the replay raises
         before = self._loaded.pop(runner, None)
         if before is not None and before[0] is rows and before[1] == bucket:  # the batch seldom changes between rounds
             output = runner.replay(bucket, len(rows.slots))

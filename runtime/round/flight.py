@@ -20,7 +20,9 @@ class RoundResult(NamedTuple):
     num_valid: list[int]
     """Number of nodes of each decode's verified tree; 1 for a bare root."""
     chunk_token_ids: list[list[int]]
-    """List of the token sampled after each chunk's last row; an empty list for chunks that do not sample."""
+    """For each chunk, a list of one token, sampled after the chunk's last row; an empty list if the chunk does not
+    sample.
+    """
     path_nodes: np.ndarray
     """int64 [num_decodes, 1..max_path]: node indices of the root and the accepted nodes, padded with the last accepted
     node."""
@@ -55,8 +57,9 @@ class RoundInFlight:
 
     plan: SchedulerOutput
     epochs: list[int]
-    """Epoch of each decode's sequence at launch, then of each chunk's. A row's result is dropped if the epoch of its
-    sequence has changed since, because the sequence has then left its slot."""
+    """Epoch of each decode's sequence at launch, then of each chunk's. If a sequence's epoch has changed since then,
+    the sequence has left its slot, and the result of its row is dropped.
+    """
     decodes: AcceptedPaths
     sampled: Tensor
     """int64 [num_sampling_chunks]: token sampled after each chunk that samples."""

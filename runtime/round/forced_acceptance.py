@@ -1,4 +1,6 @@
-"""Forced acceptance for benchmarks: accepted lengths are drawn from a profile instead of compared with the target.
+"""Forced acceptance for benchmarks: draws the number of accepted levels from a profile.
+
+Drafts are not compared with the target's tokens.
 
 All kernels of a round run as usual except the walk along the tree, which follows each node's first child for the drawn
 number of levels.

@@ -1,7 +1,7 @@
 """Tables, by slot, of all settings that alter a sequence's logits: biases, penalties and masks of allowed tokens.
 
-All inputs are tables on the device, so that rounds can be captured. The tokens before a tree node are counted in the
-tables' row of its slot, except for tokens on the node's path, which are passed separately.
+All inputs are tables on the device, so that rounds can be captured. The tables' row of a slot counts the sequence's
+tokens up to the root of the slot's tree. The tokens on the path from the root to a node are passed separately.
 """
 
 from collections.abc import Iterable

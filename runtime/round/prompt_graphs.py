@@ -1,8 +1,8 @@
 """CUDA graphs of a verifier's rounds of prompts alone: one whole forward pass for each number of pieces.
 
-Attention reads lengths and block tables on the device, and the pieces form one segment however the chunks are cut, so a
-whole pass, attention included, is one graph. Inputs and outputs are in `ChunkBuffers`, as in mixed rounds. First tokens
-are chosen eagerly after the graph.
+Attention reads lengths and block tables on the device, and the pieces form a single segment, regardless of how the
+chunks are cut. Therefore a whole pass, including attention, is one graph. Inputs and outputs are in `ChunkBuffers`, as
+in mixed rounds. First tokens are chosen eagerly after the graph.
 """
 
 import time

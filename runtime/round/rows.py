@@ -1,8 +1,8 @@
 """Rows of a forward pass: decodes, the flattened batch of decodes and prompt chunks, and the interface of features.
 
 A feature (adapters, spans, recurrent state, ...) adds columns to the rows, and context managers that enclose the model
-call. Code that builds and runs batches handles features by this interface only; features that an engine lacks cost no
-time.
+call. Code that builds and runs batches handles features through this interface only; features that an engine lacks cost
+no time.
 """
 
 from abc import ABC, abstractmethod
@@ -142,8 +142,9 @@ class Rows(NamedTuple):
     """int64 [num_chunk_tokens]: rows of prompt tokens, counted from the first row after the decodes; None if the chunk
     rows have no padding."""
     captured: dict[int, Tensor] | None = None
-    """Tensors by layer; a pass fills each with its layer's keys and values of all rows, [num_tokens, heads * (key_dim +
-    value_dim)]."""
+    """Tensors by layer; a pass fills each tensor with the layer's keys and values of all rows, [num_tokens, heads *
+    (key_dim + value_dim)].
+    """
     packed: PackedSegments | None = None
     """Segments in the layout that a part's own attention kernels read; None if `verifier.layers.attention` computes
     attention."""
@@ -167,14 +168,17 @@ def joined(parts: list[Rows]) -> Rows:
 
 
 class Pruner(Protocol):
-    """Chooses on the device which nodes of a round's trees are verified, by the chance that they are accepted."""
+    """Chooses, on the device, the nodes of a round's trees that are most likely to be accepted.
+
+    Only these are verified.
+    """
 
     def follow(self, plan: SchedulerOutput) -> None:
         """Stores the sequences of a round, before the round's trees are pruned."""
         ...
 
     def prune(self, trees: TokenTree, slots: Tensor, num_nodes: int) -> tuple[TokenTree, Tensor]:
-        """Keeps the root and the best num_nodes - 1 drafted nodes of each tree, in their order.
+        """Keeps the root and the best num_nodes - 1 drafted nodes of each tree, in unchanged order.
 
         Args:
             trees: [num_reqs, num_drafted]; a tree that must not be verified has only its root as a valid node.
@@ -248,9 +252,10 @@ class Placed:
 class Feature:
     """Base class of features of an engine's batches; this class does nothing.
 
-    A sequence is admitted, takes part in rounds and leaves. A round is prepared on the host and computed by the model
-    within `entered`. Once the round's tokens are chosen on the device, `took` is called, while the host may not yet
-    have these tokens. A feature owns its columns by slot, which have fixed addresses and a row for `SlotState.spare`.
+    `admit` is called when a sequence gets a slot, and `leave` when the sequence has left the slot. In between, each
+    round is prepared on the host (`prepare`) and computed by the model within `entered`. Once the round's tokens are
+    chosen on the device, `took` is called, while the host may not yet have these tokens. A feature owns its columns by
+    slot, which have fixed addresses and a row for `SlotState.spare`.
     """
 
     kind: type = type(None)
@@ -299,7 +304,7 @@ class Feature:
         return nullcontext()
 
     def took(self, accepted: AcceptedPaths) -> None:
-        """Updates the feature's columns by the accepted paths of the latest pass's decodes.
+        """Updates the feature's columns according to the accepted paths of the latest pass's decodes.
 
         Tensor shapes must depend on the arguments' shapes alone, so that the method can be captured.
         """
@@ -314,10 +319,10 @@ class Feature:
 
 
 class KeepingFeature(Feature, ABC):
-    """Feature that stores tensors of fixed size for cached prefixes, beside their keys and values."""
+    """Feature that stores tensors of fixed size for cached prefixes, in addition to the prefixes' keys and values."""
 
     marks: dict[str, int]
-    """Additional prompt length at which the tensors are stored, because a saved prefix ends there; by request id."""
+    """By request id, an additional prompt length at which the tensors are stored, because a saved prefix ends there."""
     kept_bytes: int
     """Bytes stored for one prefix."""
 
@@ -331,7 +336,10 @@ class KeepingFeature(Feature, ABC):
 
     @abstractmethod
     def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:
-        """Stores tensors for the end of a block in use that is not cached yet; returns False if there is no room."""
+        """Stores tensors for the end of a block in use that is not cached yet.
+
+        Returns False if no memory is free for these tensors.
+        """
 
 
 def keeping(features: tuple[Feature, ...]) -> KeepingFeature | None:

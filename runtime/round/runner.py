@@ -114,7 +114,7 @@ class ModelRunner:
 
     @property
     def rows_can_be_alike(self) -> bool:
-        """Whether this runner keeps a row's result independent of the round's other rows, as far as the model does."""
+        """Whether this runner's own steps keep a row's result independent of the round's other rows."""
         return self.device.type != "cpu"
 
     def prepare_trees(self) -> None:
@@ -189,7 +189,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def widest_round(self) -> None:
-        """Runs a round of the largest batch with the widest trees, in the spare slot, to measure its memory."""
+        """Runs a round of the largest batch with the widest trees, in the spare slot, to measure the round's memory."""
         num_reqs, num_nodes = self.config.max_num_seqs, self.config.speculation.num_nodes
         slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
         zeros = [slots.new_zeros(num_reqs, num_nodes) for _ in range(3)]
@@ -219,7 +219,7 @@ class ModelRunner:
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor
     ) -> Tensor | None:
-        """Returns log-probabilities of the tokens sampled after chunks, then of prompt tokens.
+        """Returns log-probabilities: first of the tokens sampled after chunks, then of the reported prompt tokens.
 
         Returns None if no request asks for log-probabilities.
         """

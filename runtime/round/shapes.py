@@ -21,7 +21,7 @@ OF_ANOTHER_WIDTH = 12
 """Number of graphs allowed beyond `MOST_GRAPHS` for engines with many sequences and narrow trees, which get more
 widths."""
 _CHOICES_APART = 16
-"""Minimum ratio of the second to the first batch size in which the choice of tokens is captured."""
+"""The choice of tokens is captured in only a few batch sizes; the second size is at least this many times the first."""
 _MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((128, 512), (2, 8, 32)),
     ((128, 512), (2, 8)),
@@ -29,15 +29,17 @@ _MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((128,), (8, 32)),
     ((128,), (8,)),
 )
-"""Candidates for the graphs of mixed rounds: (maximum number of decode rows for each batch size, numbers of pieces).
-The first candidate that stays within the limit of graphs is used. The first 128 rows of a pass cost almost nothing;
-with more rows the matrix products take as long as their launches."""
+"""Candidates for the graphs of mixed rounds, as pairs: the maximum number of decode rows for each batch size, and the
+numbers of pieces. The first candidate that stays within the limit of graphs is used. The first 128 rows of a pass cost
+almost nothing; with more rows, the matrix products take as long as the launches of their kernels.
+"""
 _PROMPTS = (4, 8, 12, 16, 24, 32)
 """Numbers of pieces in rounds of prompts alone. Up to 12 pieces, padding costs no time, because launching the kernels
 takes longer than computing the pieces. Beyond 12 pieces, less than a third of the pieces is padding. Rounds of more
 than 32 pieces are not captured, because computing them takes longer than launching their kernels."""
 _SIZES_KEPT = 5
-"""Number of batch sizes of each width that are reserved for rounds of decodes alone before graphs go to mixed rounds.
+"""Number of batch sizes of each width that are reserved for rounds of decodes alone; only graphs beyond these are
+captured for mixed rounds.
 """
 _MOST_PADDED = 384
 """Number of rows up to which a mixed graph is used even if most rows are padding, because computing so few rows takes

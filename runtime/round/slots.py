@@ -56,7 +56,7 @@ class SlotState:
         self.last_token_ids = column(torch.int64)
         self.epochs = column(torch.int64)
         self.position_deltas = column(torch.int64)
-        """Offset added to the rotary positions of tokens after a sequence's media spans; `move` writes it."""
+        """Offset added to the rotary positions of tokens after a sequence's media spans; written by `move`."""
         self.block_tables = column(torch.int64, config.max_blocks_per_seq)
         self.seeds = column(torch.int64)
         self.temperatures = column(torch.float32)

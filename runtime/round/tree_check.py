@@ -35,7 +35,7 @@ class TreeInbox:
     def take(self, reply: TreeReply) -> None:
         """Copies a drafter's reply into the inbox, with one kernel launch if the reply is on the same GPU."""
         if id(reply) not in self._copies:
-            # both replies are new: of a new channel, or of a channel that creates new replies each time
+            # both replies are new, because the channel is new or creates new replies for each round
             if len(self._copies) == 2:
                 self._copies.clear()
             num_slots = len(reply.epochs)

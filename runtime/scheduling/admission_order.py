@@ -2,8 +2,8 @@
 
 Requests of the highest priority are admitted in order of arrival, except that one slot in four goes to the shortest
 request of that priority. A short request therefore waits for only a few free slots, however many long requests arrived
-earlier. A long request waits for a third more free slots than in order of arrival. The rule keeps no slot free and
-preempts no sequence.
+earlier. A long request waits for a third more free slots than it would if all requests were admitted in order of
+arrival. The rule keeps no slot free and preempts no sequence.
 """
 
 from collections import deque
@@ -14,7 +14,8 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 SHORT_TURN = 4
 """Out of this many admissions, one goes to the shortest request."""
 SHORT = 0.5
-"""A request counts as short if its tokens (prompt plus max_tokens) are at most this fraction of the oldest request's.
+"""A request counts as short if its tokens (prompt plus max_tokens) are at most this fraction of the oldest request's
+tokens.
 """
 
 

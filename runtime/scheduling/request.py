@@ -88,7 +88,7 @@ class PromptReport:
 
     @property
     def is_of_all(self) -> bool:
-        """Whether the report needs every prompt token, also cached tokens.
+        """Whether the report needs all prompt tokens, including tokens that are in the prefix cache.
 
         The value is False if the report needs only the last token.
         """
@@ -334,8 +334,9 @@ class RequestOutput(NamedTuple):
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache; set on the last output."""
     failure: str | None = None
-    """Error raised while the request was processed, which ended the request with `ABORT`: its tokens are not a complete
-    answer."""
+    """Error raised while the request was processed, which ended the request with `ABORT`; the request's tokens are then
+    not a complete answer.
+    """
     is_refusal: bool = False
     """Whether the request's content caused `failure`, whose text then begins with the name of the field."""
     logprobs: tuple[TokenLogprob, ...] = ()

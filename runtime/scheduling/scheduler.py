@@ -4,9 +4,10 @@ Running sequences decode first; the remaining token budget goes to prompt chunks
 first plans decodes without trees, then preempts sequences: the youngest sequence of the lowest priority first.
 `runtime.scheduling.admission_order` selects the sequence that gets a free slot.
 
-A round may be scheduled while the previous round is in flight, so that sequence lengths are only bounds. Blocks and
-slots may nevertheless be reassigned at once. Rounds run in launch order, so a round in flight no longer uses a block
-when the block's next owner writes to it. A round in flight writes only after the last cached position of a sequence.
+A round may be scheduled while the previous round is in flight; the host then has only bounds for the sequences'
+lengths. Blocks and slots may nevertheless be reassigned at once. Rounds run in launch order, so a round in flight no
+longer uses a block when the block's next owner writes to it. A round in flight writes only after the last cached
+position of a sequence.
 """
 
 import logging
@@ -50,8 +51,8 @@ class Scheduler:
     """Owner of the waiting and running queues.
 
     Args:
-        eos_token_ids: tokens that end a request unless it ignores them.
-        seats: seats that requests need beside a slot; None if no request needs any.
+        eos_token_ids: tokens that end a request, except requests with `ignore_eos`.
+        seats: seats that requests need in addition to a slot; None if no request needs any.
         left: function called with each slot that a sequence has left.
     """
 
@@ -82,8 +83,8 @@ class Scheduler:
         """Queues a request, whose tokens `masker` may restrict.
 
         Raises:
-            ValueError: the prompt is empty or leaves no room for a token under max_model_len, or the request names a
-                variant and the engine has none.
+            ValueError: the prompt is empty or leaves no position for a token below max_model_len, or the request names
+                a variant and the engine has none.
         """
         if request.variant is not None and self._seats is None:
             raise ValueError(f"model {request.variant.name} is a variant: this engine serves none")
@@ -132,7 +133,7 @@ class Scheduler:
             return None
 
     def restart(self, drafted: bool) -> None:
-        """Makes all running sequences be recomputed after a round that raised.
+        """Sends all running sequences back to the queue, to be recomputed after a round that raised.
 
         Each sequence runs alone until it has more tokens than the failed round could have given it.
 
@@ -273,7 +274,7 @@ class Scheduler:
         return output
 
     def _schedule_decodes(self) -> tuple[list[Sequence], tuple[Sequence, ...]]:
-        """Returns the sequences that decode, and those of them for whose trees no blocks are free."""
+        """Returns the sequences that decode; and, among these, the sequences for whose trees no blocks are free."""
         decodes: list[Sequence] = []
         without_room: list[Sequence] = []
         num_nodes = self.config.speculation.num_nodes
@@ -352,7 +353,10 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        """Takes slot and blocks from a running sequence; its tokens are recomputed once there is room again."""
+        """Takes slot and blocks from a running sequence.
+
+        The KV of the sequence's tokens is recomputed once a slot and blocks are free again.
+        """
         self.running.remove(seq)
         self._free(seq)
         seq.preempted = True

@@ -84,14 +84,14 @@ class TokenMasker(Protocol):
         ...
 
     def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
-        """Writes the mask of tokens allowed after `token_ids`, which are next tokens not yet passed to `accept`.
+        """Writes the mask of tokens allowed after `token_ids`, which have not been passed to `accept` yet.
 
         Args:
             token_ids: zero or more tokens that follow the last accepted token.
             mask: int32 [ceil(vocab_size / 32)], written like a row of `fill`.
 
         Returns:
-            False if the mask is not known or nothing is forbidden; `mask` must not be read then.
+            False if the mask is not computed yet or if no token is forbidden; `mask` must not be read then.
         """
         ...
 
@@ -112,9 +112,10 @@ class TokenMasker(Protocol):
 class Sequence:
     """State of a request on the host; rounds in flight may already have advanced the request further on the device.
 
-    The verifier's KV is computed for positions 0..num_computed-1. Positions of chunks are counted from the launch on,
-    positions of decoded tokens once the host has the tokens. A running sequence with one token left to compute, on the
-    host or still in flight, is decoding: that token is the root of the sequence's next tree.
+    The verifier's KV is computed for positions 0..num_computed-1. Chunk positions count as computed from the launch of
+    the chunk's round on; positions of decoded tokens count once the host has the tokens. A running sequence with one
+    token left to compute, on the host or still in flight, is decoding: that token is the root of the sequence's next
+    tree.
     """
 
     __slots__ = (

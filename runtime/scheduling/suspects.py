@@ -1,12 +1,16 @@
-"""Sequences suspected of making a round raise or an engine die; each of them runs alone until it is past that round."""
+"""Sequences suspected of making a round raise or an engine die.
+
+Each such sequence runs alone until it is past that round.
+"""
 
 import math
 
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 MAX_UNEXPLAINED = 3
-"""Number of rounds that may raise, although each of their sequences later runs alone without raising, before the engine
-counts as broken."""
+"""Number of unexplained rounds at which the engine counts as broken. A round is unexplained if it raised although each
+of its sequences later ran alone without raising.
+"""
 FORGOTTEN_AFTER = 1000
 """Number of successful rounds in a row after which one unexplained round is no longer counted."""
 
@@ -27,7 +31,7 @@ class Suspects(dict[Sequence, float]):
         self._num_good_rounds = 0
 
     def add(self, seq: Sequence, passed_at: float = math.inf) -> None:
-        """Marks a sequence as suspect: it runs alone until it has more than `passed_at` tokens."""
+        """Marks a sequence as suspect, so that it runs alone until it has more than `passed_at` tokens."""
         self[seq] = passed_at
 
     def round_raised(self, drafted: bool) -> None:

@@ -1,4 +1,4 @@
-"""Keeps log-probabilities and prompt reports of one sequence from their round until their output."""
+"""Keeps log-probabilities and prompt reports of one sequence until an output carries them."""
 
 from collections.abc import Sequence
 
@@ -49,7 +49,10 @@ class TokenReports:
             self._tokens += PackedLogprobs.of_round(packed, self._params.logprobs)
 
     def take(self, num_tokens: int) -> tuple[tuple[TokenLogprob, ...], Sequence[TokenLogprob]]:
-        """Returns log-probabilities of an output's `num_tokens` tokens; for the first output, also of the prompt's."""
+        """Returns log-probabilities of an output's `num_tokens` tokens.
+
+        For the first output, also returns log-probabilities of the prompt's tokens.
+        """
         tokens, self._tokens = tuple(self._tokens[:num_tokens]), []
         prompt, self._prompt = self._prompt, []
         self.prompt_is_out = True

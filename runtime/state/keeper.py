@@ -2,15 +2,15 @@
 
 A state cannot be rolled back, so a state advances only by decided tokens. Prompt chunks advance states in their own
 pass. A tree is verified from the state before its root; that state stays unchanged, and the mixers' inputs for the
-tree's nodes are kept. Once the accepted path is known, the states advance along it on the device, in the graph that
-chooses the tokens, so that the next round can be launched before the host has this round's result.
+tree's nodes are kept. Once the accepted path is known, the states advance along that path on the device, in the graph
+that chooses the tokens, so that the next round can be launched before the host has this round's result.
 
 States at some lengths are saved for other requests. The pool rows for such states are assigned before the round, for
-every length that the round may reach, and stored in per-slot columns. If a block is released before it is full, its row
-becomes free again.
+every length that the round may reach, and stored in per-slot columns. If a block is released before it is full, the row
+assigned to the block becomes free again.
 
-In a replay, the verifier runs context again for a drafter that lacks it. A replay starts from the zero state or from a
-saved state, in a row of its own.
+In a replay, the verifier recomputes context for a drafter that lacks this context. A replay starts from the zero state
+or from a saved state, in a row of its own.
 """
 
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ class StateKeeper(KeepingFeature):
         columns are used cyclically.
         """
         self._reserved: dict[int, tuple[int, int]] = {}
-        """By saved row, the index in `_targets` where it is stored."""
+        """Index in `_targets` of the entry that holds a saved row; keys are the saved rows."""
         self._reach = [0] * config.max_num_seqs
         """By slot, the length up to which rows are assigned."""
 
@@ -227,14 +227,17 @@ class StateKeeper(KeepingFeature):
         return pieces
 
     def _next_end(self, seq: Sequence, position: int, end: int) -> int | None:
-        """Returns the first prompt length after `position`, up to `end`, whose state is saved; None if none is."""
+        """Returns the first prompt length in (position, end] at which the state is saved; None if there is none."""
         regular, mark = self.saved.next_end(position, end), self.marks.get(seq.request.request_id, 0)
         if self.saved.enabled and position < mark <= end:
             return mark if regular is None else min(mark, regular)
         return regular
 
     def _saved_row(self, seq: Sequence, length: int) -> int | None:
-        """Returns the row to save the state after a sequence's first `length` tokens; cancels other writes to it."""
+        """Returns the row in which to save the state after a sequence's first `length` tokens.
+
+        Cancels other writes to that row.
+        """
         row = self.saved.take(seq.blocks[length // self.config.block_size - 1])
         if (place := self._reserved.pop(row, None)) is not None:
             current = self._targets[place]

@@ -34,14 +34,13 @@ class Mixer:
     def __init__(self, module: nn.Module, state: LayerState, entries: list[nn.Linear], exit: nn.Linear | None) -> None:
         self.module, self.state = module, state
         self.states: RoundStates | None = None
-        """States of the running pass; they are stored here because some decoder layers do not pass keyword arguments
-        on.
+        """States of the running pass, stored here because some decoder layers do not pass keyword arguments on.
         """
         self._given: list[Tensor] | None = None
         self._view: StateView | None = None
         edges = {*entries, exit}
         self.inner_linears = {m for m in module.modules() if isinstance(m, nn.Linear) and m not in edges}
-        """Linear layers that process the tokens of one sequence after those of another."""
+        """Linear layers of the inner part, which process only some rows of a batch in a call."""
         self._entries = [self._stand_in(linear, index) for index, linear in enumerate(entries)]
         self._exit = None if exit is None else self._stand_in(exit, None)
         arguments = inspect.signature(type(module).forward).parameters
@@ -98,11 +97,11 @@ class Mixer:
                 pool.store(layer, targets, view, num_tokens == step + 1)
 
     def _run(self, parts: list[Tensor], view: StateView) -> tuple[Tensor, ...]:
-        """Runs the part of the mixer between its outer products; returns its outputs, usually one tensor.
+        """Runs the part of the mixer between the mixer's outer linear layers; returns its outputs, usually one tensor.
 
         Args:
-            parts: [num_seqs, length, ...]: the mixer's input, and the product of each entry.
-            view: the states, which advance by the tokens.
+            parts: [num_seqs, length, ...]: the mixer's input, and the output of each layer of `entries`.
+            view: the states, which this method advances past the tokens.
         """
         inputs, *self._given = parts
         self._view = view
@@ -123,7 +122,7 @@ class Mixer:
         return {"chunk_size": min(64, inputs.shape[1])} if _DELTA_RULE in self._names else {}
 
     def _stand_in(self, linear: nn.Linear, index: int | None) -> Callable[[Tensor], Tensor]:
-        """Replaces a linear layer's forward, so that it returns its precomputed product while the mixer runs.
+        """Replaces a linear layer's forward, so that the layer returns its precomputed output while the mixer runs.
 
         Returns the layer's original forward.
         """
@@ -170,7 +169,10 @@ class Mixer:
 
 
 def copied(module: nn.Module, forward: Callable[..., Tensor], names: dict[str, Callable]) -> Callable[..., Tensor]:
-    """Returns transformers' forward with some global functions replaced; unchanged if it uses none of these."""
+    """Returns transformers' forward with some global functions replaced.
+
+    If the forward uses none of these functions, returns the forward unchanged.
+    """
     plain = inspect.unwrap(type(module).forward)
     if not names.keys() & set(plain.__code__.co_names):
         return forward

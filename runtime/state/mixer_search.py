@@ -1,7 +1,7 @@
 """Finds a model's mixers (layer parts with a recurrent state) and adapts them to an engine's rounds.
 
-transformers' mixers read and write states through methods of its cache. Two passes over a few tokens determine which
-modules do so, the shapes of their states, and the linear layers at their edges.
+transformers' mixers read and write states through methods of transformers' cache. Two passes over a few tokens
+determine which modules do so, the shapes of their states, and the linear layers at their edges.
 """
 
 import inspect
@@ -97,7 +97,11 @@ def _mixer_modules(model: nn.Module) -> dict[int, list[nn.Module]]:
 def _edges(
     model: PreTrainedModel, mixers: list[nn.Module], attention: str
 ) -> dict[nn.Module, tuple[list[nn.Linear], nn.Linear | None]]:
-    """By mixer, the linear layers that multiply its unmodified input, and the linear layer whose result it returns."""
+    """Returns the linear layers at the edges of each mixer.
+
+    These are the layers that multiply the mixer's unmodified input, and the layer whose output the mixer returns (None
+    if there is none).
+    """
     inputs: dict[nn.Module, Tensor] = {}
     outputs: dict[nn.Module, object] = {}
 

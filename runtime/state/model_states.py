@@ -74,7 +74,9 @@ class ModelStates(ModelPart):
 
 
 def most_saved(config: EngineConfig, num_blocks: int | None) -> int:
-    """Number of states worth saving: one per interval of the blocks, or of four times the tokens of all slots."""
+    """Number of states worth saving: one per `state_interval` tokens of the KV blocks.
+
+    The number is limited to the states of 4 x max_num_seqs sequences of max_model_len tokens."""
     if not config.enable_prefix_caching:
         return 1  # a drafter's replay needs one row
     per_seq = -(-config.max_model_len // config.state_interval)

@@ -1,7 +1,7 @@
 """Pool of the states of a model's mixers, with one row per sequence, and a mixer's view of some rows.
 
-A mixer is the part of a decoder layer that keeps a state of fixed size for a sequence: gated delta nets, Mamba-1 and
-Mamba-2, short convolutions.
+A mixer is the part of a decoder layer that keeps a state of fixed size for a sequence. The kinds of mixers are gated
+delta nets, Mamba-1, Mamba-2, and short convolutions.
 """
 
 import math

@@ -16,7 +16,7 @@ class KeptRows:
     """Mixer inputs of a round's decodes, kept until the accepted paths are known.
 
     The inputs of rounds with at most `capacity` rows have fixed addresses, because a captured graph of the token choice
-    reads them there.
+    reads from these addresses.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class DecodeStates:
 
     @property
     def slots(self) -> Tensor:
-        """int64 [num_seqs]: for each sequence of `paths_of`, the slot whose state it starts from."""
+        """int64 [num_seqs]: slot of each sequence of `paths_of`; the sequence starts from the state of this slot."""
         slots = self.decodes.slots
         return slots if self._is_path else slots.repeat_interleave(self._paths.shape[1])
 
@@ -154,4 +154,4 @@ class RoundStates(NamedTuple):
     kept: KeptRows
     decodes: DecodeStates | None
     pieces: list[Piece]
-    """Pieces of prompt chunks in the order of their rows, which stand behind the decodes' rows."""
+    """Pieces of prompt chunks in the order of their rows, which come after the decodes' rows."""

@@ -46,19 +46,24 @@ class SavedStates:
 
     @property
     def most_pinned(self) -> int:
-        """Maximum number of pinned states; the other half of the rows is for running sequences and for replays."""
+        """Maximum number of pinned states: half of the rows.
+
+        The other half is for running sequences and for replays.
+        """
         return self.num_rows // 2
 
     def next_end(self, position: int, end: int) -> int | None:
-        """Returns the first prefix length after `position`, up to `end`, whose state is saved; None if none is."""
+        """Returns the first prefix length in (position, end] at which the state is saved; None if there is none."""
         following = (position // self.interval + 1) * self.interval
         return following if self.enabled and following <= end else None
 
     def take(self, block_id: int) -> int | None:
-        """Returns a row for the state at the end of a live block; None if all rows are lent or pinned.
+        """Reserves a row in which to save the state at the end of a live block, and returns the row's index.
 
-        If no row is free and no cached state can be evicted, the oldest pending state is dropped, usually the state of
-        an earlier block of the same prompt. Rows must be written in the order in which they are taken.
+        Takes the row that is already pending for this block; else a free row; else the row of a cached state that can
+        be evicted; else the row of the oldest pending state, which is dropped (usually the state of an earlier block of
+        the same prompt). Returns None if all rows are lent or pinned. The caller must write rows in the order in which
+        it took them.
         """
         row = self._pending.pop(block_id, None)
         if row is None:

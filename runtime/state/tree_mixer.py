@@ -143,7 +143,7 @@ class TreeMixer(Mixer):
 
     @staticmethod
     def fits(module: nn.Module, state: LayerState) -> bool:
-        """Whether the function that reads a part of the state has a replacement for trees, for every part."""
+        """Whether each part of the state is read by a function that has a replacement for trees."""
         names = inspect.unwrap(type(module).forward).__code__.co_names
         recurs = any(one.name in names for one in _RECURRENCES)
         return all(recurs if part.recurrent else _CONVOLUTION in names for part in state.parts)

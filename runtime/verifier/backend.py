@@ -22,7 +22,7 @@ class Backend:
         """Returns the verifier model, and the KV cache that its forward pass reads and writes.
 
         Raises:
-            ValueError: a layer that the drafter needs does not exist, or the memory holds no sequence.
+            ValueError: a layer that the drafter needs does not exist, or the memory does not hold a single sequence.
         """
         model = VerifierModel(loaded, tap_layers, kv_layers)
         return model, KVCache(loaded.layers, config, loaded.dtype, loaded.device)

@@ -25,8 +25,8 @@ class LayerTaps:
 
     Args:
         layers: the decoder's layers, as `decoder_layers` finds them.
-        tap_layers: layers whose *input* is tapped, ascending. The number of layers selects the input of the output
-            head, which is the final norm's result. An empty tuple taps nothing.
+        tap_layers: layers whose *input* is tapped, ascending. An index equal to the number of layers selects the final
+            norm's output, which is the input of the output head. An empty tuple taps nothing.
 
     Raises:
         ValueError: a tap layer does not exist.
@@ -142,7 +142,7 @@ class VerifierModel(nn.Module):
         return ModelOutput(logits[0], taps)
 
     def _logits(self, inputs: dict[str, Any], into: ModelOutput | None) -> Tensor:
-        """Returns logits [1, num_rows, vocab_size], written directly into `into` if the output head supports that."""
+        """Returns logits [1, num_rows, vocab_size], in the memory of `into` if the output head supports this."""
         output = self._output
         if into is None or not getattr(output, "wide", False):
             return self.model(use_cache=False, **inputs).logits

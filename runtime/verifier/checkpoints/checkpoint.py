@@ -1,9 +1,9 @@
 """Loads a verifier's weights, and checks that no tensor is missing, misshapen, of an unreadable type, or not finite.
 
 transformers renames, splits and stacks tensors while loading, differently per architecture. Only transformers can
-therefore report which tensors a checkpoint lacks: first on the meta device, for which only file headers are read
-(`check_weights`), then when the weights are loaded (`load_weights`). Tensors that transformers would initialise
-randomly with a warning are an error here.
+therefore report which tensors a checkpoint lacks. Its report is read twice: first on the meta device, for which only
+file headers are read (`check_weights`), then when the weights are loaded (`load_weights`). Tensors that transformers
+would initialise randomly with a warning are an error here.
 """
 
 import pickle
@@ -92,15 +92,15 @@ def _check_layers(config: ConfigFile, names: Iterable[str]) -> None:
 
 
 def check_weights(config: ConfigFile) -> None:
-    """Builds the model on the meta device and compares its tensors' names and shapes with those in the files.
+    """Builds the model on the meta device and compares the names and shapes of its tensors with those in the files.
 
     Raises:
         ModelCheckpointError: a tensor is missing, unexpected or of another shape, or transformers refuses the
             checkpoint.
     """
     if config.quantization is not None:
-        # Packed tensors are not compared here: only the quantiser can map packed tensors to weights, and the quantiser
-        # needs its device. See `load_weights`.
+        # Packed tensors are not compared here, because only the quantiser can map packed tensors to weights, and the
+        # quantiser needs the device on which the model will run. See `load_weights`.
         return
     _loaded(config, device_map="meta")
 

@@ -92,8 +92,8 @@ class ConfigFile:
             raise ModelCheckpointError(f"{self.name} is an encoder-decoder: only causal LMs can be verifiers")
         if self.quantization is not None and not isinstance(self.quantization, dict):
             raise ModelCheckpointError(f"{file}: quantization_config is {self.quantization!r}, it must be an object")
-        # An unreadable generation config is an error here: transformers would silently ignore it, and texts would end
-        # elsewhere.
+        # An unreadable generation config is an error here, because transformers would silently ignore it, and
+        # generated texts would then end at other tokens.
         generation = self.folder / _GENERATION
         for path, found in ((file, fields), (generation, read_fields(generation) if generation.exists() else {})):
             if (problem := config_numbers.problem(found)) is not None:

@@ -12,7 +12,7 @@ _PIECE_BYTES = 1 << 22
 
 
 def weights_digest(folder: Path) -> str:
-    """Returns 32 hex digits over a checkpoint's config and every byte of its weights.
+    """Returns a hash, as 32 hex digits, of a checkpoint's config and all bytes of its weights.
 
     The digest is cached on disk, keyed by file sizes and modification times, so that a restart does not read the
     weights again.
@@ -42,7 +42,7 @@ def check_digest(folder: Path, digest: str) -> None:
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """Returns 32 hex digits over the files that define the vocabulary.
+    """Returns a hash, as 32 hex digits, of the files that define the vocabulary.
 
     Raises:
         OSError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""Registers the attention function "wingbeat", by which transformers' modeling code uses the paged KV cache."""
+"""Registers the attention function "wingbeat", through which transformers' modeling code uses the paged KV cache."""
 
 from typing import Any
 
@@ -74,8 +74,8 @@ def attend_segments(
     """Computes attention of a flattened batch whose KV is already stored: [num_tokens, num_heads, dim] in and out.
 
     Args:
-        packed: the segments, packed for a runtime part's kernels; if None, they are packed here, provided that a part
-            can do so.
+        packed: the segments, packed for a runtime part's kernels; if None, the segments are packed here if a runtime
+            part can do so.
         options: options of `attend_in_blocks`.
     """
     if packed is None and query.dtype == key_cache.dtype:
@@ -129,7 +129,8 @@ def attend_in_blocks(
 def _padded(segment: Segment) -> tuple[Tensor, Tensor]:
     """Pads trees of unequal width to a common width.
 
-    Returns row indices, int64 [n], and bool [n], which is True for real rows; padding has any valid row index.
+    Returns row indices int64 [n], and a mask bool [n] that is True for real rows. Padding rows have an arbitrary valid
+    index.
     """
     starts, ends = segment.row_starts[:-1, None], segment.row_starts[1:, None]
     rows = starts + torch.arange(segment.num_query)

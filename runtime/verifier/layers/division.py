@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Division(Protocol):
-    """Group of processes that share a model, as one process of the group uses it."""
+    """Interface through which one process uses its group of processes, which share a model."""
 
     @property
     def first(self) -> bool:

@@ -1,4 +1,4 @@
-"""Mixture-of-experts products without host synchronisation, for GPUs on which torch's grouped product synchronises.
+"""Mixture-of-experts matrix products without host synchronisation, for GPUs where torch's grouped product synchronises.
 
 torch has a grouped kernel for bfloat16 on compute capability 9.0 and 10.0. On other GPUs torch copies the groups' end
 indices to the host in every layer (pytorch issues 169970 and 186620), which prevents CUDA graph capture.
@@ -28,7 +28,7 @@ def choose_experts(model: PreTrainedModel) -> None:
 
 
 def _known(model: PreTrainedModel) -> bool:
-    """Whether the model has experts for which transformers only dispatches and multiplies rows, and does no more."""
+    """Whether the model has experts for which transformers only dispatches rows and multiplies them by weights."""
     own = [one for one in model.modules() if hasattr(one, "is_concatenated") and hasattr(one, "_apply_gate")]
     return bool(own) and not any(
         getattr(one, "has_post_expert_norm", False) or getattr(one, "_is_expert_parallel", False) for one in own

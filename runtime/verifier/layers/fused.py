@@ -2,8 +2,8 @@
 
 `OPS` lists the device types with fused steps. A layer is swapped if its class is known and if, in a comparison at load
 time, the fused layer returns the same numbers within `_TOLERANCE`. All other layers run as transformers wrote them.
-Products of the same input become one product: the weights of q, k and v are joined, as are those of gate and up. The
-model's own tensors become views of the joined weight.
+Projections of the same input become one matrix product: the weights of the q, k and v projections are joined, and so
+are the weights of the gate and up projections. The model's own tensors become views of the joined weight.
 """
 
 import inspect
@@ -45,8 +45,9 @@ KNOWN_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
 )
-"""Class names of layers with pre-norm, rotation in halves and a silu gate, and without steps between norms and
-products."""
+"""Class names of the decoder layers that have pre-norm, rotate-half RoPE and a SiLU-gated MLP, and nothing between a
+norm and the matrix product that follows the norm.
+"""
 
 _NUM_ROWS, _BLOCK_SIZE = 7, 16
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -82,8 +83,8 @@ class OpsSwap(Swap):
 
     def __init__(self, ops: LayerOps, division: Division | None) -> None:
         self.ops, self._division = ops, division
-        # Attention alone is not swapped in a divided model: the output projection needs a sum across processes, which
-        # its own module computes.
+        # Attention alone is not swapped in a divided model, because the output projection needs a sum across
+        # processes, which the projection's own module computes.
         self.known_attentions = KNOWN_ATTENTIONS if division is None else frozenset()
 
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
@@ -112,7 +113,9 @@ def fuse(
     deterministic: bool = False,
     division: Division | None = None,
 ) -> int:
-    """Swaps a model's layers and the norms outside layers, if only speed changes. Returns the number of swapped layers.
+    """Swaps a model's layers and the norms outside layers, if the swap changes only the speed, not the results.
+
+    Returns the number of swapped layers.
 
     Args:
         attention: attention parameters of each layer, as probed.
@@ -148,7 +151,7 @@ def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, divis
     ops = ops or OPS.get(parameter.device.type)
     if ops is not None:
         return OpsSwap(ops, division) if parameter.dtype in _TOLERANCE else None
-    # Runtime parts run a layer as a single call, which leaves no place for sums across processes.
+    # Runtime parts run a layer as a single call, into which sums across processes cannot be inserted.
     return None if division is not None else first("swap_layers", parameter, deterministic)
 
 
@@ -156,7 +159,7 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
     """Swaps one layer. Returns the reason if the layer, or a part of the layer, stays unchanged; else None."""
     kind, attn = type(layer), getattr(layer, "self_attn", None)
     is_whole, attention_kind = swap.knows(layer), type(attn)
-    # `speed_up` may have replaced the class by its own subclass of transformers' class.
+    # `speed_up` may have replaced transformers' class by a subclass.
     is_ours = attention_kind.__module__ == speed_up.__name__
     if not is_whole and name_of(attention_kind.__base__ if is_ours else attention_kind) not in swap.known_attentions:
         return f"{kind.__qualname__} is not supported"
@@ -186,14 +189,14 @@ def name_of(kind: type) -> str:
 
 
 class SwappedLayer(nn.Module):
-    """First base class of a swapped layer: replaces `forward`, and joins products of the same input.
+    """First base class of a swapped layer: replaces `forward`, and joins projections of the same input.
 
     The layer's original class is the second base class. Weights, parameter names and submodules stay unchanged.
     """
 
 
 class FusedLayer(SwappedLayer, Joined):
-    """A decoder layer that runs by `LayerOps`."""
+    """A decoder layer that is computed with the functions of `LayerOps`."""
 
     _ops: LayerOps
     _half: AttentionHalf
@@ -240,12 +243,12 @@ class FusedLayer(SwappedLayer, Joined):
         return out if self._division is None else self._division.sum(out)
 
     def _added(self, out: Tensor, x: Tensor, product: int, rows: Rows) -> Tensor:
-        """Adds a runtime part's term (such as LoRA) to a product, in place."""
+        """Adds a runtime part's term (such as LoRA) to a matrix product, in place."""
         add = self._half.add
         return out if add is None else add(out, x, product, rows)
 
     def add_by(self, add: Add) -> None:
-        """Sets the function by which a runtime part adds to the layer's products."""
+        """Sets the function with which a runtime part adds terms (such as LoRA) to the layer's matrix products."""
         self._half.add = add
 
     def join(self) -> None:
@@ -257,7 +260,7 @@ class FusedLayer(SwappedLayer, Joined):
                 linear.__dict__[FEW_ROWS] = Product(linear.weight.data, linear.bias, adds=adds)
 
     def products(self) -> dict[str, Product]:
-        """Returns the products for which the runtime's few-rows kernel may be chosen."""
+        """Returns the layer's matrix products for which the runtime's few-rows kernel may be chosen."""
         found = {"qkv": self._half.qkv, "gate_up": self._gate_up}
         for name, linear in (("o", self.self_attn.o_proj), ("down", self.mlp.down_proj)):
             found[name] = linear.__dict__.get(FEW_ROWS)
@@ -269,9 +272,9 @@ class FusedLayer(SwappedLayer, Joined):
 
 
 class FusedNorm(Joined):
-    """A norm outside fused layers that runs by `LayerOps`.
+    """A norm outside fused layers that is computed with the functions of `LayerOps`.
 
-    The class of single modules is changed, so modules created later are not fused.
+    Single module objects are given this class, so modules that are created later are not fused.
     """
 
     _ops: LayerOps | None = None
@@ -319,8 +322,8 @@ _STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 class FusedRotary(nn.Module):
     """Rotary embedding that computes cosines and sines in one step.
 
-    If the module's forward takes a layer type, the angles depend on that type. The class of single modules is changed,
-    so modules created later are not fused.
+    If the module's forward takes a layer type, the angles depend on that type. Single module objects are given this
+    class, so modules that are created later are not fused.
     """
 
     _ops: LayerOps | None = None
@@ -386,7 +389,10 @@ def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple
 
 
 def _rows(size: int, like: Tensor) -> Tensor:
-    """Random rows of increasing magnitude, so that an epsilon in another place changes the result."""
+    """Returns random rows of increasing magnitude.
+
+    With such rows, an epsilon added at another point of the computation changes the result.
+    """
     rows = torch.randn(_NUM_ROWS, size, generator=torch.Generator().manual_seed(0))
     return (rows * torch.logspace(-3, 2, _NUM_ROWS)[:, None]).to(like.device, like.dtype)
 

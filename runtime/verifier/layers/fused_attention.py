@@ -27,12 +27,14 @@ KNOWN_ATTENTIONS = frozenset(
         "qwen3_moe": "Qwen3Moe",
     }.items()
 )
-"""Class names of attention modules that consist of q, k and v products, optional query and key norms, rotation in
-halves, attention, and an output product."""
+"""Class names of attention modules that consist of q, k and v projections, optional query and key norms, rotate-half
+RoPE, attention, and an output projection.
+"""
 
 Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
-"""Function (product, input, index, rows) that adds a term to a product in place. Index 0 is the product of q, k and v;
-1 is the output projection; 2 is gate and up; 3 is down."""
+"""Function (product, input, index, rows) that adds a term to a matrix product in place. The index names the projection:
+0 is q, k and v together; 1 is the output projection; 2 is gate and up together; 3 is down.
+"""
 
 
 class LayerOps(NamedTuple):
@@ -48,7 +50,7 @@ class LayerOps(NamedTuple):
 
 
 class AttentionHalf:
-    """Computes a layer's attention from its normed inputs, before the output projection."""
+    """Computes a layer's attention from the output of the layer's input norm, without the output projection."""
 
     add: "Add | None" = None
 
@@ -100,7 +102,10 @@ class Joined(nn.Module):
         ...
 
     def take_written(self) -> None:
-        """Copies weights that were written in place into the derived tensors, whose memory captured graphs read."""
+        """Copies overwritten weights into the derived tensors.
+
+        The copies go into the tensors' existing memory, because captured graphs read that memory.
+        """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Joined":
         super()._apply(fn, recurse)
@@ -135,7 +140,7 @@ class FusedAttention(Joined):
         return (out if add is None else add(out, attended, 1, rows))[None], None
 
     def add_by(self, add: Add) -> None:
-        """Sets the function by which a runtime part adds to the products."""
+        """Sets the function with which a runtime part adds terms (such as LoRA) to the matrix products."""
         self._half.add = add
 
     def join(self) -> None:
@@ -148,7 +153,7 @@ class FusedAttention(Joined):
 
 
 def joined(linears: list[nn.Linear], gated: bool = False) -> Callable[[Tensor], Tensor]:
-    """Joins products of the same input into one product: [num_rows, in] -> [num_rows, out].
+    """Joins projections of the same input into one matrix product: [num_rows, in] -> [num_rows, out].
 
     The joined weight has the first weight's layout. The linear layers keep their shapes and values, but their weights
     become views of the joined weight.

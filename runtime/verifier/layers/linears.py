@@ -17,7 +17,9 @@ logger = logging.getLogger(__name__)
 
 HALVES = (torch.bfloat16, torch.float16)
 _MANY_ROWS = 128
-"""Number of rows for which no few-rows kernel is used."""
+"""Number of rows of the float32 logits buffer and of the trial product in `widen_logits`; no few-rows kernel takes so
+many.
+"""
 
 
 class Packable:
@@ -49,14 +51,14 @@ class Packed(Protocol):
 
 
 class FewRows(Protocol):
-    """Computes a linear layer's products for few rows, with a kernel that is faster than the library."""
+    """Computes a linear layer's matrix product for few rows, with a kernel that is faster than the library."""
 
     def takes(self, num_rows: int) -> bool:
         """Whether the kernel is used for `num_rows` rows."""
         ...
 
     def ours(self, rows: Tensor, total: Tensor | None = None) -> Tensor:
-        """Returns the products; if `total` is given, adds the products to `total` in place and returns `total`."""
+        """Returns the matrix product; if `total` is given, adds the product to `total` in place and returns `total`."""
         ...
 
 
@@ -68,9 +70,9 @@ class PackableLinear(Packable, nn.Linear):
     """A linear layer whose weight may be packed."""
 
     wide = False
-    """Whether products are returned as float32."""
+    """Whether the matrix product is returned as float32."""
     into: Tensor | None = None
-    """Output buffer [num_rows, out] for float32 products; None allocates the output."""
+    """Output buffer [num_rows, out] for the float32 product; None allocates the output."""
     alike = False
     """Whether a row's product has the same bits whatever other rows are in the batch."""
 
@@ -87,7 +89,7 @@ class PackableLinear(Packable, nn.Linear):
         return functional.linear(rows, self.dense_weight(), self.bias)
 
     def add_product(self, total: Tensor, rows: Tensor) -> Tensor:
-        """Returns `total` [num_rows, out] plus the products of rows [num_rows, in]; may overwrite `total`."""
+        """Returns `total` [num_rows, out] plus the layer's product for rows [num_rows, in]; may overwrite `total`."""
         return total + self.product(rows)
 
     def unpack(self) -> None:
@@ -160,12 +162,15 @@ def add_product(linear: nn.Linear, total: Tensor, rows: Tensor) -> Tensor:
         return few.ours(rows, total)
     if linear.bias is not None:
         return total + functional.linear(rows, linear.weight, linear.bias)
-    # addmm adds `total` within the product, which saves a kernel launch and a rounding.
+    # addmm adds `total` within the same kernel as the matrix product, which saves a kernel launch and a rounding.
     return total.addmm_(rows, linear.weight.t())
 
 
 class WideLinear(nn.Linear):
-    """A frozen linear layer on a GPU that returns products as float32, the dtype in which they are accumulated."""
+    """A frozen linear layer on a GPU with float32 output.
+
+    The product is accumulated in float32 anyway, whatever the dtype of the weights.
+    """
 
     wide = True
     into: Tensor | None = None
@@ -183,8 +188,8 @@ class WideLinear(nn.Linear):
 def widen_logits(model: nn.Module) -> bool:
     """Makes a plain half-precision output head on a GPU return float32; returns whether the head now does so.
 
-    No runtime part changes the output head, so its class is free to be changed. The weights stay unchanged, tied or
-    not.
+    No runtime part changes the output head's class, so the class can safely be changed here. The weights stay
+    unchanged, whether or not they are tied to the embeddings.
     """
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or not head.weight.is_cuda or head.weight.dtype not in HALVES:

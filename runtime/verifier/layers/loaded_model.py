@@ -123,7 +123,7 @@ class LoadedModel:
         return budget, config
 
     def manage_blocks(self, config: EngineConfig, num_blocks: int) -> BlockManager:
-        """Creates the block manager, including the state that parts keep with blocks.
+        """Creates the block manager, including the bookkeeping of the state that parts keep for cached blocks.
 
         `config` is a result of `limits`.
         """
@@ -141,12 +141,12 @@ class LoadedModel:
 
     @property
     def own_features(self) -> tuple[Feature, ...]:
-        """Features that this model adds to batches, besides those of every model; none in this class."""
+        """Features that this model adds to batches, in addition to the features of all models. None in this class."""
         return ()
 
     @property
     def seats(self) -> Seats | None:
-        """Seats that some requests need beside a slot; None if no request needs a seat."""
+        """Seats that some requests need in addition to a slot; None if no request needs a seat."""
         return next((part.seats for part in self.parts.values() if part.seats is not None), None)
 
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
@@ -228,7 +228,7 @@ def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
-    """Returns the decoder's layer list: the outermost ModuleList each of whose members contains one attention module.
+    """Returns the decoder's layer list: the outermost ModuleList in which each member contains one attention module.
 
     Raises:
         UnsupportedModelError: the model has no such list.

@@ -33,9 +33,9 @@ class MaskShape(NamedTuple):
 def for_text(mask_function: MaskFunction, num_tokens: int, device: torch.device | None = None) -> MaskFunction:
     """Returns the mask function that applies to a pass of `num_tokens` text tokens, without alternatives for media.
 
-    transformers lets tokens of an image see each other by a union of the causal mask and a mask that looks up each
-    token's image number. That lookup fails for positions beyond the pass, so masks of the union that show no key to a
-    text token are left out.
+    So that the tokens of an image see each other, transformers takes the union of the causal mask and a mask that looks
+    up each token's image number. The lookup fails for positions beyond the pass. Therefore, if a mask of the union
+    shows no key to any text token, that mask is left out.
     """
     parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions")
     if parts is None or mask_function.__name__ != "or_mask":

@@ -30,7 +30,7 @@ class ModelPart:
     computed_by = ""
     """Description of changes to the model's logits; empty if the part changes none."""
     seats: Seats | None = None
-    """Seats that some requests need beside a slot; None if no request needs a seat."""
+    """Seats that some requests need in addition to a slot; None if no request needs a seat."""
 
     def limits(self, config: EngineConfig, name: str) -> EngineConfig:
         """Returns an engine's configuration, adjusted to the part; `name` is the model's name.

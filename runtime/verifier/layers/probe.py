@@ -1,4 +1,4 @@
-"""Determines each layer's attention parameters by a recording attention function, in one pass over a few tokens.
+"""Determines each layer's attention parameters with a recording attention function, in one pass over a few tokens.
 
 The pass's logits are not used; correctness is checked by the test at load time
 (`wingbeat.runtime.verifier.loading.trial`).

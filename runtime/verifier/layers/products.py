@@ -1,7 +1,8 @@
-"""Chooses between the library's product and the few-rows kernel for fused layers on a GPU, by timing at load.
+"""Chooses between the library's matrix product and the few-rows kernel for fused layers on a GPU, by timing at load.
 
-Libraries optimise large products. With few rows, a product is bound by reading the weight, and the library's few tiles
-leave multiprocessors idle. Library and kernel are timed on the GPU for each shape and number of rows.
+Libraries are optimised for large matrix products. With few rows, a product takes the time to read the weight, and the
+library splits the product into so few tiles that multiprocessors are idle. Library and kernel are timed on the GPU for
+each shape and number of rows.
 """
 
 import logging
@@ -23,14 +24,15 @@ logger = logging.getLogger(__name__)
 ROWS = (1, 8, 16, MOST_ROWS)
 """Numbers of rows that are timed; other numbers of rows use the result of the next larger timed number."""
 _SAMPLE, _REPEATS = 8, 7
-"""Number of weights of the same shape that are read in turn, so that caches do not hold them, and number of timed
-repetitions."""
+"""`_SAMPLE`: number of weights of the same shape that are read in turn, so that no cache holds a weight when it is read
+again. `_REPEATS`: number of timed repetitions.
+"""
 _LEAST_GAIN = 0.97
-"""The kernel is chosen if it takes less than this fraction of the library's time."""
+"""The kernel is chosen if the kernel's time is less than this fraction of the library's time."""
 
 
 class Product:
-    """Products of rows and a weight [columns, inputs], by the library or by the few-rows kernel."""
+    """Matrix product of rows and a weight [columns, inputs], computed with the library or with the few-rows kernel."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, adds: bool = False, gated: bool = False) -> None:
         """Stores a weight.

@@ -28,7 +28,7 @@ def rows_alike(device: torch.device) -> Any:
 
 
 def check_outside(model: PreTrainedModel, layers: nn.ModuleList, is_ours: Callable[[nn.Module], bool]) -> None:
-    """Refuses weights outside decoder layers that the runtime's own kernels do not compute.
+    """Refuses a model with weights outside the decoder layers that the runtime's own kernels do not handle.
 
     Allowed are embeddings, fused norms, and an output head on the runtime's kernels.
     """

@@ -23,7 +23,7 @@ _EPS_NAMES = ("variance_epsilon", "eps")
 
 
 def speed_up(model: nn.Module, deterministic: bool = False) -> None:
-    """Replaces norms and rotations if no bit changes, and lays out linear layers (`lay_out_linears`)."""
+    """Replaces norms and rotations if no bit of the results changes, and lays out linear layers."""
     fuse_norms(model)
     fuse_rope(model)
     lay_out_linears(model, deterministic)
@@ -47,8 +47,8 @@ def fuse_norms(model: nn.Module) -> int:
 def _same_norm(module: nn.Module, eps: float) -> bool:
     weight = module.weight
     rows = torch.randn(_NUM_ROWS, len(weight), generator=torch.Generator().manual_seed(0))
-    # Rows range from very small to large: an epsilon in another place shows in small rows, a cast in another place in
-    # large rows.
+    # Rows range from very small to large: an epsilon added at another point of the computation shows in small rows,
+    # and a cast at another point shows in large rows.
     rows = (rows * torch.logspace(-4, 3, _NUM_ROWS)[:, None]).to(weight.device, weight.dtype)
     return torch.equal(module(rows), functional.rms_norm(rows, weight.shape, weight, eps))
 
@@ -65,7 +65,7 @@ def _fused_norm(kind: type[nn.Module], eps_name: str) -> type[nn.Module]:
 
 
 class Rope:
-    """Replacement for one model's `apply_rotary_pos_emb` (RoFormer, arXiv 2104.09864; halves rotated as in GPT-NeoX).
+    """Replacement for one model's `apply_rotary_pos_emb` (arXiv 2104.09864; rotate-half as in GPT-NeoX).
 
     Rotates queries and keys at once. The negation of one half is moved into the sines, which are computed once for all
     layers.
@@ -96,7 +96,10 @@ class Rope:
 
 @torch.inference_mode()
 def fuse_rope(model: nn.Module) -> int:
-    """Makes attention modules rotate by `Rope`: 7 operations per layer instead of 16. Returns the number of modules."""
+    """Makes attention modules rotate with `Rope`, which needs 7 operations per layer instead of 16.
+
+    Returns the number of modules.
+    """
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.get_default_dtype())
     fused: dict[type[nn.Module], type[nn.Module] | None] = {}
     num_fused = 0
@@ -111,7 +114,7 @@ def fuse_rope(model: nn.Module) -> int:
 
 
 def _with_rope(kind: type[nn.Module], dtype: torch.dtype) -> type[nn.Module] | None:
-    """Returns a subclass of `kind` that rotates by `Rope`; None if `kind` has no rotation that `Rope` supports."""
+    """Returns a subclass of `kind` that rotates with `Rope`; None if `kind` has no rotation that `Rope` supports."""
     forward = kind.forward
     if not isinstance(forward, FunctionType) or FUNCTION_NAME not in forward.__code__.co_names:
         return None

@@ -1,7 +1,8 @@
 """Chooses the number of CPU threads for a verifier's or drafter's passes by timing rounds.
 
 A second thread may share its core with the first thread, or with a process that keeps the core busy. Between two passes
-of a process other processes run, and the process's threads fall asleep; the time to wake them is part of the next pass.
+of a process, other processes run and the threads of the process fall asleep. The time to wake these threads is part of
+the next pass.
 """
 
 import logging
@@ -16,13 +17,17 @@ from wingbeat.runtime.verifier.loading.round_trial import Round, decode_rounds, 
 logger = logging.getLogger(__name__)
 
 _ROWS = (8, 16)
-"""Numbers of rows of the timed passes: a tree's rows, and several requests' rows. Passes of a single row are not timed:
-they are rarer, and there the gain of more threads equals the cost of waking them."""
+"""Numbers of rows of the timed passes: a tree's rows, and several requests' rows. Passes of a single row are not timed,
+because such passes are rarer and because the time that more threads save in such a pass equals the time to wake the
+threads.
+"""
 _LEAST_GAIN = 0.95
 """Twice as many threads are used only if rounds then take less than this fraction of the time, because other processes
 need cores too."""
 _PAUSE_S = 0.5e-3
-"""Seconds of pause before a timed pass; idle threads spin for less time before they sleep."""
+"""Seconds of pause before a timed pass. Idle threads sleep before the pause is over, so the timed pass includes the
+time to wake them.
+"""
 
 
 def choose_threads(loaded: LoadedModel, most: int) -> int:
@@ -43,10 +48,11 @@ def choose_threads(loaded: LoadedModel, most: int) -> int:
 
 
 def tried(whose: str, rows: tuple[int, ...], with_threads: Callable[[int], list[Round]], most: int) -> int:
-    """Returns the largest number of threads, a power of two, for which half as many threads are clearly slower.
+    """Returns a number of threads, a power of two, for which half as many threads are clearly slower.
 
-    The number is halved until half as many threads are clearly slower. A large model, whose rounds on one thread are
-    long, is therefore timed with one thread only if four threads were not faster than two.
+    The search starts at `most`, rounded down to a power of two, and halves the number until half as many threads are
+    clearly slower. A large model, whose rounds on one thread are long, is therefore timed with one thread only if four
+    threads were not clearly faster than two.
 
     Args:
         whose: name for the log.

@@ -114,7 +114,9 @@ def prepare_model(
     eight_bits: bool = False,
     written: Sequence[int] = (),
 ) -> LoadedModel:
-    """Probes a model's attention, switches the model to paged attention, and tests it against transformers' decoding.
+    """Probes a model's attention, and switches the model to paged attention.
+
+    Then tests the model against transformers' decoding.
 
     Args:
         division: group of processes among which layers are divided; each process prepares its shard. None for a whole
@@ -168,7 +170,7 @@ def prepare_model(
 
 
 def _round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
-    """Rounds weights by the first runtime part that supports rounding.
+    """Rounds weights with the first runtime part that supports rounding.
 
     Raises:
         UnsupportedModelError: no part supports rounding; the message does not contain the model's name.

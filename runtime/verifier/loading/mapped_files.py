@@ -9,10 +9,11 @@ SMALL_BYTES = 1 << 20
 
 
 def copy_what_stays(model: PreTrainedModel) -> None:
-    """Copies those CPU tensors that are used as loaded: vectors, and embedding tables that are not tied.
+    """Copies the CPU tensors that are used as they were loaded: vectors, and embedding tables that are not tied.
 
     A file stays mapped, and its pages count as this process's memory, while any of its tensors is in use. Matrices of
-    linear layers are copied when they are packed, or are served from the file.
+    linear layers need no copy here, because they are copied when they are packed, or are read from the mapped file
+    while serving.
     """
     matrices = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - matrices

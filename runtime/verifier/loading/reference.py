@@ -39,7 +39,9 @@ def area(width: float, height: float) -> float:
         raise ValueError("sizes must not be negative")
     return width * height
 """
-"""Natural text to test on: random tokens are unlike training data, so rounding changes their logits more."""
+"""Natural text to test on: random tokens are unlike training data, so rounding changes the logits of random tokens
+more.
+"""
 
 
 class TrialText(NamedTuple):

@@ -45,7 +45,9 @@ def decode_rounds(loaded: LoadedModel, rows: tuple[int, ...] = ROWS) -> Callable
 
 @torch.inference_mode()
 def least_seconds(ways: Mapping[Way, Callable[[], list[Round]]], pause_s: float = 0.0) -> dict[Way, list[float]]:
-    """Returns the least seconds of each round, by setting, over several turns; over two turns if rounds are long.
+    """Returns the shortest time of each round, in seconds, by setting.
+
+    Rounds are timed in several turns, or in two turns if they are long.
 
     Args:
         ways: for each setting, a function that applies the setting and returns the rounds to time.
@@ -62,7 +64,10 @@ def least_seconds(ways: Mapping[Way, Callable[[], list[Round]]], pause_s: float 
 
 
 def share(seconds: list[float], of: list[float]) -> float:
-    """Returns the mean, over the numbers of rows, of the ratio of `seconds` to another setting's round times `of`."""
+    """Returns the mean ratio of a setting's round times `seconds` to another setting's round times `of`.
+
+    There is one ratio for each number of rows.
+    """
     return sum(now / before for now, before in zip(seconds, of, strict=True)) / len(of)
 
 

@@ -11,7 +11,9 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 @torch.inference_mode()
 def try_rows(loaded: LoadedModel, texts: list[TrialText]) -> None:
-    """Compares the logits of tree leaves, with several trees in a pass, bit for bit with those of single prompts.
+    """Compares logits of tree leaves bit for bit with the logits of single prompts.
+
+    Several trees are verified in one pass.
 
     Raises:
         UnsupportedModelError: the bits differ; the message does not contain the model's name.

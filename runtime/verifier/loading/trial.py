@@ -40,12 +40,12 @@ _CHUNKS = (7, 1)
 """Numbers of tokens of the long prompt's first two chunks; the remaining tokens are the third chunk."""
 _IN_TREE = "at depth"
 FULL_PRECISION_TOLERANCE, LARGEST_TOLERANCE = 2e-3, 0.02
-"""Largest distances of float32 logits rows from transformers' rows, relative to the logits' spread. The first holds for
-every row except the farthest row, the second for the farthest row: with sharp attention, rounding alone may move a
-single row farther than the other rows."""
+"""Largest distances of float32 logits rows from transformers' rows, relative to the logits' spread. The first tolerance
+holds for all rows except the farthest row. The second holds for the farthest row, because with sharp attention rounding
+alone may move a single row farther than the other rows.
+"""
 OUTLIER_FACTOR = 300
-"""The farthest row of a text may have a distance of this many times the median distance, but at most the larger
-tolerance."""
+"""Maximum distance of a text's farthest row, as a multiple of the median distance; the larger tolerance holds too."""
 ROUNDING_FACTOR, ROUNDING_SLACK = 3, 0.02
 """In half precision, the median distance from float32 may be at most transformers' median distance times this factor,
 plus the slack. The slack matters for models with almost no rounding."""
@@ -67,13 +67,15 @@ class Apart(NamedTuple):
 
 @torch.inference_mode()
 def try_model(loaded: LoadedModel, references: list[Reference]) -> None:
-    """Compares a prepared model with transformers.
+    """Compares the logits of a prepared model with those of transformers.
 
     Args:
-        references: references of two or four texts; texts run in pairs.
+        references: transformers' logits, one `Reference` per text, for two or four texts; the model runs the texts two
+            at a time.
 
     Raises:
-        UnsupportedModelError: the logits differ; the message names the place in the text, but not the model.
+        UnsupportedModelError: the logits differ; the message gives the position in the text at which they differ, but
+            not the model's name.
     """
     apart: list[Apart] = []
     for first in range(0, len(references), 2):
@@ -114,10 +116,12 @@ def _compare(reference: Reference, rows: Tensor) -> list[Apart]:
 
 
 def check(rows: list[Apart]) -> None:
-    """Refuses rows whose median distance rounding does not explain; the rows are all in trees, or all outside trees.
+    """Raises UnsupportedModelError if rounding does not explain the median distance of the rows.
 
-    Single half-precision rows are not judged: in either implementation, another choice of experts or a single
-    unexpected token moves a row by as much as its spread.
+    The rows are all in trees, or all outside trees.
+
+    Single half-precision rows are not judged, because in either implementation another choice of experts or a single
+    unexpected token can move a row by as much as the spread of its logits.
     """
     own = median(row.own for row in rows)
     in_half = [row.theirs for row in rows if row.theirs is not None]
@@ -229,7 +233,10 @@ class Trial:
         return list(logits.unflatten(0, tuple(token_ids.shape)))
 
     def _step_behind_path(self) -> Tensor:
-        """Runs a plain step of both sequences with the tree node `_BEHIND` as root, after its path was accepted."""
+        """Runs a plain step of both sequences whose root is the tree node `_BEHIND`.
+
+        The path to that node was accepted before.
+        """
         for seq in self.seqs:
             for node in _ACCEPTED[1:]:
                 self._take(seq, self.texts[seq.slot].tree[node])
